@@ -1,0 +1,2 @@
+//! Recipes, layers, models, optimizers, data and checkpoints for training language models in FP8.
+#![forbid(unsafe_code)]

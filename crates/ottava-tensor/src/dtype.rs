@@ -1,0 +1,83 @@
+//! Element types: what a tensor's bytes mean. The one table of sizes, ranges and names.
+
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE binary64; CPU only, for gradient checks.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16: the upper half of an `F32`.
+    BF16,
+    /// FP8 with 4 exponent and 3 mantissa bits, finite only ("E4M3FN").
+    E4M3,
+    /// FP8 with 5 exponent and 2 mantissa bits, with infinities.
+    E5M2,
+    /// Signed 32-bit integers: token ids and targets.
+    I32,
+}
+
+use DType::{BF16, E4M3, E5M2, F16, F32, F64, I32};
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            F64 => 8,
+            F32 | I32 => 4,
+            F16 | BF16 => 2,
+            E4M3 | E5M2 => 1,
+        }
+    }
+
+    /// Largest finite value, for formats narrow enough to need a scale (E4M3, E5M2: OCP 8-bit floating point, 2023).
+    pub const fn max_finite(self) -> Option<f32> {
+        match self {
+            E4M3 => Some(448.0),
+            E5M2 => Some(57_344.0),
+            F16 => Some(65_504.0),
+            F64 | F32 | BF16 | I32 => None,
+        }
+    }
+
+    /// True for the two 8-bit floating-point formats.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, E4M3 | E5M2)
+    }
+
+    /// Distance from 1.0 to the next value, the unit in which rounding errors are stated; 0 for integers.
+    pub const fn epsilon(self) -> f64 {
+        match self {
+            F64 => f64::EPSILON,
+            F32 => f32::EPSILON as f64,
+            F16 => 1.0 / 1024.0,
+            BF16 => 1.0 / 128.0,
+            E4M3 => 1.0 / 8.0,
+            E5M2 => 1.0 / 4.0,
+            I32 => 0.0,
+        }
+    }
+
+    /// The name in messages and configuration files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            F64 => "float64",
+            F32 => "float32",
+            F16 => "float16",
+            BF16 => "bfloat16",
+            E4M3 => "float8_e4m3",
+            E5M2 => "float8_e5m2",
+            I32 => "int32",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,7 @@
+//! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
+
+pub mod dtype;
+pub mod error;
+
+pub use dtype::DType;
+pub use error::{Error, Result};

@@ -1,0 +1,4 @@
+//! The command line of Ottava.
+#![forbid(unsafe_code)]
+
+fn main() {}
