@@ -2,6 +2,7 @@
 
 pub mod dtype;
 pub mod error;
+pub mod mapped;
 
 pub use dtype::DType;
 pub use error::{Error, Result};

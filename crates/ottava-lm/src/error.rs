@@ -1,0 +1,64 @@
+//! The one error type of this crate. Every message is a sentence: what happened, where, what to change.
+
+use std::path::Path;
+
+/// `std::result::Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a command could not do what it was asked to. [`Error::exit_code`] is what the process returns.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A configuration file or a command-line setting is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// A model folder is missing, damaged or of a kind we do not know.
+    #[error("{0}")]
+    Model(String),
+    /// Training or evaluation data is missing, damaged or empty.
+    #[error("{0}")]
+    Data(String),
+    /// A checkpoint is missing, incomplete or does not belong to this run.
+    #[error("{0}")]
+    Checkpoint(String),
+    /// A loss, gradient or weight is not finite.
+    #[error("{0}")]
+    NonFinite(String),
+    /// A signal asked the run to stop; what was saved, and where.
+    #[error("{0}")]
+    Interrupted(String),
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// An op, the device or one of its libraries failed.
+    #[error(transparent)]
+    Tensor(#[from] ottava_tensor::Error),
+}
+
+impl Error {
+    /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
+    pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.as_ref().display().to_string();
+        move |source| Error::Io { path, source }
+    }
+
+    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite,
+    /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint.
+    pub fn exit_code(&self) -> u8 {
+        use ottava_tensor::Error as T;
+        match self {
+            Error::Config(_) | Error::Model(_) | Error::Io { .. } => 1,
+            Error::Data(_) => 2,
+            Error::NonFinite(_) => 4,
+            Error::Checkpoint(_) => 7,
+            Error::Interrupted(_) => 75,
+            Error::Tensor(T::OutOfMemory { .. }) => 3,
+            Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
+            Error::Tensor(_) => 1,
+        }
+    }
+}
