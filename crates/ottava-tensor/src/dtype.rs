@@ -19,15 +19,17 @@ pub enum DType {
     E5M2,
     /// Signed 32-bit integers: token ids and targets.
     I32,
+    /// Signed 64-bit integers: counters.
+    I64,
 }
 
-use DType::{BF16, E4M3, E5M2, F16, F32, F64, I32};
+use DType::{BF16, E4M3, E5M2, F16, F32, F64, I32, I64};
 
 impl DType {
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
-            F64 => 8,
+            F64 | I64 => 8,
             F32 | I32 => 4,
             F16 | BF16 => 2,
             E4M3 | E5M2 => 1,
@@ -40,7 +42,7 @@ impl DType {
             E4M3 => Some(448.0),
             E5M2 => Some(57_344.0),
             F16 => Some(65_504.0),
-            F64 | F32 | BF16 | I32 => None,
+            F64 | F32 | BF16 | I32 | I64 => None,
         }
     }
 
@@ -58,7 +60,7 @@ impl DType {
             BF16 => 1.0 / 128.0,
             E4M3 => 1.0 / 8.0,
             E5M2 => 1.0 / 4.0,
-            I32 => 0.0,
+            I32 | I64 => 0.0,
         }
     }
 
@@ -72,6 +74,7 @@ impl DType {
             E4M3 => "float8_e4m3",
             E5M2 => "float8_e5m2",
             I32 => "int32",
+            I64 => "int64",
         }
     }
 }

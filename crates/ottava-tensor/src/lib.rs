@@ -1,8 +1,19 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
+pub mod cuda;
+pub mod device;
 pub mod dtype;
+pub mod element;
 pub mod error;
+pub mod fp8;
 pub mod mapped;
+pub mod ops;
+pub mod quantized;
+pub mod tensor;
+pub mod testing;
 
+pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, Result};
+pub use quantized::{Granularity, QuantizedTensor};
+pub use tensor::Tensor;

@@ -1,0 +1,92 @@
+//! Where tensors live, and the memory they live in.
+
+use crate::cuda::{CudaDevice, DeviceBuffer};
+use crate::error::Result;
+use std::fmt;
+use std::sync::Arc;
+
+/// A place to store tensors and run ops.
+#[derive(Clone)]
+pub enum Device {
+    /// Host memory and the CPU's cores.
+    Cpu,
+    /// One GPU with its compute stream.
+    Cuda(Arc<CudaDevice>),
+}
+
+impl Device {
+    /// Opens GPU `ordinal`; the error says what is missing and how to get it.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Ok(Device::Cuda(CudaDevice::open(ordinal)?))
+    }
+
+    /// True when both are the same place.
+    pub fn same(&self, other: &Device) -> bool {
+        match (self, other) {
+            (Device::Cpu, Device::Cpu) => true,
+            (Device::Cuda(a), Device::Cuda(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    /// Waits until all work queued so far is done, and reports its errors.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Cuda(gpu) => gpu.synchronize(),
+        }
+    }
+
+    /// Storage of `bytes`: zeroed on the CPU, uninitialised on a GPU.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Storage> {
+        Ok(match self {
+            Device::Cpu => Storage::Host(HostBuffer::zeroed(bytes)),
+            Device::Cuda(gpu) => Storage::Cuda(gpu.alloc(bytes)?),
+        })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("the CPU"),
+            Device::Cuda(gpu) => f.write_str(gpu.name()),
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The memory behind one or more tensors.
+pub(crate) enum Storage {
+    Host(HostBuffer),
+    Cuda(DeviceBuffer),
+}
+
+/// Host memory aligned for the widest vector loads.
+pub(crate) struct HostBuffer {
+    lines: Vec<CacheLine>,
+    bytes: usize,
+}
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+impl HostBuffer {
+    fn zeroed(bytes: usize) -> HostBuffer {
+        HostBuffer { lines: vec![bytemuck::Zeroable::zeroed(); bytes.div_ceil(64)], bytes }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+    }
+}

@@ -1,0 +1,128 @@
+//! Rust types of tensor elements, and the arithmetic type each is computed in.
+
+use crate::dtype::DType;
+use crate::fp8::{E4M3, E5M2};
+use half::{bf16, f16};
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+/// A plain value that a tensor can hold.
+pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug {
+    /// The tag of this type.
+    const DTYPE: DType;
+}
+
+/// The type arithmetic is done in: `f32` in use, `f64` for gradient checks.
+///
+/// Transcendental functions come from `libm`, so that a run gives the same bits on every platform.
+pub trait Real:
+    Element
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + Sum
+    + Default
+{
+    /// The nearest value.
+    fn of(x: f64) -> Self;
+    /// The value, widened.
+    fn to_f64(self) -> f64;
+    /// Square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// `e` to the power of the value.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// `self · a + b` in one rounding where `FUSED`, in two elsewhere.
+    fn mul_add<const FUSED: bool>(self, a: Self, b: Self) -> Self;
+}
+
+/// An element that can be read as, and rounded from, a [`Real`].
+pub trait Float: Element {
+    /// What values of this type are computed in.
+    type Real: Real;
+    /// Widens exactly.
+    fn load(self) -> Self::Real;
+    /// Rounds once: to nearest even, saturating for FP8.
+    fn store(x: Self::Real) -> Self;
+}
+
+macro_rules! element {
+    ($($t:ty: $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
+}
+element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, i32: I32, i64: I64);
+
+macro_rules! real {
+    ($t:ty, $exp:path, $ln:path) => {
+        impl Real for $t {
+            fn of(x: f64) -> $t {
+                x as $t
+            }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn sqrt(self) -> $t {
+                <$t>::sqrt(self)
+            }
+            fn exp(self) -> $t {
+                $exp(self)
+            }
+            fn ln(self) -> $t {
+                $ln(self)
+            }
+            #[inline(always)]
+            fn mul_add<const FUSED: bool>(self, a: $t, b: $t) -> $t {
+                if FUSED { <$t>::mul_add(self, a, b) } else { self * a + b }
+            }
+        }
+        impl Float for $t {
+            type Real = $t;
+            #[inline(always)]
+            fn load(self) -> $t {
+                self
+            }
+            #[inline(always)]
+            fn store(x: $t) -> $t {
+                x
+            }
+        }
+    };
+}
+real!(f32, libm::expf, libm::logf);
+real!(f64, libm::exp, libm::log);
+
+macro_rules! narrow {
+    ($($t:ty),*) => { $(impl Float for $t {
+        type Real = f32;
+        #[inline(always)]
+        fn load(self) -> f32 {
+            self.to_f32()
+        }
+        #[inline(always)]
+        fn store(x: f32) -> $t {
+            <$t>::from_f32(x)
+        }
+    })* };
+}
+narrow!(f16, bf16, E4M3, E5M2);
+
+/// Runs a body once for the floating-point type that `dtype` names: `with_float!(x.dtype(), S => cpu::op::<S>(…))`.
+/// The caller has checked that the tag is a floating-point one.
+macro_rules! with_float {
+    ($dtype:expr, $S:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F64 => { type $S = f64; $body }
+            $crate::DType::F32 => { type $S = f32; $body }
+            $crate::DType::F16 => { type $S = half::f16; $body }
+            $crate::DType::BF16 => { type $S = half::bf16; $body }
+            $crate::DType::E4M3 => { type $S = $crate::fp8::E4M3; $body }
+            $crate::DType::E5M2 => { type $S = $crate::fp8::E5M2; $body }
+            other @ ($crate::DType::I32 | $crate::DType::I64) => unreachable!("{other} is not a floating-point type"),
+        }
+    };
+}
+pub(crate) use with_float;

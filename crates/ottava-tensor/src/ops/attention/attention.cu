@@ -1,0 +1,118 @@
+#define INFINITY __int_as_float(0x7F800000)
+// The plain kernels: correct for every type and head size, with the scores of one query in shared memory.
+// Addresses of a head: base + row · stride + head · dim.
+
+// Grid (queries of a sequence, heads, sequences). Query i sees keys 0 ..= start + i. Shared memory: one float per key.
+extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, const X* v, int q_stride, int kv_stride,
+                                     int o_stride, int seq_len, int heads, int group, int dim, int start, float scale) {
+    extern __shared__ float p[];
+    const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, keys = start + i + 1;
+    const X* query = q + (u64)(b * seq_len + i) * q_stride + h * dim;
+    const X* key = k + (u64)b * seq_len * kv_stride + h / group * dim;
+    const X* value = v + (u64)b * seq_len * kv_stride + h / group * dim;
+    float largest = -INFINITY;
+    for (int j = threadIdx.x; j < keys; j += blockDim.x) {
+        float dot = 0.0f;
+        for (int d = 0; d < dim; d++) dot += load(query[d]) * load(key[(u64)j * kv_stride + d]);
+        p[j] = dot * scale;
+        largest = fmaxf(largest, p[j]);
+    }
+    largest = block_max(largest);
+    float sum = 0.0f;
+    for (int j = threadIdx.x; j < keys; j += blockDim.x) {
+        p[j] = expf(p[j] - largest);
+        sum += p[j];
+    }
+    sum = block_sum(sum);
+    if (lse && threadIdx.x == 0) lse[((u64)b * heads + h) * seq_len + i] = largest + logf(sum);
+    for (int d = threadIdx.x; d < dim; d += blockDim.x) {
+        float out = 0.0f;
+        for (int j = 0; j < keys; j++) out += p[j] / sum * load(value[(u64)j * kv_stride + d]);
+        store(&o[(u64)(b * seq_len + i) * o_stride + h * dim + d], out);
+    }
+}
+
+// Writes keys and values of new rows to the cache; grid over rows.
+extern "C" __global__ void append(X* cache, const X* kv, int kv_stride, int width) {
+    for (int c = threadIdx.x; c < width; c += blockDim.x)
+        cache[(u64)blockIdx.x * width + c] = kv[(u64)blockIdx.x * kv_stride + c];
+}
+
+// delta = Σ do · o per query and head; grid (queries, heads, sequences).
+extern "C" __global__ void row_products(float* delta, const X* d_o, const X* o, int o_stride, int seq_len, int heads, int dim) {
+    const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    const u64 at = (u64)(b * seq_len + i) * o_stride + h * dim;
+    float sum = 0.0f;
+    for (int d = threadIdx.x; d < dim; d += blockDim.x) sum += load(d_o[at + d]) * load(o[at + d]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) delta[((u64)b * heads + h) * seq_len + i] = sum;
+}
+
+// Grid (queries, heads, sequences). Shared memory: one float per key.
+extern "C" __global__ void attention_dq(X* dq, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta,
+                                        int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale) {
+    extern __shared__ float ds[];
+    const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    const u64 sequence = (u64)b * seq_len, stat = ((u64)b * heads + h) * seq_len + i;
+    const X* query = q + (sequence + i) * stride + h * dim;
+    const X* dout = d_o + (sequence + i) * o_stride + h * dim;
+    const X* key = k + sequence * stride + h / group * dim;
+    const X* value = v + sequence * stride + h / group * dim;
+    for (int j = threadIdx.x; j <= i; j += blockDim.x) {
+        float score = 0.0f, dp = 0.0f;
+        for (int d = 0; d < dim; d++) {
+            score += load(query[d]) * load(key[(u64)j * stride + d]);
+            dp += load(dout[d]) * load(value[(u64)j * stride + d]);
+        }
+        ds[j] = expf(score * scale - lse[stat]) * (dp - delta[stat]) * scale;
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < dim; d += blockDim.x) {
+        float sum = 0.0f;
+        for (int j = 0; j <= i; j++) sum += ds[j] * load(key[(u64)j * stride + d]);
+        store(&dq[(sequence + i) * stride + h * dim + d], sum);
+    }
+}
+
+// Grid (keys, key heads, sequences): all queries of the group that see the key. Shared memory: two floats per query.
+extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta,
+                                         int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale) {
+    extern __shared__ float p[];
+    float* ds = p + seq_len;
+    const int j = blockIdx.x, kv = blockIdx.y, b = blockIdx.z;
+    const u64 sequence = (u64)b * seq_len;
+    const X* key = k + (sequence + j) * stride + kv * dim;
+    const X* value = v + (sequence + j) * stride + kv * dim;
+    // Up to four channels per thread stay in registers over all heads of the group.
+    float sum_k[4] = {0, 0, 0, 0}, sum_v[4] = {0, 0, 0, 0};
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        __syncthreads();
+        for (int i = j + threadIdx.x; i < seq_len; i += blockDim.x) {
+            const X* query = q + (sequence + i) * stride + h * dim;
+            const X* dout = d_o + (sequence + i) * o_stride + h * dim;
+            const u64 stat = ((u64)b * heads + h) * seq_len + i;
+            float score = 0.0f, dp = 0.0f;
+            for (int d = 0; d < dim; d++) {
+                score += load(query[d]) * load(key[d]);
+                dp += load(dout[d]) * load(value[d]);
+            }
+            p[i] = expf(score * scale - lse[stat]);
+            ds[i] = p[i] * (dp - delta[stat]) * scale;
+        }
+        __syncthreads();
+        for (int c = 0; c < 4; c++) {
+            const int d = threadIdx.x + c * blockDim.x;
+            if (d >= dim) break;
+            for (int i = j; i < seq_len; i++) {
+                sum_k[c] += ds[i] * load(q[(sequence + i) * stride + h * dim + d]);
+                sum_v[c] += p[i] * load(d_o[(sequence + i) * o_stride + h * dim + d]);
+            }
+        }
+    }
+    for (int c = 0; c < 4; c++) {
+        const int d = threadIdx.x + c * blockDim.x;
+        if (d >= dim) break;
+        store(&dk[(sequence + j) * stride + kv * dim + d], sum_k[c]);
+        store(&dv[(sequence + j) * stride + kv * dim + d], sum_v[c]);
+    }
+}

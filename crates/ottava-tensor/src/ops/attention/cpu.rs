@@ -1,0 +1,194 @@
+//! Loops are ordered so that the innermost runs over contiguous memory: keys and values are transposed once per head.
+
+use super::AttentionLayout;
+use crate::Tensor;
+use crate::element::{Float, Real, with_float};
+use rayon::prelude::*;
+
+/// One head's rows of a fused matrix, widened: `[S, D]`.
+fn head<S: Float>(x: &[S], width: usize, rows: std::ops::Range<usize>, column: usize, dim: usize) -> Vec<S::Real> {
+    rows.flat_map(|t| x[t * width + column..][..dim].iter().map(|x| x.load())).collect()
+}
+
+fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
+    let rows = x.len() / dim;
+    (0..dim).flat_map(|d| (0..rows).map(move |t| x[t * dim + d])).collect()
+}
+
+/// `out[j] = Σ_d q[d] · kt[d, j]` for the first `out.len()` columns of `kt` `[D, S]`.
+fn scores<R: Real>(q: &[R], kt: &[R], out: &mut [R]) {
+    let stride = kt.len() / q.len();
+    out.fill(R::default());
+    for (d, &q) in q.iter().enumerate() {
+        for (out, &k) in out.iter_mut().zip(&kt[d * stride..]) {
+            *out += q * k;
+        }
+    }
+}
+
+/// `out += factor · x`.
+fn accumulate<R: Real>(out: &mut [R], factor: R, x: &[R]) {
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out += factor * x;
+    }
+}
+
+/// Turns scores into probabilities and returns their log-sum-exp.
+fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
+    scores.iter_mut().for_each(|s| *s = *s * scale);
+    let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a }).expect("a query sees itself");
+    scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
+    let sum: R = scores.iter().copied().sum();
+    scores.iter_mut().for_each(|s| *s = *s / sum);
+    largest + sum.ln()
+}
+
+pub(super) fn attention(qkv: &Tensor, l: AttentionLayout, o: &mut Tensor, lse: &mut Tensor) {
+    with_float!(qkv.dtype(), S => forward::<S>(qkv.host(), l, o.host_mut(), lse.host_mut()));
+}
+
+fn forward<S: Float>(qkv: &[S], l: AttentionLayout, o: &mut [S], lse: &mut [S::Real]) {
+    let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
+    let scale = S::Real::of(l.scale());
+    let outputs: Vec<Vec<S::Real>> = lse
+        .par_chunks_mut(seq.max(1))
+        .enumerate()
+        .map(|(index, lse)| {
+            let (b, h) = (index / l.heads, index % l.heads);
+            let kv = h / (l.heads / l.kv_heads);
+            let rows = b * seq..(b + 1) * seq;
+            let q = head(qkv, width, rows.clone(), h * dim, dim);
+            let kt = transposed(&head(qkv, width, rows.clone(), (l.heads + kv) * dim, dim), dim);
+            let v = head(qkv, width, rows, (l.heads + l.kv_heads + kv) * dim, dim);
+            let mut o = vec![S::Real::default(); seq * dim];
+            let mut p = vec![S::Real::default(); seq];
+            for (i, (o, lse)) in o.chunks_exact_mut(dim).zip(lse).enumerate() {
+                let p = &mut p[..=i];
+                scores(&q[i * dim..][..dim], &kt, p);
+                *lse = softmax(p, scale);
+                for (&p, v) in p.iter().zip(v.chunks_exact(dim)) {
+                    accumulate(o, p, v);
+                }
+            }
+            o
+        })
+        .collect();
+    o.par_chunks_mut(l.output_width()).enumerate().for_each(|(t, row)| {
+        for (h, out) in row.chunks_exact_mut(dim).enumerate() {
+            let from = &outputs[t / seq * l.heads + h][t % seq * dim..][..dim];
+            out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
+        }
+    });
+}
+
+pub(super) fn attention_backward(
+    d_o: &Tensor,
+    qkv: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    l: AttentionLayout,
+    dqkv: &mut Tensor,
+) {
+    with_float!(qkv.dtype(), S => backward::<S>([d_o.host(), qkv.host(), o.host()], lse.host(), l, dqkv.host_mut()));
+}
+
+fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLayout, dqkv: &mut [S]) {
+    let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
+    let group = l.heads / l.kv_heads;
+    // One task per key head, so that the gradients of shared keys and values add up in the order of their query heads.
+    let gradients: Vec<[Vec<S::Real>; 3]> = (0..l.batch * l.kv_heads)
+        .into_par_iter()
+        .map(|index| {
+            let (b, kv) = (index / l.kv_heads, index % l.kv_heads);
+            let rows = b * seq..(b + 1) * seq;
+            let k = head(qkv, width, rows.clone(), (l.heads + kv) * dim, dim);
+            let v = head(qkv, width, rows.clone(), (l.heads + l.kv_heads + kv) * dim, dim);
+            let (kt, vt) = (transposed(&k, dim), transposed(&v, dim));
+            let mut dq = vec![S::Real::default(); group * seq * dim];
+            let mut dk = vec![S::Real::default(); seq * dim];
+            let mut dv = vec![S::Real::default(); seq * dim];
+            for (g, dq) in dq.chunks_exact_mut((seq * dim).max(1)).enumerate() {
+                let h = kv * group + g;
+                let q = head(qkv, width, rows.clone(), h * dim, dim);
+                let o = head(o, l.output_width(), rows.clone(), h * dim, dim);
+                let d_o = head(d_o, l.output_width(), rows.clone(), h * dim, dim);
+                let lse = &lse[(b * l.heads + h) * seq..][..seq];
+                head_backward([&q, &k, &kt, &vt, &o, &d_o], lse, S::Real::of(l.scale()), [dq, &mut dk, &mut dv]);
+            }
+            [dq, dk, dv]
+        })
+        .collect();
+    dqkv.par_chunks_mut(width).enumerate().for_each(|(t, row)| {
+        let (b, i) = (t / seq, t % seq);
+        for (h, out) in row.chunks_exact_mut(dim).enumerate() {
+            let (kv, part, at) = match h.checked_sub(l.heads) {
+                None => (h / group, 0, h % group * seq + i),
+                Some(h) => (h % l.kv_heads, 1 + h / l.kv_heads, i),
+            };
+            let from = &gradients[b * l.kv_heads + kv][part][at * dim..][..dim];
+            out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
+        }
+    });
+}
+
+fn head_backward<R: Real>(
+    [q, k, kt, vt, o, d_o]: [&[R]; 6],
+    lse: &[R],
+    scale: R,
+    [dq, dk, dv]: [&mut [R]; 3],
+) {
+    let dim = q.len() / lse.len();
+    let (mut p, mut dp) = (vec![R::default(); lse.len()], vec![R::default(); lse.len()]);
+    for i in 0..lse.len() {
+        let row = i * dim..(i + 1) * dim;
+        let (p, dp) = (&mut p[..=i], &mut dp[..=i]);
+        scores(&q[row.clone()], kt, p);
+        scores(&d_o[row.clone()], vt, dp);
+        let delta: R = d_o[row.clone()].iter().zip(&o[row.clone()]).map(|(&a, &b)| a * b).sum();
+        for j in 0..=i {
+            let probability = (p[j] * scale - lse[i]).exp();
+            let ds = probability * (dp[j] - delta) * scale;
+            let column = j * dim..(j + 1) * dim;
+            accumulate(&mut dv[column.clone()], probability, &d_o[row.clone()]);
+            accumulate(&mut dk[column.clone()], ds, &q[row.clone()]);
+            accumulate(&mut dq[row.clone()], ds, &k[column]);
+        }
+    }
+}
+
+pub(super) fn attention_cached(qkv: &Tensor, cache: &mut Tensor, l: AttentionLayout, start: usize, o: &mut Tensor) {
+    with_float!(qkv.dtype(), S => cached::<S>(qkv.host(), cache.host_mut(), l, start, o.host_mut()));
+}
+
+fn cached<S: Float>(qkv: &[S], cache: &mut [S], l: AttentionLayout, start: usize, o: &mut [S]) {
+    let (dim, width, kv_width) = (l.head_dim, l.qkv_width(), 2 * l.kv_heads * l.head_dim);
+    for (row, new) in cache[start * kv_width..].chunks_exact_mut(kv_width).zip(qkv.chunks_exact(width)) {
+        row.copy_from_slice(&new[l.output_width()..]);
+    }
+    let length = start + l.seq_len;
+    let heads: Vec<Vec<S::Real>> = (0..l.heads)
+        .into_par_iter()
+        .map(|h| {
+            let kv = h / (l.heads / l.kv_heads);
+            let q = head(qkv, width, 0..l.seq_len, h * dim, dim);
+            let kt = transposed(&head(cache, kv_width, 0..length, kv * dim, dim), dim);
+            let v = head(cache, kv_width, 0..length, (l.kv_heads + kv) * dim, dim);
+            let mut o = vec![S::Real::default(); l.seq_len * dim];
+            let mut p = vec![S::Real::default(); length];
+            for (i, o) in o.chunks_exact_mut(dim).enumerate() {
+                let p = &mut p[..=start + i];
+                scores(&q[i * dim..][..dim], &kt, p);
+                softmax(p, S::Real::of(l.scale()));
+                for (&p, v) in p.iter().zip(v.chunks_exact(dim)) {
+                    accumulate(o, p, v);
+                }
+            }
+            o
+        })
+        .collect();
+    for (i, row) in o.chunks_exact_mut(l.output_width()).enumerate() {
+        for (out, head) in row.chunks_exact_mut(dim).zip(&heads) {
+            out.iter_mut().zip(&head[i * dim..]).for_each(|(out, &x)| *out = S::store(x));
+        }
+    }
+}

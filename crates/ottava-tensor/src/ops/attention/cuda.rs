@@ -1,0 +1,165 @@
+use super::{AttentionBackend, AttentionLayout};
+use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::{DType, Error, Result, Tensor};
+use std::sync::Arc;
+
+kernel_source!("attention");
+
+/// Shared memory that every block may use without asking for more.
+const SHARED_BYTES: usize = 48 << 10;
+
+/// Addresses of queries, keys and values in a fused buffer.
+fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
+    let column = |heads: usize| base + (heads * l.head_dim * dtype.size()) as u64;
+    [column(0), column(l.heads), column(l.heads + l.kv_heads)]
+}
+
+fn shared(floats: usize) -> Result<u32> {
+    let bytes = floats * size_of::<f32>();
+    if bytes > SHARED_BYTES {
+        return Err(Error::Value(format!(
+            "attention: {floats} scores do not fit this GPU path, which is for float32 and unusual head sizes; use bfloat16"
+        )));
+    }
+    Ok(bytes as u32)
+}
+
+fn grid(x: usize, heads: usize, batch: usize) -> [u32; 3] {
+    [x as u32, heads as u32, batch as u32]
+}
+
+pub(super) fn attention(
+    gpu: &Arc<CudaDevice>,
+    qkv: &Tensor,
+    l: AttentionLayout,
+    o: &mut Tensor,
+    lse: &mut Tensor,
+) -> Result<()> {
+    let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
+    if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
+        // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout.
+        return unsafe { gpu.attention_forward(&l.into(), [q, k, v], o.device_ptr_mut(), lse.device_ptr_mut()) };
+    }
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry: "attention" };
+    let args = [
+        Arg::Ptr(o.device_ptr_mut()),
+        Arg::Ptr(lse.device_ptr_mut()),
+        Arg::Ptr(q),
+        Arg::Ptr(k),
+        Arg::Ptr(v),
+        Arg::I32(l.qkv_width() as i32),
+        Arg::I32(l.qkv_width() as i32),
+        Arg::I32(l.output_width() as i32),
+        Arg::I32(l.seq_len as i32),
+        Arg::I32(l.heads as i32),
+        Arg::I32((l.heads / l.kv_heads) as i32),
+        Arg::I32(l.head_dim as i32),
+        Arg::I32(0),
+        Arg::F32(l.scale() as f32),
+    ];
+    // SAFETY: as above; shared memory holds one score per key.
+    unsafe { gpu.launch(&kernel, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args) }
+}
+
+pub(super) fn attention_backward(
+    gpu: &Arc<CudaDevice>,
+    d_o: &Tensor,
+    qkv: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    l: AttentionLayout,
+    dqkv: &mut Tensor,
+) -> Result<()> {
+    let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
+    let [dq, dk, dv] = parts(dqkv.device_ptr_mut(), qkv.dtype(), l);
+    if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
+        let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
+        // SAFETY: the op has checked that all tensors have the sizes of the layout.
+        return unsafe { gpu.attention_backward(&l.into(), [q, k, v], o, d_o, lse, [dq, dk, dv]) };
+    }
+    if l.head_dim > 4 * BLOCK as usize {
+        return Err(Error::Value(format!("attention: heads of {} are larger than 1024", l.head_dim)));
+    }
+    let kernel = |entry| -> Result<Kernel> {
+        Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry })
+    };
+    let mut delta = lse.empty_like()?;
+    let args = [
+        Arg::Ptr(delta.device_ptr_mut()),
+        Arg::Ptr(d_o.device_ptr()),
+        Arg::Ptr(o.device_ptr()),
+        Arg::I32(l.output_width() as i32),
+        Arg::I32(l.seq_len as i32),
+        Arg::I32(l.heads as i32),
+        Arg::I32(l.head_dim as i32),
+    ];
+    // SAFETY: `d_o` and `o` have the sizes of the layout, `delta` those of `lse`.
+    unsafe { gpu.launch(&kernel("row_products")?, grid(l.seq_len, l.heads, l.batch), BLOCK, 0, &args)? };
+    let common = [
+        Arg::Ptr(q),
+        Arg::Ptr(k),
+        Arg::Ptr(v),
+        Arg::Ptr(d_o.device_ptr()),
+        Arg::Ptr(lse.device_ptr()),
+        Arg::Ptr(delta.device_ptr()),
+        Arg::I32(l.qkv_width() as i32),
+        Arg::I32(l.output_width() as i32),
+        Arg::I32(l.seq_len as i32),
+        Arg::I32(l.heads as i32),
+        Arg::I32((l.heads / l.kv_heads) as i32),
+        Arg::I32(l.head_dim as i32),
+        Arg::F32(l.scale() as f32),
+    ];
+    let args = [&[Arg::Ptr(dq)], common.as_slice()].concat();
+    // SAFETY: all sizes are those of the layout; shared memory holds one value per key.
+    unsafe { gpu.launch(&kernel("attention_dq")?, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args)? };
+    let args = [&[Arg::Ptr(dk), Arg::Ptr(dv)], common.as_slice()].concat();
+    let bytes = shared(2 * l.seq_len)?;
+    // SAFETY: as above; shared memory holds two values per query.
+    unsafe { gpu.launch(&kernel("attention_dkv")?, grid(l.seq_len, l.kv_heads, l.batch), BLOCK, bytes, &args) }
+}
+
+pub(super) fn attention_cached(
+    gpu: &Arc<CudaDevice>,
+    qkv: &Tensor,
+    cache: &mut Tensor,
+    l: AttentionLayout,
+    start: usize,
+    o: &mut Tensor,
+) -> Result<()> {
+    let [q, new_keys, _] = parts(qkv.device_ptr(), qkv.dtype(), l);
+    let width = 2 * l.kv_heads * l.head_dim;
+    let kernel = |entry| -> Result<Kernel> {
+        Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry })
+    };
+    let row = (width * qkv.dtype().size()) as u64;
+    let args = [
+        Arg::Ptr(cache.device_ptr_mut() + start as u64 * row),
+        Arg::Ptr(new_keys),
+        Arg::I32(l.qkv_width() as i32),
+        Arg::I32(width as i32),
+    ];
+    // SAFETY: rows `start .. start + seq_len` exist in the cache, checked by the op.
+    unsafe { gpu.launch(&kernel("append")?, [l.seq_len as u32, 1, 1], BLOCK, 0, &args)? };
+    let keys = cache.device_ptr();
+    let args = [
+        Arg::Ptr(o.device_ptr_mut()),
+        Arg::Ptr(0),
+        Arg::Ptr(q),
+        Arg::Ptr(keys),
+        Arg::Ptr(keys + row / 2),
+        Arg::I32(l.qkv_width() as i32),
+        Arg::I32(width as i32),
+        Arg::I32(l.output_width() as i32),
+        Arg::I32(l.seq_len as i32),
+        Arg::I32(l.heads as i32),
+        Arg::I32((l.heads / l.kv_heads) as i32),
+        Arg::I32(l.head_dim as i32),
+        Arg::I32(start as i32),
+        Arg::F32(l.scale() as f32),
+    ];
+    let bytes = shared(start + l.seq_len)?;
+    // SAFETY: as above; shared memory holds one score per key.
+    unsafe { gpu.launch(&kernel("attention")?, grid(l.seq_len, l.heads, 1), BLOCK, bytes, &args) }
+}

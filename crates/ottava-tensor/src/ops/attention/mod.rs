@@ -1,0 +1,142 @@
+//! Causal softmax attention over heads that may share keys and values. Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::{expect_compute, real_type};
+use crate::{Device, Error, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// The layout of a fused projection `[B·S, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionLayout {
+    /// Sequences `B`.
+    pub batch: usize,
+    /// Tokens per sequence `S`.
+    pub seq_len: usize,
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key and value heads `H_kv`, a divisor of `H`.
+    pub kv_heads: usize,
+    /// Size of a head `D`.
+    pub head_dim: usize,
+}
+
+impl AttentionLayout {
+    /// Width of a row of the fused projection.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Width of a row of the output.
+    pub fn output_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn tokens(&self) -> usize {
+        self.batch * self.seq_len
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    fn check(&self, qkv: &Tensor, rows: usize) -> Result<()> {
+        expect_compute("attention: qkv", qkv)?;
+        qkv.expect("attention: qkv", &[rows, self.qkv_width()])?;
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Error::Value(format!(
+                "attention: {} query heads cannot share {} key heads evenly",
+                self.heads, self.kv_heads
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Which code computes attention on a device; `ottava plan` prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBackend {
+    /// The definition, on the CPU.
+    Cpu,
+    /// cuDNN's fused kernels, for BF16 heads of a multiple of 8 up to 128.
+    CuDnn,
+    /// Our plain kernels, for everything else on a GPU.
+    Plain,
+}
+
+impl AttentionBackend {
+    /// The rule: the fastest code that computes this type and shape.
+    pub fn choose(device: &Device, dtype: crate::DType, head_dim: usize) -> AttentionBackend {
+        match device {
+            Device::Cpu => AttentionBackend::Cpu,
+            Device::Cuda(_) if dtype == crate::DType::BF16 && head_dim.is_multiple_of(8) && head_dim <= 128 => {
+                AttentionBackend::CuDnn
+            }
+            Device::Cuda(_) => AttentionBackend::Plain,
+        }
+    }
+}
+
+/// `o = softmax(q·kᵀ/√D, causal)·v` per head, `[B·S, H·D]`, and `lse`, the logarithm of each softmax's denominator, `[B, H, S]` in F32
+/// (F64 for F64), which backward needs.
+pub fn attention(qkv: &Tensor, layout: AttentionLayout) -> Result<(Tensor, Tensor)> {
+    layout.check(qkv, layout.tokens())?;
+    let device = qkv.device();
+    let mut o = Tensor::empty(device, &[layout.tokens(), layout.output_width()], qkv.dtype())?;
+    let mut lse =
+        Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
+    match device {
+        Device::Cpu => cpu::attention(qkv, layout, &mut o, &mut lse),
+        Device::Cuda(gpu) => cuda::attention(gpu, qkv, layout, &mut o, &mut lse)?,
+    }
+    Ok((o, lse))
+}
+
+/// Gradient of [`attention`] by `qkv`, in the same fused layout, from `do` and what forward returned.
+pub fn attention_backward(
+    d_o: &Tensor,
+    qkv: &Tensor,
+    o: &Tensor,
+    lse: &Tensor,
+    layout: AttentionLayout,
+) -> Result<Tensor> {
+    layout.check(qkv, layout.tokens())?;
+    for (what, tensor) in [("attention_backward: do", d_o), ("attention_backward: o", o)] {
+        tensor.expect(what, &[layout.tokens(), layout.output_width()])?;
+        tensor.expect_dtype(what, &[qkv.dtype()])?;
+    }
+    lse.expect("attention_backward: lse", &[layout.batch, layout.heads, layout.seq_len])?;
+    let mut dqkv = qkv.empty_like()?;
+    match qkv.device() {
+        Device::Cpu => cpu::attention_backward(d_o, qkv, o, lse, layout, &mut dqkv),
+        Device::Cuda(gpu) => cuda::attention_backward(gpu, d_o, qkv, o, lse, layout, &mut dqkv)?,
+    }
+    Ok(dqkv)
+}
+
+/// Attention of new tokens over all tokens so far, for generation.
+///
+/// `qkv` holds the `layout.seq_len` newest tokens of one sequence, at positions `start..`; their keys and values are written to
+/// `cache` `[capacity, 2·H_kv·D]` (key heads, then value heads), whose earlier rows hold the tokens before. Returns `o`.
+pub fn attention_cached(qkv: &Tensor, cache: &mut Tensor, layout: AttentionLayout, start: usize) -> Result<Tensor> {
+    layout.check(qkv, layout.seq_len)?;
+    let [capacity, width] = cache.dims("attention_cached: cache")?;
+    cache.expect_dtype("attention_cached: cache", &[qkv.dtype()])?;
+    if layout.batch != 1 || width != 2 * layout.kv_heads * layout.head_dim || start + layout.seq_len > capacity {
+        return Err(Error::Value(format!(
+            "attention_cached: positions {start}..{} of one sequence do not fit a cache of shape {:?}",
+            start + layout.seq_len,
+            cache.shape()
+        )));
+    }
+    let mut o = Tensor::empty(qkv.device(), &[layout.seq_len, layout.output_width()], qkv.dtype())?;
+    match qkv.device() {
+        Device::Cpu => cpu::attention_cached(qkv, cache, layout, start, &mut o),
+        Device::Cuda(gpu) => cuda::attention_cached(gpu, qkv, cache, layout, start, &mut o)?,
+    }
+    Ok(o)
+}

@@ -1,0 +1,96 @@
+use super::*;
+use crate::DType;
+use crate::testing::{Tolerance, assert_close, normals, parity, values};
+
+fn layout(batch: usize, seq_len: usize, heads: usize, kv_heads: usize, head_dim: usize) -> AttentionLayout {
+    AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }
+}
+
+#[test]
+fn attention_agrees_across_devices() {
+    for l in [
+        layout(1, 1, 1, 1, 8),
+        layout(2, 5, 4, 2, 16),
+        layout(1, 100, 2, 1, 64),
+        layout(3, 64, 4, 4, 32),
+        layout(1, 200, 2, 2, 128),
+        layout(1, 37, 3, 1, 6),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let tokens = l.batch * l.seq_len;
+            let inputs = [normals("qkv", &[tokens, l.qkv_width()], dtype), normals("do", &[tokens, l.output_width()], dtype)];
+            // Probabilities are rounded to BF16 before they multiply values inside cuDNN; in F32 sums run in another order.
+            let tolerance = if dtype == DType::F32 { Tolerance::Steps(DType::F32, 64.0) } else { Tolerance::Steps(DType::BF16, 6.0) };
+            parity(&inputs, tolerance, |x| {
+                let (o, lse) = attention(&x[0], l)?;
+                let dqkv = attention_backward(&x[1], &x[0], &o, &lse, l)?;
+                Ok(vec![o, lse, dqkv])
+            });
+        }
+    }
+}
+
+/// Probabilities written out in full, in F64.
+#[test]
+fn attention_is_a_causal_softmax_average_of_values() {
+    let l = layout(2, 5, 4, 2, 3);
+    let qkv = normals("qkv", &[10, l.qkv_width()], DType::F64);
+    let (o, lse) = attention(&qkv, l).unwrap();
+    let (x, o, lse) = (values(&qkv), values(&o), values(&lse));
+    let at = |t: usize, head: usize| &x[t * l.qkv_width() + head * 3..][..3];
+    for (b, i, h) in (0..2).flat_map(|b| (0..5).flat_map(move |i| (0..4).map(move |h| (b, i, h)))) {
+        let weights: Vec<f64> = (0..=i)
+            .map(|j| at(b * 5 + i, h).iter().zip(at(b * 5 + j, 4 + h / 2)).map(|(q, k)| q * k).sum::<f64>() / 3f64.sqrt())
+            .map(f64::exp)
+            .collect();
+        let sum: f64 = weights.iter().sum();
+        assert!((lse[(b * 4 + h) * 5 + i] - sum.ln()).abs() < 1e-12);
+        for d in 0..3 {
+            let expected: f64 = weights.iter().enumerate().map(|(j, w)| w / sum * at(b * 5 + j, 6 + h / 2)[d]).sum();
+            assert!((o[(b * 5 + i) * 12 + h * 3 + d] - expected).abs() < 1e-12);
+        }
+    }
+}
+
+#[test]
+fn attention_backward_is_the_gradient() {
+    let l = layout(2, 4, 4, 2, 3);
+    let (qkv, d_o) = (normals("qkv", &[8, l.qkv_width()], DType::F64), normals("do", &[8, l.output_width()], DType::F64));
+    let loss = |qkv: &Tensor| {
+        let o = attention(qkv, l).unwrap().0;
+        values(&o).iter().zip(values(&d_o)).map(|(a, b)| a * b).sum::<f64>()
+    };
+    let (o, lse) = attention(&qkv, l).unwrap();
+    let gradient = values(&attention_backward(&d_o, &qkv, &o, &lse, l).unwrap());
+    let x = values(&qkv);
+    for i in 0..x.len() {
+        let moved = |by: f64| {
+            let mut x = x.clone();
+            x[i] += by;
+            loss(&Tensor::from_slice(&Device::Cpu, qkv.shape(), &x).unwrap())
+        };
+        let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+        assert!((gradient[i] - numeric).abs() < 1e-7, "element {i}: {} against {numeric}", gradient[i]);
+    }
+}
+
+#[test]
+fn a_cache_filled_in_pieces_gives_what_one_pass_gives() {
+    for dtype in [DType::F32, DType::BF16] {
+        let l = layout(1, 9, 4, 2, 8);
+        let qkv = normals("qkv", &[9, l.qkv_width()], dtype);
+        // The plain GPU kernel and cuDNN differ as in the test above; on the CPU the two ways agree bit for bit.
+        parity(std::slice::from_ref(&qkv), Tolerance::Steps(dtype, 64.0), |x| {
+            let mut cache = Tensor::zeros(x[0].device(), &[12, 32], dtype)?;
+            let mut pieces = Tensor::empty(x[0].device(), &[9, l.output_width()], dtype)?;
+            for (start, end) in [(0, 4), (4, 5), (5, 9)] {
+                let new = AttentionLayout { seq_len: end - start, ..l };
+                pieces.copy_from(start, &attention_cached(&x[0].rows(start, end)?, &mut cache, new, start)?)?;
+            }
+            Ok(vec![pieces])
+        });
+        let mut cache = Tensor::zeros(&Device::Cpu, &[9, 32], dtype).unwrap();
+        let cached = attention_cached(&qkv, &mut cache, l, 0).unwrap();
+        assert_close("cached against plain", &attention(&qkv, l).unwrap().0, &cached, Tolerance::Exact);
+    }
+}

@@ -1,0 +1,43 @@
+use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::{DType, Result, Tensor};
+
+kernel_source!("bias");
+
+/// Rows of a column that one thread adds up.
+const CHUNK: usize = 128;
+
+pub(super) fn add_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor) -> Result<()> {
+    let [rows, columns] = x.dims("add_bias: x")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "add_bias" };
+    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(bias.device_ptr()), Arg::I32(columns as i32)];
+    // SAFETY: `x` is `rows · columns` elements and `bias` `columns`, of one type.
+    unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn bias_gradient(gpu: &CudaDevice, dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
+    let [rows, columns] = dy.dims("bias_gradient: dy")?;
+    let defines = launch::storage(dy.dtype())?;
+    let chunks = rows.div_ceil(CHUNK).max(1);
+    let mut partial = Tensor::empty(dy.device(), &[chunks, columns], DType::F32)?;
+    let column_blocks = columns.div_ceil(BLOCK as usize).max(1) as u32;
+    let kernel = Kernel { source: &SOURCE, defines, entry: "partial_sums" };
+    let args = [
+        Arg::Ptr(partial.device_ptr_mut()),
+        Arg::Ptr(dy.device_ptr()),
+        Arg::I32(rows as i32),
+        Arg::I32(columns as i32),
+        Arg::I32(CHUNK as i32),
+    ];
+    // SAFETY: `dy` is `rows · columns` elements; the grid has one row of blocks per row of `partial`.
+    unsafe { gpu.launch(&kernel, [column_blocks, chunks as u32, 1], BLOCK, 0, &args)? };
+    let kernel = Kernel { source: &SOURCE, defines, entry: "add_partial_sums" };
+    let args = [
+        Arg::Ptr(dbias.device_ptr_mut()),
+        Arg::Ptr(partial.device_ptr()),
+        Arg::I32(columns as i32),
+        Arg::I32(chunks as i32),
+    ];
+    // SAFETY: `partial` is `chunks · columns` elements and `dbias` `columns`, F32.
+    unsafe { gpu.launch(&kernel, [column_blocks, 1, 1], BLOCK, 0, &args) }
+}

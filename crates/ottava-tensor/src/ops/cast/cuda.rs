@@ -1,0 +1,26 @@
+use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::{Result, Tensor};
+
+kernel_source!("cast");
+
+pub(crate) const VARIANTS: &[Defines] = &[
+    &[("FROM", "f32"), ("TO", "f32")],
+    &[("FROM", "f32"), ("TO", "f16")],
+    &[("FROM", "f32"), ("TO", "bf16")],
+    &[("FROM", "f16"), ("TO", "f32")],
+    &[("FROM", "f16"), ("TO", "f16")],
+    &[("FROM", "f16"), ("TO", "bf16")],
+    &[("FROM", "bf16"), ("TO", "f32")],
+    &[("FROM", "bf16"), ("TO", "f16")],
+    &[("FROM", "bf16"), ("TO", "bf16")],
+];
+
+pub(super) fn cast(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
+    let (from, to) = (launch::storage(x.dtype())?[0].1, launch::storage(y.dtype())?[0].1);
+    let defines = VARIANTS.iter().find(|v| v[0].1 == from && v[1].1 == to).expect("all pairs are listed");
+    let kernel = Kernel { source: &SOURCE, defines, entry: "cast" };
+    let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    // SAFETY: both tensors have `x.len()` elements of the types in the defines.
+    unsafe { gpu.launch(&kernel, launch::elements(x.len()), BLOCK, 0, &args) }
+}

@@ -1,0 +1,61 @@
+// Put before every kernel. Arithmetic is float; each value is rounded once, on `store`, as on the CPU.
+// `X`, where a kernel uses it, is the storage type, chosen when compiling.
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+struct e4m3 { unsigned char bits; };
+struct e5m2 { unsigned char bits; };
+typedef float f32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned int u32;
+
+__device__ __forceinline__ float load(f32 x) { return x; }
+__device__ __forceinline__ float load(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float load(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+__device__ __forceinline__ void store(f32* p, float x) { *p = x; }
+__device__ __forceinline__ void store(bf16* p, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
+__device__ __forceinline__ void store(f16* p, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
+
+// One FP8 code in the low byte: to nearest even, saturating, NaN to 0x7F.
+template <class T> __device__ __forceinline__ u32 encode(float x);
+template <> __device__ __forceinline__ u32 encode<e4m3>(float x) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+    return pair & 0xFF;
+}
+template <> __device__ __forceinline__ u32 encode<e5m2>(float x) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+    return pair & 0xFF;
+}
+template <class T> __device__ __forceinline__ float largest_finite();
+template <> __device__ __forceinline__ float largest_finite<e4m3>() { return 448.0f; }
+template <> __device__ __forceinline__ float largest_finite<e5m2>() { return 57344.0f; }
+
+struct Add { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
+// As the CPU's: the larger, and never NaN unless both are.
+struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
+
+// The reduction of one value per thread, for all threads of a block of whole warps. The order is fixed.
+template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op op) {
+    __shared__ T warps[32];
+    for (int offset = 16; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xFFFFFFFF, x, offset));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < blockDim.x / 32; w++) x = op(x, warps[w]);
+    return x;
+}
+template <class T> __device__ __forceinline__ T block_sum(T x) { return block_reduce(x, Add()); }
+__device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max()); }
+
+// First element of this thread and the step to its next, for loops over a whole grid.
+__device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }

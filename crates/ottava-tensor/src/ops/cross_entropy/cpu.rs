@@ -1,0 +1,49 @@
+use super::IGNORE_INDEX;
+use crate::Tensor;
+use crate::element::{Float, Real, with_float};
+use rayon::prelude::*;
+
+pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor, losses: &mut Tensor) {
+    let vocabulary = logits.shape()[1];
+    with_float!(logits.dtype(), S => {
+        let rows = logits.host::<S>().par_chunks(vocabulary).zip(targets.host::<i32>());
+        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (logits, &target))| {
+            *loss = match target {
+                IGNORE_INDEX => Default::default(),
+                target => log_sum_exp(logits) - logits[target as usize].load(),
+            };
+        });
+    });
+}
+
+pub(super) fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: f64, losses: &mut Tensor) {
+    let vocabulary = logits.shape()[1];
+    with_float!(logits.dtype(), S => {
+        let rows = logits.host_mut::<S>().par_chunks_mut(vocabulary).zip(targets.host::<i32>());
+        losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (logits, &target))| {
+            *loss = row_gradient(logits, target, <S as Float>::Real::of(scale));
+        });
+    });
+}
+
+fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real) -> S::Real {
+    if target == IGNORE_INDEX {
+        logits.fill(S::store(S::Real::default()));
+        return S::Real::default();
+    }
+    let (lse, target) = (log_sum_exp(logits), target as usize);
+    let loss = lse - logits[target].load();
+    for (v, logit) in logits.iter_mut().enumerate() {
+        let onehot = S::Real::of(f64::from(v == target));
+        *logit = S::store(((logit.load() - lse).exp() - onehot) * scale);
+    }
+    loss
+}
+
+fn log_sum_exp<S: Float>(logits: &[S]) -> S::Real {
+    // A NaN must come through, so the comparison keeps it: the trainer stops on it.
+    let largest = logits.iter().map(|l| l.load()).reduce(|a, b| if b > a { b } else { a }).expect("a vocabulary");
+    // A long vocabulary in binary32 would lose digits of the sum.
+    let sum: f64 = logits.iter().map(|l| (l.load() - largest).exp().to_f64()).sum();
+    largest + S::Real::of(sum).ln()
+}

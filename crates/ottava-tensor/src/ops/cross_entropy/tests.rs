@@ -1,0 +1,40 @@
+use super::*;
+use crate::testing::{Tolerance, integers, normals, parity, values};
+
+#[test]
+fn cross_entropy_agrees_across_devices() {
+    for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
+            // Sums in another order and other exponentials; the loss itself is F32 in both.
+            let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                let mut gradient = x[0].duplicate()?;
+                let losses = cross_entropy_gradient(&mut gradient, &x[1], 0.25)?;
+                Ok(vec![cross_entropy(&x[0], &x[1])?, losses, gradient])
+            });
+        }
+    }
+}
+
+#[test]
+fn equal_logits_cost_the_logarithm_of_the_vocabulary() {
+    let mut logits = Tensor::zeros(&Device::Cpu, &[2, 5], DType::F64).unwrap();
+    let targets = Tensor::from_slice(&Device::Cpu, &[2], &[3, IGNORE_INDEX]).unwrap();
+    let losses = cross_entropy_gradient(&mut logits, &targets, 10.0).unwrap();
+    assert!((values(&losses)[0] - 5f64.ln()).abs() < 1e-12 && values(&losses)[1] == 0.0);
+    let expected = [2.0, 2.0, 2.0, -8.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    for (got, expected) in values(&logits).iter().zip(expected) {
+        assert!((got - expected).abs() < 1e-12, "{got} instead of {expected}");
+    }
+}
+
+#[test]
+fn a_nan_among_the_logits_reaches_the_loss() {
+    let logits = Tensor::from_slice(&Device::Cpu, &[1, 3], &[1f32, f32::NAN, 2.0]).unwrap();
+    let targets = Tensor::from_slice(&Device::Cpu, &[1], &[0]).unwrap();
+    parity(&[logits.clone(), targets.clone()], Tolerance::Exact, |x| {
+        assert!(values(&cross_entropy(&x[0], &x[1])?)[0].is_nan());
+        Ok(vec![])
+    });
+}

@@ -1,0 +1,18 @@
+// One thread per entry; see mod.rs for the rule.
+extern "C" __global__ void delayed_scaling(float* amax, float* history, float* scale, const float* largest, int n,
+                                           int window, int most_recent, float headroom) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const float newest = amax[i];
+    amax[i] = 0.0f;
+    if (newest == 0.0f) return;
+    float reduced = newest;
+    for (int row = 1; row < window; row++) {
+        const float old = history[(u64)row * n + i];
+        if (!most_recent) reduced = fmaxf(reduced, old);
+        history[(u64)(row - 1) * n + i] = old;
+    }
+    history[(u64)(window - 1) * n + i] = newest;
+    history[i] = 0.0f;
+    if (reduced > 0.0f && reduced <= 3.402823466e38f) scale[i] = fminf(largest[i] * headroom / reduced, 3.402823466e38f);
+}

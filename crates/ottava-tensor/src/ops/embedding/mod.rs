@@ -1,0 +1,41 @@
+//! Rows of a table by token id.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::{expect_compute, expect_gradient};
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// `y[t] = table[ids[t]]` for `ids` I32 `[T]` and `table` `[V, C]`. The caller has checked that ids lie in `0..V`.
+pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let [_, channels] = table.dims("embedding: table")?;
+    let [tokens] = ids.dims("embedding: ids")?;
+    expect_compute("embedding: table", table)?;
+    ids.expect_dtype("embedding: ids", &[DType::I32])?;
+    ids.expect_device("embedding: ids", table.device())?;
+    let mut y = Tensor::empty(table.device(), &[tokens, channels], table.dtype())?;
+    match table.device() {
+        Device::Cpu => cpu::embedding(table, ids, &mut y),
+        Device::Cuda(gpu) => cuda::embedding(gpu, table, ids, &mut y)?,
+    }
+    Ok(y)
+}
+
+/// `dtable[v] += Σ_{t: ids[t] = v} dy[t]` in the order of `t`, for `dy` `[T, C]` and `dtable` `[V, C]` in F32 (F64 for F64).
+pub fn embedding_gradient(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor) -> Result<()> {
+    let [tokens, channels] = dy.dims("embedding_gradient: dy")?;
+    let [vocabulary, _] = dtable.dims("embedding_gradient: dtable")?;
+    expect_compute("embedding_gradient: dy", dy)?;
+    ids.expect("embedding_gradient: ids", &[tokens])?;
+    dtable.expect("embedding_gradient: dtable", &[vocabulary, channels])?;
+    expect_gradient("embedding_gradient: dtable", dtable, dy)?;
+    match dy.device() {
+        Device::Cpu => cpu::embedding_gradient(dy, ids, dtable),
+        Device::Cuda(gpu) => cuda::embedding_gradient(gpu, dy, ids, dtable)?,
+    }
+    Ok(())
+}

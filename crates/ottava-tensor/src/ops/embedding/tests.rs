@@ -1,0 +1,29 @@
+use super::{embedding, embedding_gradient};
+use crate::testing::{Tolerance, integers, normals, parity, values};
+use crate::{DType, Device, Tensor};
+
+#[test]
+fn embedding_agrees_across_devices() {
+    for (v, c, t) in [(1, 1, 1), (5, 7, 40), (300, 257, 1000)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [normals("table", &[v, c], dtype), integers("ids", t, v), normals("dy", &[t, c], dtype), normals("sum", &[v, c], DType::F32)];
+            // The order of the sums is that of the tokens on both devices.
+            parity(&inputs, Tolerance::Exact, |x| {
+                let mut sum = x[3].duplicate()?;
+                embedding_gradient(&x[2], &x[1], &mut sum)?;
+                Ok(vec![embedding(&x[0], &x[1])?, sum])
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_are_picked_and_gradients_put_back() {
+    let table = Tensor::from_slice(&Device::Cpu, &[3, 2], &[0f64, 1.0, 10.0, 11.0, 20.0, 21.0]).unwrap();
+    let ids = Tensor::from_slice(&Device::Cpu, &[3], &[2i32, 0, 2]).unwrap();
+    let y = embedding(&table, &ids).unwrap();
+    assert_eq!(values(&y), [20.0, 21.0, 0.0, 1.0, 20.0, 21.0]);
+    let mut sum = Tensor::zeros(&Device::Cpu, &[3, 2], DType::F64).unwrap();
+    embedding_gradient(&y, &ids, &mut sum).unwrap();
+    assert_eq!(values(&sum), [0.0, 1.0, 0.0, 0.0, 40.0, 42.0]);
+}

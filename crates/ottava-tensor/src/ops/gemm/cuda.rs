@@ -1,0 +1,70 @@
+use super::{Accumulation, Operand};
+use crate::cuda::{Arg, CudaDevice, GemmSpec, Kernel, Major, ScaleMode};
+use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::{Result, Tensor};
+
+kernel_source!("gemm");
+
+pub(super) fn gemm(
+    gpu: &CudaDevice,
+    a: Operand,
+    b: Operand,
+    out: &mut Tensor,
+    accumulation: Accumulation,
+    add: bool,
+) -> Result<()> {
+    let [m, n] = out.dims("gemm: out")?;
+    let ((x, x_transposed), (y, y_transposed)) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
+    if a.size("gemm: a")?.1 == 0 {
+        return if add { Ok(()) } else { out.fill_zero() };
+    }
+    let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
+        true => (t.shape()[1], t.shape()[0]),
+        false => (t.shape()[0], t.shape()[1]),
+    };
+    let ((rows, k), (columns, _)) = (rows_and_k(x, x_transposed), rows_and_k(y, y_transposed));
+    let major = |transposed| if transposed { Major::MN } else { Major::K };
+    let padded = (rows, columns) != (m, n);
+    let spec = GemmSpec {
+        m: rows,
+        n: columns,
+        k,
+        a: x.dtype(),
+        b: y.dtype(),
+        out: out.dtype(),
+        a_layout: major(x_transposed),
+        b_layout: major(y_transposed),
+        lda: x.shape()[1],
+        ldb: y.shape()[1],
+        ldc: columns,
+        scale: if x.dtype().is_fp8() { ScaleMode::PerTensor } else { ScaleMode::None },
+        fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
+        accumulate: add && !padded,
+    };
+    let scale = |operand: Operand| operand.scale_inv().map_or(0, Tensor::device_ptr);
+    let mut temporary = None;
+    if padded {
+        temporary = Some(Tensor::empty(out.device(), &[rows, columns], out.dtype())?);
+    }
+    let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
+    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed.
+    unsafe { gpu.gemm(&spec, x.device_ptr(), y.device_ptr(), scale(a), scale(b), into)? };
+    match temporary {
+        Some(temporary) => crop(gpu, &temporary, out, add),
+        None => Ok(()),
+    }
+}
+
+fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Result<()> {
+    let [rows, columns] = out.dims("gemm: out")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(out.dtype())?, entry: "crop" };
+    let args = [
+        Arg::Ptr(out.device_ptr_mut()),
+        Arg::Ptr(padded.device_ptr()),
+        Arg::I32(columns as i32),
+        Arg::I32(padded.shape()[1] as i32),
+        Arg::I32(add.into()),
+    ];
+    // SAFETY: `padded` has at least as many rows and columns as `out`, and both the type in the defines.
+    unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0, &args) }
+}

@@ -1,0 +1,128 @@
+//! The one matrix product: `a · bᵀ`, for plain and for FP8 operands.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use cuda::SOURCE;
+
+use crate::quantized::QuantizedTensor;
+use crate::{DType, Device, Error, Result, Tensor};
+
+/// One side of a product: a matrix `[rows, K]`, contracted along `K`.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// A matrix of a 16-bit or wider type. Where `transposed`, `x` is `[K, rows]`; nothing is copied.
+    Plain {
+        /// The matrix.
+        x: &'a Tensor,
+        /// Whether `x` holds the transpose.
+        transposed: bool,
+    },
+    /// The FP8 codes of `[rows, K]`.
+    Rows(&'a QuantizedTensor),
+    /// The transposed codes of `[K, rows]`.
+    Columns(&'a QuantizedTensor),
+}
+
+/// How the tensor cores add up the products of FP8 operands. Operands of 16 bits and more always add exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Accumulation {
+    /// In the tensor core's registers alone: a little faster, about 14 bits.
+    Fast,
+    /// Moved to binary32 registers every 128 products.
+    Exact,
+}
+
+impl<'a> Operand<'a> {
+    /// A plain matrix `[rows, K]`.
+    pub fn plain(x: &'a Tensor) -> Operand<'a> {
+        Operand::Plain { x, transposed: false }
+    }
+
+    /// A plain matrix `[K, rows]`.
+    pub fn plain_transposed(x: &'a Tensor) -> Operand<'a> {
+        Operand::Plain { x, transposed: true }
+    }
+
+    /// The matrix of elements or codes, and whether it is contracted along its rows.
+    fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
+        let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
+        match self {
+            Operand::Plain { x, transposed } => Ok((x, transposed)),
+            Operand::Rows(q) => Ok((q.codes.as_ref().ok_or_else(missing)?, false)),
+            Operand::Columns(q) => Ok((q.transposed.as_ref().ok_or_else(missing)?, false)),
+        }
+    }
+
+    fn scale_inv(self) -> Option<&'a Tensor> {
+        match self {
+            Operand::Plain { .. } => None,
+            Operand::Rows(q) | Operand::Columns(q) => Some(&q.scale_inv),
+        }
+    }
+
+    /// True `(rows, K)`, without padding.
+    fn size(self, what: &str) -> Result<(usize, usize)> {
+        match self {
+            Operand::Plain { x, transposed } => {
+                let [r, c] = x.dims(what)?;
+                Ok(if transposed { (c, r) } else { (r, c) })
+            }
+            Operand::Rows(q) => Ok((q.rows, q.columns)),
+            Operand::Columns(q) => Ok((q.columns, q.rows)),
+        }
+    }
+}
+
+/// `a · bᵀ`, `[M, N]` in type `out`, for `a` `[M, K]` and `b` `[N, K]`.
+///
+/// Plain operands have one type of F64 (CPU), F32, F16 and BF16, and `out` is that type or F32; FP8 operands give BF16, F16 or F32,
+/// and E5M2 · E5M2 does not exist on the hardware. Sums are kept in binary32 (F64 for F64).
+pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
+    let (m, n) = check(a, b, out)?;
+    let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
+    product(a, b, &mut result, accumulation, false)?;
+    Ok(result)
+}
+
+/// `into += a · bᵀ`: weight gradients, added in place. Types as in [`gemm_nt`].
+pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
+    let (m, n) = check(a, b, into.dtype())?;
+    into.expect("gemm: into", &[m, n])?;
+    product(a, b, into, accumulation, true)
+}
+
+fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation, add: bool) -> Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    match out.device().clone() {
+        Device::Cpu => cpu::gemm(a, b, out, add),
+        Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, add),
+    }
+}
+
+fn check(a: Operand, b: Operand, out: DType) -> Result<(usize, usize)> {
+    let ((m, k), (n, other)) = (a.size("gemm: a")?, b.size("gemm: b")?);
+    if k != other {
+        return Err(Error::Shape {
+            what: "gemm: b".into(),
+            expected: format!("[{n}, {k}], to be contracted with a [{m}, {k}]"),
+            got: vec![n, other],
+        });
+    }
+    let (x, y) = (a.matrix("gemm: a")?.0, b.matrix("gemm: b")?.0);
+    y.expect_device("gemm: b", x.device())?;
+    let fits = match (x.dtype(), y.dtype()) {
+        (DType::E5M2, DType::E5M2) => false,
+        (x, y) if x.is_fp8() && y.is_fp8() => matches!(out, DType::F32 | DType::F16 | DType::BF16),
+        (x, y) => x == y && !x.is_fp8() && (out == x || (out == DType::F32 && x != DType::F64)),
+    };
+    if !fits {
+        return Err(Error::Value(format!("gemm: {} · {} into {out} is not a product this program does", x.dtype(), y.dtype())));
+    }
+    Ok((m, n))
+}

@@ -1,0 +1,70 @@
+//! What every `cuda.rs` needs: sources with the common header, storage types as defines, grid sizes.
+
+use crate::cuda::Source;
+use crate::{DType, Error, Result};
+
+/// Defines given to the compiler with a kernel.
+pub(crate) type Defines = &'static [(&'static str, &'static str)];
+
+/// Declares `SOURCE`, the kernel file of this folder after the common header.
+macro_rules! kernel_source {
+    ($name:literal) => {
+        pub(crate) static SOURCE: $crate::cuda::Source = $crate::cuda::Source {
+            name: $name,
+            text: concat!(include_str!("../common.cuh"), "\n", include_str!(concat!($name, ".cu"))),
+        };
+    };
+}
+pub(crate) use kernel_source;
+
+/// Threads of a block, unless a kernel says otherwise.
+pub(crate) const BLOCK: u32 = 256;
+
+/// A one-dimensional grid with one thread per element, bounded so that large tensors are walked in strides.
+pub(crate) fn elements(n: usize) -> [u32; 3] {
+    [n.div_ceil(BLOCK as usize).clamp(1, 132 * 16) as u32, 1, 1]
+}
+
+/// `-DX=…` for the storage type. F64 exists on the CPU only.
+pub(crate) fn storage(dtype: DType) -> Result<Defines> {
+    Ok(match dtype {
+        DType::F32 => &[("X", "f32")],
+        DType::F16 => &[("X", "f16")],
+        DType::BF16 => &[("X", "bf16")],
+        other => {
+            return Err(Error::DType {
+                what: "a tensor on the GPU".into(),
+                expected: "float32, float16 or bfloat16".into(),
+                got: other,
+            });
+        }
+    })
+}
+
+const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
+
+/// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
+pub fn kernels() -> Vec<(&'static Source, Defines)> {
+    use super::*;
+    let typed: [&'static Source; 9] = [
+        &add::SOURCE,
+        &attention::SOURCE,
+        &bias::SOURCE,
+        &cross_entropy::SOURCE,
+        &embedding::SOURCE,
+        &gemm::SOURCE,
+        &rmsnorm::SOURCE,
+        &rope::SOURCE,
+        &swiglu::SOURCE,
+    ];
+    let mut all: Vec<(&'static Source, Defines)> = Vec::new();
+    all.extend(typed.iter().flat_map(|&source| STORAGE.iter().map(move |&defines| (source, defines))));
+    all.extend(adamw::VARIANTS.iter().map(|&defines| (&adamw::SOURCE, defines)));
+    all.extend(cast::VARIANTS.iter().map(|&defines| (&cast::SOURCE, defines)));
+    all.extend(quantize::VARIANTS.iter().map(|&defines| (&quantize::SOURCE, defines)));
+    all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));
+    for source in [&delayed_scaling::SOURCE, &global_norm::SOURCE, &random::SOURCE] {
+        all.push((source, &[]));
+    }
+    all
+}

@@ -1,0 +1,62 @@
+//! The ops: one folder each, with contract, CPU reference, CUDA launch, kernel and proof that the two agree.
+
+mod adamw;
+mod add;
+mod attention;
+mod bias;
+mod cast;
+mod cross_entropy;
+mod delayed_scaling;
+mod embedding;
+mod gemm;
+mod global_norm;
+#[cfg(test)]
+mod golden;
+mod quantize;
+mod random;
+mod rmsnorm;
+mod rope;
+mod swiglu;
+mod transpose;
+pub(crate) mod launch;
+
+pub use adamw::{AdamW, AdamWState, adamw};
+pub use add::add;
+pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
+pub use bias::{add_bias, bias_gradient};
+pub use cast::cast;
+pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
+pub use delayed_scaling::{AmaxReducer, DelayedScaling, delayed_scaling};
+pub use embedding::{embedding, embedding_gradient};
+pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add};
+pub use global_norm::global_norm;
+pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize};
+pub use random::normal;
+pub use rmsnorm::{rmsnorm, rmsnorm_backward};
+pub use rope::{RopeLayout, Rotation, rope, rope_table};
+pub use swiglu::{swiglu, swiglu_backward};
+pub use launch::kernels;
+pub use transpose::transpose;
+
+use crate::{DType, Result, Tensor};
+
+/// The types that layers compute in.
+const COMPUTE: &[DType] = &[DType::F64, DType::F32, DType::F16, DType::BF16];
+
+fn expect_compute(what: &str, x: &Tensor) -> Result<()> {
+    x.expect_dtype(what, COMPUTE)
+}
+
+/// The type that sums and statistics of `dtype` are kept in.
+pub const fn real_type(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Gradients of weights are kept in the type of sums, on the device of the activations.
+fn expect_gradient(what: &str, gradient: &Tensor, x: &Tensor) -> Result<()> {
+    gradient.expect_dtype(what, &[real_type(x.dtype())])?;
+    gradient.expect_device(what, x.device())
+}

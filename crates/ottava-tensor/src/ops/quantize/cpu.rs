@@ -1,0 +1,101 @@
+use super::{CastStatistics, CurrentScaling};
+use crate::element::{Float, Real, with_float};
+use crate::fp8::{E4M3, E5M2};
+use crate::quantized::QuantizedTensor;
+use crate::{DType, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+pub(super) fn quantize(
+    x: &Tensor,
+    scale: &Tensor,
+    out: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) {
+    let scale = scale.host::<f32>()[0];
+    out.scale_inv.host_mut()[0] = 1.0 / scale;
+    let seen = match (x.dtype(), out.format) {
+        (DType::F32, DType::E4M3) => codes::<f32, E4M3>(x, scale, out),
+        (DType::F32, _) => codes::<f32, E5M2>(x, scale, out),
+        (DType::F16, DType::E4M3) => codes::<f16, E4M3>(x, scale, out),
+        (DType::F16, _) => codes::<f16, E5M2>(x, scale, out),
+        (_, DType::E4M3) => codes::<bf16, E4M3>(x, scale, out),
+        (_, _) => codes::<bf16, E5M2>(x, scale, out),
+    };
+    let amax = &mut statistics.amax.host_mut::<f32>()[slot];
+    *amax = amax.max(seen.amax);
+    statistics.saturated.host_mut::<i64>()[slot] += seen.saturated;
+    statistics.underflowed.host_mut::<i64>()[slot] += seen.underflowed;
+    statistics.elements.host_mut::<i64>()[slot] += x.len() as i64;
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    amax: f32,
+    saturated: i64,
+    underflowed: i64,
+}
+
+impl Seen {
+    fn merge(self, other: Seen) -> Seen {
+        Seen {
+            amax: self.amax.max(other.amax),
+            saturated: self.saturated + other.saturated,
+            underflowed: self.underflowed + other.underflowed,
+        }
+    }
+}
+
+fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out: &mut QuantizedTensor) -> Seen {
+    let (width, padded) = (out.columns.max(1), QuantizedTensor::padded(out.columns).max(1));
+    let keep = out.codes.is_some();
+    let mut codes = out.codes.take().unwrap_or_else(|| {
+        Tensor::empty(x.device(), &[QuantizedTensor::padded(out.rows), padded], out.format)
+            .expect("host memory is not refused")
+    });
+    let seen = codes
+        .host_mut::<C>()
+        .par_chunks_mut(padded)
+        .zip(x.host::<S>().par_chunks(width))
+        .map(|(codes, x)| row(x, scale, codes))
+        .reduce(Seen::default, Seen::merge);
+    if let Some(transposed) = &mut out.transposed {
+        // Codes are only moved here: the transpose is never cast a second time.
+        crate::ops::transpose::cpu::transpose(&codes, transposed);
+    }
+    out.codes = keep.then_some(codes);
+    seen
+}
+
+fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &mut [C]) -> Seen {
+    let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
+    let mut seen = Seen::default();
+    for (code, &x) in codes.iter_mut().zip(x) {
+        let x = x.load();
+        let scaled = x * scale;
+        *code = C::store(scaled);
+        seen.amax = seen.amax.max(x.abs());
+        seen.saturated += i64::from(scaled.abs() > largest);
+        seen.underflowed += i64::from(x != 0.0 && code.load() == 0.0);
+    }
+    seen
+}
+
+pub(super) fn amax(x: &Tensor, amax: &mut Tensor) {
+    amax.host_mut()[0] = with_float!(x.dtype(), S => x
+        .host::<S>()
+        .par_iter()
+        .with_min_len(1 << 12)
+        .map(|x| (x.load().to_f64() as f32).abs())
+        .reduce(|| 0.0, f32::max));
+}
+
+pub(super) fn current_scale(amax: f32, largest: f32, how: CurrentScaling) -> f32 {
+    let amax = if amax < how.epsilon { how.epsilon } else { amax };
+    if amax == 0.0 || !amax.is_finite() {
+        return 1.0;
+    }
+    let scale = (largest / amax).min(f32::MAX);
+    if how.power_of_two { f32::from_bits(scale.to_bits() & 0x7F80_0000) } else { scale }
+}

@@ -1,0 +1,142 @@
+//! FP8 quantization with one scale per tensor, and the measurements that choose scales.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::expect_compute;
+use crate::quantized::{Granularity, QuantizedTensor};
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
+#[derive(Debug)]
+pub struct CastStatistics {
+    /// Largest absolute value seen since the entry was last cleared, F32 `[n]`; NaN is not counted.
+    pub amax: Tensor,
+    /// Elements that lay beyond the largest finite value after scaling, I64 `[n]`.
+    pub saturated: Tensor,
+    /// Elements that became zero without being zero, I64 `[n]`.
+    pub underflowed: Tensor,
+    /// Elements cast, I64 `[n]`.
+    pub elements: Tensor,
+}
+
+impl CastStatistics {
+    /// `n` cleared entries.
+    pub fn new(device: &Device, n: usize) -> Result<CastStatistics> {
+        Ok(CastStatistics {
+            amax: Tensor::zeros(device, &[n], DType::F32)?,
+            saturated: Tensor::zeros(device, &[n], DType::I64)?,
+            underflowed: Tensor::zeros(device, &[n], DType::I64)?,
+            elements: Tensor::zeros(device, &[n], DType::I64)?,
+        })
+    }
+
+    /// Clears the counters, and leaves amax to the scaling update that consumes it.
+    pub fn clear_counters(&mut self) -> Result<()> {
+        self.saturated.fill_zero()?;
+        self.underflowed.fill_zero()?;
+        self.elements.fill_zero()
+    }
+}
+
+/// Which copies of the codes a matrix product will read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Contiguous along the columns.
+    Rows,
+    /// Contiguous along the rows: the transpose.
+    Columns,
+    /// Both.
+    Both,
+}
+
+impl Copies {
+    fn rows(self) -> bool {
+        self != Copies::Columns
+    }
+
+    fn columns(self) -> bool {
+        self != Copies::Rows
+    }
+}
+
+/// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product
+/// and one for the cast; `scale_inv = 1 / scale`.
+///
+/// `scale` is F32 `[1]`. Codes are zero in the padding. Measures into entry `slot` of `statistics`.
+/// Source: Transformer Engine's cast with a given scale; rounding as in [`crate::fp8`].
+pub fn quantize(
+    x: &Tensor,
+    format: DType,
+    scale: &Tensor,
+    copies: Copies,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<QuantizedTensor> {
+    let [rows, columns] = x.dims("quantize: x")?;
+    x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
+    scale.expect("quantize: scale", &[1])?;
+    if !format.is_fp8() {
+        return Err(Error::Value(format!("quantize: {format} is not an FP8 format")));
+    }
+    let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
+    let device = x.device();
+    let copy = |wanted: bool, shape| wanted.then(|| Tensor::empty(device, shape, format)).transpose();
+    let mut quantized = QuantizedTensor {
+        codes: copy(copies.rows(), &[r, c])?,
+        transposed: copy(copies.columns(), &[c, r])?,
+        scale_inv: Tensor::empty(device, &[1], DType::F32)?,
+        granularity: Granularity::PerTensor,
+        format,
+        rows,
+        columns,
+    };
+    match device {
+        Device::Cpu => cpu::quantize(x, scale, &mut quantized, statistics, slot),
+        Device::Cuda(gpu) => cuda::quantize(gpu, x, scale, &mut quantized, statistics, slot)?,
+    }
+    Ok(quantized)
+}
+
+/// Largest absolute value of `x` as F32 `[1]`; NaN is passed over, as the hardware's maximum does.
+pub fn amax(x: &Tensor) -> Result<Tensor> {
+    expect_compute("amax: x", x)?;
+    let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
+    match x.device() {
+        Device::Cpu => cpu::amax(x, &mut amax),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, &mut amax)?,
+    }
+    Ok(amax)
+}
+
+/// How current scaling turns an amax into a scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CurrentScaling {
+    /// An amax below this counts as this.
+    pub epsilon: f32,
+    /// Round the scale down to a power of two.
+    pub power_of_two: bool,
+}
+
+/// Scale F32 `[1]` from an amax F32 `[1]` of the same tensor: `largest finite of format / amax`.
+///
+/// An amax of 0, infinity or NaN gives 1; a quotient beyond binary32 gives its largest finite value.
+/// Source: Transformer Engine, `common/recipe/recipe_common.cuh`.
+pub fn current_scale(amax: &Tensor, format: DType, how: CurrentScaling) -> Result<Tensor> {
+    amax.expect("current_scale: amax", &[1])?;
+    let largest = largest_finite(format)?;
+    let mut scale = amax.empty_like()?;
+    match amax.device() {
+        Device::Cpu => scale.host_mut()[0] = cpu::current_scale(amax.host()[0], largest, how),
+        Device::Cuda(gpu) => cuda::current_scale(gpu, amax, largest, how, &mut scale)?,
+    }
+    Ok(scale)
+}
+
+pub(super) fn largest_finite(format: DType) -> Result<f32> {
+    format.max_finite().ok_or_else(|| Error::Value(format!("{format} needs no scale")))
+}

@@ -1,0 +1,84 @@
+use super::*;
+use crate::testing::{Tolerance, normals, parity};
+
+fn all_outputs(x: &Tensor, format: DType, scale: &Tensor, copies: Copies) -> Result<Vec<Tensor>> {
+    let mut seen = CastStatistics::new(x.device(), 3)?;
+    let q = quantize(x, format, scale, copies, &mut seen, 1)?;
+    let copies = q.codes.into_iter().chain(q.transposed);
+    Ok(copies.chain([q.scale_inv, seen.amax, seen.saturated, seen.underflowed, seen.elements]).collect())
+}
+
+#[test]
+fn quantize_agrees_across_devices() {
+    for (rows, columns) in [(1, 1), (3, 7), (16, 16), (63, 65), (129, 200)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for format in [DType::E4M3, DType::E5M2] {
+                for scale in [1.0f32, 300.0, 0.37, 1e-30] {
+                    let x = normals("quantize", &[rows, columns], dtype);
+                    let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).unwrap();
+                    for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+                        parity(&[x.clone(), scale.clone()], Tolerance::Exact, |x| {
+                            all_outputs(&x[0], format, &x[1], copies)
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn statistics_count_what_was_lost() {
+    let x = [1.0f32, -600.0, 0.0, 1e-6, f32::NAN, f32::INFINITY, 448.0];
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 7], &x).unwrap();
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+    let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+    let q = quantize(&x, DType::E4M3, &one, Copies::Rows, &mut seen, 0).unwrap();
+    let counts = [&seen.saturated, &seen.underflowed, &seen.elements].map(|t| t.to_vec::<i64>().unwrap()[0]);
+    assert_eq!(counts, [2, 1, 7]);
+    assert_eq!(seen.amax.to_vec::<f32>().unwrap(), [f32::INFINITY]);
+    let codes = q.codes.unwrap().read_bytes().unwrap();
+    assert_eq!(codes[..7], [0x38, 0xFE, 0x00, 0x00, 0x7F, 0x7E, 0x7E]);
+    assert!(codes[7..].iter().all(|&c| c == 0), "padding is zero");
+}
+
+#[test]
+fn statistics_accumulate_over_casts() {
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+    let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+    for x in [3f32, 500.0, -2.0] {
+        let x = Tensor::from_slice(&Device::Cpu, &[1, 1], &[x]).unwrap();
+        quantize(&x, DType::E4M3, &one, Copies::Rows, &mut seen, 0).unwrap();
+    }
+    assert_eq!(seen.amax.to_vec::<f32>().unwrap(), [500.0]);
+    assert_eq!(seen.elements.to_vec::<i64>().unwrap(), [3]);
+}
+
+#[test]
+fn amax_and_current_scale_agree_across_devices() {
+    for n in [1, 100, 5000] {
+        for dtype in [DType::F32, DType::BF16] {
+            parity(&[normals("amax", &[n], dtype)], Tolerance::Exact, |x| {
+                let amax = amax(&x[0])?;
+                let plain = current_scale(&amax, DType::E4M3, CurrentScaling::default())?;
+                let how = CurrentScaling { epsilon: 10.0, power_of_two: true };
+                let rounded = current_scale(&amax, DType::E5M2, how)?;
+                Ok(vec![amax, plain, rounded])
+            });
+        }
+    }
+}
+
+#[test]
+fn current_scale_survives_every_kind_of_amax() {
+    let scale = |amax: f32, how| {
+        let amax = Tensor::from_slice(&Device::Cpu, &[1], &[amax]).unwrap();
+        current_scale(&amax, DType::E4M3, how).unwrap().to_vec::<f32>().unwrap()[0]
+    };
+    let plain = CurrentScaling::default();
+    for (amax, expected) in [(0.0, 1.0), (f32::INFINITY, 1.0), (f32::NAN, 1.0), (7.0, 64.0), (1e-45, f32::MAX)] {
+        assert_eq!(scale(amax, plain), expected, "amax {amax:e}");
+    }
+    assert_eq!(scale(3.0, CurrentScaling { power_of_two: true, ..plain }), 128.0);
+    assert_eq!(scale(1e-9, CurrentScaling { epsilon: 1.0, ..plain }), 448.0);
+}

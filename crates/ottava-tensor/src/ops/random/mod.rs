@@ -1,0 +1,23 @@
+//! Random initial values that are the same on every device, bit for bit.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// Independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.
+///
+/// Element `i` is a function of `(seed, i)` alone: a hash to a uniform number, then the inverse of the normal distribution
+/// (Wichura 1988, algorithm AS 241, PPND7) with a logarithm of our own, all in operations that round alike everywhere.
+pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<Tensor> {
+    let mut x = Tensor::empty(device, shape, DType::F32)?;
+    match device {
+        Device::Cpu => cpu::normal(&mut x, std, seed),
+        Device::Cuda(gpu) => cuda::normal(gpu, &mut x, std, seed)?,
+    }
+    Ok(x)
+}

@@ -1,0 +1,73 @@
+//! Rotary position embedding in Hugging Face's layout: dimension `i` is paired with `i + D/2`. Su et al. 2021, arXiv:2104.09864.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::expect_compute;
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// Which rows and columns of a matrix `[T, W]` are rotated, and by which angles.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeLayout {
+    /// The first `heads · head_dim` columns are rotated: the query and key heads of a fused projection.
+    pub heads: usize,
+    /// Size `D` of a head.
+    pub head_dim: usize,
+    /// Rows per sequence: row `t` stands at position `start + t % seq_len`.
+    pub seq_len: usize,
+    /// Position of the first row of each sequence.
+    pub start: usize,
+}
+
+/// The way to turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotation {
+    /// By the position's angles.
+    Forward,
+    /// Back: the gradient of [`Rotation::Forward`].
+    Backward,
+}
+
+/// Rotates in place: `(a, b) -> (a·cos - b·sin, b·cos + a·sin)` for each pair of a head.
+///
+/// `x` `[T, W]`; `table` F32 `[P, D]` (F64 for F64) holds for each position `D/2` cosines, then `D/2` sines.
+pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation) -> Result<()> {
+    let [_, width] = x.dims("rope: x")?;
+    let [positions, dim] = table.dims("rope: table")?;
+    expect_compute("rope: x", x)?;
+    table.expect_dtype("rope: table", &[super::real_type(x.dtype())])?;
+    if dim != layout.head_dim || dim % 2 != 0 || layout.heads * dim > width {
+        return Err(Error::Value(format!(
+            "rope: {} heads of {} do not fit rows of {width} and a table of {dim}",
+            layout.heads, layout.head_dim
+        )));
+    }
+    if layout.start + layout.seq_len > positions {
+        return Err(Error::Value(format!(
+            "rope: positions up to {} are needed, the table ends at {positions}",
+            layout.start + layout.seq_len
+        )));
+    }
+    match x.device().clone() {
+        Device::Cpu => cpu::rope(x, table, layout, rotation),
+        Device::Cuda(gpu) => cuda::rope(&gpu, x, table, layout, rotation)?,
+    }
+    Ok(())
+}
+
+/// The table of [`rope`] for angles `position · inverse_frequencies[i]`, computed in F64 and rounded once.
+pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize, dtype: DType) -> Result<Tensor> {
+    let half = inverse_frequencies.len();
+    let mut table = Vec::with_capacity(positions * half * 2);
+    for position in 0..positions {
+        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
+        table.extend(angles.clone().map(libm::cos));
+        table.extend(angles.map(libm::sin));
+    }
+    let table = Tensor::from_slice(&Device::Cpu, &[positions, half * 2], &table)?;
+    super::cast(&table, dtype)?.to_device(device)
+}

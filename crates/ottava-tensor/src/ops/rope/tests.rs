@@ -1,0 +1,40 @@
+use super::*;
+use crate::testing::{Tolerance, assert_close, normals, parity, values};
+
+#[test]
+fn rope_agrees_across_devices() {
+    let table = rope_table(&Device::Cpu, &[1.0, 0.1, 0.01], 20, DType::F32).unwrap();
+    for (sequences, seq_len, heads, start) in [(1, 1, 1, 0), (2, 7, 3, 5), (3, 13, 2, 7)] {
+        let layout = RopeLayout { heads, head_dim: 6, seq_len, start };
+        for dtype in [DType::F32, DType::BF16] {
+            let x = normals("x", &[sequences * seq_len, heads * 6 + 4], dtype);
+            parity(&[x, table.clone()], Tolerance::Exact, |t| {
+                let (mut forward, mut backward) = (t[0].duplicate()?, t[0].duplicate()?);
+                rope(&mut forward, &t[1], layout, Rotation::Forward)?;
+                rope(&mut backward, &t[1], layout, Rotation::Backward)?;
+                Ok(vec![forward, backward])
+            });
+        }
+    }
+}
+
+#[test]
+fn backward_undoes_forward_and_leaves_values_alone() {
+    let table = rope_table(&Device::Cpu, &[1.0, 0.3], 9, DType::F64).unwrap();
+    let layout = RopeLayout { heads: 2, head_dim: 4, seq_len: 3, start: 6 };
+    let x = normals("x", &[6, 11], DType::F64);
+    let mut y = x.duplicate().unwrap();
+    rope(&mut y, &table, layout, Rotation::Forward).unwrap();
+    assert_eq!(values(&y)[8..11], values(&x)[8..11], "columns beyond the heads stay");
+    assert!((values(&y)[0] - values(&x)[0]).abs() > 1e-3, "position 6 is rotated");
+    rope(&mut y, &table, layout, Rotation::Backward).unwrap();
+    assert_close("there and back", &x, &y, Tolerance::Steps(DType::F64, 4.0));
+}
+
+#[test]
+fn positions_beyond_the_table_are_an_error() {
+    let table = rope_table(&Device::Cpu, &[1.0], 4, DType::F32).unwrap();
+    let mut x = normals("x", &[3, 2], DType::F32);
+    let layout = RopeLayout { heads: 1, head_dim: 2, seq_len: 3, start: 2 };
+    assert!(rope(&mut x, &table, layout, Rotation::Forward).unwrap_err().to_string().contains("positions up to 5"));
+}

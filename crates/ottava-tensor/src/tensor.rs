@@ -1,0 +1,303 @@
+//! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
+
+use crate::device::{Device, Storage};
+use crate::dtype::DType;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// A contiguous, row-major array on one device. Cloning shares the storage.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    device: Device,
+    /// First element, counted in elements from the start of the storage.
+    offset: usize,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl Tensor {
+    /// Storage without meaningful content, to be filled by an op.
+    pub fn empty(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let storage = Arc::new(device.allocate(bytes)?);
+        Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.to_vec(), dtype })
+    }
+
+    /// All elements zero.
+    pub fn zeros(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let mut tensor = Tensor::empty(device, shape, dtype)?;
+        tensor.fill_zero()?;
+        Ok(tensor)
+    }
+
+    /// Copies `values`, row by row, to `device`. Errors when their number is not the product of `shape`.
+    pub fn from_slice<T: Element>(device: &Device, shape: &[usize], values: &[T]) -> Result<Tensor> {
+        Tensor::from_bytes(device, shape, T::DTYPE, bytemuck::cast_slice(values))
+    }
+
+    /// Copies little-endian element bytes to `device`. Errors when their number does not fit shape and type.
+    pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
+        let expected = shape.iter().product::<usize>() * dtype.size();
+        if bytes.len() != expected {
+            return Err(Error::Value(format!(
+                "a {dtype} tensor of shape {shape:?} takes {expected} bytes, {} were given",
+                bytes.len()
+            )));
+        }
+        let mut tensor = Tensor::empty(device, shape, dtype)?;
+        tensor.write_bytes(bytes)?;
+        Ok(tensor)
+    }
+
+    /// Like `self` in device, shape and type; content undefined.
+    pub fn empty_like(&self) -> Result<Tensor> {
+        Tensor::empty(&self.device, &self.shape, self.dtype)
+    }
+
+    /// The device it lies on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Lengths of its dimensions, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// True when it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
+    /// The shape as an array; `what` names op and argument in the error when the rank is not `N`.
+    pub fn dims<const N: usize>(&self, what: &str) -> Result<[usize; N]> {
+        self.shape.as_slice().try_into().map_err(|_| Error::Shape {
+            what: what.into(),
+            expected: format!("{N} dimensions"),
+            got: self.shape.clone(),
+        })
+    }
+
+    /// Checks the exact shape.
+    pub fn expect(&self, what: &str, shape: &[usize]) -> Result<()> {
+        if self.shape == shape {
+            return Ok(());
+        }
+        Err(Error::Shape { what: what.into(), expected: format!("{shape:?}"), got: self.shape.clone() })
+    }
+
+    /// Checks that the element type is one of `dtypes`.
+    pub fn expect_dtype(&self, what: &str, dtypes: &[DType]) -> Result<()> {
+        if dtypes.contains(&self.dtype) {
+            return Ok(());
+        }
+        let names: Vec<_> = dtypes.iter().map(|d| d.name()).collect();
+        Err(Error::DType { what: what.into(), expected: names.join(" or "), got: self.dtype })
+    }
+
+    /// Checks that it lies on `device`.
+    pub fn expect_device(&self, what: &str, device: &Device) -> Result<()> {
+        if self.device.same(device) {
+            return Ok(());
+        }
+        Err(Error::Placement { what: what.into(), expected: device.to_string(), got: self.device.to_string() })
+    }
+
+    /// The same elements under another shape of the same size.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape.iter().product::<usize>() != self.len() {
+            return Err(Error::Shape {
+                what: "reshape".into(),
+                expected: format!("as many elements as {shape:?}"),
+                got: self.shape.clone(),
+            });
+        }
+        Ok(Tensor { shape: shape.to_vec(), ..self.clone() })
+    }
+
+    /// Entries `start..end` along the first dimension, sharing the storage.
+    pub fn rows(&self, start: usize, end: usize) -> Result<Tensor> {
+        if self.shape.is_empty() || start > end || end > self.shape[0] {
+            return Err(Error::Value(format!("rows {start}..{end} do not exist in a tensor of shape {:?}", self.shape)));
+        }
+        let row: usize = self.shape[1..].iter().product();
+        let mut view = self.clone();
+        view.offset += start * row;
+        view.shape[0] = end - start;
+        Ok(view)
+    }
+
+    /// A copy on `device`.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        Tensor::from_bytes(device, &self.shape, self.dtype, &self.read_bytes()?)
+    }
+
+    /// A copy with its own storage on the same device.
+    pub fn duplicate(&self) -> Result<Tensor> {
+        let mut copy = self.empty_like()?;
+        copy.copy_from(0, self)?;
+        Ok(copy)
+    }
+
+    /// The elements, copied to the host. `T` must be the element type.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.expect_dtype("to_vec", &[T::DTYPE])?;
+        let mut values = vec![T::zeroed(); self.len()];
+        self.read_into(bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// The element bytes, copied to the host.
+    pub fn read_bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes()];
+        self.read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_into(&self, out: &mut [u8]) -> Result<()> {
+        match &*self.storage {
+            Storage::Host(buffer) => {
+                out.copy_from_slice(&buffer.as_slice()[self.byte_range()]);
+                Ok(())
+            }
+            Storage::Cuda(buffer) => buffer.read(self.byte_range().start, out),
+        }
+    }
+
+    /// Replaces all elements by those in `bytes`.
+    pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        let range = self.byte_range();
+        assert_eq!(range.len(), bytes.len(), "write_bytes covers the whole tensor");
+        match self.storage_mut() {
+            Storage::Host(buffer) => buffer.as_mut_slice()[range].copy_from_slice(bytes),
+            Storage::Cuda(buffer) => buffer.write(range.start, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Sets every element to zero.
+    pub fn fill_zero(&mut self) -> Result<()> {
+        let range = self.byte_range();
+        match self.storage_mut() {
+            Storage::Host(buffer) => buffer.as_mut_slice()[range].fill(0),
+            Storage::Cuda(buffer) => buffer.fill_zero(range.start, range.len())?,
+        }
+        Ok(())
+    }
+
+    /// Copies all of `source` (same type and device) over the elements from row `row` on.
+    pub fn copy_from(&mut self, row: usize, source: &Tensor) -> Result<()> {
+        source.expect_dtype("copy_from: source", &[self.dtype])?;
+        source.expect_device("copy_from: source", &self.device)?;
+        let width: usize = self.shape.iter().skip(1).product();
+        let start = row * width;
+        if start + source.len() > self.len() {
+            return Err(Error::Value(format!(
+                "a tensor of shape {:?} does not fit into one of shape {:?} from row {row} on",
+                source.shape, self.shape
+            )));
+        }
+        let at = self.byte_range().start + start * self.dtype.size();
+        match (self.storage_mut(), &*source.storage) {
+            (Storage::Host(to), Storage::Host(from)) => {
+                to.as_mut_slice()[at..at + source.bytes()].copy_from_slice(&from.as_slice()[source.byte_range()]);
+            }
+            (Storage::Cuda(to), Storage::Cuda(from)) => {
+                to.copy_from(at, from, source.byte_range().start, source.bytes())?;
+            }
+            _ => unreachable!("both lie on the same device"),
+        }
+        Ok(())
+    }
+
+    /// The elements of a CPU tensor. For the CPU side of ops, which have checked device and type.
+    pub(crate) fn host<T: Element>(&self) -> &[T] {
+        assert_eq!(self.dtype, T::DTYPE, "a CPU op reads the type it checked");
+        match &*self.storage {
+            Storage::Host(buffer) => bytemuck::cast_slice(&buffer.as_slice()[self.byte_range()]),
+            Storage::Cuda(_) => unreachable!("a CPU op was given a GPU tensor"),
+        }
+    }
+
+    /// The elements of a CPU tensor, for writing.
+    pub(crate) fn host_mut<T: Element>(&mut self) -> &mut [T] {
+        assert_eq!(self.dtype, T::DTYPE, "a CPU op writes the type it checked");
+        let range = self.byte_range();
+        match self.storage_mut() {
+            Storage::Host(buffer) => bytemuck::cast_slice_mut(&mut buffer.as_mut_slice()[range]),
+            Storage::Cuda(_) => unreachable!("a CPU op was given a GPU tensor"),
+        }
+    }
+
+    /// Device address of the first element. For launches, which have checked the device.
+    pub(crate) fn device_ptr(&self) -> u64 {
+        match &*self.storage {
+            Storage::Host(_) => unreachable!("a kernel was given a CPU tensor"),
+            Storage::Cuda(buffer) => buffer.ptr() + self.byte_range().start as u64,
+        }
+    }
+
+    /// [`Tensor::device_ptr`] of a tensor that the kernel writes.
+    pub(crate) fn device_ptr_mut(&mut self) -> u64 {
+        self.storage_mut();
+        self.device_ptr()
+    }
+
+    fn byte_range(&self) -> std::ops::Range<usize> {
+        let start = self.offset * self.dtype.size();
+        start..start + self.bytes()
+    }
+
+    fn storage_mut(&mut self) -> &mut Storage {
+        Arc::get_mut(&mut self.storage).expect("a tensor that is written has no other views")
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {:?} on {})", self.dtype, self.shape, self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_share_and_copies_do_not() {
+        let mut x = Tensor::from_slice(&Device::Cpu, &[3, 2], &[1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+        assert_eq!(x.rows(1, 3).unwrap().to_vec::<f32>().unwrap(), [3.0, 4.0, 5.0, 6.0]);
+        let copy = x.duplicate().unwrap();
+        x.fill_zero().unwrap();
+        assert_eq!(copy.to_vec::<f32>().unwrap()[5], 6.0);
+        x.copy_from(2, &copy.rows(0, 1).unwrap()).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn misfits_are_errors_with_both_sides() {
+        let x = Tensor::zeros(&Device::Cpu, &[3, 2], DType::F32).unwrap();
+        let message = x.expect("rmsnorm: weight", &[2]).unwrap_err().to_string();
+        assert_eq!(message, "rmsnorm: weight has shape [3, 2], expected [2]");
+        assert!(x.rows(2, 4).is_err() && x.reshape(&[7]).is_err() && x.to_vec::<i32>().is_err());
+        assert!(Tensor::from_slice(&Device::Cpu, &[2], &[1i32]).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! What tests share: seeded inputs, and the comparison of an op on the CPU with the same op on a GPU.
+
+use crate::ops::{cast, normal, real_type};
+use crate::{DType, Device, Result, Tensor};
+use std::sync::OnceLock;
+
+/// How far results may lie apart.
+#[derive(Clone, Copy, Debug)]
+pub enum Tolerance {
+    /// Not at all: the same bits.
+    Exact,
+    /// By this many roundings of the type, relative to the larger of the value and the root mean square of the tensor.
+    Steps(DType, f64),
+}
+
+impl Tolerance {
+    fn relative(self) -> f64 {
+        match self {
+            Tolerance::Exact => 0.0,
+            Tolerance::Steps(dtype, steps) => dtype.epsilon() * steps,
+        }
+    }
+}
+
+/// The GPU, or `None` with a line on standard error when this machine has none. A GPU that is there but does not open is a failure.
+pub fn gpu() -> Option<Device> {
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    GPU.get_or_init(|| match crate::cuda::CudaDevice::count() {
+        Ok(n) if n > 0 => Some(Device::cuda(0).expect("the GPU of this machine opens")),
+        _ => {
+            eprintln!("skipped on the GPU: this machine has none");
+            None
+        }
+    })
+    .clone()
+}
+
+/// Normal values from a seed made of `name` and the shape.
+pub fn normals(name: &str, shape: &[usize], dtype: DType) -> Tensor {
+    let seed = name.bytes().chain(shape.iter().map(|&n| n as u8)).fold(7u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
+    let x = normal(&Device::Cpu, shape, 1.0, seed).expect("host memory is not refused");
+    cast(&x, dtype).expect("a floating-point type")
+}
+
+/// Integers in `0..below` from a seed made of `name`.
+pub fn integers(name: &str, n: usize, below: usize) -> Tensor {
+    let values: Vec<i32> = normals(name, &[n], DType::F32)
+        .to_vec::<f32>()
+        .expect("F32")
+        .iter()
+        .map(|x| (x.to_bits() as usize % below) as i32)
+        .collect();
+    Tensor::from_slice(&Device::Cpu, &[n], &values).expect("as many as the shape")
+}
+
+/// Runs `op` on the CPU and, where there is a GPU, on that, with the same `inputs`, and compares all results.
+pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
+    let on_cpu = op(inputs).expect("the op runs on the CPU");
+    let Some(gpu) = gpu() else { return };
+    let inputs: Vec<_> = inputs.iter().map(|x| x.to_device(&gpu).expect("a copy to the GPU")).collect();
+    let on_gpu = op(&inputs).expect("the op runs on the GPU");
+    for (i, (cpu, gpu)) in on_cpu.iter().zip(&on_gpu).enumerate() {
+        assert_close(&format!("result {i}, CPU against GPU"), cpu, gpu, tolerance);
+    }
+}
+
+/// Panics with index, values and bits of the worst element where `a` and `b` differ by more than `tolerance`.
+pub fn assert_close(what: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) {
+    assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()), "{what}: shapes and types");
+    let (a_bytes, b_bytes) = (a.read_bytes().expect("readable"), b.read_bytes().expect("readable"));
+    if a_bytes == b_bytes {
+        return;
+    }
+    let size = a.dtype().size();
+    let bits = |i: usize| (hex(&a_bytes[i * size..][..size]), hex(&b_bytes[i * size..][..size]));
+    if matches!(tolerance, Tolerance::Exact) {
+        let differing: Vec<usize> =
+            (0..a.len()).filter(|i| a_bytes[i * size..][..size] != b_bytes[i * size..][..size]).collect();
+        let first = differing[0];
+        panic!("{what}: {} of {} elements differ, the first at {first}: bits {:?}", differing.len(), a.len(), bits(first));
+    }
+    let (x, y) = (values(a), values(b));
+    let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
+    let error = |i: usize| match (x[i] - y[i]).abs() / x[i].abs().max(rms) {
+        e if e.is_nan() && x[i].to_bits() == y[i].to_bits() => 0.0,
+        e if e.is_nan() => f64::INFINITY,
+        e => e,
+    };
+    let worst = (0..x.len()).max_by(|&i, &j| error(i).total_cmp(&error(j))).expect("not empty");
+    assert!(
+        error(worst) <= tolerance.relative(),
+        "{what}: element {worst} is {:e} against {:e} (bits {:?}), {:e} apart, {:e} allowed",
+        x[worst],
+        y[worst],
+        bits(worst),
+        error(worst),
+        tolerance.relative()
+    );
+}
+
+/// The elements of a floating-point tensor, widened.
+pub fn values(x: &Tensor) -> Vec<f64> {
+    let cpu = x.to_device(&Device::Cpu).expect("readable");
+    match real_type(cpu.dtype()) {
+        DType::F64 => cpu.to_vec::<f64>().expect("F64"),
+        _ if cpu.dtype().is_fp8() => crate::element::with_float!(cpu.dtype(), S => {
+            cpu.to_vec::<S>().expect("FP8").iter().map(|&v| crate::element::Real::to_f64(crate::element::Float::load(v))).collect()
+        }),
+        _ => cast(&cpu, DType::F64).expect("a floating-point type").to_vec::<f64>().expect("F64"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().rev().map(|b| format!("{b:02x}")).collect()
+}
