@@ -1,5 +1,6 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
+pub mod cuda;
 pub mod dtype;
 pub mod error;
 pub mod mapped;
