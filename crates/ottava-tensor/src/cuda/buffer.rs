@@ -1,0 +1,132 @@
+//! A range of device memory with an owner.
+
+use super::{CudaDevice, PinnedBuffer};
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Device memory that goes back to its device's pool when dropped. New memory is uninitialised.
+pub struct DeviceBuffer {
+    device: Arc<CudaDevice>,
+    pointer: u64,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    pub(super) fn new(device: Arc<CudaDevice>, pointer: u64, bytes: usize) -> DeviceBuffer {
+        DeviceBuffer { device, pointer, bytes }
+    }
+
+    /// The device address, a multiple of 256.
+    pub fn ptr(&self) -> u64 {
+        self.pointer
+    }
+
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True for a buffer of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The device the memory belongs to.
+    pub fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
+    /// Copies from the host to byte `offset`, and waits for it.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.address(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range was checked, and the wait keeps `bytes` borrowed until the copy is over.
+        unsafe { self.device.context.copy_to_device(to, bytes.as_ptr(), bytes.len())? };
+        self.device.synchronize()
+    }
+
+    /// Copies `out.len()` bytes from byte `offset` to the host, and waits for it.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let from = self.address(offset, out.len())?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range was checked, and the wait keeps `out` borrowed until the copy is over.
+        unsafe { self.device.context.copy_to_host(out.as_mut_ptr(), from, out.len())? };
+        self.device.synchronize()
+    }
+
+    /// Enqueues a copy from pinned memory and returns at once.
+    ///
+    /// # Safety
+    /// `from` is neither written nor dropped until the stream has passed the copy.
+    pub unsafe fn write_later(&mut self, offset: usize, from: &PinnedBuffer, range: Range<usize>) -> Result<()> {
+        let bytes = from.get(range.clone()).ok_or_else(|| outside(&range, from.len()))?;
+        let to = self.address(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both ranges were checked; the caller keeps the memory as it is.
+        unsafe { self.device.context.copy_to_device(to, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Enqueues a copy to pinned memory and returns at once.
+    ///
+    /// # Safety
+    /// `into` is neither read, written nor dropped until the stream has passed the copy.
+    pub unsafe fn read_later(&self, offset: usize, into: &mut PinnedBuffer, range: Range<usize>) -> Result<()> {
+        let length = into.len();
+        let bytes = into.get_mut(range.clone()).ok_or_else(|| outside(&range, length))?;
+        let from = self.address(offset, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both ranges were checked; the caller leaves the memory alone.
+        unsafe { self.device.context.copy_to_host(bytes.as_mut_ptr(), from, bytes.len()) }
+    }
+
+    /// Enqueues a copy of `bytes` from another buffer of the same device.
+    pub fn copy_from(&mut self, offset: usize, src: &DeviceBuffer, src_offset: usize, bytes: usize) -> Result<()> {
+        if !Arc::ptr_eq(&self.device, &src.device) {
+            let (expected, got) = (self.device.describe(), src.device.describe());
+            return Err(Error::Placement { what: "copy_from: src".to_string(), expected, got });
+        }
+        let (to, from) = (self.address(offset, bytes)?, src.address(src_offset, bytes)?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges were checked; `&mut self` and `&src` are different buffers.
+        unsafe { self.device.context.copy_on_device(to, from, bytes) }
+    }
+
+    /// Enqueues a fill of `bytes` from byte `offset` with zeros.
+    pub fn fill_zero(&mut self, offset: usize, bytes: usize) -> Result<()> {
+        let to = self.address(offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range was checked.
+        unsafe { self.device.context.fill(to, 0, bytes) }
+    }
+
+    /// The address of a range, or an error when it does not lie in the buffer.
+    fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(self.pointer + offset as u64),
+            _ => Err(outside(&(offset..offset.saturating_add(bytes)), self.bytes)),
+        }
+    }
+}
+
+fn outside(range: &Range<usize>, length: usize) -> Error {
+    Error::Value(format!("bytes {range:?} lie outside a buffer of {length}"))
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        self.device.give_back(self.pointer, self.bytes);
+    }
+}

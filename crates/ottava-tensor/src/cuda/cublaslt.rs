@@ -1,0 +1,666 @@
+//! cuBLASLt: matrix products, with the fastest of its algorithms chosen by timing and remembered.
+//!
+//! The library thinks in columns. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
+//! becomes its first operand and `a` its second.
+
+use super::driver::{Context, Event, Handle, library_error};
+use super::load::{CUBLASLT, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
+use super::nvrtc::{cache_folder, hex, replace};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, c_char, c_void};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::{Arc, OnceLock};
+
+/// Which dimension of a GEMM operand is contiguous in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Major {
+    /// The inner dimension: `a` is `[M, K]` and `b` is `[N, K]`, row by row. FP8 needs this for both.
+    K,
+    /// The outer dimension: `a` is `[K, M]` and `b` is `[K, N]`, row by row.
+    MN,
+}
+
+/// How FP8 operands are scaled back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleMode {
+    /// Not at all; the only choice for wider types.
+    None,
+    /// One F32 multiplier per operand, in device memory.
+    PerTensor,
+}
+
+/// A matrix product `out[M, N] = a · bᵀ`, or `+=`: everything but the pointers. Leading dimensions count elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmSpec {
+    /// Rows of `out`.
+    pub m: usize,
+    /// Columns of `out`.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Element type of `a`.
+    pub a: DType,
+    /// Element type of `b`.
+    pub b: DType,
+    /// Element type of `out`.
+    pub out: DType,
+    /// Memory order of `a`.
+    pub a_layout: Major,
+    /// Memory order of `b`.
+    pub b_layout: Major,
+    /// Elements from one row of `a`, as stored, to the next.
+    pub lda: usize,
+    /// Elements from one row of `b`, as stored, to the next.
+    pub ldb: usize,
+    /// Elements from one row of `out` to the next.
+    pub ldc: usize,
+    /// How FP8 operands are scaled back.
+    pub scale: ScaleMode,
+    /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
+    pub fast_accumulation: bool,
+    /// Add to `out` instead of replacing it.
+    pub accumulate: bool,
+}
+
+impl GemmSpec {
+    /// A product of contiguous operands that both have K innermost, without scales.
+    pub fn contiguous([m, n, k]: [usize; 3], a: DType, b: DType, out: DType) -> GemmSpec {
+        GemmSpec {
+            m,
+            n,
+            k,
+            a,
+            b,
+            out,
+            a_layout: Major::K,
+            b_layout: Major::K,
+            lda: k,
+            ldb: k,
+            ldc: n,
+            scale: ScaleMode::None,
+            fast_accumulation: false,
+            accumulate: false,
+        }
+    }
+
+    /// Says why the library cannot run this product, before it says so less clearly.
+    fn check(&self) -> Result<()> {
+        use DType::{BF16, E4M3, E5M2, F16, F32};
+        let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
+        match (self.a, self.b, self.out) {
+            (F32, F32, F32) | (BF16, BF16, BF16 | F32) | (F16, F16, F16 | F32) => {}
+            (E4M3, E4M3 | E5M2, BF16 | F32) | (E5M2, E4M3, BF16 | F32) => {}
+            (a, b, out) => return wrong(format!("{a} · {b} to {out} is not supported by the hardware or not here")),
+        }
+        let fp8 = self.a.is_fp8();
+        if !fp8 && (self.fast_accumulation || self.scale != ScaleMode::None) {
+            return wrong(format!("scales and fast accumulation are for FP8, the operands are {}", self.a));
+        }
+        if fp8 && (self.a_layout, self.b_layout) != (Major::K, Major::K) {
+            return wrong("FP8 operands must both have K innermost".to_string());
+        }
+        if [self.m, self.n, self.k].contains(&0) {
+            return wrong("an empty dimension".to_string());
+        }
+        let row = |layout, outer| if layout == Major::K { self.k } else { outer };
+        let rows = [
+            ("lda", self.lda, row(self.a_layout, self.m)),
+            ("ldb", self.ldb, row(self.b_layout, self.n)),
+            ("ldc", self.ldc, self.n),
+        ];
+        for (name, stride, length) in rows {
+            if stride < length {
+                return wrong(format!("{name} is {stride}, less than a row of {length}"));
+            }
+        }
+        if fp8 {
+            // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
+            let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
+            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| value % 16 != 0) {
+                return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Device pointers of one product.
+#[derive(Clone, Copy)]
+pub(super) struct GemmPointers {
+    pub(super) a: u64,
+    pub(super) b: u64,
+    /// F32 multipliers, used with [`ScaleMode::PerTensor`].
+    pub(super) a_scale: u64,
+    pub(super) b_scale: u64,
+    pub(super) out: u64,
+}
+
+/// What one algorithm is, opaque to us (`cublasLtMatmulAlgo_t`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Algorithm([u64; 8]);
+
+/// An algorithm and what it needs (`cublasLtMatmulHeuristicResult_t`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Candidate {
+    algorithm: Algorithm,
+    workspace: usize,
+    state: i32,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+const NO_CANDIDATE: Candidate =
+    Candidate { algorithm: Algorithm([0; 8]), workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+
+functions! {
+    struct Api {
+        version = cublasLtGetVersion() -> usize;
+        status_string = cublasLtGetStatusString(i32) -> *const c_char;
+        create = cublasLtCreate(*mut Handle) -> i32;
+        destroy = cublasLtDestroy(Handle) -> i32;
+        desc_create = cublasLtMatmulDescCreate(*mut Handle, i32, i32) -> i32;
+        desc_destroy = cublasLtMatmulDescDestroy(Handle) -> i32;
+        desc_set = cublasLtMatmulDescSetAttribute(Handle, i32, *const c_void, usize) -> i32;
+        layout_create = cublasLtMatrixLayoutCreate(*mut Handle, i32, u64, u64, i64) -> i32;
+        layout_destroy = cublasLtMatrixLayoutDestroy(Handle) -> i32;
+        preference_create = cublasLtMatmulPreferenceCreate(*mut Handle) -> i32;
+        preference_destroy = cublasLtMatmulPreferenceDestroy(Handle) -> i32;
+        preference_set = cublasLtMatmulPreferenceSetAttribute(Handle, i32, *const c_void, usize) -> i32;
+        heuristics = cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32) -> i32;
+        check = cublasLtMatmulAlgoCheck(Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate) -> i32;
+        matmul = cublasLtMatmul(Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle, *const Algorithm, u64, usize, Handle) -> i32;
+    }
+}
+
+const COMPUTE_32F: i32 = 68;
+const DESC_TRANSPOSE_A: i32 = 3;
+const DESC_TRANSPOSE_B: i32 = 4;
+const DESC_A_SCALE_POINTER: i32 = 17;
+const DESC_B_SCALE_POINTER: i32 = 18;
+const DESC_FAST_ACCUMULATION: i32 = 25;
+const PREFERENCE_WORKSPACE: i32 = 1;
+const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
+/// Scratch that NVIDIA recommends for Hopper, in bytes.
+const WORKSPACE: usize = 32 << 20;
+/// How many of the library's proposals are timed.
+const PROPOSALS: usize = 8;
+/// Runs of each proposal before and during timing; the shortest of the latter counts.
+const WARM_UPS: usize = 2;
+const TIMED: usize = 5;
+
+/// `cudaDataType_t` of an element type that GEMMs take.
+fn cuda_type(dtype: DType) -> Result<i32> {
+    match dtype {
+        DType::F32 => Ok(0),
+        DType::F16 => Ok(2),
+        DType::BF16 => Ok(14),
+        DType::E4M3 => Ok(28),
+        DType::E5M2 => Ok(29),
+        DType::F64 | DType::I32 => {
+            Err(Error::DType { what: "gemm".to_string(), expected: "a type of tensor cores".to_string(), got: dtype })
+        }
+    }
+}
+
+fn opened() -> &'static Result<Api, Problem> {
+    static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
+    OPENED
+        .get_or_init(|| SharedLibrary::open(&CUBLASLT.for_this_driver(), SearchPath::of_process()).and_then(Api::load))
+}
+
+/// Opens cuBLASLt, or says why it cannot be used.
+pub(super) fn require() -> Result<()> {
+    api().map(|_| ())
+}
+
+fn api() -> Result<&'static Api> {
+    opened().as_ref().map_err(|problem| problem.clone().into())
+}
+
+impl Api {
+    fn version_text(&self) -> String {
+        // SAFETY: plain call.
+        dotted(unsafe { (self.version)() })
+    }
+}
+
+pub(super) fn report() -> LibraryReport {
+    LibraryReport::new(&CUBLASLT, opened(), |api| &api.library, |api| Some(api.version_text()))
+}
+
+/// cuBLASLt on one device, with the products prepared so far.
+pub(super) struct Gemms {
+    library: Lt,
+    workspace: u64,
+    plans: HashMap<(GemmSpec, u32), Plan>,
+    choices: Choices,
+}
+
+// SAFETY: handles and descriptors may move between threads; `Gemms` is used by one at a time, behind a Mutex.
+unsafe impl Send for Gemms {}
+
+impl Drop for Gemms {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `open`; freeing waits for products under way. A failure has no one to hear it.
+        let _ = unsafe { self.library.context.free(self.workspace) };
+    }
+}
+
+/// The library's handle and what its calls need.
+struct Lt {
+    api: &'static Api,
+    handle: Handle,
+    context: Arc<Context>,
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: created in `Gemms::open`, not used again.
+        unsafe { (self.api.destroy)(self.handle) };
+    }
+}
+
+impl Gemms {
+    pub(super) fn open(context: &Arc<Context>) -> Result<Gemms> {
+        let api = api()?;
+        context.bind()?;
+        let mut library = Lt { api, handle: null_mut(), context: context.clone() };
+        // SAFETY: the library writes one handle, which `Drop` destroys.
+        let status = unsafe { (api.create)(&mut library.handle) };
+        library.check(status, "cublasLtCreate")?;
+        let choices = Choices::load(&api.version_text(), &context.name);
+        let Some(workspace) = context.allocate(WORKSPACE)? else {
+            let (free, total) = context.memory_info()?;
+            return Err(Error::OutOfMemory { requested: WORKSPACE, free, total });
+        };
+        Ok(Gemms { library, workspace, plans: HashMap::new(), choices })
+    }
+
+    /// Enqueues a product. The first call of each spec and alignment times the library's proposals, for which
+    /// `scratch` must return the address of the given number of bytes.
+    ///
+    /// # Safety
+    /// The pointers name device memory of the spec's shapes and types.
+    pub(super) unsafe fn run(
+        &mut self,
+        spec: &GemmSpec,
+        pointers: &GemmPointers,
+        scratch: impl FnOnce(usize) -> Result<u64>,
+    ) -> Result<()> {
+        let alignment = alignment(&[pointers.a, pointers.b, pointers.out]);
+        if spec.scale == ScaleMode::PerTensor && (pointers.a_scale == 0 || pointers.b_scale == 0) {
+            return Err(Error::Value("gemm: per-tensor scaling without a scale".to_string()));
+        }
+        self.library.context.bind()?;
+        if !self.plans.contains_key(&(*spec, alignment)) {
+            // SAFETY: the caller's promise.
+            let plan = unsafe { self.prepare(spec, alignment, pointers, scratch)? };
+            self.plans.insert((*spec, alignment), plan);
+        }
+        let plan = &self.plans[&(*spec, alignment)];
+        plan.set_scales(&self.library, pointers)?;
+        // SAFETY: the caller's promise.
+        unsafe { plan.enqueue(&self.library, &plan.algorithm, pointers, self.workspace) }
+    }
+
+    /// Builds the descriptors and chooses an algorithm: the remembered one while the library still takes it, else the
+    /// fastest.
+    ///
+    /// # Safety
+    /// As for [`Gemms::run`].
+    unsafe fn prepare(
+        &mut self,
+        spec: &GemmSpec,
+        alignment: u32,
+        pointers: &GemmPointers,
+        scratch: impl FnOnce(usize) -> Result<u64>,
+    ) -> Result<Plan> {
+        spec.check()?;
+        let mut plan = Plan::new(&self.library, spec)?;
+        plan.set_scales(&self.library, pointers)?;
+        let key = format!("{spec:?} aligned to {alignment}");
+        if let Some(algorithm) = self.choices.get(&key)
+            && plan.accepts(&self.library, &algorithm)
+        {
+            plan.algorithm = algorithm;
+            return Ok(plan);
+        }
+        if self.library.context.is_capturing()? {
+            return Err(Error::Value(format!("gemm {spec:?} must run once before it is recorded in a graph")));
+        }
+        // Timing must not add to `out` again and again.
+        let scratch = if spec.accumulate { scratch(spec.m * spec.ldc * spec.out.size())? } else { pointers.out };
+        let target = GemmPointers { out: scratch, ..*pointers };
+        let mut best: Option<(f32, Algorithm)> = None;
+        let mut refusal = None;
+        for candidate in plan.proposals(&self.library, spec, alignment)? {
+            // SAFETY: as the caller promised, and `scratch` has the size of `out`.
+            match unsafe { plan.time(&self.library, &candidate.algorithm, &target, self.workspace) } {
+                Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, candidate.algorithm)),
+                Ok(_) => {}
+                Err(error) => refusal = Some(error),
+            }
+        }
+        match (best, refusal) {
+            (Some((_, algorithm)), _) => {
+                plan.algorithm = algorithm;
+                self.choices.insert(key, algorithm);
+                Ok(plan)
+            }
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::Value(format!("gemm {spec:?}: cuBLASLt has no algorithm for it"))),
+        }
+    }
+}
+
+impl Lt {
+    fn check(&self, status: i32, call: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library returns a constant string for any status.
+        let text = unsafe { (self.api.status_string)(status) };
+        let message = if text.is_null() {
+            format!("status {status}")
+        } else {
+            // SAFETY: not null, and constant.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Err(library_error(&self.context, CUBLASLT.name, call, message))
+    }
+}
+
+/// The largest power of two up to 256 that divides all addresses, in the three classes algorithms distinguish.
+fn alignment(addresses: &[u64]) -> u32 {
+    let all = addresses.iter().fold(256, |all, address| all | address);
+    match 1u64 << all.trailing_zeros() {
+        256.. => 256,
+        16.. => 16,
+        exact => exact as u32,
+    }
+}
+
+/// A descriptor of the library, destroyed on the way out.
+struct Owned {
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> i32,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: created by the function that `destroy` belongs to, and not used again.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}
+
+/// One prepared product.
+struct Plan {
+    desc: Owned,
+    /// The library's first operand, which is our `b`.
+    first: Owned,
+    second: Owned,
+    out: Owned,
+    scale: ScaleMode,
+    beta: f32,
+    algorithm: Algorithm,
+}
+
+impl Plan {
+    fn new(lt: &Lt, spec: &GemmSpec) -> Result<Plan> {
+        let api = lt.api;
+        let mut handle = null_mut();
+        // SAFETY: the library writes one handle; F32 sums, and an F32 factor.
+        lt.check(
+            unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) },
+            "cublasLtMatmulDescCreate",
+        )?;
+        let desc = Owned { handle, destroy: api.desc_destroy };
+        let layout = |dtype, rows: usize, columns: usize, stride: usize| {
+            let mut handle = null_mut();
+            // SAFETY: the library writes one handle.
+            let status = unsafe {
+                (api.layout_create)(&mut handle, cuda_type(dtype)?, rows as u64, columns as u64, stride as i64)
+            };
+            lt.check(status, "cublasLtMatrixLayoutCreate")?;
+            Ok::<Owned, Error>(Owned { handle, destroy: api.layout_destroy })
+        };
+        // What is innermost for us is a column for the library.
+        let operand = |dtype, major, outer, stride| match major {
+            Major::K => layout(dtype, spec.k, outer, stride),
+            Major::MN => layout(dtype, outer, spec.k, stride),
+        };
+        let plan = Plan {
+            first: operand(spec.b, spec.b_layout, spec.n, spec.ldb)?,
+            second: operand(spec.a, spec.a_layout, spec.m, spec.lda)?,
+            out: layout(spec.out, spec.n, spec.m, spec.ldc)?,
+            desc,
+            scale: spec.scale,
+            beta: if spec.accumulate { 1.0 } else { 0.0 },
+            algorithm: NO_CANDIDATE.algorithm,
+        };
+        // The library wants the first operand as [N, K] and the second as [K, M], both by columns.
+        plan.set(lt, DESC_TRANSPOSE_A, &i32::from(spec.b_layout == Major::K))?;
+        plan.set(lt, DESC_TRANSPOSE_B, &i32::from(spec.a_layout == Major::MN))?;
+        if spec.a.is_fp8() {
+            plan.set(lt, DESC_FAST_ACCUMULATION, &i8::from(spec.fast_accumulation))?;
+        }
+        Ok(plan)
+    }
+
+    fn set<T: Copy>(&self, lt: &Lt, attribute: i32, value: &T) -> Result<()> {
+        // SAFETY: the library copies `size_of::<T>()` bytes.
+        let status =
+            unsafe { (lt.api.desc_set)(self.desc.handle, attribute, (value as *const T).cast(), size_of::<T>()) };
+        lt.check(status, "cublasLtMatmulDescSetAttribute")
+    }
+
+    fn set_scales(&self, lt: &Lt, pointers: &GemmPointers) -> Result<()> {
+        match self.scale {
+            ScaleMode::None => Ok(()),
+            ScaleMode::PerTensor => {
+                self.set(lt, DESC_A_SCALE_POINTER, &pointers.b_scale)?;
+                self.set(lt, DESC_B_SCALE_POINTER, &pointers.a_scale)
+            }
+        }
+    }
+
+    /// Whether the library still takes an algorithm that was remembered.
+    fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
+        let mut result = NO_CANDIDATE;
+        // SAFETY: all descriptors live; the library reads the algorithm and writes the result.
+        let status = unsafe {
+            let (first, second, out) = (self.first.handle, self.second.handle, self.out.handle);
+            (lt.api.check)(lt.handle, self.desc.handle, first, second, out, out, algorithm, &mut result)
+        };
+        status == 0 && result.workspace <= WORKSPACE
+    }
+
+    fn proposals(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Candidate>> {
+        let mut handle = null_mut();
+        // SAFETY: the library writes one handle.
+        lt.check(unsafe { (lt.api.preference_create)(&mut handle) }, "cublasLtMatmulPreferenceCreate")?;
+        let preference = Owned { handle, destroy: lt.api.preference_destroy };
+        let set = |attribute, value: *const c_void, bytes| {
+            // SAFETY: the library copies `bytes` from `value`.
+            let status = unsafe { (lt.api.preference_set)(preference.handle, attribute, value, bytes) };
+            lt.check(status, "cublasLtMatmulPreferenceSetAttribute")
+        };
+        set(PREFERENCE_WORKSPACE, (&raw const WORKSPACE_VALUE).cast(), size_of::<usize>())?;
+        for attribute in PREFERENCE_ALIGNMENTS {
+            set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
+        }
+        let (mut found, mut count) = ([NO_CANDIDATE; PROPOSALS], 0);
+        // SAFETY: all descriptors live; the library writes at most `PROPOSALS` results.
+        let status = unsafe {
+            let (first, second, out) = (self.first.handle, self.second.handle, self.out.handle);
+            let (desc, preference, wanted) = (self.desc.handle, preference.handle, PROPOSALS as i32);
+            (lt.api.heuristics)(
+                lt.handle,
+                desc,
+                first,
+                second,
+                out,
+                out,
+                preference,
+                wanted,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        lt.check(status, &format!("cublasLtMatmulAlgoGetHeuristic of {spec:?}"))?;
+        let found = found.into_iter().take(count.max(0) as usize);
+        Ok(found.filter(|candidate| candidate.state == 0).collect())
+    }
+
+    /// # Safety
+    /// As for [`Gemms::run`].
+    unsafe fn enqueue(&self, lt: &Lt, algorithm: &Algorithm, pointers: &GemmPointers, workspace: u64) -> Result<()> {
+        let alpha = 1.0f32;
+        lt.context.note("gemm");
+        // SAFETY: the caller's promise for the pointers; factors are read before the call returns.
+        let status = unsafe {
+            (lt.api.matmul)(
+                lt.handle,
+                self.desc.handle,
+                (&raw const alpha).cast(),
+                pointers.b,
+                self.first.handle,
+                pointers.a,
+                self.second.handle,
+                (&raw const self.beta).cast(),
+                pointers.out,
+                self.out.handle,
+                pointers.out,
+                self.out.handle,
+                algorithm,
+                workspace,
+                WORKSPACE,
+                lt.context.stream(),
+            )
+        };
+        if status == 0 { Ok(()) } else { lt.check(status, "cublasLtMatmul") }
+    }
+
+    /// Milliseconds of one run, the shortest of several.
+    ///
+    /// # Safety
+    /// As for [`Gemms::run`].
+    unsafe fn time(&self, lt: &Lt, algorithm: &Algorithm, pointers: &GemmPointers, workspace: u64) -> Result<f32> {
+        for _ in 0..WARM_UPS {
+            // SAFETY: the caller's promise.
+            unsafe { self.enqueue(lt, algorithm, pointers, workspace)? };
+        }
+        let mut events = vec![Event::record(&lt.context)?];
+        for _ in 0..TIMED {
+            // SAFETY: the caller's promise.
+            unsafe { self.enqueue(lt, algorithm, pointers, workspace)? };
+            events.push(Event::record(&lt.context)?);
+        }
+        let mut times = events.windows(2).map(|pair| pair[0].milliseconds_until(&pair[1]));
+        times.try_fold(f32::INFINITY, |least, time| Ok(least.min(time?)))
+    }
+}
+
+/// [`WORKSPACE`] with an address, for the library to read.
+static WORKSPACE_VALUE: usize = WORKSPACE;
+
+/// The algorithms chosen on this kind of GPU with this version of the library, kept on disk.
+struct Choices {
+    file: PathBuf,
+    /// Spec as text, and the algorithm's bytes in hexadecimal.
+    known: BTreeMap<String, String>,
+}
+
+impl Choices {
+    fn load(version: &str, gpu: &str) -> Choices {
+        let gpu: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        let file = cache_folder().join("gemm").join(format!("{gpu}-cublaslt-{version}.json"));
+        let known = Choices::read(&file);
+        Choices { file, known }
+    }
+
+    /// What a file holds; nothing when it is absent or damaged, for then the timing is done again.
+    fn read(file: &std::path::Path) -> BTreeMap<String, String> {
+        std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
+
+    fn get(&self, key: &str) -> Option<Algorithm> {
+        let text = self.known.get(key)?;
+        let words = text.as_bytes().as_chunks::<16>();
+        let mut algorithm = NO_CANDIDATE.algorithm;
+        if words.0.len() != algorithm.0.len() || !words.1.is_empty() {
+            return None;
+        }
+        for (word, digits) in algorithm.0.iter_mut().zip(words.0) {
+            *word = u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        }
+        Some(algorithm)
+    }
+
+    fn insert(&mut self, key: String, algorithm: Algorithm) {
+        // Other ranks write too: keep what they found. Of two writers at once one is lost, and timed again some day.
+        self.known.extend(Choices::read(&self.file));
+        self.known.insert(key, algorithm.0.iter().map(|word| hex(&word.to_be_bytes())).collect());
+        let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
+        if let Err(error) = replace(&self.file, &text) {
+            tracing::warn!("{} was not kept: {error}", self.file.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_survive_the_disk_and_damage_is_forgotten() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("gemm/choices.json");
+        let mut choices = Choices { file: file.clone(), known: BTreeMap::new() };
+        let algorithm = Algorithm([1, u64::MAX, 0, 3, 4, 5, 6, 0xdead_beef]);
+        choices.insert("spec".to_string(), algorithm);
+
+        let mut again = Choices { file: file.clone(), known: Choices::read(&file) };
+        assert_eq!(again.get("spec").map(|found| found.0), Some(algorithm.0));
+        assert!(again.get("another").is_none());
+        for damage in ["", "0123", "g123456789abcdef"] {
+            again.known.insert("spec".to_string(), damage.to_string());
+            assert!(again.get("spec").is_none(), "{damage:?}");
+        }
+        std::fs::write(&file, "{\"spec\": 3").expect("a file");
+        assert!(Choices::read(&file).is_empty());
+    }
+
+    #[test]
+    fn impossible_products_are_named() {
+        use DType::{BF16, E4M3, E5M2, F32};
+        let fine = GemmSpec::contiguous([16, 32, 48], E4M3, E5M2, F32);
+        let cases = [
+            (GemmSpec { a: E5M2, ..fine }, "not supported"),
+            (GemmSpec { b_layout: Major::MN, ..fine }, "K innermost"),
+            (GemmSpec { k: 40, ..fine }, "multiple of 16"),
+            (GemmSpec { lda: 47, ..fine }, "less than a row"),
+            (GemmSpec { m: 0, ..fine }, "empty"),
+            (GemmSpec { a: BF16, b: BF16, fast_accumulation: true, ..fine }, "for FP8"),
+        ];
+        assert!(fine.check().is_ok());
+        for (spec, words) in cases {
+            let message = spec.check().expect_err("an impossible product").to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+
+    #[test]
+    fn alignments_fall_into_classes() {
+        let cases = [(0x100, 0x200, 256), (0x100, 0x40, 16), (0x100, 0x8, 8), (0x102, 0x100, 2), (0x101, 0x100, 1)];
+        for (a, b, expected) in cases {
+            assert_eq!(alignment(&[a, b]), expected, "{a:#x} {b:#x}");
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! The CUDA driver: one context and one stream per device, copies, events, modules and launches.
+
+use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, functions};
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A driver object: context, stream, event, module, function or graph.
+pub(super) type Handle = *mut c_void;
+
+functions! {
+    /// The part of the driver API in use. Names with a suffix are the current versions of older functions.
+    struct Api {
+        init = cuInit(u32) -> i32;
+        driver_version = cuDriverGetVersion(*mut i32) -> i32;
+        error_name = cuGetErrorName(i32, *mut *const c_char) -> i32;
+        error_string = cuGetErrorString(i32, *mut *const c_char) -> i32;
+        device_count = cuDeviceGetCount(*mut i32) -> i32;
+        device_get = cuDeviceGet(*mut i32, i32) -> i32;
+        device_name = cuDeviceGetName(*mut c_char, i32, i32) -> i32;
+        device_attribute = cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
+        context_retain = cuDevicePrimaryCtxRetain(*mut Handle, i32) -> i32;
+        context_release = cuDevicePrimaryCtxRelease_v2(i32) -> i32;
+        context_set = cuCtxSetCurrent(Handle) -> i32;
+        stream_create = cuStreamCreate(*mut Handle, u32) -> i32;
+        stream_destroy = cuStreamDestroy_v2(Handle) -> i32;
+        stream_synchronize = cuStreamSynchronize(Handle) -> i32;
+        stream_is_capturing = cuStreamIsCapturing(Handle, *mut i32) -> i32;
+        stream_begin_capture = cuStreamBeginCapture_v2(Handle, i32) -> i32;
+        stream_end_capture = cuStreamEndCapture(Handle, *mut Handle) -> i32;
+        graph_instantiate = cuGraphInstantiateWithFlags(*mut Handle, Handle, u64) -> i32;
+        graph_launch = cuGraphLaunch(Handle, Handle) -> i32;
+        graph_exec_destroy = cuGraphExecDestroy(Handle) -> i32;
+        graph_destroy = cuGraphDestroy(Handle) -> i32;
+        event_create = cuEventCreate(*mut Handle, u32) -> i32;
+        event_record = cuEventRecord(Handle, Handle) -> i32;
+        event_synchronize = cuEventSynchronize(Handle) -> i32;
+        event_elapsed = cuEventElapsedTime(*mut f32, Handle, Handle) -> i32;
+        event_destroy = cuEventDestroy_v2(Handle) -> i32;
+        module_load = cuModuleLoadData(*mut Handle, *const c_void) -> i32;
+        module_unload = cuModuleUnload(Handle) -> i32;
+        module_function = cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> i32;
+        function_set = cuFuncSetAttribute(Handle, i32, i32) -> i32;
+        launch = cuLaunchKernel(Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
+        memory_info = cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
+        memory_allocate = cuMemAlloc_v2(*mut u64, usize) -> i32;
+        memory_free = cuMemFree_v2(u64) -> i32;
+        host_allocate = cuMemHostAlloc(*mut *mut c_void, usize, u32) -> i32;
+        host_free = cuMemFreeHost(*mut c_void) -> i32;
+        copy_to_device = cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle) -> i32;
+        copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle) -> i32;
+        copy_on_device = cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle) -> i32;
+        fill = cuMemsetD8Async(u64, u8, usize, Handle) -> i32;
+    }
+}
+
+const SUCCESS: i32 = 0;
+const OUT_OF_MEMORY: i32 = 2;
+/// Faults of a kernel, after which every call on the context fails (cuda.h, `CUDA_ERROR_ILLEGAL_ADDRESS` and on).
+const FAULTS: [i32; 12] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
+const ATTRIBUTE_MULTIPROCESSOR_COUNT: i32 = 16;
+const ATTRIBUTE_CAPABILITY_MAJOR: i32 = 75;
+const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
+const STREAM_NON_BLOCKING: u32 = 1;
+const CAPTURE_THREAD_LOCAL: i32 = 1;
+const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
+/// Shared memory a kernel may ask for without raising the function's limit, in bytes.
+const DEFAULT_SHARED: u32 = 48 << 10;
+/// How many launches are remembered for the message of a fault.
+const REMEMBERED_LAUNCHES: usize = 8;
+
+fn opened() -> &'static Result<Api, Problem> {
+    static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        let api = SharedLibrary::open(&DRIVER, SearchPath::of_process()).and_then(Api::load)?;
+        // SAFETY: plain call; it comes before every other one.
+        match unsafe { (api.init)(0) } {
+            SUCCESS => Ok(api),
+            status => {
+                let reason = format!("cuInit: {}", api.describe(status));
+                Err(Problem { library: DRIVER.name, reason, remedy: DRIVER.remedy })
+            }
+        }
+    })
+}
+
+fn api() -> Result<&'static Api> {
+    opened().as_ref().map_err(|problem| problem.clone().into())
+}
+
+/// The newest CUDA version the driver supports, as (major, minor); `None` without a driver.
+pub(super) fn cuda_version() -> Option<(i32, i32)> {
+    let api = opened().as_ref().ok()?;
+    let mut version = 0;
+    // SAFETY: the driver writes one int.
+    let status = unsafe { (api.driver_version)(&mut version) };
+    (status == SUCCESS).then_some((version / 1000, version % 1000 / 10))
+}
+
+pub(super) fn report() -> LibraryReport {
+    LibraryReport::new(
+        &DRIVER,
+        opened(),
+        |api| &api.library,
+        |_| cuda_version().map(|(major, minor)| format!("CUDA {major}.{minor}")),
+    )
+}
+
+/// How many GPUs the driver shows this process.
+pub(super) fn device_count() -> Result<usize> {
+    let api = api()?;
+    let mut count = 0;
+    // SAFETY: the driver writes one int.
+    api.check(unsafe { (api.device_count)(&mut count) }, "cuDeviceGetCount")?;
+    Ok(count.max(0) as usize)
+}
+
+impl Api {
+    fn describe(&self, status: i32) -> String {
+        let text = |function: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
+            let mut text = null();
+            // SAFETY: the driver writes a pointer to a constant string, or null.
+            unsafe { function(status, &mut text) == SUCCESS && !text.is_null() }
+                // SAFETY: not null, and constant for the life of the process.
+                .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        match (text(self.error_string), text(self.error_name)) {
+            (Some(words), Some(name)) => format!("{words} ({name})"),
+            _ => format!("status {status}"),
+        }
+    }
+
+    fn check(&self, status: i32, call: &str) -> Result<()> {
+        match status {
+            SUCCESS => Ok(()),
+            status => Err(Error::Cuda { library: DRIVER.name, call: call.to_string(), message: self.describe(status) }),
+        }
+    }
+}
+
+/// The primary context of one GPU and the one stream all work of this process goes through.
+pub(super) struct Context {
+    api: &'static Api,
+    device: i32,
+    context: Handle,
+    stream: Handle,
+    pub(super) name: String,
+    pub(super) capability: (i32, i32),
+    pub(super) sm_count: usize,
+    /// What was started since the last synchronisation, for the message of a fault.
+    launches: Mutex<VecDeque<&'static str>>,
+    /// The first fault of the device: later errors only repeat that the context is dead.
+    fault: OnceLock<String>,
+}
+
+// SAFETY: the driver API may be called from any thread; each method binds the context to its thread first.
+unsafe impl Send for Context {}
+// SAFETY: as above; what changes on our side lies behind a Mutex or a OnceLock.
+unsafe impl Sync for Context {}
+
+/// The guard of a mutex whose data stays sound when a holder panicked.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Context {
+    /// Opens GPU `ordinal` of those the driver shows.
+    pub(super) fn open(ordinal: usize) -> Result<Arc<Context>> {
+        let api = api()?;
+        let count = device_count()?;
+        if ordinal >= count {
+            return Err(Error::Value(format!("GPU {ordinal} does not exist: the driver shows {count}")));
+        }
+        let mut device = 0;
+        // SAFETY: the driver writes one int.
+        api.check(unsafe { (api.device_get)(&mut device, ordinal as i32) }, "cuDeviceGet")?;
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the driver writes one int.
+            api.check(unsafe { (api.device_attribute)(&mut value, which, device) }, "cuDeviceGetAttribute")?;
+            Ok::<i32, Error>(value)
+        };
+        let mut name = [0 as c_char; 256];
+        // SAFETY: the driver writes at most 256 bytes and ends them with a zero.
+        api.check(unsafe { (api.device_name)(name.as_mut_ptr(), 256, device) }, "cuDeviceGetName")?;
+        // SAFETY: ended with a zero above.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+
+        let mut opened = Context {
+            api,
+            device,
+            context: null_mut(),
+            stream: null_mut(),
+            name,
+            capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
+            sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
+            launches: Mutex::default(),
+            fault: OnceLock::new(),
+        };
+        // SAFETY: the driver writes one handle; `Drop` releases it.
+        api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
+        opened.bind()?;
+        // SAFETY: the context is current; `Drop` destroys the stream.
+        api.check(unsafe { (api.stream_create)(&mut opened.stream, STREAM_NON_BLOCKING) }, "cuStreamCreate")?;
+        Ok(Arc::new(opened))
+    }
+
+    /// The compute stream, for libraries that launch on it.
+    pub(super) fn stream(&self) -> Handle {
+        self.stream
+    }
+
+    /// Makes the context current in this thread; every library call needs that.
+    pub(super) fn bind(&self) -> Result<()> {
+        // SAFETY: the context lives until `Drop`.
+        self.check(unsafe { (self.api.context_set)(self.context) }, "cuCtxSetCurrent")
+    }
+
+    /// Turns a status into an error that also tells of an earlier fault and what may have caused it.
+    pub(super) fn check(&self, status: i32, call: &str) -> Result<()> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        let words = self.api.describe(status);
+        let message = match self.fault.get() {
+            Some(fault) => format!("{words}; the GPU failed earlier: {fault}"),
+            None if FAULTS.contains(&status) => self.fault.get_or_init(|| self.describe_fault(&words)).clone(),
+            None => words,
+        };
+        Err(Error::Cuda { library: DRIVER.name, call: call.to_string(), message })
+    }
+
+    fn describe_fault(&self, words: &str) -> String {
+        let launches: Vec<&str> = lock(&self.launches).iter().copied().collect();
+        match launches.as_slice() {
+            [] => words.to_string(),
+            [kernel] => format!("{words}, in {kernel}"),
+            several => format!("{words}, in one of {}; CUDA_LAUNCH_BLOCKING=1 tells which", several.join(", ")),
+        }
+    }
+
+    /// The first fault of the device, for errors of other libraries.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.fault.get().map(String::as_str)
+    }
+
+    /// Remembers that `what` was started, for the message of a fault.
+    pub(super) fn note(&self, what: &'static str) {
+        let mut launches = lock(&self.launches);
+        if launches.contains(&what) {
+            return;
+        }
+        if launches.len() == REMEMBERED_LAUNCHES {
+            launches.pop_front();
+        }
+        launches.push_back(what);
+    }
+
+    /// Waits until the stream is empty.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives until `Drop`.
+        self.check(unsafe { (self.api.stream_synchronize)(self.stream) }, "cuStreamSynchronize")?;
+        lock(&self.launches).clear();
+        Ok(())
+    }
+
+    /// Bytes free on the device and bytes it has.
+    pub(super) fn memory_info(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the driver writes two sizes.
+        self.check(unsafe { (self.api.memory_info)(&mut free, &mut total) }, "cuMemGetInfo")?;
+        Ok((free, total))
+    }
+
+    /// Device memory from the driver; `None` when it has not enough.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
+        self.bind()?;
+        let mut pointer = 0;
+        // SAFETY: the driver writes one pointer.
+        match unsafe { (self.api.memory_allocate)(&mut pointer, bytes) } {
+            OUT_OF_MEMORY => Ok(None),
+            status => self.check(status, &format!("cuMemAlloc of {bytes} bytes")).map(|()| Some(pointer)),
+        }
+    }
+
+    /// Gives device memory back to the driver.
+    ///
+    /// # Safety
+    /// `pointer` came from [`Context::allocate`] and nothing enqueued uses it.
+    pub(super) unsafe fn free(&self, pointer: u64) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.memory_free)(pointer) }, "cuMemFree")
+    }
+
+    /// Enqueues a copy from the host. Pinned memory is read later, other memory before this returns.
+    ///
+    /// # Safety
+    /// `to..to + bytes` is device memory; `from` holds `bytes` and, when pinned, is not written until the copy is over.
+    pub(super) unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.stream) }, "cuMemcpyHtoDAsync")
+    }
+
+    /// Enqueues a copy to the host.
+    ///
+    /// # Safety
+    /// `from..from + bytes` is device memory; `to` has room for `bytes` and is not touched until the copy is over.
+    pub(super) unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.stream) }, "cuMemcpyDtoHAsync")
+    }
+
+    /// Enqueues a copy within the device.
+    ///
+    /// # Safety
+    /// Both ranges are device memory and do not overlap.
+    pub(super) unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream) }, "cuMemcpyDtoDAsync")
+    }
+
+    /// Enqueues a fill with one byte.
+    ///
+    /// # Safety
+    /// `to..to + bytes` is device memory.
+    pub(super) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.fill)(to, byte, bytes, self.stream) }, "cuMemsetD8Async")
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `args` point to values of the kernel's parameter types, and the kernel stays within the memory they name.
+    pub(super) unsafe fn launch(
+        &self,
+        function: &Function,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
+        self.bind()?;
+        if shared_bytes > DEFAULT_SHARED {
+            // SAFETY: the function lives as long as its module, which `function` holds.
+            let status =
+                unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };
+            self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
+        }
+        self.note(function.name);
+        let [x, y, z] = grid;
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        let status = unsafe {
+            let (args, none) = (args.as_mut_ptr(), null_mut());
+            (self.api.launch)(function.function, x, y, z, block, 1, 1, shared_bytes, self.stream, args, none)
+        };
+        match status {
+            SUCCESS => Ok(()),
+            status => self.check(status, &format!("launch of {} on {grid:?} blocks of {block}", function.name)),
+        }
+    }
+
+    /// True while the stream records a graph instead of running.
+    pub(super) fn is_capturing(&self) -> Result<bool> {
+        self.bind()?;
+        let mut state = 0;
+        // SAFETY: the driver writes one int.
+        self.check(unsafe { (self.api.stream_is_capturing)(self.stream, &mut state) }, "cuStreamIsCapturing")?;
+        Ok(state != 0)
+    }
+
+    /// From here on, work given to the stream by this thread is recorded instead of run.
+    pub(super) fn begin_capture(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives until `Drop`.
+        let status = unsafe { (self.api.stream_begin_capture)(self.stream, CAPTURE_THREAD_LOCAL) };
+        self.check(status, "cuStreamBeginCapture")
+    }
+
+    /// Ends the recording and makes it replayable.
+    pub(super) fn end_capture(&self) -> Result<Handle> {
+        self.bind()?;
+        let (mut graph, mut replayable) = (null_mut(), null_mut());
+        // SAFETY: the driver writes one handle, or null when the recording was broken off.
+        self.check(unsafe { (self.api.stream_end_capture)(self.stream, &mut graph) }, "cuStreamEndCapture")?;
+        // SAFETY: `graph` is the handle just written; the replayable form does not need it any more.
+        let made = unsafe {
+            let status = (self.api.graph_instantiate)(&mut replayable, graph, 0);
+            (self.api.graph_destroy)(graph);
+            status
+        };
+        self.check(made, "cuGraphInstantiate")?;
+        Ok(replayable)
+    }
+
+    /// Enqueues a recorded graph.
+    ///
+    /// # Safety
+    /// `graph` came from [`Context::end_capture`] and all memory it names is still allocated.
+    pub(super) unsafe fn launch_graph(&self, graph: Handle) -> Result<()> {
+        self.bind()?;
+        self.note("a recorded graph");
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.graph_launch)(graph, self.stream) }, "cuGraphLaunch")
+    }
+
+    /// Frees a recorded graph.
+    ///
+    /// # Safety
+    /// `graph` came from [`Context::end_capture`] and is not used again.
+    pub(super) unsafe fn destroy_graph(&self, graph: Handle) {
+        // SAFETY: the caller's promise. Nothing can be done about a failure here.
+        unsafe { (self.api.graph_exec_destroy)(graph) };
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.context.is_null() {
+            return;
+        }
+        // SAFETY: made in `open`, used nowhere else now. Failures on the way out have no one to hear them.
+        unsafe {
+            (self.api.context_set)(self.context);
+            if !self.stream.is_null() {
+                (self.api.stream_destroy)(self.stream);
+            }
+            (self.api.context_release)(self.device);
+        }
+    }
+}
+
+/// A loaded cubin.
+pub(super) struct Module {
+    context: Arc<Context>,
+    module: Handle,
+}
+
+// SAFETY: a module handle may be used from any thread with its context bound.
+unsafe impl Send for Module {}
+// SAFETY: as above; nothing on our side changes.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a cubin compiled for this GPU.
+    pub(super) fn load(context: &Arc<Context>, cubin: &[u8], name: &str) -> Result<Module> {
+        context.bind()?;
+        let mut module = null_mut();
+        // SAFETY: a cubin is an ELF file and carries its own length; the driver copies it.
+        let status = unsafe { (context.api.module_load)(&mut module, cubin.as_ptr().cast()) };
+        context.check(status, &format!("loading kernels of {name}"))?;
+        Ok(Module { context: context.clone(), module })
+    }
+
+    /// A kernel of the module by its `extern "C"` name.
+    pub(super) fn function(self: &Arc<Self>, name: &'static str) -> Result<Function> {
+        self.context.bind()?;
+        let c_name = CString::new(name).map_err(|_| Error::Value(format!("kernel name {name:?} holds a zero")))?;
+        let mut function = null_mut();
+        // SAFETY: the driver writes one handle; the name ends with a zero.
+        let status = unsafe { (self.context.api.module_function)(&mut function, self.module, c_name.as_ptr()) };
+        self.context.check(status, &format!("looking up kernel {name}"))?;
+        Ok(Function { _module: self.clone(), function, name })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded in `load`; functions of it hold the module alive. Unloading waits for running kernels.
+        unsafe {
+            (self.context.api.context_set)(self.context.context);
+            (self.context.api.module_unload)(self.module);
+        }
+    }
+}
+
+/// A kernel ready to launch.
+#[derive(Clone)]
+pub(super) struct Function {
+    _module: Arc<Module>,
+    function: Handle,
+    name: &'static str,
+}
+
+// SAFETY: a function handle may be used from any thread with its context bound.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// A point in the stream, for timing.
+pub struct Event {
+    context: Arc<Context>,
+    event: Handle,
+}
+
+// SAFETY: an event handle may be used from any thread with its context bound.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Marks the present end of the stream.
+    pub(super) fn record(context: &Arc<Context>) -> Result<Event> {
+        context.bind()?;
+        let mut event = null_mut();
+        // SAFETY: the driver writes one handle; `Drop` destroys it.
+        context.check(unsafe { (context.api.event_create)(&mut event, 0) }, "cuEventCreate")?;
+        let event = Event { context: context.clone(), event };
+        // SAFETY: both handles live.
+        context.check(unsafe { (context.api.event_record)(event.event, context.stream) }, "cuEventRecord")?;
+        Ok(event)
+    }
+
+    /// Milliseconds of device time from `self` to `later`; waits for `later`.
+    pub fn milliseconds_until(&self, later: &Event) -> Result<f32> {
+        let context = &self.context;
+        context.bind()?;
+        // SAFETY: the event lives.
+        context.check(unsafe { (context.api.event_synchronize)(later.event) }, "cuEventSynchronize")?;
+        let mut milliseconds = 0.0;
+        // SAFETY: the driver writes one float; both events are recorded and over.
+        let status = unsafe { (context.api.event_elapsed)(&mut milliseconds, self.event, later.event) };
+        context.check(status, "cuEventElapsedTime")?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made in `record`; the driver frees it once it is over.
+        unsafe {
+            (self.context.api.context_set)(self.context.context);
+            (self.context.api.event_destroy)(self.event);
+        }
+    }
+}
+
+/// Host memory that the device reads and writes directly, and at the full speed of the bus.
+pub struct PinnedBuffer {
+    context: Arc<Context>,
+    pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: owned memory without interior mutability.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// `bytes` of zeros.
+    pub(super) fn zeros(context: &Arc<Context>, bytes: usize) -> Result<PinnedBuffer> {
+        context.bind()?;
+        let mut pointer = null_mut();
+        // SAFETY: the driver writes one pointer; `Drop` frees it.
+        let status = unsafe { (context.api.host_allocate)(&mut pointer, bytes.max(1), 0) };
+        context.check(status, &format!("cuMemHostAlloc of {bytes} bytes"))?;
+        let pointer: *mut u8 = pointer.cast();
+        // SAFETY: `bytes` of them were allocated. A slice must not be of uninitialised memory.
+        unsafe { pointer.write_bytes(0, bytes) };
+        Ok(PinnedBuffer { context: context.clone(), pointer, bytes })
+    }
+}
+
+impl std::ops::Deref for PinnedBuffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: owned, initialised, and `bytes` long.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
+    }
+}
+
+impl std::ops::DerefMut for PinnedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: owned, initialised, and `bytes` long; `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeros`; freeing waits for copies under way.
+        unsafe {
+            (self.context.api.context_set)(self.context.context);
+            (self.context.api.host_free)(self.pointer.cast());
+        }
+    }
+}
+
+/// Wraps an error message of another CUDA library, with the device's fault where there was one.
+pub(super) fn library_error(context: &Context, library: &'static str, call: &str, mut message: String) -> Error {
+    // A library often is the first to meet a kernel's fault; asking the stream names it.
+    if context.fault().is_none() {
+        let _ = context.is_capturing().map(|capturing| (!capturing).then(|| context.synchronize()));
+    }
+    if let Some(fault) = context.fault() {
+        message = format!("{message}; the GPU failed earlier: {fault}");
+    }
+    Error::Cuda { library, call: call.to_string(), message }
+}

@@ -1,0 +1,495 @@
+//! Finding and opening the CUDA libraries of the machine, without ever panicking.
+//!
+//! Only versioned names are tried, so that a development link never mixes versions. The order is: the folders of
+//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments, and
+//! the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
+
+use crate::error::{Error, Result};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, OsStr, c_void};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Environment variable with folders to search first, separated by colons.
+pub const LIBRARY_PATH_VARIABLE: &str = "OTTAVA_LIBRARY_PATH";
+
+/// Why a library cannot be used. Kept, because a search is made once and asked about many times.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    pub(super) library: &'static str,
+    pub(super) reason: String,
+    pub(super) remedy: &'static str,
+}
+
+impl From<Problem> for Error {
+    fn from(problem: Problem) -> Error {
+        Error::Library { library: problem.library, reason: problem.reason, remedy: problem.remedy.to_string() }
+    }
+}
+
+/// One library of the machine: its file names, best first, and what to tell someone who lacks it.
+pub(super) struct Wanted {
+    pub(super) name: &'static str,
+    pub(super) sonames: &'static [&'static str],
+    /// A function every version has; its address tells which file was opened.
+    pub(super) landmark: &'static str,
+    pub(super) remedy: &'static str,
+}
+
+pub(super) const DRIVER: Wanted = Wanted {
+    name: "CUDA driver",
+    sonames: &["libcuda.so.1"],
+    landmark: "cuInit",
+    remedy: "Install NVIDIA's driver, or run where `nvidia-smi` works",
+};
+pub(super) const NVRTC: Wanted = Wanted {
+    name: "NVRTC",
+    sonames: &["libnvrtc.so.13", "libnvrtc.so.12"],
+    landmark: "nvrtcVersion",
+    remedy: "Try `pip install nvidia-cuda-nvrtc` (CUDA 13) or `nvidia-cuda-nvrtc-cu12`",
+};
+pub(super) const CUBLASLT: Wanted = Wanted {
+    name: "cuBLASLt",
+    sonames: &["libcublasLt.so.13", "libcublasLt.so.12"],
+    landmark: "cublasLtGetVersion",
+    remedy: "Try `pip install nvidia-cublas` (CUDA 13) or `nvidia-cublas-cu12`",
+};
+pub(super) const CUDNN: Wanted = Wanted {
+    name: "cuDNN",
+    sonames: &["libcudnn.so.9"],
+    landmark: "cudnnGetVersion",
+    remedy: "Try `pip install nvidia-cudnn-cu13` (CUDA 13) or `nvidia-cudnn-cu12`",
+};
+pub(super) const NCCL: Wanted = Wanted {
+    name: "NCCL",
+    sonames: &["libnccl.so.2"],
+    landmark: "ncclGetVersion",
+    remedy: "Needed for several GPUs only. Try `pip install nvidia-nccl-cu13` (CUDA 13) or `nvidia-nccl-cu12`",
+};
+
+impl Wanted {
+    /// The same library without the versions that the installed driver is too old for. Names are newest first and
+    /// end in the CUDA version they need; without a driver all will do, since compiling needs none.
+    pub(super) fn for_this_driver(&self) -> Wanted {
+        let too_new = |name: &&&str| {
+            let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
+            super::driver::cuda_version().zip(needs).is_some_and(|((major, _), needs)| major < needs)
+        };
+        let skipped = self.sonames.iter().take_while(too_new).count();
+        Wanted { sonames: &self.sonames[skipped.min(self.sonames.len() - 1)..], ..*self }
+    }
+}
+
+/// An open library and the file it came from.
+pub(super) struct SharedLibrary {
+    pub(super) name: &'static str,
+    pub(super) remedy: &'static str,
+    pub(super) path: Option<PathBuf>,
+    handle: Library,
+}
+
+impl SharedLibrary {
+    /// Opens the first file that is a library and has the landmark.
+    pub(super) fn open(wanted: &Wanted, search: &SearchPath) -> Result<SharedLibrary, Problem> {
+        let mut refused = Vec::new();
+        for candidate in search.candidates(wanted.sonames) {
+            let opened = open_file(&candidate).and_then(|handle| {
+                let address = address_of(&handle, wanted.landmark)
+                    .ok_or_else(|| format!("{} has no {}", candidate.display(), wanted.landmark))?;
+                Ok((handle, file_of(address)))
+            });
+            match opened {
+                Ok((handle, path)) => {
+                    return Ok(SharedLibrary { name: wanted.name, remedy: wanted.remedy, path, handle });
+                }
+                // What every machine says about a name its linker does not know is no news.
+                Err(message) if message.contains("No such file") && !candidate.is_absolute() => {}
+                Err(message) => refused.push(message),
+            }
+        }
+        let mut reason = format!("{} was searched for in {}", wanted.sonames.join(" or "), search.describe());
+        for message in refused {
+            reason = format!("{reason}; {message}");
+        }
+        Err(Problem { library: wanted.name, reason, remedy: wanted.remedy })
+    }
+
+    /// The function called `name`, or its name added to `missing`.
+    ///
+    /// # Safety
+    /// `F` must be the `extern "C"` function pointer type of that symbol.
+    pub(super) unsafe fn function<F: Copy>(&self, name: &'static str, missing: &mut Vec<&'static str>) -> Option<F> {
+        // SAFETY: the caller names the type; the pointer stays valid because the library is never closed while used.
+        let found = unsafe { self.handle.get::<F>(name) }.ok().map(|symbol| *symbol);
+        if found.is_none() {
+            missing.push(name);
+        }
+        found
+    }
+
+    /// The error for a library that lacks functions, which usually means it is too old.
+    pub(super) fn lacks(&self, missing: &[&str]) -> Problem {
+        let file = self.path.as_deref().unwrap_or(Path::new(self.name)).display();
+        let reason = format!("{file} lacks {}", missing.join(", "));
+        Problem { library: self.name, reason, remedy: self.remedy }
+    }
+
+    /// Opens a file beside this library whose name starts with `prefix`, and keeps it open.
+    pub(super) fn preload_sibling(&self, prefix: &str) {
+        let Some(folder) = self.path.as_deref().and_then(Path::parent) else { return };
+        for file in list(folder) {
+            if starts_with(&file, prefix)
+                && let Ok(handle) = open_file(&file)
+            {
+                std::mem::forget(handle);
+                return;
+            }
+        }
+    }
+}
+
+/// Declares a struct with one function pointer per symbol, loaded all at once.
+macro_rules! functions {
+    ($(#[$meta:meta])* struct $name:ident { $($field:ident = $symbol:ident($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
+        $(#[$meta])*
+        pub(super) struct $name {
+            /// Holds the library open, and knows its file.
+            pub(super) library: $crate::cuda::load::SharedLibrary,
+            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl $name {
+            /// Looks every symbol up; the error names all that are missing.
+            pub(super) fn load(
+                library: $crate::cuda::load::SharedLibrary,
+            ) -> std::result::Result<Self, $crate::cuda::load::Problem> {
+                let mut missing = Vec::new();
+                $(
+                    // SAFETY: the signature is the one in NVIDIA's header for this symbol.
+                    let $field = unsafe {
+                        library.function::<unsafe extern "C" fn($($arg),*) -> $ret>(stringify!($symbol), &mut missing)
+                    };
+                )*
+                match ($($field,)*) {
+                    ($(Some($field),)*) => Ok(Self { library, $($field,)* }),
+                    _ => Err(library.lacks(&missing)),
+                }
+            }
+        }
+    };
+}
+pub(super) use functions;
+
+/// Where to look, in order.
+pub(super) struct SearchPath {
+    /// Folders named by the user.
+    pub(super) first: Vec<PathBuf>,
+    /// Whether the dynamic linker may search by name.
+    pub(super) linker: bool,
+    /// Folders where Python packages and toolkits keep the libraries.
+    pub(super) then: Vec<PathBuf>,
+}
+
+impl SearchPath {
+    /// The search path of this process, made once.
+    pub(super) fn of_process() -> &'static SearchPath {
+        static PATH: OnceLock<SearchPath> = OnceLock::new();
+        PATH.get_or_init(|| SearchPath {
+            first: variable_paths(LIBRARY_PATH_VARIABLE),
+            linker: true,
+            then: known_folders(),
+        })
+    }
+
+    fn candidates(&self, sonames: &[&str]) -> Vec<PathBuf> {
+        let inside = |folders: &[PathBuf]| -> Vec<PathBuf> {
+            let files = folders.iter().flat_map(|folder| sonames.iter().map(move |name| folder.join(name)));
+            files.filter(|file| file.exists()).collect()
+        };
+        let mut files = inside(&self.first);
+        if self.linker {
+            files.extend(sonames.iter().map(PathBuf::from));
+        }
+        files.extend(inside(&self.then));
+        files
+    }
+
+    fn describe(&self) -> String {
+        let own = match self.first.len() {
+            0 => format!("{LIBRARY_PATH_VARIABLE} (not set)"),
+            _ => LIBRARY_PATH_VARIABLE.to_string(),
+        };
+        format!("{own}, the linker's folders, and {} folders of Python packages and toolkits", self.then.len())
+    }
+}
+
+fn variable_paths(variable: &str) -> Vec<PathBuf> {
+    std::env::var_os(variable).map(|value| std::env::split_paths(&value).collect()).unwrap_or_default()
+}
+
+/// Folders that come after the linker's search: Python packages first, because they hold matching versions.
+fn known_folders() -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for site in python_sites() {
+        let mut packages = list(&site.join("nvidia"));
+        // CUDA 13's one folder for all before the folders per library.
+        packages.sort_by_key(|package| (!starts_with(package, "cu1"), package.clone()));
+        folders.extend(packages.iter().map(|package| package.join("lib")));
+    }
+    for toolkit in list(Path::new("/usr/local")).iter().filter(|folder| starts_with(folder, "cuda")) {
+        folders.push(toolkit.join("lib64"));
+        folders.push(toolkit.join("targets/x86_64-linux/lib"));
+        folders.push(toolkit.join("targets/sbsa-linux/lib"));
+    }
+    for folder in ["/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"] {
+        folders.push(PathBuf::from(folder));
+    }
+    folders.retain(|folder| folder.is_dir());
+    folders
+}
+
+/// `site-packages` folders of the active environment, of each `python3` on `PATH` and of the system.
+fn python_sites() -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    for folder in variable_paths("PATH") {
+        let python = folder.join("python3");
+        if python.exists() {
+            prefixes.extend(folder.parent().map(Path::to_path_buf));
+            // A link such as /usr/bin/python3 -> /opt/python/bin/python3.12 leads to the packages.
+            let target = python.canonicalize().ok();
+            prefixes.extend(target.as_deref().and_then(Path::parent).and_then(Path::parent).map(Path::to_path_buf));
+        }
+    }
+    prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
+
+    let mut sites = variable_paths("PYTHONPATH");
+    for prefix in prefixes {
+        for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
+            for python in list(&lib).iter().filter(|folder| starts_with(folder, "python3")) {
+                sites.extend(["site-packages", "dist-packages"].map(|site| python.join(site)));
+            }
+        }
+    }
+    let mut seen = std::collections::HashSet::new();
+    sites.retain(|site| site.is_dir() && seen.insert(site.clone()));
+    sites
+}
+
+/// The entries of a folder in the order of their names; none when it cannot be read.
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
+    let mut entries: Vec<PathBuf> = entries.unwrap_or_default();
+    entries.sort();
+    entries
+}
+
+fn starts_with(path: &Path, prefix: &str) -> bool {
+    path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(prefix))
+}
+
+fn open_file(file: &Path) -> Result<Library, String> {
+    if file.is_absolute() {
+        check_complete(file)?;
+    }
+    // SAFETY: running a library's initialisers is what opening means; only NVIDIA's names are opened.
+    unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+        // libloading keeps the linker's words in the source.
+        let words = std::error::Error::source(&error).map(ToString::to_string);
+        words.unwrap_or_else(|| error.to_string())
+    })
+}
+
+/// Refuses a file cut short, as by a full disk: the linker would map past its end and the process would die.
+fn check_complete(file: &Path) -> Result<(), String> {
+    let complain = |what: &str| format!("{} {what}", file.display());
+    let mut header = [0u8; 64];
+    let mut opened = std::fs::File::open(file).map_err(|error| complain(&error.to_string()))?;
+    let length = opened.metadata().map_err(|error| complain(&error.to_string()))?.len();
+    opened.read_exact(&mut header).map_err(|_| complain("is no ELF library"))?;
+    if &header[..4] != b"\x7fELF" {
+        return Err(complain("is no ELF library"));
+    }
+    let field = |at: usize, bytes: usize| {
+        header[at..at + bytes].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
+    };
+    // ELF64: e_shoff, then e_shentsize and e_shnum; the section headers are a library's last bytes.
+    let end = field(40, 8).saturating_add(field(58, 2) * field(60, 2));
+    if end > length {
+        return Err(complain(&format!("is cut short: {length} of {end} bytes")));
+    }
+    Ok(())
+}
+
+fn address_of(handle: &Library, name: &str) -> Option<*const c_void> {
+    // SAFETY: the address is only compared and handed to dladdr, never called.
+    unsafe { handle.get::<*const c_void>(name) }.ok().map(|symbol| *symbol)
+}
+
+/// The file that holds an address, links resolved.
+fn file_of(address: *const c_void) -> Option<PathBuf> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `info` is writable and dladdr accepts any address.
+    let info = unsafe { (libc::dladdr(address, info.as_mut_ptr()) != 0).then(|| info.assume_init()) }?;
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr returned a C string that lives as long as the library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let path = PathBuf::from(name.to_string_lossy().into_owned());
+    Some(path.canonicalize().unwrap_or(path))
+}
+
+/// What `ottava doctor` prints about one library.
+#[derive(Clone, Debug)]
+pub struct LibraryReport {
+    /// The library's usual name.
+    pub name: &'static str,
+    /// Its version, where it was opened and says.
+    pub version: Option<String>,
+    /// The file it was opened from.
+    pub path: Option<PathBuf>,
+    /// Why it cannot be used; `None` when it can.
+    pub problem: Option<String>,
+    /// How to get it.
+    pub remedy: &'static str,
+}
+
+impl LibraryReport {
+    /// A report from the outcome of opening; `version` asks the open library.
+    pub(super) fn new<A>(
+        wanted: &Wanted,
+        opened: &Result<A, Problem>,
+        library: impl Fn(&A) -> &SharedLibrary,
+        version: impl Fn(&A) -> Option<String>,
+    ) -> LibraryReport {
+        LibraryReport {
+            name: wanted.name,
+            version: opened.as_ref().ok().and_then(version),
+            path: opened.as_ref().ok().and_then(|api| library(api).path.clone()),
+            problem: opened.as_ref().err().map(|problem| problem.reason.clone()),
+            remedy: wanted.remedy,
+        }
+    }
+}
+
+/// Opens each library and says what was found. Works on a machine without any of them.
+pub fn inventory() -> Vec<LibraryReport> {
+    vec![
+        super::driver::report(),
+        super::nvrtc::report(),
+        super::cublaslt::report(),
+        super::cudnn::report(),
+        nccl_report(),
+    ]
+}
+
+functions! {
+    /// What is asked of NCCL here; the collectives have their own file.
+    struct NcclVersion {
+        get_version = ncclGetVersion(*mut i32) -> i32;
+    }
+}
+
+fn nccl_report() -> LibraryReport {
+    static OPENED: OnceLock<Result<NcclVersion, Problem>> = OnceLock::new();
+    let opened =
+        OPENED.get_or_init(|| SharedLibrary::open(&NCCL, SearchPath::of_process()).and_then(NcclVersion::load));
+    LibraryReport::new(
+        &NCCL,
+        opened,
+        |nccl| &nccl.library,
+        |nccl| {
+            let mut version = 0;
+            // SAFETY: NCCL writes one int.
+            let status = unsafe { (nccl.get_version)(&mut version) };
+            (status == 0).then(|| dotted(version as usize))
+        },
+    )
+}
+
+/// `91900` as `9.19.0`, the numbering of cuBLASLt, cuDNN 9 and NCCL.
+pub(super) fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only(folder: &Path) -> SearchPath {
+        SearchPath { first: vec![folder.to_path_buf()], linker: false, then: vec![] }
+    }
+
+    fn refusal(folder: &Path) -> String {
+        match SharedLibrary::open(&CUBLASLT, &only(folder)) {
+            Ok(library) => panic!("{:?} was opened", library.path),
+            Err(problem) => Error::from(problem).to_string(),
+        }
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_it_and_the_remedy() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let message = refusal(folder.path());
+        for word in ["cuBLASLt", "libcublasLt.so.13", LIBRARY_PATH_VARIABLE, "pip install nvidia-cublas"] {
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn broken_files_are_refused_with_their_paths() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("libcublasLt.so.13");
+        // A page saved in place of the library, an empty file, and a header that promises more than the file holds.
+        let mut cut_short = vec![0u8; 64];
+        cut_short[..4].copy_from_slice(b"\x7fELF");
+        cut_short[40..48].copy_from_slice(&1_000_000u64.to_le_bytes());
+        for (bytes, word) in [(&b"<html>"[..], "no ELF"), (b"", "no ELF"), (&cut_short, "cut short")] {
+            std::fs::write(&file, bytes).expect("a file");
+            let message = refusal(folder.path());
+            assert!(message.contains(word) && message.contains("libcublasLt.so.13"), "{message}");
+        }
+        std::fs::remove_file(&file).expect("the file");
+        std::fs::create_dir(&file).expect("a folder");
+        refusal(folder.path());
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_refused_and_all_are_named() {
+        functions! {
+            struct Absent {
+                first = ottava_no_such_function() -> i32;
+                second = ottava_nor_this_one(i32) -> i32;
+            }
+        }
+        const LIBC: Wanted =
+            Wanted { name: "libc", sonames: &["libc.so.6"], landmark: "malloc", remedy: "Use a usual Linux" };
+        let linker = SearchPath { first: vec![], linker: true, then: vec![] };
+        let Ok(library) = SharedLibrary::open(&LIBC, &linker) else {
+            eprintln!("skipped: no libc.so.6");
+            return;
+        };
+        assert!(library.path.as_deref().is_some_and(Path::is_absolute));
+        let problem = Absent::load(library).err().expect("these functions exist nowhere");
+        assert!(problem.reason.contains("ottava_no_such_function, ottava_nor_this_one"), "{}", problem.reason);
+    }
+
+    #[test]
+    fn the_inventory_lists_every_library_with_a_path_or_a_problem() {
+        let reports = inventory();
+        assert_eq!(reports.len(), 5);
+        for report in reports {
+            assert_eq!(report.path.is_some(), report.problem.is_none(), "{report:?}");
+            eprintln!("{report:?}");
+        }
+    }
+
+    #[test]
+    fn versions_are_dotted() {
+        assert_eq!(dotted(91_900), "9.19.0");
+        assert_eq!(dotted(130_100), "13.1.0");
+        assert_eq!(dotted(22_803), "2.28.3");
+    }
+}

@@ -1,0 +1,354 @@
+//! CUDA: one device with its context, stream, memory pool, kernels and libraries, found at run time.
+//!
+//! Nothing here links to CUDA. Each library is opened when first needed and each failure is an [`Error`](crate::Error) that says
+//! what is missing. All work of a device goes through one stream, in the order of the calls.
+
+mod buffer;
+mod cublaslt;
+mod cudnn;
+mod driver;
+mod graph;
+mod load;
+mod nvrtc;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub use buffer::DeviceBuffer;
+pub use cublaslt::{GemmSpec, Major, ScaleMode};
+pub(crate) use cudnn::{AttentionBackward, AttentionForward};
+pub use cudnn::{AttentionShape, plan_attention};
+pub use driver::{Event, PinnedBuffer};
+pub use graph::Graph;
+pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
+pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
+pub use pool::MemoryStats;
+
+use crate::error::Result;
+use cublaslt::{GemmPointers, Gemms};
+use cudnn::{Attention, Pass};
+use driver::{Context, Function, Module, lock};
+use pool::{Backing, Pool};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// One kernel: its source, how it is compiled and its name in there.
+#[derive(Debug)]
+pub struct Kernel {
+    /// The text it lives in.
+    pub source: &'static Source,
+    /// Macros, each passed as `-DNAME=VALUE`.
+    pub defines: &'static [(&'static str, &'static str)],
+    /// The `extern "C"` name.
+    pub entry: &'static str,
+}
+
+/// One argument of a kernel, of the C type it stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg {
+    /// A pointer into device memory.
+    Ptr(u64),
+    /// `int`
+    I32(i32),
+    /// `unsigned`
+    U32(u32),
+    /// `long long`
+    I64(i64),
+    /// `unsigned long long`, or `size_t`
+    U64(u64),
+    /// `float`
+    F32(f32),
+}
+
+impl Arg {
+    /// The argument's bytes from the lowest on, as many as its type has.
+    fn bits(self) -> u64 {
+        match self {
+            Arg::Ptr(value) | Arg::U64(value) => value,
+            Arg::I64(value) => value as u64,
+            Arg::I32(value) => u64::from(value as u32),
+            Arg::U32(value) => u64::from(value),
+            Arg::F32(value) => u64::from(value.to_bits()),
+        }
+    }
+}
+
+/// The macros a module is compiled with.
+type Defines = &'static [(&'static str, &'static str)];
+/// A module: the address of its source's text, which is as good as the text, and its macros.
+type ModuleKey = (usize, Defines);
+
+/// Modules loaded so far and kernels found in them.
+#[derive(Default)]
+struct Kernels {
+    modules: HashMap<ModuleKey, Arc<Module>>,
+    functions: HashMap<(ModuleKey, &'static str), Function>,
+}
+
+/// A GPU.
+pub struct CudaDevice {
+    ordinal: usize,
+    arch: String,
+    kernels: RwLock<Kernels>,
+    gemms: Mutex<Gemms>,
+    /// Opened by the first attention: nothing else needs cuDNN.
+    attention: Mutex<Option<Attention>>,
+    pool: Mutex<Pool<Arc<Context>>>,
+    // Last, so that what uses the context goes first.
+    context: Arc<Context>,
+}
+
+impl Backing for Arc<Context> {
+    fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
+        Context::allocate(self, bytes)
+    }
+    fn free(&self, pointer: u64) -> Result<()> {
+        // SAFETY: the pool waits for the stream before it gives an unused segment back.
+        unsafe { Context::free(self, pointer) }
+    }
+    fn synchronize(&self) -> Result<()> {
+        Context::synchronize(self)
+    }
+    fn memory_info(&self) -> Result<(usize, usize)> {
+        Context::memory_info(self)
+    }
+}
+
+impl CudaDevice {
+    /// Opens GPU `ordinal` of those the driver shows (`CUDA_VISIBLE_DEVICES` chooses and orders them).
+    ///
+    /// Errors: [`Error::Library`](crate::Error::Library) when the driver, NVRTC or cuBLASLt is missing, [`Error::Value`](crate::Error::Value) for a GPU that does
+    /// not exist. cuDNN is looked for when attention first runs.
+    pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
+        nvrtc::require()?;
+        let context = Context::open(ordinal)?;
+        Ok(Arc::new(CudaDevice {
+            ordinal,
+            arch: arch_of(context.capability),
+            kernels: RwLock::default(),
+            gemms: Mutex::new(Gemms::open(&context)?),
+            attention: Mutex::default(),
+            pool: Mutex::new(Pool::new(context.clone())),
+            context,
+        }))
+    }
+
+    /// How many GPUs the driver shows. [`Error::Library`](crate::Error::Library) without a driver.
+    pub fn count() -> Result<usize> {
+        driver::device_count()
+    }
+
+    /// The device's place among those the driver shows.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// The product name, as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.context.name
+    }
+
+    /// Compute capability, major and minor; (9, 0) is Hopper.
+    pub fn capability(&self) -> (i32, i32) {
+        self.context.capability
+    }
+
+    /// How many blocks of threads can make progress at once: the streaming multiprocessors.
+    pub fn sm_count(&self) -> usize {
+        self.context.sm_count
+    }
+
+    /// The newest CUDA version the driver supports, major and minor.
+    pub fn driver_version(&self) -> (i32, i32) {
+        driver::cuda_version().unwrap_or_default()
+    }
+
+    /// Bytes of device memory that are free for anyone, and bytes in all.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        self.context.memory_info()
+    }
+
+    /// What this process's pool holds.
+    pub fn memory(&self) -> MemoryStats {
+        lock(&self.pool).stats()
+    }
+
+    /// Starts a new peak of [`MemoryStats`] at what is live now.
+    pub fn reset_peak_memory(&self) {
+        lock(&self.pool).reset_peak();
+    }
+
+    /// Gives memory that no buffer uses back to the driver, as for another process.
+    pub fn release_memory(&self) -> Result<()> {
+        lock(&self.pool).release_idle()
+    }
+
+    /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. [`Error::OutOfMemory`](crate::Error::OutOfMemory) when there is none.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
+        let pointer = lock(&self.pool).allocate(bytes)?;
+        Ok(DeviceBuffer::new(self.clone(), pointer, bytes))
+    }
+
+    /// `bytes` of zeros in host memory that the device reads and writes directly.
+    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
+        PinnedBuffer::zeros(&self.context, bytes)
+    }
+
+    /// Marks the present end of the stream, for timing.
+    pub fn record(&self) -> Result<Event> {
+        Event::record(&self.context)
+    }
+
+    /// Waits until everything enqueued has run, and reports what went wrong in it.
+    pub fn synchronize(&self) -> Result<()> {
+        self.context.synchronize()
+    }
+
+    /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
+    /// The first use compiles and loads it. An empty grid does nothing.
+    ///
+    /// # Safety
+    /// `args` are of the kernel's parameter types in order, and with them, on this grid, the kernel touches only
+    /// memory of live buffers of this device.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let function = self.function(kernel)?;
+        let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
+        unsafe { self.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+    }
+
+    /// The kernel, compiled and loaded on first use.
+    fn function(&self, kernel: &Kernel) -> Result<Function> {
+        let module_key = (kernel.source.text.as_ptr() as usize, kernel.defines);
+        let known = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = known.functions.get(&(module_key, kernel.entry)) {
+            return Ok(function.clone());
+        }
+        drop(known);
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let module = match kernels.modules.get(&module_key) {
+            Some(module) => module.clone(),
+            None => {
+                let cubin = compile(kernel.source, kernel.defines, &self.arch)?;
+                let module = Arc::new(Module::load(&self.context, &cubin, kernel.source.name)?);
+                kernels.modules.insert(module_key, module.clone());
+                module
+            }
+        };
+        let function = module.function(kernel.entry)?;
+        kernels.functions.insert((module_key, kernel.entry), function.clone());
+        Ok(function)
+    }
+
+    /// Enqueues `out[M, N] = a · bᵀ`, or `+=`, as `spec` says. The first call of a spec times the library's algorithms
+    /// and waits for the device. Scales are device addresses of one F32 each, or 0 with [`ScaleMode::None`].
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the spec makes it.
+    pub(crate) unsafe fn gemm(
+        self: &Arc<Self>,
+        spec: &GemmSpec,
+        a: u64,
+        b: u64,
+        a_scale: u64,
+        b_scale: u64,
+        out: u64,
+    ) -> Result<()> {
+        let mut scratch = None;
+        let pointers = GemmPointers { a, b, a_scale, b_scale, out };
+        // SAFETY: the caller's promise; the scratch buffer lives until the timing is over.
+        unsafe { lock(&self.gemms).run(spec, &pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
+    }
+
+    /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the shape makes it, and are multiples of 16.
+    pub(crate) unsafe fn attention_forward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionForward,
+    ) -> Result<()> {
+        self.with_attention(|attention| {
+            let workspace = self.alloc(attention.prepare(shape, Pass::Forward)?)?;
+            // SAFETY: the caller's promise, and a workspace of the size asked for.
+            unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+        })
+    }
+
+    /// Enqueues the gradient of [`CudaDevice::attention_forward`]: `dq`, `dk` and `dv` of `d_o`, laid out as `q`, `k`, `v`.
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::attention_forward`].
+    pub(crate) unsafe fn attention_backward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionBackward,
+    ) -> Result<()> {
+        self.with_attention(|attention| {
+            let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
+            let row_sum = self.alloc(shape.lse_len() * 4)?;
+            // cuDNN adds to this sum from all blocks of keys and does not clear it.
+            let mut dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
+            dq_sum.fill_zero(0, dq_sum.len())?;
+            // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
+            unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+        })
+    }
+
+    fn with_attention(&self, work: impl FnOnce(&mut Attention) -> Result<()>) -> Result<()> {
+        let mut attention = lock(&self.attention);
+        let attention = match &mut *attention {
+            Some(attention) => attention,
+            none => none.insert(Attention::open(&self.context)?),
+        };
+        work(attention)
+    }
+
+    /// Called by a buffer on its way out.
+    fn give_back(&self, pointer: u64, bytes: usize) {
+        lock(&self.pool).give_back(pointer, bytes);
+    }
+
+    /// The device in an error message.
+    fn describe(&self) -> String {
+        format!("GPU {} ({})", self.ordinal, self.name())
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+/// The first GPU, the same one for all tests of the process, or `None` with a word about why there is none.
+///
+/// With `OTTAVA_REQUIRE_GPU` set its absence fails the test, so that a machine with a GPU cannot skip unnoticed.
+#[cfg(test)]
+pub(crate) fn test_device() -> Option<Arc<CudaDevice>> {
+    static DEVICE: std::sync::OnceLock<Result<Arc<CudaDevice>>> = std::sync::OnceLock::new();
+    match DEVICE.get_or_init(|| CudaDevice::open(0)) {
+        Ok(device) => Some(device.clone()),
+        Err(error) if std::env::var_os("OTTAVA_REQUIRE_GPU").is_some() => panic!("no GPU: {error}"),
+        Err(error) => {
+            eprintln!("skipped: no GPU: {error}");
+            None
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! NVRTC: CUDA C++ compiled at run time to a cubin, and kept on disk. Needs no GPU and no CUDA toolkit.
+
+use super::load::{LibraryReport, NVRTC, Problem, SearchPath, SharedLibrary, functions};
+use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// CUDA C++ that belongs to one op, complete: nothing is added to it.
+#[derive(Debug)]
+pub struct Source {
+    /// The op, as it appears in error messages.
+    pub name: &'static str,
+    /// The text of the translation unit.
+    pub text: &'static str,
+}
+
+/// Environment variable with the folder for compiled kernels and GEMM choices.
+pub const CACHE_VARIABLE: &str = "OTTAVA_CACHE_DIR";
+
+type Program = *mut c_void;
+
+functions! {
+    struct Api {
+        version = nvrtcVersion(*mut i32, *mut i32) -> i32;
+        error_string = nvrtcGetErrorString(i32) -> *const c_char;
+        create = nvrtcCreateProgram(*mut Program, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char) -> i32;
+        destroy = nvrtcDestroyProgram(*mut Program) -> i32;
+        compile = nvrtcCompileProgram(Program, i32, *const *const c_char) -> i32;
+        log_size = nvrtcGetProgramLogSize(Program, *mut usize) -> i32;
+        log = nvrtcGetProgramLog(Program, *mut c_char) -> i32;
+        cubin_size = nvrtcGetCUBINSize(Program, *mut usize) -> i32;
+        cubin = nvrtcGetCUBIN(Program, *mut c_char) -> i32;
+    }
+}
+
+fn opened() -> &'static Result<Api, Problem> {
+    static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        let library = SharedLibrary::open(&NVRTC.for_this_driver(), SearchPath::of_process())?;
+        // NVRTC opens this one by its bare name, which the linker cannot find in a Python package.
+        library.preload_sibling("libnvrtc-builtins.so.");
+        Api::load(library)
+    })
+}
+
+fn api() -> Result<&'static Api> {
+    opened().as_ref().map_err(|problem| problem.clone().into())
+}
+
+/// Opens NVRTC, or says why it cannot be used.
+pub(super) fn require() -> Result<()> {
+    api().map(|_| ())
+}
+
+pub(super) fn report() -> LibraryReport {
+    LibraryReport::new(&NVRTC, opened(), |api| &api.library, |api| api.version_text().ok())
+}
+
+/// The name NVRTC uses for a compute capability. Hopper's own instructions need the `a`.
+pub fn arch_of(capability: (i32, i32)) -> String {
+    match capability {
+        (9, 0) => "sm_90a".to_string(),
+        (major, minor) => format!("sm_{major}{minor}"),
+    }
+}
+
+/// Compiles `source` for `arch` (as `sm_90a`) with `defines` as macros, or takes the result of an earlier call from
+/// disk. Multiply and add are never contracted, so that kernels agree with the CPU bit for bit.
+///
+/// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or
+/// written costs time, nothing else.
+pub fn compile(source: &Source, defines: &[(&str, &str)], arch: &str) -> Result<Vec<u8>> {
+    let api = api()?;
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "-std=c++17".to_string(),
+        "--fmad=false".to_string(),
+        "-default-device".to_string(),
+    ];
+    options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+
+    let mut key = Sha256::new();
+    for part in options.iter().chain([&api.version_text()?]).map(String::as_str).chain([source.text]) {
+        key.update((part.len() as u64).to_le_bytes());
+        key.update(part);
+    }
+    let file = cache_folder().join("kernels").join(format!("{}-{}.cubin", source.name, hex(&key.finalize())));
+    cached(&file, || api.compile(source, &options))
+}
+
+impl Api {
+    fn version_text(&self) -> Result<String> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: NVRTC writes two ints.
+        self.check(unsafe { (self.version)(&mut major, &mut minor) }, "nvrtcVersion")?;
+        Ok(format!("{major}.{minor}"))
+    }
+
+    fn compile(&self, source: &Source, options: &[String]) -> Result<Vec<u8>> {
+        let c_string = |text: &str| {
+            CString::new(text).map_err(|_| Error::Value(format!("kernel {} or an option holds a zero", source.name)))
+        };
+        let (text, name) = (c_string(source.text)?, c_string(&format!("{}.cu", source.name))?);
+        let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>>>()?;
+        let option_pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+
+        let mut program = OpenProgram { api: self, program: null_mut() };
+        // SAFETY: both strings end with a zero and outlive the call; no headers are passed.
+        let status = unsafe { (self.create)(&mut program.program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
+        self.check(status, "nvrtcCreateProgram")?;
+        // SAFETY: the program lives, and the options are as many as said.
+        let status = unsafe { (self.compile)(program.program, option_pointers.len() as i32, option_pointers.as_ptr()) };
+        if status != 0 {
+            let log = program.bytes(self.log_size, self.log, "nvrtcGetProgramLog")?;
+            let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_string();
+            let log = if log.is_empty() { self.describe(status) } else { log };
+            return Err(Error::Compile { kernel: source.name.to_string(), log });
+        }
+        program.bytes(self.cubin_size, self.cubin, "nvrtcGetCUBIN")
+    }
+
+    fn describe(&self, status: i32) -> String {
+        // SAFETY: NVRTC returns a constant string for any status.
+        let text = unsafe { (self.error_string)(status) };
+        if text.is_null() {
+            return format!("status {status}");
+        }
+        // SAFETY: not null, and constant.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+
+    fn check(&self, status: i32, call: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        Err(Error::Cuda { library: NVRTC.name, call: call.to_string(), message: self.describe(status) })
+    }
+}
+
+/// An NVRTC program, destroyed on the way out.
+struct OpenProgram<'a> {
+    api: &'a Api,
+    program: Program,
+}
+
+impl OpenProgram<'_> {
+    /// A result of the program: its size, then its bytes.
+    fn bytes(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> i32,
+        read: unsafe extern "C" fn(Program, *mut c_char) -> i32,
+        call: &str,
+    ) -> Result<Vec<u8>> {
+        let mut length = 0;
+        // SAFETY: the program lives; NVRTC writes one size.
+        self.api.check(unsafe { size(self.program, &mut length) }, call)?;
+        let mut bytes = vec![0u8; length];
+        // SAFETY: NVRTC writes exactly the size it gave.
+        self.api.check(unsafe { read(self.program, bytes.as_mut_ptr().cast()) }, call)?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for OpenProgram<'_> {
+    fn drop(&mut self) {
+        if !self.program.is_null() {
+            // SAFETY: made by nvrtcCreateProgram and not used again.
+            unsafe { (self.api.destroy)(&mut self.program) };
+        }
+    }
+}
+
+/// The folder of everything kept between runs: `OTTAVA_CACHE_DIR`, else `ottava` in the user's cache folder.
+pub(super) fn cache_folder() -> PathBuf {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable(CACHE_VARIABLE)
+        .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("ottava")))
+        .or_else(|| variable("HOME").map(|folder| folder.join(".cache/ottava")))
+        .unwrap_or_else(|| std::env::temp_dir().join("ottava"))
+}
+
+/// The content of `file`, or what `build` makes, which is then kept there. Many processes may race for one file.
+fn cached(file: &Path, build: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+    if let Ok(stored) = std::fs::read(file)
+        && let Some(content) = unseal(&stored)
+    {
+        return Ok(content.to_vec());
+    }
+    let content = build()?;
+    if let Err(error) = replace(file, &seal(&content)) {
+        tracing::warn!("{} was not kept: {error}", file.display());
+    }
+    Ok(content)
+}
+
+/// Content behind its own digest, so that a damaged file is known as such.
+fn seal(content: &[u8]) -> Vec<u8> {
+    [Sha256::digest(content).as_slice(), content].concat()
+}
+
+fn unseal(stored: &[u8]) -> Option<&[u8]> {
+    let (digest, content) = stored.split_at_checked(32)?;
+    (Sha256::digest(content).as_slice() == digest).then_some(content)
+}
+
+/// Writes `file` whole: readers see the old content or the new, never a part.
+pub(super) fn replace(file: &Path, content: &[u8]) -> std::io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let unique = format!("{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let partial = file.with_extension(unique);
+    let written = std::fs::write(&partial, content).and_then(|()| std::fs::rename(&partial, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    written
+}
+
+/// Bytes as lower-case hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn racing_threads_all_get_the_content_and_leave_one_file() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("kernels/a.cubin");
+        std::thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    let content = cached(&file, || Ok(vec![7; 100_000])).expect("content");
+                    assert_eq!(content, vec![7; 100_000]);
+                });
+            }
+        });
+        let names: Vec<_> = std::fs::read_dir(folder.path().join("kernels")).expect("a folder").collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+    }
+
+    #[test]
+    fn a_damaged_file_is_built_again_and_a_good_one_is_not() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("a.cubin");
+        let builds = AtomicUsize::new(0);
+        let get = || {
+            cached(&file, || {
+                builds.fetch_add(1, Ordering::Relaxed);
+                Ok(b"cubin".to_vec())
+            })
+        };
+        for damage in [&b""[..], b"short", &[0; 40]] {
+            std::fs::write(&file, damage).expect("a file");
+            assert_eq!(get().expect("content"), b"cubin");
+            assert_eq!(get().expect("content"), b"cubin");
+        }
+        assert_eq!(builds.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_no_error() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(folder.path().join("file"), b"").expect("a file");
+        let below_a_file = folder.path().join("file/kernels/a.cubin");
+        assert_eq!(cached(&below_a_file, || Ok(vec![1])).expect("content"), vec![1]);
+    }
+
+    #[test]
+    fn a_kernel_compiles_for_hopper_without_a_gpu() {
+        if let Err(problem) = require() {
+            eprintln!("skipped: {problem}");
+            return;
+        }
+        let good = Source {
+            name: "scale",
+            text: r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
+        };
+        let cubin = compile(&good, &[("X", "float")], "sm_90a").expect("a kernel");
+        assert_eq!(&cubin[..4], b"\x7fELF");
+
+        let bad = Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }" };
+        let error = compile(&bad, &[], "sm_90a").expect_err("no such variable");
+        assert!(
+            matches!(&error, Error::Compile { kernel, log } if kernel == "bad" && log.contains("nothing")),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,418 @@
+//! Device memory: large segments from the driver, cut into blocks and used again without asking it.
+//!
+//! A block is free for the next taker as soon as its owner drops it, because all work goes through one stream: what
+//! the next owner enqueues runs after everything the last one did. Small and large requests live in segments of their
+//! own, so that a long-lived scalar never pins a hole in the middle of an activation. The best-fitting free block is
+//! taken and split; neighbours that are free become one again. After a first training step with fixed shapes the same
+//! requests find the same blocks.
+
+use crate::error::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where segments come from: the driver, or a stand-in for tests.
+pub(super) trait Backing {
+    /// A new segment, or `None` when there is not enough memory.
+    fn allocate(&self, bytes: usize) -> Result<Option<u64>>;
+    /// Gives a segment back; called only when nothing enqueued uses it any more.
+    fn free(&self, pointer: u64) -> Result<()>;
+    /// Waits for the stream, so that segments may be given back.
+    fn synchronize(&self) -> Result<()>;
+    /// Bytes free and bytes in all.
+    fn memory_info(&self) -> Result<(usize, usize)>;
+}
+
+/// How much device memory a device's pool holds, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Bytes of live buffers, rounded up as they are stored.
+    pub allocated: usize,
+    /// The largest `allocated` so far.
+    pub peak: usize,
+    /// Bytes taken from the driver, live or free.
+    pub reserved: usize,
+    /// How often the driver was asked for memory; constant once every step looks alike.
+    pub driver_allocations: usize,
+}
+
+/// Requests up to this size share small segments.
+const SMALL_LIMIT: usize = 1 << 20;
+const SMALL: Sizes = Sizes { granule: 512, segment: 4 << 20 };
+const LARGE: Sizes = Sizes { granule: 2 << 20, segment: 64 << 20 };
+
+/// How a heap rounds: blocks are multiples of `granule`, segments at least `segment`; in bytes.
+#[derive(Clone, Copy)]
+struct Sizes {
+    granule: usize,
+    segment: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    bytes: usize,
+    /// Address of the segment: blocks merge only within one.
+    segment: u64,
+    free: bool,
+}
+
+/// The segments of one size class and the blocks they are cut into.
+struct Heap {
+    sizes: Sizes,
+    segments: BTreeMap<u64, usize>,
+    /// All blocks by address, so that neighbours are found.
+    blocks: BTreeMap<u64, Block>,
+    /// Free blocks by size, then address.
+    free: BTreeSet<(usize, u64)>,
+}
+
+impl Heap {
+    fn new(sizes: Sizes) -> Heap {
+        Heap { sizes, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
+    }
+
+    /// Takes the smallest free block of at least `bytes` and splits off what is not needed.
+    fn take(&mut self, bytes: usize) -> Option<u64> {
+        let &(size, address) = self.free.range((bytes, 0)..).next()?;
+        self.free.remove(&(size, address));
+        let block = self.blocks.get_mut(&address).expect("a free block is a block");
+        block.free = false;
+        if size > bytes {
+            let (rest, segment) = (address + bytes as u64, block.segment);
+            block.bytes = bytes;
+            self.add_free(rest, Block { bytes: size - bytes, segment, free: true });
+        }
+        Some(address)
+    }
+
+    /// Frees the block at `address`, merges it with free neighbours and returns its size.
+    fn give_back(&mut self, address: u64) -> usize {
+        let mut block = self.blocks.remove(&address).expect("a buffer is a block");
+        let (freed, mut start) = (block.bytes, address);
+        block.free = true;
+
+        let next = self.blocks.range(address..).next().map(|(&at, &next)| (at, next));
+        if let Some((at, next)) = next.filter(|(_, next)| next.free && next.segment == block.segment) {
+            self.remove_free(at, next.bytes);
+            block.bytes += next.bytes;
+        }
+        let previous = self.blocks.range(..address).next_back().map(|(&at, &previous)| (at, previous));
+        if let Some((at, previous)) =
+            previous.filter(|(_, previous)| previous.free && previous.segment == block.segment)
+        {
+            self.remove_free(at, previous.bytes);
+            block.bytes += previous.bytes;
+            start = at;
+        }
+        self.add_free(start, block);
+        freed
+    }
+
+    fn add_segment(&mut self, address: u64, bytes: usize) {
+        self.segments.insert(address, bytes);
+        self.add_free(address, Block { bytes, segment: address, free: true });
+    }
+
+    /// Forgets the segments that are one free block, and returns their addresses and sizes.
+    fn remove_idle(&mut self) -> Vec<(u64, usize)> {
+        let whole = |&(&address, &bytes): &(&u64, &usize)| self.free.contains(&(bytes, address));
+        let idle: Vec<_> = self.segments.iter().filter(whole).map(|(&address, &bytes)| (address, bytes)).collect();
+        for &(address, bytes) in &idle {
+            self.segments.remove(&address);
+            self.remove_free(address, bytes);
+        }
+        idle
+    }
+
+    fn add_free(&mut self, address: u64, block: Block) {
+        self.free.insert((block.bytes, address));
+        self.blocks.insert(address, block);
+    }
+
+    fn remove_free(&mut self, address: u64, bytes: usize) {
+        self.free.remove(&(bytes, address));
+        self.blocks.remove(&address);
+    }
+}
+
+/// The caching allocator of one device.
+pub(super) struct Pool<B: Backing> {
+    backing: B,
+    small: Heap,
+    large: Heap,
+    stats: MemoryStats,
+}
+
+impl<B: Backing> Pool<B> {
+    pub(super) fn new(backing: B) -> Pool<B> {
+        Pool { backing, small: Heap::new(SMALL), large: Heap::new(LARGE), stats: MemoryStats::default() }
+    }
+
+    /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
+    pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64> {
+        let sizes = self.heap(bytes).sizes;
+        let rounded = bytes.max(1).checked_next_multiple_of(sizes.granule);
+        let rounded =
+            rounded.ok_or_else(|| Error::Value(format!("{bytes} bytes are more than an address can count")))?;
+        let address = match self.heap(bytes).take(rounded) {
+            Some(address) => address,
+            None => {
+                let segment = self.new_segment(rounded, sizes.segment)?;
+                self.heap(bytes).add_segment(segment.0, segment.1);
+                self.heap(bytes).take(rounded).expect("the new segment is large enough")
+            }
+        };
+        self.stats.allocated += rounded;
+        self.stats.peak = self.stats.peak.max(self.stats.allocated);
+        Ok(address)
+    }
+
+    /// Frees what [`Pool::allocate`] returned for a request of `bytes`.
+    pub(super) fn give_back(&mut self, address: u64, bytes: usize) {
+        let freed = self.heap(bytes).give_back(address);
+        self.stats.allocated -= freed;
+    }
+
+    pub(super) fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+
+    /// Starts a new peak at what is live now.
+    pub(super) fn reset_peak(&mut self) {
+        self.stats.peak = self.stats.allocated;
+    }
+
+    /// Gives segments without a live buffer back to the driver.
+    pub(super) fn release_idle(&mut self) -> Result<()> {
+        self.backing.synchronize()?;
+        for (address, bytes) in [self.small.remove_idle(), self.large.remove_idle()].concat() {
+            self.stats.reserved -= bytes;
+            self.backing.free(address)?;
+        }
+        Ok(())
+    }
+
+    fn heap(&mut self, bytes: usize) -> &mut Heap {
+        if bytes <= SMALL_LIMIT { &mut self.small } else { &mut self.large }
+    }
+
+    /// A segment of `usual` bytes, or of exactly `needed` where that is more or memory is short.
+    fn new_segment(&mut self, needed: usize, usual: usize) -> Result<(u64, usize)> {
+        let wanted = needed.max(usual);
+        for (bytes, release_first) in [(wanted, false), (wanted, true), (needed, false)] {
+            if release_first {
+                self.release_idle()?;
+            }
+            if let Some(address) = self.backing.allocate(bytes)? {
+                self.stats.reserved += bytes;
+                self.stats.driver_allocations += 1;
+                return Ok((address, bytes));
+            }
+        }
+        let (free, total) = self.backing.memory_info()?;
+        Err(Error::OutOfMemory { requested: needed, free, total })
+    }
+}
+
+impl<B: Backing> Drop for Pool<B> {
+    fn drop(&mut self) {
+        // At the end of a process nothing can be done about a driver that refuses.
+        let _ = self.release_idle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    const MIB: usize = 1 << 20;
+
+    /// A driver with `capacity` bytes that hands out addresses far apart and checks what comes back.
+    #[derive(Clone)]
+    struct Fake {
+        capacity: usize,
+        live: Rc<RefCell<BTreeMap<u64, usize>>>,
+    }
+
+    impl Backing for Fake {
+        fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
+            let mut live = self.live.borrow_mut();
+            if live.values().sum::<usize>() + bytes > self.capacity {
+                return Ok(None);
+            }
+            let address = live.last_key_value().map_or(1 << 20, |(last, size)| last + *size as u64);
+            live.insert(address, bytes);
+            Ok(Some(address))
+        }
+        fn free(&self, pointer: u64) -> Result<()> {
+            self.live.borrow_mut().remove(&pointer).expect("a segment is freed once");
+            Ok(())
+        }
+        fn synchronize(&self) -> Result<()> {
+            Ok(())
+        }
+        fn memory_info(&self) -> Result<(usize, usize)> {
+            Ok((self.capacity - self.live.borrow().values().sum::<usize>(), self.capacity))
+        }
+    }
+
+    fn pool(capacity: usize) -> (Pool<Fake>, Fake) {
+        let fake = Fake { capacity, live: Rc::default() };
+        (Pool::new(fake.clone()), fake)
+    }
+
+    /// The invariants of a heap: blocks tile segments, no two free neighbours, free list and flags agree.
+    fn check(pool: &Pool<Fake>) {
+        let mut live = 0;
+        for heap in [&pool.small, &pool.large] {
+            for (&segment, &bytes) in &heap.segments {
+                let mut at = segment;
+                let mut previous_free = false;
+                for (&address, block) in heap.blocks.range(segment..segment + bytes as u64) {
+                    assert_eq!(address, at, "blocks leave no gap");
+                    assert_eq!(block.segment, segment);
+                    assert!(!(previous_free && block.free), "free neighbours are one block");
+                    assert_eq!(heap.free.contains(&(block.bytes, address)), block.free);
+                    previous_free = block.free;
+                    at += block.bytes as u64;
+                    live += if block.free { 0 } else { block.bytes };
+                }
+                assert_eq!(at, segment + bytes as u64, "blocks fill the segment");
+            }
+            assert_eq!(heap.free.len(), heap.blocks.values().filter(|block| block.free).count());
+        }
+        assert_eq!(pool.stats.allocated, live);
+    }
+
+    #[test]
+    fn a_freed_block_is_used_again_and_counters_follow() {
+        let (mut pool, _) = pool(1 << 30);
+        let a = pool.allocate(100).expect("memory");
+        let b = pool.allocate(513).expect("memory");
+        assert_eq!((a % 512, b - a), (0, 512));
+        pool.give_back(a, 100);
+        assert_eq!(pool.allocate(1).expect("memory"), a);
+        assert_eq!(pool.allocate(0).expect("memory"), b + 1024);
+        let stats = pool.stats();
+        assert_eq!(stats, MemoryStats { allocated: 2048, peak: 2048, reserved: 4 * MIB, driver_allocations: 1 });
+        check(&pool);
+    }
+
+    #[test]
+    fn neighbours_merge_in_every_order() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let (mut pool, _) = pool(1 << 30);
+            let blocks: Vec<u64> = (0..3).map(|_| pool.allocate(20 * MIB).expect("memory")).collect();
+            for which in order {
+                pool.give_back(blocks[which], 20 * MIB);
+                check(&pool);
+            }
+            // Only the whole segment holds this.
+            pool.allocate(64 * MIB).expect("memory");
+            assert_eq!(pool.stats().driver_allocations, 1, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn the_best_fitting_block_is_taken() {
+        let (mut pool, _) = pool(1 << 30);
+        let sizes = [30, 2, 10, 2, 20];
+        let blocks: Vec<u64> = sizes.iter().map(|mib| pool.allocate(mib * MIB).expect("memory")).collect();
+        for hole in [0, 2, 4] {
+            pool.give_back(blocks[hole], sizes[hole] * MIB);
+        }
+        assert_eq!(pool.allocate(9 * MIB).expect("memory"), blocks[2]);
+        check(&pool);
+    }
+
+    #[test]
+    fn memory_out_releases_idle_segments_before_it_gives_up() {
+        let (mut pool, fake) = pool(256 * MIB);
+        let a = pool.allocate(100 * MIB).expect("memory");
+        let b = pool.allocate(100 * MIB).expect("memory");
+        pool.give_back(a, 100 * MIB);
+        // 100 MiB free here and 56 at the driver: neither is enough, both together are.
+        let c = pool.allocate(150 * MIB).expect("memory after a release");
+        // The last 6 MiB are less than a usual segment.
+        pool.allocate(5 * MIB).expect("a segment of the exact size");
+        match pool.allocate(2 * MIB) {
+            Err(Error::OutOfMemory { requested, free, total }) => {
+                assert_eq!((requested, free, total), (2 * MIB, 0, 256 * MIB));
+            }
+            other => panic!("{other:?}"),
+        }
+        check(&pool);
+        pool.give_back(b, 100 * MIB);
+        pool.give_back(c, 150 * MIB);
+        drop(pool);
+        assert_eq!(fake.live.borrow().len(), 1, "only the segment that is still in use stays");
+    }
+
+    #[test]
+    fn training_steps_after_the_first_ask_the_driver_for_nothing() {
+        let (mut pool, _) = pool(64 << 30);
+        let step = |pool: &mut Pool<Fake>, states: &mut Vec<u64>| {
+            let mut get = |mib: usize| pool.allocate(mib * MIB / 4).expect("memory");
+            let mut saved = Vec::new();
+            for layer in 0..12 {
+                let temporary = get(137);
+                saved.push([(get(64), 64), (get(1), 1), (get(48), 48)]);
+                saved.push([(get(172), 172), (get(2), 2), (get(86), 86)]);
+                // States made on first use lie between the activations for good.
+                if states.len() <= layer {
+                    states.push(get(200));
+                }
+                saved.push([(temporary, 137), (get(3), 3), (get(5), 5)]);
+            }
+            let logits = get(1000);
+            let dlogits = get(1000);
+            let mut grads = vec![(logits, 1000), (dlogits, 1000)];
+            for layer in saved.into_iter().rev() {
+                let grad = pool.allocate(77 * MIB / 4).expect("memory");
+                for (address, mib) in layer.into_iter().chain(grads.drain(..)) {
+                    pool.give_back(address, mib * MIB / 4);
+                }
+                grads.push((grad, 77));
+            }
+            for (address, mib) in grads {
+                pool.give_back(address, mib * MIB / 4);
+            }
+            check(pool);
+            pool.stats()
+        };
+        let mut states = Vec::new();
+        let first = step(&mut pool, &mut states);
+        for _ in 0..5 {
+            assert_eq!(step(&mut pool, &mut states).driver_allocations, first.driver_allocations);
+        }
+        assert!(first.reserved < first.peak * 5 / 4, "{first:?}");
+    }
+
+    #[test]
+    fn random_traffic_keeps_the_invariants() {
+        let (mut pool, _) = pool(2 << 30);
+        let mut live: Vec<(u64, usize)> = Vec::new();
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for turn in 0..4000 {
+            if random(100) < 52 || live.is_empty() {
+                let bytes = if random(2) == 0 { random(3000) } else { random(40 * MIB) };
+                match pool.allocate(bytes) {
+                    Ok(address) => live.push((address, bytes)),
+                    Err(Error::OutOfMemory { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            } else {
+                let (address, bytes) = live.swap_remove(random(live.len()));
+                pool.give_back(address, bytes);
+            }
+            if turn % 50 == 0 {
+                check(&pool);
+            }
+        }
+        check(&pool);
+    }
+}
