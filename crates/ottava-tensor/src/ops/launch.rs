@@ -68,3 +68,26 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
+    #[test]
+    fn every_kernel_compiles_for_hopper() {
+        let mut compiled = 0;
+        for (source, defines) in super::kernels() {
+            match crate::cuda::compile(source, defines, "sm_90a") {
+                Ok(cubin) => {
+                    assert!(cubin.starts_with(b"\x7fELF"), "{} gave something else than a cubin", source.name);
+                    compiled += 1;
+                }
+                Err(error @ crate::Error::Library { .. }) => {
+                    assert!(std::env::var_os("OTTAVA_REQUIRE_NVRTC").is_none(), "{error}");
+                    return eprintln!("skipped: {error}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        println!("{compiled} kernel files compiled for sm_90a");
+    }
+}

@@ -1,5 +1,5 @@
 use super::{AttentionBackend, AttentionLayout};
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::cuda::{Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
@@ -13,6 +13,10 @@ const SHARED_BYTES: usize = 48 << 10;
 fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
     let column = |heads: usize| base + (heads * l.head_dim * dtype.size()) as u64;
     [column(0), column(l.heads), column(l.heads + l.kv_heads)]
+}
+
+fn fused(l: AttentionLayout) -> AttentionShape {
+    AttentionShape::fused([l.batch, l.seq_len], l.heads, l.kv_heads, l.head_dim)
 }
 
 fn shared(floats: usize) -> Result<u32> {
@@ -38,8 +42,9 @@ pub(super) fn attention(
 ) -> Result<()> {
     let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
     if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
+        let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut() };
         // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout.
-        return unsafe { gpu.attention_forward(&l.into(), [q, k, v], o.device_ptr_mut(), lse.device_ptr_mut()) };
+        return unsafe { gpu.attention_forward(&fused(l), l.scale() as f32, &pointers) };
     }
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry: "attention" };
     let args = [
@@ -75,8 +80,9 @@ pub(super) fn attention_backward(
     let [dq, dk, dv] = parts(dqkv.device_ptr_mut(), qkv.dtype(), l);
     if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
+        let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse }, d_o, dq, dk, dv };
         // SAFETY: the op has checked that all tensors have the sizes of the layout.
-        return unsafe { gpu.attention_backward(&l.into(), [q, k, v], o, d_o, lse, [dq, dk, dv]) };
+        return unsafe { gpu.attention_backward(&fused(l), l.scale() as f32, &pointers) };
     }
     if l.head_dim > 4 * BLOCK as usize {
         return Err(Error::Value(format!("attention: heads of {} are larger than 1024", l.head_dim)));

@@ -2,11 +2,12 @@ use super::{Accumulation, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmSpec, Kernel, Major, ScaleMode};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
+use std::sync::Arc;
 
 kernel_source!("gemm");
 
 pub(super) fn gemm(
-    gpu: &CudaDevice,
+    gpu: &Arc<CudaDevice>,
     a: Operand,
     b: Operand,
     out: &mut Tensor,
