@@ -2,5 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod error;
+pub mod layer;
+pub mod layers;
+pub mod models;
+pub mod param;
+pub mod recipe;
+pub mod scaling;
 
 pub use error::{Error, Result};

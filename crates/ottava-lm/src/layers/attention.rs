@@ -1,0 +1,117 @@
+//! Causal self-attention with rotary positions and shared key and value heads.
+
+use super::{Linear, LinearSaved};
+use crate::error::Result;
+use crate::layer::{Context, Layer};
+use crate::param::{Builder, Param};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{AttentionLayout, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope};
+
+/// Sizes of an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionConfig {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Size of a head.
+    pub head_dim: usize,
+    /// Whether Q, K and V have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has one.
+    pub output_bias: bool,
+}
+
+/// `y = o_proj(attention(rope(qkv_proj(x))))`, with Q, K and V in one product.
+pub struct Attention {
+    config: AttentionConfig,
+    qkv: Linear,    /* [(H + 2·H_kv)·D, C] */
+    output: Linear, /* [C, H·D] */
+    /// Cosines and sines by position, shared by all layers.
+    rope_table: Tensor,
+}
+
+/// Saved by [`Attention`].
+pub struct AttentionSaved {
+    input: LinearSaved,
+    qkv: Tensor, /* [T, (H + 2·H_kv)·D], rotated */
+    o: Tensor,   /* [T, H·D] */
+    lse: Tensor, /* [B, H, S] */
+    output: LinearSaved,
+}
+
+/// Keys and values of the tokens so far, of one sequence in one layer: `[capacity, 2·H_kv·D]`.
+pub struct KvCache(Tensor);
+
+impl Attention {
+    /// An attention layer with tensors called `name.q_proj` and so on.
+    pub fn new(build: &mut Builder, name: &str, config: AttentionConfig, rope_table: Tensor, std: f32) -> Result<Attention> {
+        let c = config;
+        let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let qkv = [part("q_proj", q), part("k_proj", kv), part("v_proj", kv)];
+        let output = [part("o_proj", c.channels)];
+        Ok(Attention {
+            qkv: Linear::new(build, &format!("{name}.qkv_proj"), &qkv, c.channels, c.qkv_bias, std)?,
+            output: Linear::new(build, &format!("{name}.o_proj"), &output, q, c.output_bias, std)?,
+            config,
+            rope_table,
+        })
+    }
+
+    /// The linears, for [`Linear::quantize_weight`].
+    pub fn linears(&mut self) -> [&mut Linear; 2] {
+        [&mut self.qkv, &mut self.output]
+    }
+
+    fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }
+    }
+
+    fn rope_layout(&self, seq_len: usize, start: usize) -> RopeLayout {
+        RopeLayout { heads: self.config.heads + self.config.kv_heads, head_dim: self.config.head_dim, seq_len, start }
+    }
+
+    /// An empty cache for `capacity` tokens.
+    pub fn cache(&self, capacity: usize, like: &Tensor) -> Result<KvCache> {
+        let width = 2 * self.config.kv_heads * self.config.head_dim;
+        Ok(KvCache(Tensor::zeros(like.device(), &[capacity, width], like.dtype())?))
+    }
+
+    /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`.
+    pub fn forward_cached(&self, x: &Tensor, cache: &mut KvCache, start: usize, context: &mut Context) -> Result<Tensor> {
+        let tokens = x.shape()[0];
+        let (mut qkv, _) = self.qkv.forward(x, context)?;
+        rope(&mut qkv, &self.rope_table, self.rope_layout(tokens, start), Rotation::Forward)?;
+        let o = attention_cached(&qkv, &mut cache.0, self.layout(1, tokens), start)?;
+        Ok(self.output.forward(&o, context)?.0)
+    }
+}
+
+impl Layer for Attention {
+    type Saved = AttentionSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
+        let (mut qkv, input) = self.qkv.forward(x, context)?;
+        rope(&mut qkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Forward)?;
+        let (o, lse) = attention(&qkv, self.layout(context.batch, context.seq_len))?;
+        let (y, output) = self.output.forward(&o, context)?;
+        Ok((y, AttentionSaved { input, qkv, o, lse, output }))
+    }
+
+    fn backward(&mut self, dy: &Tensor, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
+        let d_o = self.output.backward(dy, saved.output, context)?;
+        let layout = self.layout(context.batch, context.seq_len);
+        let mut dqkv = attention_backward(&d_o, &saved.qkv, &saved.o, &saved.lse, layout)?;
+        rope(&mut dqkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Backward)?;
+        self.qkv.backward(&dqkv, saved.input, context)
+    }
+
+    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.qkv.parameters(visit);
+        self.output.parameters(visit);
+    }
+}

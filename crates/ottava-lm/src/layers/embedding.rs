@@ -1,0 +1,30 @@
+//! Token embedding. Its input is not differentiable, so it is no [`crate::layer::Layer`].
+
+use crate::error::Result;
+use crate::param::{Builder, Init, Param, Part};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{embedding, embedding_gradient};
+
+/// `y[t] = table[ids[t]]`.
+pub struct Embedding {
+    /// `[V, C]`; also the head's weight where the two are tied.
+    pub table: Param,
+}
+
+impl Embedding {
+    /// A table called `name` + `.weight`.
+    pub fn new(build: &mut Builder, name: &str, vocabulary: usize, channels: usize, std: f32) -> Result<Embedding> {
+        let part = Part { name: format!("{name}.weight"), shape: vec![vocabulary, channels] };
+        Ok(Embedding { table: Param::new(build, vec![part], Init::Normal(std))? })
+    }
+
+    /// Rows of the table for I32 `ids` `[T]`.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        Ok(embedding(&self.table.value, ids)?)
+    }
+
+    /// Adds the gradient `dy` `[T, C]` to the table's.
+    pub fn backward(&mut self, dy: &Tensor, ids: &Tensor) -> Result<()> {
+        Ok(embedding_gradient(dy, ids, self.table.grad_mut())?)
+    }
+}

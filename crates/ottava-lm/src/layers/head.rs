@@ -1,0 +1,50 @@
+//! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
+
+use crate::error::Result;
+use crate::param::Param;
+use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add};
+use ottava_tensor::{Tensor, ops::real_type};
+
+/// The head's computations, over a weight `[V, C]` that may belong to the embedding.
+pub struct Head;
+
+/// Tokens whose logits are alive at once.
+const CHUNK: usize = 2048;
+
+impl Head {
+    /// `x · Wᵀ`, `[T, V]`.
+    pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
+        let (a, b) = (Operand::plain(x), Operand::plain(&weight.value));
+        Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
+    }
+
+    /// Losses of I32 `targets` `[T]`, `[T]`.
+    pub fn losses(x: &Tensor, weight: &Param, targets: &Tensor) -> Result<Tensor> {
+        let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
+        for (start, end) in chunks(targets.len()) {
+            let logits = Head::logits(&x.rows(start, end)?, weight)?;
+            losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?)?)?;
+        }
+        Ok(losses)
+    }
+
+    /// Losses, and the gradient by `x` of `scale · Σ losses`; adds to the gradient of the weight.
+    pub fn losses_and_gradient(x: &Tensor, weight: &mut Param, targets: &Tensor, scale: f64) -> Result<(Tensor, Tensor)> {
+        let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
+        let mut dx = x.empty_like()?;
+        for (start, end) in chunks(targets.len()) {
+            let x = x.rows(start, end)?;
+            let mut logits = Head::logits(&x, weight)?;
+            losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
+            let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
+            gemm_nt_add(a, b, weight.grad_mut(), Accumulation::Exact)?;
+            let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight.value));
+            dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
+        }
+        Ok((losses, dx))
+    }
+}
+
+fn chunks(tokens: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..tokens).step_by(CHUNK).map(move |start| (start, (start + CHUNK).min(tokens)))
+}

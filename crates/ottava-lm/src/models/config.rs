@@ -1,0 +1,89 @@
+//! Reading `config.json`: each key with its type, and errors that name file and key.
+
+use crate::error::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// A parsed `config.json`.
+#[derive(Clone, Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    values: Map<String, Value>,
+}
+
+impl ConfigFile {
+    /// Reads `config.json` of a model folder, or the file itself.
+    pub fn read(path: &Path) -> Result<ConfigFile> {
+        let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            Error::Model(format!("{}: {error}; a model folder holds config.json, tokenizer.json and *.safetensors", path.display()))
+        })?;
+        let value: Value =
+            serde_json::from_str(&text).map_err(|e| Error::Model(format!("{}: this is not JSON: {e}", path.display())))?;
+        match value {
+            Value::Object(values) => Ok(ConfigFile { path, values }),
+            _ => Err(Error::Model(format!("{}: expected one JSON object", path.display()))),
+        }
+    }
+
+    /// A configuration that was not read from a folder, as `[model]` of a run; `path` names it in messages.
+    pub fn from_values(path: impl Into<PathBuf>, values: Map<String, Value>) -> ConfigFile {
+        ConfigFile { path: path.into(), values }
+    }
+
+    /// All keys, to be written into the next folder.
+    pub fn values(&self) -> &Map<String, Value> {
+        &self.values
+    }
+
+    /// An error about this file.
+    pub fn error(&self, text: &str) -> Error {
+        Error::Model(format!("{}: {text}", self.path.display()))
+    }
+
+    /// True when `key` is there and not null.
+    pub fn has(&self, key: &str) -> bool {
+        self.values.get(key).is_some_and(|v| !v.is_null())
+    }
+
+    /// The value of a key that must be there.
+    pub fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+        match self.values.get(key) {
+            None | Some(Value::Null) => Err(self.error(&format!("the key `{key}` is missing"))),
+            Some(value) => self.parse(key, value),
+        }
+    }
+
+    /// The value of a key, or `default` when it is missing or null.
+    pub fn optional<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
+        match self.values.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => self.parse(key, value),
+        }
+    }
+
+    /// A nested object, as a file of its own for messages.
+    pub fn section(&self, key: &str) -> Result<Option<ConfigFile>> {
+        match self.values.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(values)) => {
+                Ok(Some(ConfigFile { path: format!("{}: {key}", self.path.display()).into(), values: values.clone() }))
+            }
+            Some(_) => Err(self.error(&format!("`{key}` must be an object"))),
+        }
+    }
+
+    /// The first of `architectures`, or `model_type`.
+    pub fn architecture(&self) -> Result<String> {
+        let names: Vec<String> = self.optional("architectures", Vec::new())?;
+        match names.into_iter().next() {
+            Some(name) => Ok(name),
+            None => self.required("model_type"),
+        }
+    }
+
+    fn parse<T: DeserializeOwned>(&self, key: &str, value: &Value) -> Result<T> {
+        serde_json::from_value(value.clone()).map_err(|_| self.error(&format!("`{key}` has the value {value}, which is not of its kind")))
+    }
+}

@@ -1,0 +1,10 @@
+//! Mistral: Llama's blocks; early versions attend to a sliding window. Jiang et al. 2023, arXiv:2310.06825.
+
+use super::{ConfigFile, DecoderConfig, Family, common};
+use crate::error::Result;
+
+pub(super) const FAMILY: Family = Family { architecture: "MistralForCausalLM", model_type: "mistral", read };
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    Ok(DecoderConfig { window: file.optional("sliding_window", None)?, ..common(file)? })
+}

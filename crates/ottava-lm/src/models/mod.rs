@@ -1,0 +1,77 @@
+//! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
+
+mod config;
+mod decoder;
+mod llama;
+mod mistral;
+mod qwen2;
+mod rope;
+
+pub use config::ConfigFile;
+pub use decoder::{Decoder, DecoderConfig, LinearShape};
+pub use rope::RopeScaling;
+
+use crate::error::Result;
+
+/// One model family.
+struct Family {
+    /// What `architectures` in `config.json` calls it.
+    architecture: &'static str,
+    /// What `model_type` calls it.
+    model_type: &'static str,
+    read: fn(&ConfigFile) -> Result<DecoderConfig>,
+}
+
+const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY];
+
+/// Reads the sizes of a model from its `config.json`.
+///
+/// Errors when the architecture is unknown, a key is missing or a setting asks for something that this program does not do.
+pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
+    let name = file.architecture()?;
+    let family = FAMILIES.iter().find(|f| f.architecture == name || f.model_type == name);
+    let Some(family) = family else {
+        let known: Vec<_> = FAMILIES.iter().map(|f| f.architecture).collect();
+        return Err(file.error(&format!("the architecture `{name}` is not one of {}", known.join(", "))));
+    };
+    let config = (family.read)(file)?;
+    config.check().map_err(|problem| file.error(&problem))?;
+    Ok(config)
+}
+
+/// Sizes that all families write alike.
+fn common(file: &ConfigFile) -> Result<DecoderConfig> {
+    for key in ["quantization_config", "auto_map"] {
+        if file.has(key) {
+            return Err(file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read")));
+        }
+    }
+    let activation: String = file.optional("hidden_act", "silu".to_string())?;
+    if activation != "silu" {
+        return Err(file.error(&format!("`hidden_act` is \"{activation}\"; only \"silu\" is implemented")));
+    }
+    let dropout: f64 = file.optional("attention_dropout", 0.0)?;
+    if dropout != 0.0 {
+        return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
+    }
+    let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
+    let even = if heads > 0 { channels / heads } else { 0 };
+    Ok(DecoderConfig {
+        vocabulary: file.required("vocab_size")?,
+        channels,
+        hidden: file.required("intermediate_size")?,
+        layers: file.required("num_hidden_layers")?,
+        heads,
+        kv_heads: file.optional("num_key_value_heads", heads)?,
+        head_dim: file.optional("head_dim", even)?,
+        max_positions: file.optional("max_position_embeddings", 2048)?,
+        norm_eps: file.optional("rms_norm_eps", 1e-6)?,
+        tied: file.optional("tie_word_embeddings", false)?,
+        init_std: file.optional("initializer_range", 0.02)?,
+        rope: RopeScaling::read(file)?,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        window: None,
+    })
+}

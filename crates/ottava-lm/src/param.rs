@@ -1,0 +1,113 @@
+//! A trained tensor with its names, its binary32 master and its gradient.
+
+use crate::error::{Error, Result};
+use crate::recipe::Recipe;
+use ottava_tensor::ops::{cast, real_type};
+use ottava_tensor::{DType, Device, Tensor};
+
+/// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// The tensor's name in a model folder, as `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Its shape there; parts are stacked along the first dimension.
+    pub shape: Vec<usize>,
+}
+
+/// How a parameter starts when no model folder is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+}
+
+/// Where weights come from, as F32 CPU tensors of one [`Part`] each.
+pub trait WeightSource {
+    /// The values of `part`, which a fresh model would start by `init`.
+    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
+}
+
+/// What a model is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Masters and gradients are kept.
+    Train,
+    /// Weights alone.
+    Infer,
+}
+
+/// What layers are built with.
+pub struct Builder<'a> {
+    /// Where tensors are put.
+    pub device: &'a Device,
+    /// The precision of the run.
+    pub recipe: &'a Recipe,
+    /// Training or inference.
+    pub purpose: Purpose,
+    /// Values of the weights.
+    pub weights: &'a mut dyn WeightSource,
+    /// The casts that the layers will do.
+    pub slots: crate::scaling::Slots,
+}
+
+/// A trained tensor.
+pub struct Param {
+    /// The tensors of a model folder that it is made of, stacked.
+    pub parts: Vec<Part>,
+    /// The weights that layers compute with, in the recipe's compute type.
+    pub value: Tensor,
+    /// The weights that the optimizer updates, F32; `None` where `value` is these, or nothing is trained.
+    pub master: Option<Tensor>,
+    /// Gradient of the loss, F32 (F64 for F64), added to by backward; `None` where nothing is trained.
+    pub grad: Option<Tensor>,
+    /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
+    pub decay: bool,
+}
+
+impl Param {
+    /// A parameter of the stacked `parts`, filled from the builder's weights.
+    pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
+        let mut bytes = Vec::new();
+        for part in &parts {
+            let tensor = build.weights.weight(part, init)?;
+            if tensor.shape() != part.shape {
+                return Err(Error::Model(format!(
+                    "tensor `{}` has shape {:?}, config.json makes it {:?}",
+                    part.name,
+                    tensor.shape(),
+                    part.shape
+                )));
+            }
+            bytes.extend(tensor.read_bytes()?);
+        }
+        let mut shape = parts[0].shape.clone();
+        shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let full = Tensor::from_bytes(&Device::Cpu, &shape, DType::F32, &bytes)?;
+        let compute = build.recipe.compute;
+        let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? }.to_device(build.device)?;
+        let training = build.purpose == Purpose::Train;
+        let keeps_master = training && matches!(compute, DType::F16 | DType::BF16);
+        let master = keeps_master.then(|| full.to_device(build.device)).transpose()?;
+        let grad = training.then(|| Tensor::zeros(build.device, &shape, real_type(compute))).transpose()?;
+        Ok(Param { decay: shape.len() > 1, parts, value, master, grad })
+    }
+
+    /// The gradient, for a layer's backward to add to.
+    pub fn grad_mut(&mut self) -> &mut Tensor {
+        self.grad.as_mut().expect("backward runs on a model built for training")
+    }
+
+    /// The most precise weights there are, to save.
+    pub fn full(&self) -> &Tensor {
+        self.master.as_ref().unwrap_or(&self.value)
+    }
+
+    /// The first part's name, for messages.
+    pub fn name(&self) -> &str {
+        &self.parts[0].name
+    }
+}

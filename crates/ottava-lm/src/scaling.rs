@@ -1,0 +1,176 @@
+//! The scaling state of a run: one slot per cast, kept in a few plain tensors with names.
+//!
+//! Casts measure into their slots as they go; histories roll and scales change once per optimizer step, in [`ScalingState::update`],
+//! so micro-batches merge by maximum and every cast of a step reads the same scales.
+
+use crate::error::{Error, Result};
+use crate::recipe::{Cast, FirstStep, Scaling};
+use ottava_tensor::ops::{self, CastStatistics, Copies, DelayedScaling};
+use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+
+/// Index of one cast in the scaling state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// Collects the casts of a model while it is built.
+#[derive(Default)]
+pub struct Slots(Vec<(String, Cast)>);
+
+impl Slots {
+    /// A slot for the cast called `name`.
+    pub fn add(&mut self, name: String, cast: Cast) -> Slot {
+        self.0.push((name, cast));
+        Slot(self.0.len() - 1)
+    }
+}
+
+/// How often casts lost something, over all casts since the last update.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CastLosses {
+    /// Share of elements beyond the largest finite value.
+    pub saturated: f64,
+    /// Share of elements that became zero.
+    pub underflowed: f64,
+}
+
+/// The scales, histories and measurements of all casts of a model.
+pub struct ScalingState {
+    slots: Vec<(String, Cast)>,
+    statistics: CastStatistics,
+    /// Where casts outside training measure: nothing that they see may change a run.
+    unobserved: CastStatistics,
+    delayed: Option<DelayedState>,
+    observing: bool,
+}
+
+struct DelayedState {
+    how: DelayedScaling,
+    first_step: FirstStep,
+    /// F32 `[window, slots]`, newest last; row 0 is a staging row.
+    history: Tensor,
+    /// F32 `[slots]`.
+    scale: Tensor,
+    /// Largest finite value of each slot's format, F32 `[slots]`.
+    largest: Tensor,
+    /// Updates so far; before the first, scales mean nothing.
+    updates: u64,
+}
+
+impl ScalingState {
+    /// Fresh state for `slots` on `device`.
+    pub fn new(device: &Device, slots: Slots) -> Result<ScalingState> {
+        let slots = slots.0;
+        let n = slots.len();
+        let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
+            Scaling::Delayed { how, window, first_step } => Some((how, window, first_step)),
+            Scaling::Current(_) => None,
+        });
+        let delayed = match delayed {
+            None => None,
+            Some((how, window, first_step)) => {
+                let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
+                Some(DelayedState {
+                    how,
+                    first_step,
+                    history: Tensor::zeros(device, &[window, n], DType::F32)?,
+                    scale: Tensor::from_slice(device, &[n], &vec![1f32; n])?,
+                    largest: Tensor::from_slice(device, &[n], &largest)?,
+                    updates: 0,
+                })
+            }
+        };
+        let (statistics, unobserved) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
+        Ok(ScalingState { slots, statistics, unobserved, delayed, observing: true })
+    }
+
+    /// Casts `x` as its slot says, and measures it.
+    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
+        let cast = self.slots[slot.0].1;
+        let scale = match (cast.scaling, &self.delayed) {
+            (Scaling::Current(how), _) => ops::current_scale(&ops::amax(x)?, cast.format, how)?,
+            (Scaling::Delayed { .. }, Some(state)) if state.updates == 0 && state.first_step == FirstStep::Current => {
+                ops::current_scale(&ops::amax(x)?, cast.format, Default::default())?
+            }
+            (Scaling::Delayed { .. }, state) => {
+                let state = state.as_ref().expect("a delayed slot has delayed state");
+                state.scale.rows(slot.0, slot.0 + 1)?
+            }
+        };
+        let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
+        Ok(ops::quantize(x, cast.format, &scale, copies, statistics, slot.0)?)
+    }
+
+    /// Whether casts count: true in training, false in evaluation.
+    pub fn observe(&mut self, observing: bool) {
+        self.observing = observing;
+    }
+
+    /// Ends an optimizer step: histories roll and scales follow. Returns what the casts of the step lost.
+    pub fn update(&mut self) -> Result<CastLosses> {
+        let sum = |t: &Tensor| -> Result<f64> { Ok(t.to_vec::<i64>()?.iter().sum::<i64>() as f64) };
+        let elements = sum(&self.statistics.elements)?.max(1.0);
+        let losses = CastLosses {
+            saturated: sum(&self.statistics.saturated)? / elements,
+            underflowed: sum(&self.statistics.underflowed)? / elements,
+        };
+        self.statistics.clear_counters()?;
+        match &mut self.delayed {
+            Some(state) => {
+                let amax = &mut self.statistics.amax;
+                ops::delayed_scaling(amax, &mut state.history, &mut state.scale, &state.largest, state.how)?;
+                state.updates += 1;
+            }
+            None => self.statistics.amax.fill_zero()?,
+        }
+        Ok(losses)
+    }
+
+    /// True when the model has no FP8 casts.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Names of the slots, in order, for the checkpoint's manifest.
+    pub fn names(&self) -> Vec<String> {
+        self.slots.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The arrays that a checkpoint keeps, by name. Empty unless scaling is delayed.
+    pub fn arrays(&self) -> Result<Vec<(String, Tensor)>> {
+        let Some(state) = &self.delayed else { return Ok(Vec::new()) };
+        let updates = Tensor::from_slice(&Device::Cpu, &[1], &[state.updates as i64])?;
+        Ok(vec![
+            ("scaling.amax_history".to_string(), state.history.clone()),
+            ("scaling.scale".to_string(), state.scale.clone()),
+            ("scaling.updates".to_string(), updates),
+        ])
+    }
+
+    /// Takes over arrays that [`ScalingState::arrays`] gave, in a run whose slots are called `names`.
+    ///
+    /// Errors when the casts of the two runs are not the same ones; a recipe without delayed scaling takes nothing.
+    pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
+        let own = self.names();
+        let Some(state) = &mut self.delayed else { return Ok(()) };
+        if names != own {
+            return Err(Error::Checkpoint(format!(
+                "the checkpoint has the FP8 scales of {} casts and this model needs those of {}; resume with the same recipe",
+                names.len(),
+                own.len()
+            )));
+        }
+        let (history, scale) = (array("scaling.amax_history")?, array("scaling.scale")?);
+        let shape = state.history.shape().to_vec();
+        if history.shape() != shape || scale.shape() != state.scale.shape() {
+            return Err(Error::Checkpoint(format!(
+                "the checkpoint's amax history has shape {:?}, this run's `amax_history_len` makes it {shape:?}",
+                history.shape()
+            )));
+        }
+        let device = state.history.device().clone();
+        state.history = history.to_device(&device)?;
+        state.scale = scale.to_device(&device)?;
+        state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
+        Ok(())
+    }
+}
