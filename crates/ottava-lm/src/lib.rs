@@ -1,6 +1,8 @@
 //! Recipes, layers, models, optimizers, data and checkpoints for training language models in FP8.
 #![forbid(unsafe_code)]
 
+pub mod data;
 pub mod error;
+pub mod hash;
 
 pub use error::{Error, Result};
