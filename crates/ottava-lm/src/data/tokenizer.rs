@@ -47,14 +47,8 @@ impl Tokenizer {
         // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
         let highest = inner.get_vocab(true).into_values().max();
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
-        let mut tokenizer = Tokenizer {
-            inner,
-            vocab_size,
-            eos_ids: Vec::new(),
-            bos_id: None,
-            sha256: sha256(&bytes),
-            path,
-        };
+        let mut tokenizer =
+            Tokenizer { inner, vocab_size, eos_ids: Vec::new(), bos_id: None, sha256: sha256(&bytes), path };
         tokenizer.eos_ids = tokenizer.special_ids("eos")?;
         if tokenizer.eos_ids.is_empty() {
             tokenizer.eos_ids = COMMON_EOS.iter().find_map(|name| tokenizer.token_id(name)).into_iter().collect();
@@ -81,8 +75,9 @@ impl Tokenizer {
     }
 
     fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        guarded(|| self.inner.decode(ids, skip_special))
-            .map_err(|reason| Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len())))
+        guarded(|| self.inner.decode(ids, skip_special)).map_err(|reason| {
+            Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
+        })
     }
 
     /// One more than the highest id: the smallest embedding table that serves this tokenizer.
@@ -156,10 +151,9 @@ impl Tokenizer {
         }
         let number = value.as_u64().ok_or_else(|| format!("is {value}; expected a token"))?;
         // A model's table may be padded beyond the tokenizer, but a special id must mean something.
-        u32::try_from(number)
-            .ok()
-            .filter(|&id| self.inner.id_to_token(id).is_some())
-            .ok_or_else(|| format!("is {number}, but tokenizer.json has no such id (its highest is {})", self.vocab_size - 1))
+        u32::try_from(number).ok().filter(|&id| self.inner.id_to_token(id).is_some()).ok_or_else(|| {
+            format!("is {number}, but tokenizer.json has no such id (its highest is {})", self.vocab_size - 1)
+        })
     }
 }
 

@@ -31,7 +31,8 @@ fn the_bundled_tokenizer_loads_from_folder_and_file() {
 #[test]
 fn any_text_comes_back_unchanged() {
     let tokenizer = Tokenizer::load(&bundled()).unwrap();
-    for text in ["canary (noun): any finch", " leading", "", "two\n\nlines\r\n", "héllo 日本 🎼\u{0}", "<|endoftext|>"] {
+    for text in ["canary (noun): any finch", " leading", "", "two\n\nlines\r\n", "héllo 日本 🎼\u{0}", "<|endoftext|>"]
+    {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
     }
     // The ids that Python's tokenizers 0.23.3 gives.
@@ -57,7 +58,11 @@ fn special_ids_come_from_the_first_file_that_names_them() {
 #[test]
 fn wrong_special_tokens_are_named() {
     for (file, text, expected) in [
-        ("config.json", r#"{"eos_token_id": 4096}"#, "config.json: `eos_token_id` is 4096, but tokenizer.json has no such id"),
+        (
+            "config.json",
+            r#"{"eos_token_id": 4096}"#,
+            "config.json: `eos_token_id` is 4096, but tokenizer.json has no such id",
+        ),
         ("config.json", r#"{"eos_token_id": -1}"#, "`eos_token_id` is -1; expected a token"),
         ("generation_config.json", r#"{"eos_token_id": [1, "x y"]}"#, r#"is "x y", which is not in tokenizer.json"#),
         ("tokenizer_config.json", r#"{"bos_token": "<none>"}"#, r#"`bos_token` is "<none>", which is not"#),
