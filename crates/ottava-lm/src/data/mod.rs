@@ -1,7 +1,11 @@
 //! Training text: from files to tokens on disk, and from there to batches in a computed order.
 
+pub mod prepare;
+pub mod shards;
 pub mod source;
 pub mod tokenizer;
 
+pub use prepare::prepare;
+pub use shards::TokenDataset;
 pub use source::{Documents, SourceOptions};
 pub use tokenizer::Tokenizer;
