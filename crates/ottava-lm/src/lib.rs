@@ -5,5 +5,6 @@ pub mod checkpoint;
 pub mod data;
 pub mod error;
 pub mod hash;
+pub mod report;
 
 pub use error::{Error, Result};
