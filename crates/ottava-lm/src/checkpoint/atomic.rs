@@ -16,6 +16,12 @@ use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_plain_n
 use crate::hash::hex;
 use crate::{Error, Result};
 
+/// What a folder's name starts with while it is written.
+const TEMPORARY: &str = ".tmp-checkpoint-";
+
+/// What its name starts with while it is deleted.
+const TRASH: &str = ".trash-checkpoint-";
+
 /// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what it wrote.
 pub struct CheckpointWriter<'a> {
     fs: &'a dyn Fs,
@@ -27,11 +33,11 @@ pub struct CheckpointWriter<'a> {
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// Starts the checkpoint of `step` in the run's `folder`; leftovers of a killed attempt at the same step go.
+    /// Starts the checkpoint of `step` in the run's `folder`; what a killed process left half done there goes.
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
-        let temporary = folder.join(format!(".tmp-{}", name(step)));
-        if temporary.exists() {
-            fs.remove_dir_all(&temporary).map_err(Error::io(&temporary))?;
+        let temporary = folder.join(format!("{TEMPORARY}{step}"));
+        for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
+            fs.remove_dir_all(&leftover).map_err(Error::io(&leftover))?;
         }
         let folder = folder.to_path_buf();
         let writer = CheckpointWriter { fs, folder, temporary, step, files: BTreeMap::new(), renamed: false };
@@ -61,7 +67,7 @@ impl<'a> CheckpointWriter<'a> {
         self.fs.sync_dir(&self.temporary).map_err(Error::io(&self.temporary))?;
         let path = self.folder.join(name(self.step));
         if path.exists() {
-            remove(self.fs, &path)?;
+            remove(self.fs, &path, self.step)?;
         }
         self.fs.rename(&self.temporary, &path).map_err(Error::io(&path))?;
         self.renamed = true;
@@ -82,7 +88,7 @@ impl<'a> CheckpointWriter<'a> {
 impl Drop for CheckpointWriter<'_> {
     fn drop(&mut self) {
         if !self.renamed {
-            // On a failing disk this may fail as well; the name says that it is temporary, and the next save removes it.
+            // On a failing disk this may fail as well; then the next save removes it.
             let _ = self.fs.remove_dir_all(&self.temporary);
         }
     }
@@ -146,7 +152,7 @@ pub fn keep(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Resu
         if kept < count.max(1) {
             kept += usize::from(complete(&path, step, Verify::Sizes).is_ok());
         } else if !protected.contains(&step) {
-            remove(fs, &path)?;
+            remove(fs, &path, step)?;
         }
     }
     Ok(())
@@ -161,9 +167,8 @@ fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
 }
 
 /// Takes the final name away before anything is deleted, so that a half-deleted checkpoint is never taken for one.
-fn remove(fs: &dyn Fs, path: &Path) -> Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let trash = path.with_file_name(format!(".trash-{name}"));
+fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
+    let trash = path.with_file_name(format!("{TRASH}{step}"));
     if trash.exists() {
         fs.remove_dir_all(&trash).map_err(Error::io(&trash))?;
     }
@@ -175,23 +180,32 @@ fn name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
-/// The folders named as checkpoints, oldest step first; none when `folder` does not exist yet.
+/// The folders named as checkpoints, oldest step first.
 fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    // Other spellings of a number, such as +5 or 05, are not ours.
+    let step_of = |file_name: &str| {
+        let step = file_name.strip_prefix("checkpoint-")?.parse().ok()?;
+        (name(step) == file_name).then_some(step)
+    };
+    let step_of_path = |path: PathBuf| Some((step_of(path.file_name()?.to_str()?)?, path));
+    let mut found: Vec<_> = named(folder, |_| true)?.into_iter().filter_map(step_of_path).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// What lies in `folder` under a name that `matches`; nothing when it does not exist yet.
+fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(Error::io(folder))?,
     };
     let mut found = Vec::new();
     for entry in entries {
-        let path = entry.map_err(Error::io(folder))?.path();
-        let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let step = file_name.strip_prefix("checkpoint-").and_then(|step| step.parse().ok());
-        // Other spellings of a number, such as +5 or 05, are not ours.
-        if let Some(step) = step.filter(|&step| name(step) == file_name) {
-            found.push((step, path));
+        let entry = entry.map_err(Error::io(folder))?;
+        if entry.file_name().to_str().is_some_and(&matches) {
+            found.push(entry.path());
         }
     }
-    found.sort_unstable();
     Ok(found)
 }
 

@@ -235,7 +235,7 @@ fn a_newer_format_and_names_outside_are_refused() {
         assert!(error_of(&bad).contains("is not the name of a file beside it"), "{name}");
     }
     let mut writer = CheckpointWriter::begin(&RealFs, folder.path(), 4).unwrap();
-    for name in ["../x", "manifest.json", "ok", "ok"].into_iter().take(2) {
+    for name in ["../x", "manifest.json"] {
         assert!(writer.file(name, |_| Ok(())).is_err(), "{name}");
     }
     writer.file("twice", |_| Ok(())).unwrap();
@@ -249,6 +249,16 @@ fn dropping_an_unfinished_writer_removes_it() {
     writer.file("a", |file| file.write(b"x")).unwrap();
     drop(writer);
     assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn what_a_killed_process_left_is_removed_by_the_next_save() {
+    let folder = tempfile::tempdir().unwrap();
+    for leftover in [".tmp-checkpoint-3", ".trash-checkpoint-1", "keep"] {
+        std::fs::create_dir_all(folder.path().join(leftover).join("x")).unwrap();
+    }
+    save(&RealFs, folder.path(), 9).unwrap();
+    assert_eq!(names(folder.path()), ["checkpoint-9", "keep"]);
 }
 
 #[test]

@@ -65,7 +65,8 @@ struct TensorFile {
 }
 
 impl ModelFiles {
-    /// Opens the weights in `folder`. Errors with [`Error::Model`] that names the file and, where one is wrong, the tensor.
+    /// Opens the weights in `folder`. Errors with [`Error::Model`] that names the file and, where one is wrong, the
+    /// tensor.
     pub fn open(folder: &Path) -> Result<ModelFiles> {
         if folder.join(SINGLE_FILE).exists() {
             return ModelFiles::open_file(&folder.join(SINGLE_FILE));
@@ -131,7 +132,7 @@ impl ModelFiles {
         self.holders.keys().map(String::as_str)
     }
 
-    /// Type and shape of a tensor. Errors when there is none of that name, or it has a type that we do not compute with.
+    /// Type and shape of a tensor. Errors when there is none of that name, or its type is none that we compute with.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
         let (file, info) = self.find(name)?;
         let dtype = from_safetensors(info.dtype)

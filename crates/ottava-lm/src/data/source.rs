@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// The largest document. Tokenising needs some thirty times its size in memory.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
-/// A `.gz` may unpack to this many times its size (text seldom passes 20) or to [`GZIP_FREE_BYTES`], then it is refused.
+/// A `.gz` may unpack to this many times its size (text seldom passes 20) or to [`GZIP_FREE_BYTES`], and no further.
 const GZIP_MAX_RATIO: u64 = 200;
 
 /// Unpacked bytes that are always allowed, so that small files of repeated text pass.

@@ -33,7 +33,7 @@ impl Tokenizer {
     ///
     /// The end-of-sequence ids come from the first of these beside it that names one: `eos_token_id` of
     /// `generation_config.json` (a number or a list), of `config.json`, `eos_token` of `tokenizer_config.json`; else
-    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...). The same for `bos`, without a guess.
+    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...). The same for bos, without a guess.
     /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
     /// Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {

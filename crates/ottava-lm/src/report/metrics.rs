@@ -37,7 +37,7 @@ impl MetricsWriter {
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 
-    /// Brings what was written to the disk; before a checkpoint is saved, which must not know more steps than this file.
+    /// Brings what was written to the disk; before a checkpoint is saved, which must not know steps that this lacks.
     pub fn sync(&self) -> Result<()> {
         self.file.sync_all().map_err(Error::io(&self.path))
     }

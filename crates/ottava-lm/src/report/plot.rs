@@ -12,11 +12,14 @@ const TEXT: &str = "#7d848e";
 const TRAIN: &str = "#3b82f6";
 const EVAL: &str = "#f0731a";
 
-/// A line has at most this many points; more cannot be seen, and would make the file large.
+/// A line has at most this many points; more cannot be seen and would make the file large.
 const MAX_POINTS: usize = 1000;
 
-/// Draws losses over steps: each of training as a faint line, their running mean as a strong one, those of evaluation as
-/// dots joined by a line. Points must be in the order of steps; those that are not finite are left out.
+/// A step and a loss.
+type Point = (f64, f64);
+
+/// Draws losses over steps: each of training as a faint line, their running mean as a strong one, those of evaluation
+/// as dots joined by a line. Points must be in the order of steps; those that are not finite are left out.
 pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> String {
     let finite = |points: &[(u64, f64)]| {
         points.iter().filter(|point| point.1.is_finite()).map(|&(step, loss)| (step as f64, loss)).collect::<Vec<_>>()
@@ -41,7 +44,7 @@ pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> Strin
             let (x, y) = (frame.x(step), frame.y(loss));
             push(&mut svg, format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{EVAL}\"/>"));
         }
-        legend(&mut svg, &[("train", TRAIN, smooth.last()), ("eval", EVAL, eval.last())]);
+        legend(&mut svg, [("train", TRAIN, smooth.last()), ("eval", EVAL, eval.last())]);
     }
     svg.push_str("</svg>\n");
     svg
@@ -54,7 +57,7 @@ struct Frame {
 }
 
 impl Frame {
-    fn around(train: &[(f64, f64)], eval: &[(f64, f64)]) -> Frame {
+    fn around(train: &[Point], eval: &[Point]) -> Frame {
         let all = || train.iter().chain(eval);
         Frame { steps: Ticks::covering(all().map(|p| p.0), true), losses: Ticks::covering(all().map(|p| p.1), false) }
     }
@@ -94,7 +97,7 @@ impl Frame {
         );
     }
 
-    fn line(&self, svg: &mut String, points: &[(f64, f64)], style: &str) {
+    fn line(&self, svg: &mut String, points: &[Point], style: &str) {
         if points.len() > 1 {
             let points: Vec<_> = points.iter().map(|p| format!("{:.1},{:.1}", self.x(p.0), self.y(p.1))).collect();
             push(
@@ -148,7 +151,7 @@ impl Ticks {
 }
 
 /// The mean over a window around each point, a twentieth of all points wide: smooth, and without delay.
-fn running_mean(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+fn running_mean(points: &[Point]) -> Vec<Point> {
     let half = points.len() / 40;
     let mut sums = vec![0.0];
     for (_, loss) in points {
@@ -163,7 +166,7 @@ fn running_mean(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 /// At most [`MAX_POINTS`] of the points: of each group the lowest and the highest, so that no spike is lost.
-fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+fn thin(points: &[Point]) -> Vec<Point> {
     if points.len() <= MAX_POINTS {
         return points.to_vec();
     }
@@ -178,9 +181,10 @@ fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     ends.collect()
 }
 
-fn legend(svg: &mut String, entries: &[(&str, &str, Option<&(f64, f64)>)]) {
+/// Names and last values at the upper right, the first entry leftmost.
+fn legend(svg: &mut String, entries: [(&str, &str, Option<&Point>); 2]) {
     let mut x = WIDTH - MARGIN[1];
-    for (name, colour, last) in entries.iter().rev() {
+    for (name, colour, last) in entries.into_iter().rev() {
         if let Some((_, loss)) = last {
             push(svg, format_args!("<text x=\"{x}\" y=\"26\" text-anchor=\"end\">{name} {loss:.3}</text>"));
             push(svg, format_args!("<path d=\"M{} 21.5h20\" stroke=\"{colour}\" stroke-width=\"3\"/>", x - 100.0));
