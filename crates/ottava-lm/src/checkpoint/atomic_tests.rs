@@ -140,7 +140,7 @@ fn a_fault_at_any_operation_leaves_whole_checkpoints_only() {
     for fault in [Fault::Error(ENOSPC), Fault::Error(EIO), Fault::ShortWrite, Fault::Killed] {
         let mut failures = 0;
         // Step 2 is new; step 1 is there already and is replaced, which takes the most operations.
-        for (step, at) in [1, 2].into_iter().flat_map(|step| (0..30).map(move |at| (step, at))) {
+        for (step, at) in [1, 2].into_iter().flat_map(|step| (0..20).map(move |at| (step, at))) {
             let folder = tempfile::tempdir().unwrap();
             save(&RealFs, folder.path(), 0).unwrap();
             save(&RealFs, folder.path(), 1).unwrap();
