@@ -1,0 +1,214 @@
+//! Saving so that a checkpoint is complete or absent, whenever the program or the machine stops.
+//!
+//! Files go into a `.tmp-` folder, each hashed while it is written and brought to the disk; the manifest comes last;
+//! then the folder gets its final name, which is the one moment at which the checkpoint begins to exist. Deleting takes
+//! the final name away first. One process writes into a run's folder at a time; the trainer holds a lock for that.
+
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::fs::{Fs, FsFile};
+use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_plain_name, verify};
+use crate::hash::hex;
+use crate::{Error, Result};
+
+/// What a folder's name starts with while it is written.
+const TEMPORARY: &str = ".tmp-checkpoint-";
+
+/// What its name starts with while it is deleted.
+const TRASH: &str = ".trash-checkpoint-";
+
+/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what it wrote.
+pub struct CheckpointWriter<'a> {
+    fs: &'a dyn Fs,
+    folder: PathBuf,
+    temporary: PathBuf,
+    step: u64,
+    files: BTreeMap<String, FileEntry>,
+    renamed: bool,
+}
+
+impl<'a> CheckpointWriter<'a> {
+    /// Starts the checkpoint of `step` in the run's `folder`; what a killed process left half done there goes.
+    pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
+        let temporary = folder.join(format!("{TEMPORARY}{step}"));
+        for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
+            fs.remove_dir_all(&leftover).map_err(Error::io(&leftover))?;
+        }
+        let folder = folder.to_path_buf();
+        let writer = CheckpointWriter { fs, folder, temporary, step, files: BTreeMap::new(), renamed: false };
+        fs.create_dir_all(&writer.temporary).map_err(Error::io(&writer.temporary))?;
+        Ok(writer)
+    }
+
+    /// Writes one file: `content` fills it, then it is brought to the disk and noted for the manifest.
+    pub fn file(&mut self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<()> {
+        if !is_plain_name(name) || name == FILE_NAME || self.files.contains_key(name) {
+            return Err(Error::Checkpoint(format!("a checkpoint cannot hold a second or special file {name:?}")));
+        }
+        let entry = self.write(name, content)?;
+        self.files.insert(name.to_string(), entry);
+        Ok(())
+    }
+
+    /// Writes the manifest with `extra` in it and gives the folder its final name, which is returned.
+    ///
+    /// A checkpoint of the same step is replaced. It is gone for the moment between two renames; it can only be there
+    /// when the run was taken back to an earlier one, which stays.
+    pub fn finish(mut self, extra: Value) -> Result<PathBuf> {
+        let ottava = env!("CARGO_PKG_VERSION").to_string();
+        let files = std::mem::take(&mut self.files);
+        let manifest = Manifest { format: FORMAT, ottava, step: self.step, files, extra };
+        self.write(FILE_NAME, |file| file.write(manifest.render().as_bytes()))?;
+        self.fs.sync_dir(&self.temporary).map_err(Error::io(&self.temporary))?;
+        let path = self.folder.join(name(self.step));
+        if path.exists() {
+            remove(self.fs, &path, self.step)?;
+        }
+        self.fs.rename(&self.temporary, &path).map_err(Error::io(&path))?;
+        self.renamed = true;
+        self.fs.sync_dir(&self.folder).map_err(Error::io(&self.folder))?;
+        Ok(path)
+    }
+
+    fn write(&self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<FileEntry> {
+        let path = self.temporary.join(name);
+        let file = self.fs.create(&path).map_err(Error::io(&path))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        let mut file = CheckpointFile { file, path, hasher: Sha256::new(), size: 0 };
+        content(&mut file)?;
+        file.finish()
+    }
+}
+
+impl Drop for CheckpointWriter<'_> {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // On a failing disk this may fail as well; then the next save removes it.
+            let _ = self.fs.remove_dir_all(&self.temporary);
+        }
+    }
+}
+
+/// One file of a checkpoint while it is written.
+pub struct CheckpointFile {
+    file: BufWriter<Box<dyn FsFile>>,
+    path: PathBuf,
+    hasher: Sha256,
+    size: u64,
+}
+
+impl CheckpointFile {
+    /// Appends `bytes`.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(Error::io(&self.path))?;
+        self.hasher.update(bytes);
+        self.size += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<FileEntry> {
+        self.file.flush().map_err(Error::io(&self.path))?;
+        self.file.get_mut().sync().map_err(Error::io(&self.path))?;
+        Ok(FileEntry { size: self.size, sha256: hex(&self.hasher.finalize()) })
+    }
+}
+
+/// What [`latest_complete`] found.
+#[derive(Debug)]
+pub struct Latest {
+    /// The newest complete checkpoint.
+    pub complete: Option<(PathBuf, Manifest)>,
+    /// Newer ones that are damaged, and why: worth a warning.
+    pub damaged: Vec<(PathBuf, Error)>,
+}
+
+/// The newest complete checkpoint in a run's `folder`, by step and not by any clock.
+pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
+    let mut latest = Latest { complete: None, damaged: Vec::new() };
+    for (step, path) in checkpoints(folder)?.into_iter().rev() {
+        match complete(&path, step, depth) {
+            Ok(manifest) => {
+                latest.complete = Some((path, manifest));
+                break;
+            }
+            Err(error) => latest.damaged.push((path, error)),
+        }
+    }
+    Ok(latest)
+}
+
+/// Deletes all but the `count` newest complete checkpoints and those of the `protected` steps (the best one, say).
+///
+/// At least one complete checkpoint always stays, and damaged ones that are newer than the oldest one kept: somebody
+/// may want to look at them.
+pub fn keep(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
+    let mut kept = 0;
+    for (step, path) in checkpoints(folder)?.into_iter().rev() {
+        if kept < count.max(1) {
+            kept += usize::from(complete(&path, step, Verify::Sizes).is_ok());
+        } else if !protected.contains(&step) {
+            remove(fs, &path, step)?;
+        }
+    }
+    Ok(())
+}
+
+fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
+    let manifest = verify(path, depth)?;
+    if manifest.step != step {
+        return Err(Error::Checkpoint(format!("{}: its manifest is of step {}", path.display(), manifest.step)));
+    }
+    Ok(manifest)
+}
+
+/// Takes the final name away before anything is deleted, so that a half-deleted checkpoint is never taken for one.
+fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
+    let trash = path.with_file_name(format!("{TRASH}{step}"));
+    if trash.exists() {
+        fs.remove_dir_all(&trash).map_err(Error::io(&trash))?;
+    }
+    fs.rename(path, &trash).map_err(Error::io(path))?;
+    fs.remove_dir_all(&trash).map_err(Error::io(&trash))
+}
+
+fn name(step: u64) -> String {
+    format!("checkpoint-{step}")
+}
+
+/// The folders named as checkpoints, oldest step first.
+fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    // Other spellings of a number, such as +5 or 05, are not ours.
+    let step_of = |file_name: &str| {
+        let step = file_name.strip_prefix("checkpoint-")?.parse().ok()?;
+        (name(step) == file_name).then_some(step)
+    };
+    let step_of_path = |path: PathBuf| Some((step_of(path.file_name()?.to_str()?)?, path));
+    let mut found: Vec<_> = named(folder, |_| true)?.into_iter().filter_map(step_of_path).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// What lies in `folder` under a name that `matches`; nothing when it does not exist yet.
+fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(Error::io(folder))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(Error::io(folder))?;
+        if entry.file_name().to_str().is_some_and(&matches) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+#[path = "atomic_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+//! `manifest.json`: what a complete checkpoint holds. A folder without a valid one is not a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::hash::{sha256, sha256_file};
+use crate::{Error, Result};
+
+/// The version of the checkpoint layout that this program writes and reads.
+pub const FORMAT: u32 = 1;
+
+/// The name of the manifest in its folder.
+pub const FILE_NAME: &str = "manifest.json";
+
+/// The text starts with this and the SHA-256 of all bytes after that line, so that a flipped bit is noticed here too.
+const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
+const CHECKSUM_END: &str = "\",\n";
+
+/// What a checkpoint holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`] when it was written.
+    pub format: u32,
+    /// The version of the program that wrote it.
+    pub ottava: String,
+    /// The last finished optimizer step.
+    pub step: u64,
+    /// Every file by name, without this one.
+    pub files: BTreeMap<String, FileEntry>,
+    /// What the writer added: for instance its configuration and the layout of ranks.
+    pub extra: Value,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its size in bytes.
+    pub size: u64,
+    /// SHA-256 of its content.
+    pub sha256: String,
+}
+
+/// How thoroughly a checkpoint is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// The manifest, and that all files have their sizes: finds interrupted copies.
+    Sizes,
+    /// Also the content of every file: finds any damage, at the speed of reading it all.
+    Hashes,
+}
+
+impl Manifest {
+    /// The text of `manifest.json`.
+    pub(super) fn render(&self) -> String {
+        let body = serde_json::to_string_pretty(self).expect("a manifest is JSON");
+        let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
+        format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
+    }
+
+    fn parse(text: &str) -> Result<Manifest, String> {
+        let damaged = || "it is damaged: its checksum does not match".to_string();
+        let after = text.strip_prefix(CHECKSUM_START).ok_or_else(damaged)?;
+        let (checksum, rest) = after.split_once(CHECKSUM_END).ok_or_else(damaged)?;
+        if checksum != sha256(rest.as_bytes()) {
+            return Err(damaged());
+        }
+        let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        // The version decides what the other fields mean, so it is looked at first.
+        if value["format"] != FORMAT {
+            return Err(format!("it has format {}, this program reads {FORMAT}", value["format"]));
+        }
+        serde_json::from_value(value).map_err(|e| e.to_string())
+    }
+}
+
+/// Reads the manifest of `folder` and compares the files with it.
+/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
+    let wrong = |name: &str, reason: String| Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()));
+    let text = std::fs::read(folder.join(FILE_NAME)).map_err(|e| wrong(FILE_NAME, e.to_string()))?;
+    let text = String::from_utf8(text).map_err(|_| wrong(FILE_NAME, "it is damaged: not UTF-8".into()))?;
+    let manifest = Manifest::parse(&text).map_err(|reason| wrong(FILE_NAME, reason))?;
+    for (name, entry) in &manifest.files {
+        if !is_plain_name(name) {
+            return Err(wrong(FILE_NAME, format!("{name:?} is not the name of a file beside it")));
+        }
+        let size = std::fs::metadata(folder.join(name)).map_err(|e| wrong(name, e.to_string()))?.len();
+        if size != entry.size {
+            return Err(wrong(name, format!("{size} bytes, the manifest says {}", entry.size)));
+        }
+    }
+    if depth == Verify::Hashes {
+        for (name, entry) in &manifest.files {
+            if sha256_file(&folder.join(name))?.1 != entry.sha256 {
+                return Err(wrong(name, "it is damaged: its SHA-256 is not that of the manifest".into()));
+            }
+        }
+    }
+    Ok(manifest)
+}
+
+/// True for a name that stays within its folder on every system.
+pub(super) fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}

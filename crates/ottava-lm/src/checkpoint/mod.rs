@@ -1,0 +1,12 @@
+//! Weights and training state on disk: Hugging Face's safetensors files, in folders that appear whole or not at all.
+
+pub mod atomic;
+pub mod fs;
+pub mod manifest;
+pub mod safetensors;
+pub mod safetensors_write;
+
+pub use atomic::{CheckpointWriter, keep, latest_complete};
+pub use manifest::{Manifest, Verify, verify};
+pub use safetensors::{ModelFiles, TensorInfo};
+pub use safetensors_write::{write_model, write_tensors};

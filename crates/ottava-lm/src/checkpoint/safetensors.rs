@@ -1,0 +1,251 @@
+//! Reading weights: one `model.safetensors`, or several with their `model.safetensors.index.json`.
+//!
+//! Only headers are parsed when a model is opened, by the safetensors crate, which checks every shape and offset.
+//! Tensors are read with positioned reads: a file that shrinks meanwhile is then an error, where a mapped one would
+//! kill the process. Links are followed, because the Hugging Face cache consists of them; a path inside a file may not
+//! leave the folder.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use ottava_tensor::DType;
+use safetensors::tensor::{Dtype, Metadata};
+use serde::Deserialize;
+
+use super::manifest::is_plain_name;
+use crate::{Error, Result};
+
+/// The largest header, a limit of the format.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The largest index file; those of the largest models have some 10 MB.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+
+/// The name of a model's only file of weights.
+pub const SINGLE_FILE: &str = "model.safetensors";
+
+/// The name of the file that lists which file holds which tensor.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// A tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, unique in the model.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its shape, row-major.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// Bytes of all its elements.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+}
+
+/// The weights of a model, open for reading in any order.
+#[derive(Debug)]
+pub struct ModelFiles {
+    files: Vec<TensorFile>,
+    /// Which of the files holds a tensor.
+    holders: BTreeMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct TensorFile {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    /// Where the tensors begin, after the header.
+    data_start: u64,
+}
+
+impl ModelFiles {
+    /// Opens the weights in `folder`. Errors with [`Error::Model`] that names the file and, where one is wrong, the
+    /// tensor.
+    pub fn open(folder: &Path) -> Result<ModelFiles> {
+        if folder.join(SINGLE_FILE).exists() {
+            return ModelFiles::open_file(&folder.join(SINGLE_FILE));
+        }
+        let index_path = folder.join(INDEX_FILE);
+        if !index_path.exists() {
+            return Err(Error::Model(format!(
+                "{}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; other formats (.bin, .pth) can run code when loaded \
+                 and are not read: convert them to safetensors first",
+                folder.display()
+            )));
+        }
+        let index = read_index(&index_path)?;
+        let wrong = |reason: String| Error::Model(format!("{}: {reason}", index_path.display()));
+        let mut model = ModelFiles { files: Vec::new(), holders: BTreeMap::new() };
+        let mut by_name = BTreeMap::new();
+        for (tensor, file_name) in &index.weight_map {
+            if by_name.contains_key(file_name) {
+                continue;
+            }
+            if !is_plain_name(file_name) {
+                return Err(wrong(format!(
+                    "tensor {tensor:?} is said to be in {file_name:?}, which is not a file beside it"
+                )));
+            }
+            let path = folder.join(file_name);
+            if !path.exists() {
+                return Err(wrong(format!("{file_name} is missing; it holds {tensor:?} and perhaps other tensors")));
+            }
+            by_name.insert(file_name, model.files.len());
+            model.add(TensorFile::open(&path)?)?;
+        }
+        for (tensor, file_name) in &index.weight_map {
+            match model.holders.get(tensor) {
+                Some(holder) if by_name[file_name] == *holder => (),
+                _ => return Err(wrong(format!("tensor {tensor:?} is listed, but {file_name} does not hold it"))),
+            }
+        }
+        Ok(model)
+    }
+
+    /// Opens one safetensors file by itself.
+    pub fn open_file(path: &Path) -> Result<ModelFiles> {
+        let mut model = ModelFiles { files: Vec::new(), holders: BTreeMap::new() };
+        model.add(TensorFile::open(path)?)?;
+        Ok(model)
+    }
+
+    fn add(&mut self, file: TensorFile) -> Result<()> {
+        for tensor in file.metadata.offset_keys() {
+            if let Some(&first) = self.holders.get(&tensor) {
+                let (first, second) = (self.files[first].path.display(), file.path.display());
+                return Err(Error::Model(format!("{second}: tensor {tensor:?} is also in {first}")));
+            }
+            self.holders.insert(tensor, self.files.len());
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.holders.keys().map(String::as_str)
+    }
+
+    /// Type and shape of a tensor. Errors when there is none of that name, or its type is none that we compute with.
+    pub fn info(&self, name: &str) -> Result<TensorInfo> {
+        let (file, info) = self.find(name)?;
+        let dtype = from_safetensors(info.dtype)
+            .ok_or_else(|| file.wrong(name, format!("its type {} is not supported", info.dtype)))?;
+        Ok(TensorInfo { name: name.into(), dtype, shape: info.shape.clone() })
+    }
+
+    /// The bytes of a tensor, little endian and row-major.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let (file, info) = self.find(name)?;
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        file.file
+            .read_exact_at(&mut bytes, file.data_start + start as u64)
+            .map_err(|e| file.wrong(name, format!("cannot be read: {e}")))?;
+        Ok(bytes)
+    }
+
+    fn find(&self, name: &str) -> Result<(&TensorFile, &safetensors::tensor::TensorInfo)> {
+        let missing = || {
+            let files: Vec<_> = self.files.iter().map(|file| file.path.display().to_string()).collect();
+            Error::Model(format!("there is no tensor {name:?} in {}", files.join(", ")))
+        };
+        let file = &self.files[*self.holders.get(name).ok_or_else(missing)?];
+        Ok((file, file.metadata.info(name).expect("every holder has its tensor")))
+    }
+}
+
+impl TensorFile {
+    fn open(path: &Path) -> Result<TensorFile> {
+        let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+        let file = File::open(path).map_err(Error::io(path))?;
+        let size = file.metadata().map_err(Error::io(path))?.len();
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0).map_err(|_| wrong(format!("{size} bytes are too few for safetensors")))?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER_BYTES || length > size - 8 {
+            return Err(wrong(format!(
+                "its header should have {length} bytes; the file has {size}: cut off, or not safetensors"
+            )));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact_at(&mut header, 8).map_err(Error::io(path))?;
+        if header.first() != Some(&b'{') {
+            return Err(wrong("its header does not start as JSON; not a safetensors file".into()));
+        }
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|e| wrong(format!("its header is not valid: {e}")))?;
+        let (data_start, present) = (8 + length, size - 8 - length);
+        if present != metadata.data_len() as u64 {
+            let cut = metadata
+                .offset_keys()
+                .into_iter()
+                .find(|name| metadata.info(name).is_some_and(|info| info.data_offsets.1 as u64 > present));
+            let first = cut.map(|name| format!("; tensor {name:?} is the first that is cut off")).unwrap_or_default();
+            return Err(wrong(format!(
+                "{present} bytes of tensors, its header describes {}{first}",
+                metadata.data_len()
+            )));
+        }
+        Ok(TensorFile { path: path.to_path_buf(), file, metadata, data_start })
+    }
+
+    fn wrong(&self, tensor: &str, reason: String) -> Error {
+        Error::Model(format!("{}: tensor {tensor:?}: {reason}", self.path.display()))
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+fn read_index(path: &Path) -> Result<Index> {
+    let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+    let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    if size > MAX_INDEX_BYTES {
+        return Err(wrong(format!("{size} bytes, and {MAX_INDEX_BYTES} is the most for an index")));
+    }
+    let text = std::fs::read(path).map_err(Error::io(path))?;
+    let index: Index = serde_json::from_slice(&text).map_err(|e| wrong(format!("not a valid index: {e}")))?;
+    if index.weight_map.is_empty() {
+        return Err(wrong("it lists no tensor".into()));
+    }
+    Ok(index)
+}
+
+fn from_safetensors(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F8_E4M3 => DType::E4M3,
+        Dtype::F8_E5M2 => DType::E5M2,
+        Dtype::I32 => DType::I32,
+        _ => return None,
+    })
+}
+
+/// The name of a type in a safetensors header.
+pub(super) fn to_safetensors(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "F64",
+        DType::F32 => "F32",
+        DType::F16 => "F16",
+        DType::BF16 => "BF16",
+        DType::E4M3 => "F8_E4M3",
+        DType::E5M2 => "F8_E5M2",
+        DType::I32 => "I32",
+    }
+}
+
+#[cfg(test)]
+#[path = "safetensors_tests.rs"]
+mod tests;

@@ -1,0 +1,15 @@
+//! Training text: from files to tokens on disk, and from there to batches in a computed order.
+
+pub mod loader;
+pub mod order;
+pub mod prepare;
+pub mod shards;
+pub mod source;
+pub mod tokenizer;
+
+pub use loader::{Batch, BatchLoader, EvalLoader, LoaderState, Shard};
+pub use order::Split;
+pub use prepare::prepare;
+pub use shards::TokenDataset;
+pub use source::{Documents, SourceOptions};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,98 @@
+use std::path::Path;
+
+use super::{Meta, TokenDataset, TokenType};
+
+/// Three documents of 2, 1 and 3 tokens in two files.
+fn sample(folder: &Path, dtype: TokenType) -> Meta {
+    let tokens = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()[..dtype.size()].to_vec()).collect::<Vec<u8>>();
+    std::fs::write(folder.join("tokens-00000.bin"), tokens(&[5, 0, 0])).unwrap();
+    std::fs::write(folder.join("tokens-00001.bin"), tokens(&[9, 8, 0])).unwrap();
+    std::fs::write(folder.join("documents.bin"), [0_u64, 2, 3, 6].map(u64::to_le_bytes).concat()).unwrap();
+    std::fs::write(folder.join("bytes.bin"), [1_u32, 0, 7].map(u32::to_le_bytes).concat()).unwrap();
+    let meta = Meta {
+        format: 1,
+        key: "k".into(),
+        documents: 3,
+        tokens: 6,
+        bytes: 8,
+        dtype,
+        vocab_size: 10,
+        eos_id: 0,
+        tokenizer_sha256: String::new(),
+        shards: vec![3, 3],
+        sources: Vec::new(),
+    };
+    write_meta(folder, &meta);
+    meta
+}
+
+fn write_meta(folder: &Path, meta: &Meta) {
+    std::fs::write(folder.join("meta.json"), serde_json::to_string(meta).unwrap()).unwrap();
+}
+
+/// The error after `damage` was done to a good folder.
+fn error_after(damage: impl FnOnce(&Path, Meta)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let meta = sample(folder.path(), TokenType::U16);
+    damage(folder.path(), meta);
+    let error = TokenDataset::open(folder.path()).err().expect("the damage to be noticed");
+    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn both_token_types_read_back() {
+    for dtype in [TokenType::U16, TokenType::U32] {
+        let folder = tempfile::tempdir().unwrap();
+        sample(folder.path(), dtype);
+        let dataset = TokenDataset::open(folder.path()).unwrap();
+        let all: Vec<_> = (0..dataset.len()).map(|i| dataset.document(i)).collect();
+        assert_eq!(all, [vec![5, 0], vec![0], vec![9, 8, 0]]);
+        assert_eq!((dataset.total_tokens(), dataset.total_bytes(), dataset.document_bytes(2)), (6, 8, 7));
+    }
+    assert_eq!((TokenType::for_vocab(65_536), TokenType::for_vocab(65_537)), (TokenType::U16, TokenType::U32));
+}
+
+#[test]
+fn damaged_offsets_are_named_by_document() {
+    let offsets = |starts: [u64; 4]| {
+        error_after(|folder, _| {
+            std::fs::write(folder.join("documents.bin"), starts.map(u64::to_le_bytes).concat()).unwrap();
+        })
+    };
+    const LAST: &str = "documents.bin: the last document spans two files of tokens or ends before the last token";
+    assert_eq!(offsets([0, 3, 2, 6]), "documents.bin: document 1 has the token range 3..2");
+    assert_eq!(offsets([0, 3, 3, 6]), "documents.bin: document 1 has the token range 3..3");
+    assert_eq!(offsets([1, 2, 3, 6]), "documents.bin: document 0 has the token range 1..2");
+    assert_eq!(offsets([0, 2, 3, u64::MAX]), format!("documents.bin: document 2 has the token range 3..{}", u64::MAX));
+    assert_eq!(offsets([0, 2, 3, 5]), LAST);
+    assert_eq!(offsets([0, 2, 4, 6]), "documents.bin: document 1 spans two files of tokens");
+    assert_eq!(offsets([0, 1, 2, 6]), LAST);
+}
+
+#[test]
+fn ids_beyond_the_vocabulary_are_named_by_document() {
+    let message = error_after(|folder, meta| write_meta(folder, &Meta { vocab_size: 9, ..meta }));
+    assert_eq!(message, "tokens-00001.bin: document 2 has the id 9 at token 0, the vocabulary has 9");
+}
+
+#[test]
+fn wrong_sizes_counts_and_versions_are_noticed() {
+    let cut = |name: &'static str| error_after(move |folder, _| std::fs::write(folder.join(name), [0; 5]).unwrap());
+    assert!(cut("tokens-00001.bin").starts_with("tokens-00001.bin: 5 bytes, meta.json promises 6"));
+    assert!(cut("documents.bin").starts_with("documents.bin: 5 bytes, meta.json promises 32"));
+    assert!(cut("bytes.bin").starts_with("bytes.bin: 5 bytes, meta.json promises 12"));
+    let missing = error_after(|folder, _| std::fs::remove_file(folder.join("tokens-00000.bin")).unwrap());
+    assert!(missing.starts_with("tokens-00000.bin: "), "{missing}");
+    let meta = |change: fn(Meta) -> Meta| error_after(|folder, meta| write_meta(folder, &change(meta)));
+    assert!(meta(|m| Meta { format: 2, ..m }).contains("format 2, this program reads 1"));
+    assert!(meta(|m| Meta { tokens: 7, ..m }).contains("do not agree"));
+    assert!(meta(|m| Meta { documents: 0, ..m }).contains("do not agree"));
+    assert!(meta(|m| Meta { documents: u64::MAX, ..m }).contains("documents.bin: 32 bytes"));
+    assert!(meta(|m| Meta { shards: vec![u64::MAX, 7], tokens: 6, ..m }).contains("do not agree"));
+    assert!(meta(|m| Meta { shards: vec![3, 0, 3], ..m }).contains("tokens-00001.bin: 6 bytes"));
+    assert!(meta(|m| Meta { bytes: 9, ..m }).contains("bytes.bin: the sum is 8, meta.json says 9"));
+    assert!(error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{").unwrap()).contains("not valid JSON"));
+    assert!(
+        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":1}").unwrap()).contains("key")
+    );
+}

@@ -1,0 +1,185 @@
+//! Text to token ids and back, as a Hugging Face `tokenizer.json` describes it.
+//!
+//! A tokenizer file comes from elsewhere, and crafted ones can make the parsing crate panic: every call into it
+//! is caught and becomes an error.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::hash::sha256;
+use crate::{Error, Result};
+
+/// Larger tokenizer files are refused; the largest in common use is about 35 MB.
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Names that models give to their end-of-text token, tried in this order when no file beside the tokenizer says.
+const COMMON_EOS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
+
+/// A tokenizer and the two special ids that training needs.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    path: PathBuf,
+    vocab_size: usize,
+    eos_ids: Vec<u32>,
+    bos_id: Option<u32>,
+    sha256: String,
+}
+
+impl Tokenizer {
+    /// Reads `path`: a `tokenizer.json`, or a folder that holds one.
+    ///
+    /// The end-of-sequence ids come from the first of these beside it that names one: `eos_token_id` of
+    /// `generation_config.json` (a number or a list), of `config.json`, `eos_token` of `tokenizer_config.json`; else
+    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...). The same for bos, without a guess.
+    /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
+    /// Errors with [`Error::Model`].
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+        let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+        let bytes = read_capped(&path)?;
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes))
+            .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
+        let highest = inner.get_vocab(true).into_values().max();
+        let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
+        let mut tokenizer =
+            Tokenizer { inner, vocab_size, eos_ids: Vec::new(), bos_id: None, sha256: sha256(&bytes), path };
+        tokenizer.eos_ids = tokenizer.special_ids("eos")?;
+        if tokenizer.eos_ids.is_empty() {
+            tokenizer.eos_ids = COMMON_EOS.iter().find_map(|name| tokenizer.token_id(name)).into_iter().collect();
+        }
+        tokenizer.bos_id = tokenizer.special_ids("bos")?.first().copied();
+        Ok(tokenizer)
+    }
+
+    /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        guarded(|| self.inner.encode_fast(text, false))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))
+    }
+
+    /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.decode_with(ids, false)
+    }
+
+    /// The text of `ids` without special tokens: what a user wants to read.
+    pub fn decode_plain(&self, ids: &[u32]) -> Result<String> {
+        self.decode_with(ids, true)
+    }
+
+    fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        guarded(|| self.inner.decode(ids, skip_special)).map_err(|reason| {
+            Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
+        })
+    }
+
+    /// One more than the highest id: the smallest embedding table that serves this tokenizer.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id that ends a document, if the tokenizer has one; see [`Tokenizer::load`] for where it comes from.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos_ids.first().copied()
+    }
+
+    /// Every id that ends a generated text; the first is [`Tokenizer::eos_id`].
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.eos_ids
+    }
+
+    /// The id that starts a text, if the tokenizer names one.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos_id
+    }
+
+    /// The id of a token given by its exact name.
+    pub fn token_id(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
+    }
+
+    /// SHA-256 of `tokenizer.json`, in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// The file this was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The ids that the files beside the tokenizer give for `kind`, "eos" or "bos"; empty when none says.
+    fn special_ids(&self, kind: &str) -> Result<Vec<u32>> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        for (file, key) in [
+            ("generation_config.json", format!("{kind}_token_id")),
+            ("config.json", format!("{kind}_token_id")),
+            ("tokenizer_config.json", format!("{kind}_token")),
+        ] {
+            let path = folder.join(file);
+            if !path.exists() {
+                continue;
+            }
+            let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+            let config: Value =
+                serde_json::from_slice(&read_capped(&path)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+            let ids = match config.get(&key) {
+                None | Some(Value::Null) => continue,
+                Some(Value::Array(list)) => list.iter().map(|value| self.special_id(value)).collect(),
+                Some(value) => self.special_id(value).map(|id| vec![id]),
+            };
+            let ids: Vec<u32> = ids.map_err(|reason| wrong(format!("`{key}` {reason}")))?;
+            if !ids.is_empty() {
+                return Ok(ids);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// One id from a configuration value: a number, a token's name, or an object with the name in `content`.
+    fn special_id(&self, value: &Value) -> Result<u32, String> {
+        let name = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
+        if let Some(name) = name {
+            return self.token_id(name).ok_or_else(|| format!("is {name:?}, which is not in tokenizer.json"));
+        }
+        let number = value.as_u64().ok_or_else(|| format!("is {value}; expected a token"))?;
+        // A model's table may be padded beyond the tokenizer, but a special id must mean something.
+        u32::try_from(number).ok().filter(|&id| self.inner.id_to_token(id).is_some()).ok_or_else(|| {
+            format!("is {number}, but tokenizer.json has no such id (its highest is {})", self.vocab_size - 1)
+        })
+    }
+}
+
+/// Runs a call into the tokenizers crate; its errors and panics become the reason.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            Err(format!("the parser gave up ({text})"))
+        }
+    }
+}
+
+fn read_capped(path: &Path) -> Result<Vec<u8>> {
+    let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(Error::Model(format!(
+            "{}: {size} bytes, and {MAX_FILE_BYTES} is the most for such a file",
+            path.display()
+        )));
+    }
+    std::fs::read(path).map_err(Error::io(path))
+}
+
+#[cfg(test)]
+#[path = "tokenizer_tests.rs"]
+mod tests;
