@@ -119,7 +119,7 @@ impl GemmSpec {
         if fp8 {
             // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
             let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
-            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| value % 16 != 0) {
+            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
                 return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
             }
         }
@@ -416,10 +416,8 @@ impl Plan {
         let api = lt.api;
         let mut handle = null_mut();
         // SAFETY: the library writes one handle; F32 sums, and an F32 factor.
-        lt.check(
-            unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) },
-            "cublasLtMatmulDescCreate",
-        )?;
+        let status = unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) };
+        lt.check(status, "cublasLtMatmulDescCreate")?;
         let desc = Owned { handle, destroy: api.desc_destroy };
         let layout = |dtype, rows: usize, columns: usize, stride: usize| {
             let mut handle = null_mut();
