@@ -360,16 +360,19 @@ fn products_agree_with_sums_in_f64() {
     let Some(device) = test_device() else { return };
     let mut random = Random(3);
     for (kind, products) in [("wide", wide_products()), ("FP8", fp8_products())] {
-        let (count, mut worst) = (products.len(), 0f64);
+        let (count, mut worst, mut failures) = (products.len(), 0f64, Vec::new());
         for product in products {
             match product.error(&device, &mut random) {
                 Ok(error) => {
-                    assert!(error < 1.0, "{error} tolerances off: {:?}", product.spec);
                     worst = worst.max(error);
+                    if error >= 1.0 {
+                        failures.push(format!("{error:.1} tolerances off: {:?}", product.spec));
+                    }
                 }
-                Err(error) => panic!("{error}: {:?}", product.spec),
+                Err(error) => failures.push(format!("{error}: {:?}", product.spec)),
             }
         }
+        assert!(failures.is_empty(), "{} of {count} {kind} products:\n{}", failures.len(), failures.join("\n"));
         eprintln!("{count} {kind} products, at most {worst:.3} of the tolerance");
     }
 }
@@ -665,5 +668,10 @@ fn rates() {
     // SAFETY: as above.
     let time = seconds(&|| unsafe { device.attention_backward(&shape, 0.088, &backward).expect("attention") });
     eprintln!("attention backward: {:.0} TFLOP/s, {:.3} ms", 2.5 * work / time / 1e12, time * 1e3);
+    let first = download(&dqkv);
+    // SAFETY: as above.
+    unsafe { device.attention_backward(&shape, 0.088, &backward).expect("attention") };
+    let differing = first.iter().zip(download(&dqkv)).filter(|(a, b)| **a != *b).count();
+    eprintln!("attention backward again: {differing} of {} bytes differ", first.len());
     eprintln!("{:?}", device.memory());
 }
