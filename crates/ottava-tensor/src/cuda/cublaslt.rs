@@ -119,7 +119,7 @@ impl GemmSpec {
         if fp8 {
             // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
             let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
-            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| value % 16 != 0) {
+            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
                 return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
             }
         }
@@ -177,6 +177,7 @@ functions! {
     }
 }
 
+const NOT_SUPPORTED: i32 = 15;
 const COMPUTE_32F: i32 = 68;
 const DESC_TRANSPOSE_A: i32 = 3;
 const DESC_TRANSPOSE_B: i32 = 4;
@@ -184,6 +185,9 @@ const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const DESC_FAST_ACCUMULATION: i32 = 25;
 const PREFERENCE_WORKSPACE: i32 = 1;
+const PREFERENCE_REDUCTIONS: i32 = 3;
+/// Of the ways to add up a sum split over blocks, the one in F32: the others round parts to the output's type.
+const REDUCTION_IN_F32: u32 = 2;
 const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 /// Scratch that NVIDIA recommends for Hopper, in bytes.
 const WORKSPACE: usize = 32 << 20;
@@ -354,7 +358,11 @@ impl Gemms {
                 Ok(plan)
             }
             (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::Value(format!("gemm {spec:?}: cuBLASLt has no algorithm for it"))),
+            (None, None) => {
+                let hint =
+                    if spec.a.is_fp8() { "; for FP8, rows and addresses should be multiples of 16 bytes" } else { "" };
+                Err(Error::Value(format!("cuBLASLt has no algorithm for {spec:?} at {alignment}-byte addresses{hint}")))
+            }
         }
     }
 }
@@ -416,10 +424,8 @@ impl Plan {
         let api = lt.api;
         let mut handle = null_mut();
         // SAFETY: the library writes one handle; F32 sums, and an F32 factor.
-        lt.check(
-            unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) },
-            "cublasLtMatmulDescCreate",
-        )?;
+        let status = unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) };
+        lt.check(status, "cublasLtMatmulDescCreate")?;
         let desc = Owned { handle, destroy: api.desc_destroy };
         let layout = |dtype, rows: usize, columns: usize, stride: usize| {
             let mut handle = null_mut();
@@ -486,12 +492,14 @@ impl Plan {
         // SAFETY: the library writes one handle.
         lt.check(unsafe { (lt.api.preference_create)(&mut handle) }, "cublasLtMatmulPreferenceCreate")?;
         let preference = Owned { handle, destroy: lt.api.preference_destroy };
+        let (workspace, reductions) = (WORKSPACE, REDUCTION_IN_F32);
         let set = |attribute, value: *const c_void, bytes| {
             // SAFETY: the library copies `bytes` from `value`.
             let status = unsafe { (lt.api.preference_set)(preference.handle, attribute, value, bytes) };
             lt.check(status, "cublasLtMatmulPreferenceSetAttribute")
         };
-        set(PREFERENCE_WORKSPACE, (&raw const WORKSPACE_VALUE).cast(), size_of::<usize>())?;
+        set(PREFERENCE_WORKSPACE, (&raw const workspace).cast(), size_of::<usize>())?;
+        set(PREFERENCE_REDUCTIONS, (&raw const reductions).cast(), size_of::<u32>())?;
         for attribute in PREFERENCE_ALIGNMENTS {
             set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
         }
@@ -513,6 +521,9 @@ impl Plan {
                 &mut count,
             )
         };
+        if status == NOT_SUPPORTED {
+            return Ok(Vec::new());
+        }
         lt.check(status, &format!("cublasLtMatmulAlgoGetHeuristic of {spec:?}"))?;
         let found = found.into_iter().take(count.max(0) as usize);
         Ok(found.filter(|candidate| candidate.state == 0).collect())
@@ -566,9 +577,6 @@ impl Plan {
         times.try_fold(f32::INFINITY, |least, time| Ok(least.min(time?)))
     }
 }
-
-/// [`WORKSPACE`] with an address, for the library to read.
-static WORKSPACE_VALUE: usize = WORKSPACE;
 
 /// The algorithms chosen on this kind of GPU with this version of the library, kept on disk.
 struct Choices {

@@ -153,15 +153,15 @@ impl SharedLibrary {
 macro_rules! functions {
     ($(#[$meta:meta])* struct $name:ident { $($field:ident = $symbol:ident($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
         $(#[$meta])*
-        pub(super) struct $name {
+        struct $name {
             /// Holds the library open, and knows its file.
-            pub(super) library: $crate::cuda::load::SharedLibrary,
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            library: $crate::cuda::load::SharedLibrary,
+            $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
 
         impl $name {
             /// Looks every symbol up; the error names all that are missing.
-            pub(super) fn load(
+            fn load(
                 library: $crate::cuda::load::SharedLibrary,
             ) -> std::result::Result<Self, $crate::cuda::load::Problem> {
                 let mut missing = Vec::new();
@@ -459,6 +459,7 @@ mod tests {
     #[test]
     fn a_library_without_the_functions_is_refused_and_all_are_named() {
         functions! {
+            #[allow(dead_code, reason = "it never comes into being")]
             struct Absent {
                 first = ottava_no_such_function() -> i32;
                 second = ottava_nor_this_one(i32) -> i32;
