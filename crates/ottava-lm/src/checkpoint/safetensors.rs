@@ -229,6 +229,7 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
         Dtype::F8_E4M3 => DType::E4M3,
         Dtype::F8_E5M2 => DType::E5M2,
         Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
         _ => return None,
     })
 }
