@@ -244,6 +244,7 @@ pub(super) fn to_safetensors(dtype: DType) -> &'static str {
         DType::E4M3 => "F8_E4M3",
         DType::E5M2 => "F8_E5M2",
         DType::I32 => "I32",
+        DType::I64 => "I64",
     }
 }
 
