@@ -2,15 +2,17 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod config;
 pub mod data;
 pub mod error;
+pub mod hash;
 pub mod layer;
 pub mod layers;
 pub mod models;
+pub mod optim;
 pub mod param;
 pub mod recipe;
-pub mod scaling;
-pub mod hash;
 pub mod report;
+pub mod scaling;
 
 pub use error::{Error, Result};

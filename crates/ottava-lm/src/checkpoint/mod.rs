@@ -3,10 +3,14 @@
 pub mod atomic;
 pub mod fs;
 pub mod manifest;
+pub mod model;
 pub mod safetensors;
 pub mod safetensors_write;
+pub mod training;
 
 pub use atomic::{CheckpointWriter, keep, latest_complete};
 pub use manifest::{Manifest, Verify, verify};
+pub use model::{FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};
+pub use training::Progress;

@@ -1,0 +1,182 @@
+//! Model folders as Hugging Face has them: weights into a model, and out of it.
+
+use super::safetensors_write::MAX_FILE_BYTES;
+use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
+use crate::error::{Error, Result};
+use crate::models::{ConfigFile, Decoder, RopeScaling};
+use crate::param::{Init, Param, Part, WeightSource};
+use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::{DType, Device, Tensor};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Weights of a model folder.
+pub struct FolderWeights {
+    files: ModelFiles,
+    used: BTreeSet<String>,
+}
+
+impl FolderWeights {
+    /// Opens the safetensors files of `folder` and checks that they are whole.
+    pub fn open(folder: &Path) -> Result<FolderWeights> {
+        Ok(FolderWeights { files: ModelFiles::open(folder)?, used: BTreeSet::new() })
+    }
+
+    /// Errors when the folder holds weights that the model did not ask for; known leftovers of older writers are passed over.
+    pub fn finish(self, tied: bool) -> Result<()> {
+        let expected = |name: &str| {
+            self.used.contains(name) || name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+        };
+        match self.files.names().into_iter().find(|name| !expected(name)) {
+            Some(name) => Err(Error::Model(format!(
+                "the model folder holds a tensor `{name}` that config.json has no place for; is config.json of another model?"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl WeightSource for FolderWeights {
+    fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
+        let info = self.files.info(&part.name)?;
+        if info.shape != part.shape {
+            return Err(Error::Model(format!(
+                "tensor `{}` has shape {:?}, config.json makes it {:?}",
+                part.name, info.shape, part.shape
+            )));
+        }
+        if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
+            return Err(Error::Model(format!("tensor `{}` is {}; weights must be floats of 16 bits or more", part.name, info.dtype)));
+        }
+        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(&part.name)?)?;
+        self.used.insert(part.name.clone());
+        Ok(cast(&stored, DType::F32)?)
+    }
+}
+
+/// Random weights: each tensor from the seed and its own name, so that it does not depend on what else the model has.
+pub struct RandomWeights {
+    /// Seed of the run.
+    pub seed: u64,
+}
+
+impl WeightSource for RandomWeights {
+    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
+        Ok(match init {
+            Init::Normal(std) => {
+                let seed = part.name.bytes().fold(self.seed ^ 0xCBF2_9CE4_8422_2325, |h, b| {
+                    (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3)
+                });
+                normal(&Device::Cpu, &part.shape, std, seed)?
+            }
+            Init::Zeros => Tensor::zeros(&Device::Cpu, &part.shape, DType::F32)?,
+            Init::Ones => {
+                let ones = vec![1f32; part.shape.iter().product()];
+                Tensor::from_slice(&Device::Cpu, &part.shape, &ones)?
+            }
+        })
+    }
+}
+
+/// The tensors of a fused parameter under their own names: `(name, rows of the stack)`.
+pub(super) fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
+    let mut end = 0;
+    param.parts.iter().map(move |part| {
+        let start = end;
+        end += part.shape[0];
+        (part, start..end)
+    })
+}
+
+/// Files of a model folder beside the weights, which are passed on unchanged.
+const COMPANIONS: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// What goes into a model folder beside the weights.
+pub struct FolderTemplate {
+    /// `config.json` as it was read, unknown keys included.
+    pub config: ConfigFile,
+    /// Where tokenizer files come from.
+    pub tokenizer: PathBuf,
+    /// `generation_config.json` of the source, if it had one.
+    pub generation: Option<Map<String, Value>>,
+    /// Ids that end a text.
+    pub eos_ids: Vec<u32>,
+}
+
+impl FolderTemplate {
+    /// Reads what `model` (a folder, or a `config.json` alone) and `tokenizer` (a folder, or a `tokenizer.json`) offer.
+    pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
+        let config = ConfigFile::read(model)?;
+        let generation = model.join("generation_config.json");
+        let generation = match generation.is_file() {
+            true => Some(ConfigFile::read(&generation)?.values().clone()),
+            false => None,
+        };
+        Ok(FolderTemplate { config, tokenizer: tokenizer.to_path_buf(), generation, eos_ids: eos_ids.to_vec() })
+    }
+
+    fn eos(&self) -> Value {
+        match self.eos_ids.as_slice() {
+            [] => Value::Null,
+            [one] => json!(one),
+            many => json!(many),
+        }
+    }
+
+    /// Writes a folder that `transformers` loads: configuration, tokenizer files, and weights in the model's compute type.
+    pub fn write(&self, writer: &mut CheckpointWriter, model: &mut Decoder) -> Result<()> {
+        let dtype = model.recipe().compute;
+        let mut config = self.config.values().clone();
+        config.insert("dtype".into(), json!(dtype.name()));
+        config.insert("torch_dtype".into(), json!(dtype.name()));
+        config.insert("tie_word_embeddings".into(), json!(model.config().tied));
+        RopeScaling::write(&model.config().rope, &mut config);
+        if !config.contains_key("eos_token_id") {
+            config.insert("eos_token_id".into(), self.eos());
+        }
+        write_json(writer, "config.json", &Value::Object(config))?;
+        let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
+        write_json(writer, "generation_config.json", &Value::Object(self.generation.clone().unwrap_or_else(own)))?;
+        let folder = if self.tokenizer.is_dir() { self.tokenizer.as_path() } else { self.tokenizer.parent().unwrap_or(Path::new(".")) };
+        for name in COMPANIONS {
+            let path = folder.join(name);
+            if path.is_file() {
+                let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
+                writer.file(name, |file| file.write(&bytes))?;
+            }
+        }
+        let params = model.parameters();
+        let mut infos = Vec::new();
+        for param in &params {
+            infos.extend(parts(param).map(|(part, _)| TensorInfo { name: part.name.clone(), dtype, shape: part.shape.clone() }));
+        }
+        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name, |param| &param.value))
+    }
+}
+
+/// The bytes of the part called `name` in the tensor that `of` picks from its parameter.
+pub(super) fn part_bytes<'a>(params: &'a [&mut Param], name: &str, of: impl Fn(&'a Param) -> &'a Tensor) -> Result<Vec<u8>> {
+    for param in params {
+        if let Some((_, rows)) = parts(param).find(|(part, _)| part.name == name) {
+            return Ok(of(param).rows(rows.start, rows.end)?.read_bytes()?);
+        }
+    }
+    unreachable!("every part that is listed belongs to a parameter")
+}
+
+/// Writes a JSON file with two spaces of indentation, as Hugging Face does.
+pub(super) fn write_json(writer: &mut CheckpointWriter, name: &str, value: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("JSON values are written without fail") + "\n";
+    writer.file(name, |file| file.write(text.as_bytes()))
+}
