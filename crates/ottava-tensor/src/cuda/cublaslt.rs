@@ -61,7 +61,7 @@ pub struct GemmSpec {
     pub scale: ScaleMode,
     /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
     pub fast_accumulation: bool,
-    /// Add to `out` instead of replacing it.
+    /// Add to `out` instead of replacing it. A 16-bit `out` may round twice: the product, then the sum.
     pub accumulate: bool,
 }
 
@@ -171,9 +171,16 @@ functions! {
         preference_create = cublasLtMatmulPreferenceCreate(*mut Handle) -> i32;
         preference_destroy = cublasLtMatmulPreferenceDestroy(Handle) -> i32;
         preference_set = cublasLtMatmulPreferenceSetAttribute(Handle, i32, *const c_void, usize) -> i32;
-        heuristics = cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32) -> i32;
-        check = cublasLtMatmulAlgoCheck(Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate) -> i32;
-        matmul = cublasLtMatmul(Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle, *const Algorithm, u64, usize, Handle) -> i32;
+        heuristics = cublasLtMatmulAlgoGetHeuristic(
+            Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32,
+        ) -> i32;
+        check = cublasLtMatmulAlgoCheck(
+            Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate,
+        ) -> i32;
+        matmul = cublasLtMatmul(
+            Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle,
+            *const Algorithm, u64, usize, Handle,
+        ) -> i32;
     }
 }
 
