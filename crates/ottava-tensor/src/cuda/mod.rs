@@ -257,7 +257,8 @@ impl CudaDevice {
     }
 
     /// Enqueues `out[M, N] = a · bᵀ`, or `+=`, as `spec` says. The first call of a spec times the library's algorithms
-    /// and waits for the device. Scales are device addresses of one F32 each, or 0 with [`ScaleMode::None`].
+    /// and waits for the device. Scales are device addresses of one F32 each, multiples of 16, or 0 with
+    /// [`ScaleMode::None`].
     ///
     /// # Safety
     /// The addresses name live memory of this device, as large as the spec makes it.
@@ -306,7 +307,7 @@ impl CudaDevice {
         self.with_attention(|attention| {
             let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
             let row_sum = self.alloc(shape.lse_len() * 4)?;
-            // The graph adds to this sum from all blocks of keys, and whether the kernel clears it is nowhere said.
+            // Versions 9.14 and 9.19 clear this sum themselves on Hopper, but nothing promises that.
             let mut dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
             dq_sum.fill_zero(0, dq_sum.len())?;
             // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
