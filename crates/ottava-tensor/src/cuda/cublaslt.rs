@@ -28,7 +28,7 @@ pub enum Major {
 pub enum ScaleMode {
     /// Not at all; the only choice for wider types.
     None,
-    /// One F32 multiplier per operand, in device memory.
+    /// One F32 multiplier per operand, in device memory at a multiple of 16 bytes.
     PerTensor,
 }
 
@@ -61,7 +61,7 @@ pub struct GemmSpec {
     pub scale: ScaleMode,
     /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
     pub fast_accumulation: bool,
-    /// Add to `out` instead of replacing it.
+    /// Add to `out` instead of replacing it. A 16-bit `out` may round twice: the product, then the sum.
     pub accumulate: bool,
 }
 
@@ -171,9 +171,16 @@ functions! {
         preference_create = cublasLtMatmulPreferenceCreate(*mut Handle) -> i32;
         preference_destroy = cublasLtMatmulPreferenceDestroy(Handle) -> i32;
         preference_set = cublasLtMatmulPreferenceSetAttribute(Handle, i32, *const c_void, usize) -> i32;
-        heuristics = cublasLtMatmulAlgoGetHeuristic(Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32) -> i32;
-        check = cublasLtMatmulAlgoCheck(Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate) -> i32;
-        matmul = cublasLtMatmul(Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle, *const Algorithm, u64, usize, Handle) -> i32;
+        heuristics = cublasLtMatmulAlgoGetHeuristic(
+            Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Candidate, *mut i32,
+        ) -> i32;
+        check = cublasLtMatmulAlgoCheck(
+            Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Candidate,
+        ) -> i32;
+        matmul = cublasLtMatmul(
+            Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle,
+            *const Algorithm, u64, usize, Handle,
+        ) -> i32;
     }
 }
 
@@ -191,6 +198,8 @@ const REDUCTION_IN_F32: u32 = 2;
 const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 /// Scratch that NVIDIA recommends for Hopper, in bytes.
 const WORKSPACE: usize = 32 << 20;
+/// What cuBLASLt 13.1 wants the address of a scale to be a multiple of, in bytes; at 4 it does not run the product.
+const SCALE_ALIGNMENT: u64 = 16;
 /// How many of the library's proposals are timed.
 const PROPOSALS: usize = 8;
 /// Runs of each proposal before and during timing; the shortest of the latter counts.
@@ -298,8 +307,13 @@ impl Gemms {
         scratch: impl FnOnce(usize) -> Result<u64>,
     ) -> Result<()> {
         let alignment = alignment(&[pointers.a, pointers.b, pointers.out]);
-        if spec.scale == ScaleMode::PerTensor && (pointers.a_scale == 0 || pointers.b_scale == 0) {
-            return Err(Error::Value("gemm: per-tensor scaling without a scale".to_string()));
+        if spec.scale == ScaleMode::PerTensor {
+            for (name, scale) in [("a", pointers.a_scale), ("b", pointers.b_scale)] {
+                if scale == 0 || !scale.is_multiple_of(SCALE_ALIGNMENT) {
+                    let need = format!("a multiple of {SCALE_ALIGNMENT}");
+                    return Err(Error::Value(format!("gemm: the scale of {name} lies at {scale:#x}, expected {need}")));
+                }
+            }
         }
         self.library.context.bind()?;
         if !self.plans.contains_key(&(*spec, alignment)) {

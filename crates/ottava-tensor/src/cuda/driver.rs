@@ -43,7 +43,9 @@ functions! {
         module_unload = cuModuleUnload(Handle) -> i32;
         module_function = cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> i32;
         function_set = cuFuncSetAttribute(Handle, i32, i32) -> i32;
-        launch = cuLaunchKernel(Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
+        launch = cuLaunchKernel(
+            Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void,
+        ) -> i32;
         memory_info = cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
         memory_allocate = cuMemAlloc_v2(*mut u64, usize) -> i32;
         memory_free = cuMemFree_v2(u64) -> i32;

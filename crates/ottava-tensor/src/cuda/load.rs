@@ -151,9 +151,13 @@ impl SharedLibrary {
 
 /// Declares a struct with one function pointer per symbol, loaded all at once.
 macro_rules! functions {
-    ($(#[$meta:meta])* struct $name:ident { $($field:ident = $symbol:ident($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
+    (
+        $(#[$meta:meta])* $vis:vis struct $name:ident {
+            $($field:ident = $symbol:ident($($arg:ty),* $(,)?) -> $ret:ty;)*
+        }
+    ) => {
         $(#[$meta])*
-        struct $name {
+        $vis struct $name {
             /// Holds the library open, and knows its file.
             library: $crate::cuda::load::SharedLibrary,
             $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*

@@ -1,7 +1,8 @@
 //! CUDA: one device with its context, stream, memory pool, kernels and libraries, found at run time.
 //!
-//! Nothing here links to CUDA. Each library is opened when first needed and each failure is an [`Error`](crate::Error) that says
-//! what is missing. All work of a device goes through one stream, in the order of the calls.
+//! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
+//! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
+//! the calls.
 
 #![cfg_attr(not(test), allow(dead_code, reason = "the ops that launch kernels come with the next change"))]
 
@@ -121,11 +122,11 @@ impl Backing for Arc<Context> {
 impl CudaDevice {
     /// Opens GPU `ordinal` of those the driver shows (`CUDA_VISIBLE_DEVICES` chooses and orders them).
     ///
-    /// Errors: [`Error::Library`](crate::Error::Library) when the driver, NVRTC or cuBLASLt is missing, [`Error::Value`](crate::Error::Value) for a GPU that does
+    /// Errors: `Error::Library` when the driver, NVRTC or cuBLASLt is missing, `Error::Value` for a GPU that does
     /// not exist. cuDNN is looked for when attention first runs.
     pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
-        nvrtc::require()?;
         let context = Context::open(ordinal)?;
+        nvrtc::require()?;
         Ok(Arc::new(CudaDevice {
             ordinal,
             arch: arch_of(context.capability),
@@ -137,7 +138,7 @@ impl CudaDevice {
         }))
     }
 
-    /// How many GPUs the driver shows. [`Error::Library`](crate::Error::Library) without a driver.
+    /// How many GPUs the driver shows. `Error::Library` without a driver.
     pub fn count() -> Result<usize> {
         driver::device_count()
     }
@@ -187,7 +188,7 @@ impl CudaDevice {
         lock(&self.pool).release_idle()
     }
 
-    /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. [`Error::OutOfMemory`](crate::Error::OutOfMemory) when there is none.
+    /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let pointer = lock(&self.pool).allocate(bytes)?;
         Ok(DeviceBuffer::new(self.clone(), pointer, bytes))
@@ -256,7 +257,8 @@ impl CudaDevice {
     }
 
     /// Enqueues `out[M, N] = a · bᵀ`, or `+=`, as `spec` says. The first call of a spec times the library's algorithms
-    /// and waits for the device. Scales are device addresses of one F32 each, or 0 with [`ScaleMode::None`].
+    /// and waits for the device. Scales are device addresses of one F32 each, multiples of 16, or 0 with
+    /// [`ScaleMode::None`].
     ///
     /// # Safety
     /// The addresses name live memory of this device, as large as the spec makes it.
@@ -305,7 +307,7 @@ impl CudaDevice {
         self.with_attention(|attention| {
             let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
             let row_sum = self.alloc(shape.lse_len() * 4)?;
-            // cuDNN adds to this sum from all blocks of keys and does not clear it.
+            // Versions 9.14 and 9.19 clear this sum themselves on Hopper, but nothing promises that.
             let mut dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
             dq_sum.fill_zero(0, dq_sum.len())?;
             // SAFETY: the caller's promise, and scratch memory of the sizes asked for.

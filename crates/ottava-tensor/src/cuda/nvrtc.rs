@@ -27,7 +27,9 @@ functions! {
     struct Api {
         version = nvrtcVersion(*mut i32, *mut i32) -> i32;
         error_string = nvrtcGetErrorString(i32) -> *const c_char;
-        create = nvrtcCreateProgram(*mut Program, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char) -> i32;
+        create = nvrtcCreateProgram(
+            *mut Program, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char,
+        ) -> i32;
         destroy = nvrtcDestroyProgram(*mut Program) -> i32;
         compile = nvrtcCompileProgram(Program, i32, *const *const c_char) -> i32;
         log_size = nvrtcGetProgramLogSize(Program, *mut usize) -> i32;

@@ -1,0 +1,548 @@
+//! cuDNN's backend API: descriptors with numbered attributes, put together to a graph, planned, and run.
+
+use super::super::driver::Handle;
+use super::super::load::{CUDNN, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
+use crate::error::{Error, Result};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+functions! {
+    /// The backend API and what it needs around it.
+    pub(super) struct Api {
+        version = cudnnGetVersion() -> usize;
+        error_string = cudnnGetErrorString(i32) -> *const c_char;
+        last_error = cudnnGetLastErrorString(*mut c_char, usize) -> ();
+        create_handle = cudnnCreate(*mut Handle) -> i32;
+        destroy_handle = cudnnDestroy(Handle) -> i32;
+        set_stream = cudnnSetStream(Handle, Handle) -> i32;
+        create = cudnnBackendCreateDescriptor(i32, *mut Handle) -> i32;
+        destroy = cudnnBackendDestroyDescriptor(Handle) -> i32;
+        finalize = cudnnBackendFinalize(Handle) -> i32;
+        set = cudnnBackendSetAttribute(Handle, i32, i32, i64, *const c_void) -> i32;
+        get = cudnnBackendGetAttribute(Handle, i32, i32, i64, *mut i64, *mut c_void) -> i32;
+        execute = cudnnBackendExecute(Handle, Handle, Handle) -> i32;
+    }
+}
+
+/// Descriptor kinds, `cudnnBackendDescriptorType_t`.
+mod kind {
+    pub const POINTWISE: i32 = 0;
+    pub const ENGINE_CONFIG: i32 = 3;
+    pub const HEURISTICS: i32 = 4;
+    pub const PLAN: i32 = 5;
+    pub const POINTWISE_OPERATION: i32 = 13;
+    pub const OPERATION_GRAPH: i32 = 15;
+    pub const VARIANT_PACK: i32 = 16;
+    pub const TENSOR: i32 = 17;
+    pub const MATMUL: i32 = 18;
+    pub const MATMUL_OPERATION: i32 = 19;
+    pub const REDUCTION: i32 = 21;
+    pub const REDUCTION_OPERATION: i32 = 22;
+    pub const RESHAPE_OPERATION: i32 = 31;
+    pub const DEVICE_PROPERTIES: i32 = 38;
+}
+
+/// Attributes, `cudnnBackendAttributeName_t`.
+mod attribute {
+    pub const POINTWISE_MODE: i32 = 0;
+    pub const POINTWISE_PRECISION: i32 = 1;
+    pub const POINTWISE_AXIS: i32 = 9;
+    pub const HEURISTICS_MODE: i32 = 200;
+    pub const HEURISTICS_GRAPH: i32 = 201;
+    pub const HEURISTICS_RESULTS: i32 = 202;
+    pub const HEURISTICS_DEVICE: i32 = 204;
+    pub const PLAN_HANDLE: i32 = 400;
+    pub const PLAN_CONFIG: i32 = 401;
+    pub const PLAN_WORKSPACE: i32 = 402;
+    pub const PLAN_DEVICE: i32 = 407;
+    pub const POINTWISE_OPERATION: i32 = 750;
+    pub const POINTWISE_X: i32 = 751;
+    pub const POINTWISE_B: i32 = 752;
+    pub const POINTWISE_Y: i32 = 753;
+    pub const POINTWISE_T: i32 = 758;
+    pub const GRAPH_HANDLE: i32 = 800;
+    pub const GRAPH_OPERATIONS: i32 = 801;
+    pub const TENSOR_ALIGNMENT: i32 = 900;
+    pub const TENSOR_TYPE: i32 = 901;
+    pub const TENSOR_DIMS: i32 = 902;
+    pub const TENSOR_STRIDES: i32 = 903;
+    pub const TENSOR_ID: i32 = 906;
+    pub const TENSOR_VIRTUAL: i32 = 907;
+    pub const TENSOR_BY_VALUE: i32 = 908;
+    pub const PACK_IDS: i32 = 1000;
+    pub const PACK_POINTERS: i32 = 1001;
+    pub const PACK_WORKSPACE: i32 = 1003;
+    pub const MATMUL_PRECISION: i32 = 1500;
+    pub const MATMUL_A: i32 = 1520;
+    pub const MATMUL_B: i32 = 1521;
+    pub const MATMUL_C: i32 = 1522;
+    pub const MATMUL_OPERATION: i32 = 1523;
+    pub const REDUCTION_OPERATOR: i32 = 1600;
+    pub const REDUCTION_PRECISION: i32 = 1601;
+    pub const REDUCTION_X: i32 = 1610;
+    pub const REDUCTION_Y: i32 = 1611;
+    pub const REDUCTION_OPERATION: i32 = 1612;
+    pub const RESHAPE_X: i32 = 2200;
+    pub const RESHAPE_Y: i32 = 2201;
+    pub const DEVICE_JSON: i32 = 2702;
+}
+
+/// How an attribute's value is passed, `cudnnBackendAttributeType_t`.
+#[derive(Clone, Copy)]
+enum As {
+    Handle = 0,
+    DataType = 1,
+    Bool = 2,
+    I64 = 3,
+    Pointer = 6,
+    HeuristicMode = 8,
+    PointwiseMode = 14,
+    Descriptor = 15,
+    ReductionOperator = 18,
+    Char = 24,
+}
+
+/// Element types, `cudnnDataType_t`.
+pub(super) const F32: i32 = 0;
+const I32: i32 = 4;
+pub(super) const BF16: i32 = 9;
+const BOOL: i32 = 11;
+
+/// `cudnnPointwiseMode_t`.
+pub(super) const ADD: i32 = 0;
+pub(super) const MUL: i32 = 1;
+pub(super) const DIV: i32 = 6;
+pub(super) const SUB: i32 = 9;
+pub(super) const EXP: i32 = 13;
+pub(super) const LOG: i32 = 15;
+pub(super) const IDENTITY: i32 = 21;
+const GREATER_OR_EQUAL: i32 = 303;
+const INDEX: i32 = 501;
+const SELECT: i32 = 601;
+
+/// `cudnnReduceTensorOp_t`.
+pub(super) const SUM: i32 = 0;
+pub(super) const MAX: i32 = 3;
+
+/// `cudnnBackendHeurMode_t`: A, then the fallback.
+const HEURISTICS: [i32; 2] = [3, 2];
+/// Proposals of the heuristics that are tried until one becomes a plan.
+const PROPOSALS: i64 = 16;
+
+fn opened() -> &'static Result<Api, Problem> {
+    static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        // cuDNN opens these two by name, which the linker cannot find in a Python package unless they are open.
+        let _ = (super::super::nvrtc::require(), super::super::cublaslt::require());
+        SharedLibrary::open(&CUDNN, SearchPath::of_process()).and_then(Api::load)
+    })
+}
+
+pub(super) fn api() -> Result<&'static Api> {
+    opened().as_ref().map_err(|problem| problem.clone().into())
+}
+
+pub(in crate::cuda) fn report() -> LibraryReport {
+    // SAFETY: plain call.
+    LibraryReport::new(&CUDNN, opened(), |api| &api.library, |api| Some(dotted(unsafe { (api.version)() })))
+}
+
+impl Api {
+    fn check(&self, status: i32, call: &str) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library returns a constant string for any status.
+        let text = unsafe { (self.error_string)(status) };
+        let name = if text.is_null() {
+            format!("status {status}")
+        } else {
+            // SAFETY: not null, and constant.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let mut detail = [0u8; 1024];
+        // SAFETY: the library writes at most the given length and ends it with a zero.
+        unsafe { (self.last_error)(detail.as_mut_ptr().cast(), detail.len()) };
+        let detail = CStr::from_bytes_until_nul(&detail).map(|text| text.to_string_lossy()).unwrap_or_default();
+        let message = if detail.is_empty() { name } else { format!("{name}: {detail}") };
+        Err(Error::Cuda { library: CUDNN.name, call: call.to_string(), message })
+    }
+}
+
+/// A descriptor of the backend API, destroyed on the way out.
+struct Descriptor {
+    api: &'static Api,
+    raw: Handle,
+}
+
+impl Descriptor {
+    fn new(api: &'static Api, kind: i32) -> Result<Descriptor> {
+        let mut raw = null_mut();
+        // SAFETY: the library writes one handle.
+        api.check(unsafe { (api.create)(kind, &mut raw) }, "cudnnBackendCreateDescriptor")?;
+        Ok(Descriptor { api, raw })
+    }
+
+    /// Sets an attribute to values of the C type that `kind` stands for.
+    fn set<T: Copy>(self, attribute: i32, kind: As, values: &[T]) -> Result<Descriptor> {
+        // SAFETY: the library copies as many values as said.
+        let status =
+            unsafe { (self.api.set)(self.raw, attribute, kind as i32, values.len() as i64, values.as_ptr().cast()) };
+        self.api.check(status, &format!("cudnnBackendSetAttribute {attribute}"))?;
+        Ok(self)
+    }
+
+    fn finish(self, what: &str) -> Result<Descriptor> {
+        // SAFETY: the descriptor lives.
+        self.api.check(unsafe { (self.api.finalize)(self.raw) }, &format!("cudnnBackendFinalize of {what}"))?;
+        Ok(self)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, not used again.
+        unsafe { (self.api.destroy)(self.raw) };
+    }
+}
+
+/// Sizes, or strides, of the four dimensions every tensor has: batch, head, row, column.
+pub(super) type Dims = [i64; 4];
+
+pub(super) fn row_major(dims: Dims) -> Dims {
+    [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
+}
+
+/// The same tensor with its last two dimensions exchanged.
+pub(super) fn transposed([a, b, c, d]: Dims) -> Dims {
+    [a, b, d, c]
+}
+
+/// The tensors of a graph that have memory, by the number under which it is passed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slot {
+    Q = 1,
+    K,
+    V,
+    O,
+    Lse,
+    DO,
+    DQ,
+    DK,
+    DV,
+    RowSum,
+    DQSum,
+    // These three are read on the host when the graph is enqueued.
+    Scale,
+    NegativeInfinity,
+    One,
+}
+
+/// Intermediates are numbered from here.
+const FIRST_VIRTUAL: i64 = 100;
+
+/// A tensor of a graph under construction.
+#[derive(Clone, Copy)]
+pub(super) struct Node {
+    index: usize,
+    dims: Dims,
+}
+
+/// A graph under construction. Every method adds an operation and returns its result.
+pub(super) struct Graph {
+    api: &'static Api,
+    tensors: Vec<Descriptor>,
+    operations: Vec<Descriptor>,
+    /// Descriptors the operations refer to.
+    parts: Vec<Descriptor>,
+}
+
+impl Graph {
+    pub(super) fn new(api: &'static Api) -> Graph {
+        Graph { api, tensors: Vec::new(), operations: Vec::new(), parts: Vec::new() }
+    }
+
+    fn tensor(&mut self, dtype: i32, dims: Dims, strides: Dims, slot: Option<Slot>) -> Result<Node> {
+        let index = self.tensors.len();
+        let id = slot.map_or(FIRST_VIRTUAL + index as i64, |slot| slot as i64);
+        let by_value = matches!(slot, Some(Slot::Scale | Slot::NegativeInfinity | Slot::One));
+        let tensor = Descriptor::new(self.api, kind::TENSOR)?
+            .set(attribute::TENSOR_TYPE, As::DataType, &[dtype])?
+            .set(attribute::TENSOR_DIMS, As::I64, &dims)?
+            .set(attribute::TENSOR_STRIDES, As::I64, &strides)?
+            .set(attribute::TENSOR_ID, As::I64, &[id])?
+            .set(attribute::TENSOR_ALIGNMENT, As::I64, &[16i64])?
+            .set(attribute::TENSOR_VIRTUAL, As::Bool, &[u8::from(slot.is_none())])?
+            .set(attribute::TENSOR_BY_VALUE, As::Bool, &[u8::from(by_value)])?;
+        self.tensors.push(tensor.finish("a tensor")?);
+        Ok(Node { index, dims })
+    }
+
+    pub(super) fn input(&mut self, slot: Slot, dtype: i32, dims: Dims, strides: Dims) -> Result<Node> {
+        self.tensor(dtype, dims, strides, Some(slot))
+    }
+
+    pub(super) fn scalar(&mut self, slot: Slot) -> Result<Node> {
+        self.tensor(F32, [1; 4], [1; 4], Some(slot))
+    }
+
+    pub(super) fn intermediate(&mut self, dtype: i32, dims: Dims) -> Result<Node> {
+        self.tensor(dtype, dims, row_major(dims), None)
+    }
+
+    fn raw(&self, node: Node) -> Handle {
+        self.tensors[node.index].raw
+    }
+
+    /// `y = mode(x, b)`, or `t ? x : b` for a selection; `axis` is for [`INDEX`].
+    #[allow(clippy::too_many_arguments, reason = "the operands of one operation of the library")]
+    pub(super) fn pointwise_into(
+        &mut self,
+        mode: i32,
+        precision: i32,
+        axis: Option<i64>,
+        x: Node,
+        b: Option<Node>,
+        t: Option<Node>,
+        y: Node,
+    ) -> Result<()> {
+        let mut part = Descriptor::new(self.api, kind::POINTWISE)?
+            .set(attribute::POINTWISE_MODE, As::PointwiseMode, &[mode])?
+            .set(attribute::POINTWISE_PRECISION, As::DataType, &[precision])?;
+        if let Some(axis) = axis {
+            part = part.set(attribute::POINTWISE_AXIS, As::I64, &[axis])?;
+        }
+        let part = part.finish("a pointwise mode")?;
+        let mut operation = Descriptor::new(self.api, kind::POINTWISE_OPERATION)?
+            .set(attribute::POINTWISE_OPERATION, As::Descriptor, &[part.raw])?
+            .set(attribute::POINTWISE_X, As::Descriptor, &[self.raw(x)])?;
+        for (place, node) in [(attribute::POINTWISE_B, b), (attribute::POINTWISE_T, t)] {
+            if let Some(node) = node {
+                operation = operation.set(place, As::Descriptor, &[self.raw(node)])?;
+            }
+        }
+        let operation = operation.set(attribute::POINTWISE_Y, As::Descriptor, &[self.raw(y)])?;
+        self.parts.push(part);
+        self.operations.push(operation.finish("a pointwise operation")?);
+        Ok(())
+    }
+
+    /// `mode(x, b)` in F32, shaped like `x`.
+    pub(super) fn pointwise(&mut self, mode: i32, x: Node, b: Option<Node>) -> Result<Node> {
+        let y = self.intermediate(F32, x.dims)?;
+        self.pointwise_into(mode, F32, None, x, b, None, y)?;
+        Ok(y)
+    }
+
+    pub(super) fn matmul_into(&mut self, a: Node, b: Node, c: Node) -> Result<()> {
+        let part = Descriptor::new(self.api, kind::MATMUL)?
+            .set(attribute::MATMUL_PRECISION, As::DataType, &[F32])?
+            .finish("a product's type")?;
+        let operation = Descriptor::new(self.api, kind::MATMUL_OPERATION)?
+            .set(attribute::MATMUL_A, As::Descriptor, &[self.raw(a)])?
+            .set(attribute::MATMUL_B, As::Descriptor, &[self.raw(b)])?
+            .set(attribute::MATMUL_C, As::Descriptor, &[self.raw(c)])?
+            .set(attribute::MATMUL_OPERATION, As::Descriptor, &[part.raw])?;
+        self.parts.push(part);
+        self.operations.push(operation.finish("a product")?);
+        Ok(())
+    }
+
+    pub(super) fn reduce_into(&mut self, operator: i32, x: Node, y: Node) -> Result<()> {
+        let part = Descriptor::new(self.api, kind::REDUCTION)?
+            .set(attribute::REDUCTION_OPERATOR, As::ReductionOperator, &[operator])?
+            .set(attribute::REDUCTION_PRECISION, As::DataType, &[F32])?
+            .finish("a reduction's operator")?;
+        let operation = Descriptor::new(self.api, kind::REDUCTION_OPERATION)?
+            .set(attribute::REDUCTION_X, As::Descriptor, &[self.raw(x)])?
+            .set(attribute::REDUCTION_Y, As::Descriptor, &[self.raw(y)])?
+            .set(attribute::REDUCTION_OPERATION, As::Descriptor, &[part.raw])?;
+        self.parts.push(part);
+        self.operations.push(operation.finish("a reduction")?);
+        Ok(())
+    }
+
+    pub(super) fn reduce(&mut self, operator: i32, x: Node, dims: Dims) -> Result<Node> {
+        let y = self.intermediate(F32, dims)?;
+        self.reduce_into(operator, x, y)?;
+        Ok(y)
+    }
+
+    /// `x` seen with its last two dimensions exchanged, in BF16.
+    pub(super) fn transpose(&mut self, x: Node, strides: Dims) -> Result<Node> {
+        let y = self.tensor(BF16, transposed(x.dims), strides, None)?;
+        let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
+            .set(attribute::RESHAPE_X, As::Descriptor, &[self.raw(x)])?
+            .set(attribute::RESHAPE_Y, As::Descriptor, &[self.raw(y)])?;
+        self.operations.push(operation.finish("a transposition")?);
+        Ok(y)
+    }
+
+    /// Scores with minus infinity where a query would see a later key.
+    pub(super) fn causal(&mut self, scores: Node, negative_infinity: Node) -> Result<Node> {
+        let dims = scores.dims;
+        let (row, column) = (self.intermediate(I32, dims)?, self.intermediate(I32, dims)?);
+        self.pointwise_into(INDEX, F32, Some(2), scores, None, None, row)?;
+        self.pointwise_into(INDEX, F32, Some(3), scores, None, None, column)?;
+        let seen = self.intermediate(BOOL, dims)?;
+        self.pointwise_into(GREATER_OR_EQUAL, BOOL, None, row, Some(column), None, seen)?;
+        let masked = self.intermediate(F32, dims)?;
+        self.pointwise_into(SELECT, F32, None, scores, Some(negative_infinity), Some(seen), masked)?;
+        Ok(masked)
+    }
+
+    /// The first proposal of the heuristics that becomes a plan.
+    pub(super) fn plan(self, on: On) -> Result<Plan> {
+        let api = self.api;
+        let operations: Vec<Handle> = self.operations.iter().map(|operation| operation.raw).collect();
+        let mut graph = Descriptor::new(api, kind::OPERATION_GRAPH)?.set(
+            attribute::GRAPH_OPERATIONS,
+            As::Descriptor,
+            &operations,
+        )?;
+        if let On::Session(session) = on {
+            graph = graph.set(attribute::GRAPH_HANDLE, As::Handle, &[session.handle])?;
+        }
+        let graph = graph.finish("an operation graph")?;
+        let mut refusals: Vec<String> = Vec::new();
+        for mode in HEURISTICS {
+            let configs = match self.proposals(&graph, mode, on) {
+                Ok(configs) => configs,
+                Err(error) => {
+                    refusals.push(error.to_string());
+                    continue;
+                }
+            };
+            for config in configs {
+                let plan =
+                    Descriptor::new(api, kind::PLAN)?.set(attribute::PLAN_CONFIG, As::Descriptor, &[config.raw])?;
+                let plan = match on {
+                    On::Session(session) => plan.set(attribute::PLAN_HANDLE, As::Handle, &[session.handle])?,
+                    On::Description(device) => plan.set(attribute::PLAN_DEVICE, As::Descriptor, &[device.0.raw])?,
+                };
+                match plan.finish("an execution plan") {
+                    Ok(plan) => {
+                        let workspace = workspace_of(&plan)?;
+                        return Ok(Plan { plan, workspace, _parts: (self, graph, config) });
+                    }
+                    Err(error) => refusals.push(error.to_string()),
+                }
+            }
+        }
+        refusals.dedup();
+        let message = if refusals.is_empty() { "no engine takes this graph".to_string() } else { refusals.join("; ") };
+        Err(Error::Cuda { library: CUDNN.name, call: "planning attention".to_string(), message })
+    }
+
+    fn proposals(&self, graph: &Descriptor, mode: i32, on: On) -> Result<Vec<Descriptor>> {
+        let api = self.api;
+        let mut heuristics = Descriptor::new(api, kind::HEURISTICS)?
+            .set(attribute::HEURISTICS_GRAPH, As::Descriptor, &[graph.raw])?
+            .set(attribute::HEURISTICS_MODE, As::HeuristicMode, &[mode])?;
+        if let On::Description(device) = on {
+            heuristics = heuristics.set(attribute::HEURISTICS_DEVICE, As::Descriptor, &[device.0.raw])?;
+        }
+        let heuristics = heuristics.finish("heuristics")?;
+        let get = |count: i64, found: &mut i64, into: *mut c_void| {
+            // SAFETY: the library writes at most `count` results into descriptors that exist, and their number.
+            let status = unsafe {
+                (api.get)(heuristics.raw, attribute::HEURISTICS_RESULTS, As::Descriptor as i32, count, found, into)
+            };
+            api.check(status, "the results of the heuristics")
+        };
+        let mut found = 0;
+        get(0, &mut found, null_mut())?;
+        let wanted = found.clamp(0, PROPOSALS);
+        let mut configs = (0..wanted).map(|_| Descriptor::new(api, kind::ENGINE_CONFIG)).collect::<Result<Vec<_>>>()?;
+        let mut raw: Vec<Handle> = configs.iter().map(|config| config.raw).collect();
+        get(wanted, &mut found, raw.as_mut_ptr().cast())?;
+        configs.truncate(found.max(0) as usize);
+        Ok(configs)
+    }
+}
+
+fn workspace_of(plan: &Descriptor) -> Result<usize> {
+    let (mut bytes, mut count) = (0i64, 0i64);
+    // SAFETY: the library writes one 64-bit integer.
+    let status = unsafe {
+        let into = (&raw mut bytes).cast();
+        (plan.api.get)(plan.raw, attribute::PLAN_WORKSPACE, As::I64 as i32, 1, &mut count, into)
+    };
+    plan.api.check(status, "the workspace of a plan")?;
+    Ok(bytes.max(0) as usize)
+}
+
+/// cuDNN's own state for one stream.
+pub(super) struct Session {
+    api: &'static Api,
+    handle: Handle,
+}
+
+impl Session {
+    /// Opens cuDNN for a stream of the current context.
+    pub(super) fn open(api: &'static Api, stream: Handle) -> Result<Session> {
+        let mut session = Session { api, handle: null_mut() };
+        // SAFETY: the library writes one handle, which `Drop` destroys.
+        api.check(unsafe { (api.create_handle)(&mut session.handle) }, "cudnnCreate")?;
+        // SAFETY: the handle was just made.
+        api.check(unsafe { (api.set_stream)(session.handle, stream) }, "cudnnSetStream")?;
+        Ok(session)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: created in `open`, not used again.
+        unsafe { (self.api.destroy_handle)(self.handle) };
+    }
+}
+
+/// A GPU as cuDNN describes it, which need not be here.
+pub(super) struct DeviceDescription(Descriptor);
+
+impl DeviceDescription {
+    /// Reads cuDNN's JSON of a device's properties.
+    pub(super) fn read(api: &'static Api, json: &str) -> Result<DeviceDescription> {
+        let device = Descriptor::new(api, kind::DEVICE_PROPERTIES)?;
+        let device = device.set(attribute::DEVICE_JSON, As::Char, json.as_bytes())?;
+        Ok(DeviceDescription(device.finish("device properties")?))
+    }
+}
+
+/// What a graph is planned for.
+#[derive(Clone, Copy)]
+pub(super) enum On<'a> {
+    /// The device of a session.
+    Session(&'a Session),
+    /// A device that need not be here.
+    Description(&'a DeviceDescription),
+}
+
+/// A graph that can run.
+pub(super) struct Plan {
+    plan: Descriptor,
+    /// Bytes of scratch memory.
+    pub(super) workspace: usize,
+    /// The plan refers to all of these.
+    _parts: (Graph, Descriptor, Descriptor),
+}
+
+impl Plan {
+    /// Enqueues the graph.
+    ///
+    /// # Safety
+    /// Each slot of the graph has a pointer to memory of its shape, the last three of [`Slot`] on the host.
+    pub(super) unsafe fn enqueue(&self, session: &Session, bindings: &[(Slot, u64)], workspace: u64) -> Result<()> {
+        let ids: Vec<i64> = bindings.iter().map(|(slot, _)| *slot as i64).collect();
+        let pointers: Vec<u64> = bindings.iter().map(|(_, pointer)| *pointer).collect();
+        let api = self.plan.api;
+        let pack = Descriptor::new(api, kind::VARIANT_PACK)?
+            .set(attribute::PACK_IDS, As::I64, &ids)?
+            .set(attribute::PACK_POINTERS, As::Pointer, &pointers)?
+            .set(attribute::PACK_WORKSPACE, As::Pointer, &[workspace])?
+            .finish("a set of pointers")?;
+        // SAFETY: the caller's promise.
+        api.check(unsafe { (api.execute)(session.handle, self.plan.raw, pack.raw) }, "cudnnBackendExecute")
+    }
+}
