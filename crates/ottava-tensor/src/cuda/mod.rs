@@ -4,7 +4,6 @@
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
 //! the calls.
 
-#![cfg_attr(not(test), allow(dead_code, reason = "the ops that launch kernels come with the next change"))]
 
 mod buffer;
 mod cublaslt;
