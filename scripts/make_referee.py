@@ -2,12 +2,13 @@
 """Records crates/ottava-lm/tests/data/referee.safetensors: what PyTorch and transformers compute for two small models.
 
 Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy`.
-Runs on the CPU in about a minute.
+Runs on the CPU in about a minute; one machine writes the same tensors every time.
 """
 
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -40,7 +41,7 @@ def batches(steps, generator):
 
 
 def loss_of(model, ids):
-    """Mean loss in F32 of the tokens after the first; transformers' own shift by one is the same with TOKENS + 1 inputs."""
+    """Logits of all tokens but the last, and the mean loss in F32 of all tokens but the first."""
     logits = model(input_ids=ids[:, :-1]).logits
     return logits, torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
@@ -77,10 +78,7 @@ def train(model, ids, mode):
 
 
 def main():
-    tensors, metadata = {}, {"torch": torch.__version__}
-    import transformers
-
-    metadata["transformers"] = transformers.__version__
+    tensors, metadata = {}, {"torch": torch.__version__, "transformers": transformers.__version__}
     for name, (kind, config) in MODELS.items():
         torch.manual_seed(17)
         generator = torch.Generator().manual_seed(18)

@@ -178,14 +178,18 @@ fn a_sudden_outlier_saturates_once() {
 }
 
 /// What FP8 does to the gradients of a whole model, per parameter.
+///
+/// Over four draws of the data, norms were 0.985 to 1.006 times those of BF16 and cosines at least 0.987, the lowest being those of norms,
+/// which have only 64 elements. Larger weights than a model starts with make deeper layers amplify every rounding: with a standard
+/// deviation of 0.15 cosines fall to 0.94.
 #[test]
 fn fp8_gradients_of_a_model_point_where_those_in_bf16_do() {
     let config = tiny_llama();
-    let (rows, tokens) = (4, 32);
+    let (rows, tokens) = (16, 32);
     let [first, second] = ["first", "second"].map(|name| batch(name, rows, tokens, config.vocabulary));
     for device in devices() {
         let run = |recipe: &Recipe| {
-            let mut decoder = decoder(&config, recipe, &device, 0.08);
+            let mut decoder = decoder(&config, recipe, &device, 0.05);
             let mut backward = |[inputs, targets]: &[Tensor; 2]| {
                 let (inputs, targets) = (inputs.to_device(&device).unwrap(), targets.to_device(&device).unwrap());
                 decoder.losses_and_gradients(&inputs, &targets, rows, 1.0 / (rows * tokens) as f64).unwrap();

@@ -130,7 +130,7 @@ fn apart(losses: &[f64], expected: &[f64]) -> (f64, usize) {
 #[test]
 fn fifty_steps_lose_what_they_lose_in_pytorch() {
     let comparisons =
-        [(RecipeName::Fp32, vec![("f32", 2e-6)]), (RecipeName::Bf16, vec![("bf16", 1e-3), ("autocast", 1e-3)])];
+        [(RecipeName::Fp32, vec![("f32", 1e-5)]), (RecipeName::Bf16, vec![("bf16", 1e-3), ("autocast", 1e-3)])];
     for model in MODELS {
         for (name, modes) in &comparisons {
             for device in devices() {
