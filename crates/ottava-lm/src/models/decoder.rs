@@ -200,6 +200,8 @@ impl Decoder {
     /// Casts all weights with the current scales. To be called after building, loading and each optimizer update: it is the one
     /// place where weights are quantized.
     pub fn quantize_weights(&mut self) -> Result<()> {
+        // These casts belong to the coming step, also where an evaluation went before.
+        self.scaling.observe(true);
         for linear in self.blocks.iter_mut().flat_map(Block::linears) {
             linear.quantize_weight(&mut self.scaling)?;
         }

@@ -55,7 +55,7 @@ fn common(file: &ConfigFile) -> Result<DecoderConfig> {
         return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
     }
     let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
-    let even = if heads > 0 { channels / heads } else { 0 };
+    let even = channels.checked_div(heads).unwrap_or(0);
     Ok(DecoderConfig {
         vocabulary: file.required("vocab_size")?,
         channels,
