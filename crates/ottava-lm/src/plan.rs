@@ -59,7 +59,8 @@ impl Plan {
     /// The plan of `config` for a model of `sizes` on `device`.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
         let recipe = config.precision.recipe();
-        let mut linears: Vec<_> = sizes.block_linears().iter().map(|l| block_linear(l, sizes.layers, &recipe)).collect();
+        let mut linears: Vec<_> =
+            sizes.block_linears().iter().map(|l| block_linear(l, sizes.layers, &recipe)).collect();
         let high = format!("{}, exact", recipe.compute);
         linears.push(LinearPlan {
             name: if sizes.tied { "model.embed_tokens (as head)".into() } else { "lm_head".into() },
@@ -157,7 +158,8 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
     let q = c.heads * c.head_dim;
     let qkv = q + 2 * c.kv_heads * c.head_dim;
     // Per token: inputs of both norms, qkv, attention output, gate and up; then what the four linears keep of their inputs.
-    let activations = (2 * c.channels + qkv + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
+    let activations =
+        (2 * c.channels + qkv + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
     let inputs = match recipe.casts {
         Some(_) => 2 * c.channels + q + c.hidden,
         // The attention output is the very tensor that the output projection keeps.
@@ -165,7 +167,10 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
     };
     line("saved activations of one micro-batch", tokens * (activations + inputs) * c.layers);
     let chunk = tokens.min(2048);
-    line("logits of a chunk of tokens, and the gradients around the head", chunk * c.vocabulary * size + 4 * tokens * c.channels * size);
+    line(
+        "logits of a chunk of tokens, and the gradients around the head",
+        chunk * c.vocabulary * size + 4 * tokens * c.channels * size,
+    );
     let largest = (4 * c.hidden * size + if recipe.casts.is_some() { 4 * c.hidden } else { 0 }).max(2 * qkv * size);
     line("temporaries of backward", tokens * largest);
     if matches!(device, Device::Cuda(_)) {

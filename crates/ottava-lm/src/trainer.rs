@@ -2,7 +2,9 @@
 
 use crate::checkpoint::fs::RealFs;
 use crate::checkpoint::training;
-use crate::checkpoint::{CheckpointWriter, FolderTemplate, FolderWeights, Progress, RandomWeights, Verify, keep, latest_complete, verify};
+use crate::checkpoint::{
+    CheckpointWriter, FolderTemplate, FolderWeights, Progress, RandomWeights, Verify, keep, latest_complete, verify,
+};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
@@ -95,7 +97,8 @@ impl Trainer {
             }
         }
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let dataset = Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
+        let dataset =
+            Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
         let sizes = decoder_config(&template.config)?;
@@ -112,7 +115,8 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.precision.recipe();
-        let mut model = build(&template.config, &recipe, device, Purpose::Train, config.data.max_length, weights, config.seed)?;
+        let mut model =
+            build(&template.config, &recipe, device, Purpose::Train, config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
@@ -240,7 +244,8 @@ impl Trainer {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
-        let batches = EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
+        let batches =
+            EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         Ok(Some(evaluate(&mut self.model, batches, bytes)?))
     }
@@ -258,7 +263,11 @@ impl Trainer {
             values.push(("fp8_saturated", json!(casts.saturated)));
             values.push(("fp8_underflowed", json!(casts.underflowed)));
         }
-        let mut scalars = vec![("train/loss", done.loss), ("train/learning_rate", done.learning_rate), ("train/grad_norm", done.grad_norm)];
+        let mut scalars = vec![
+            ("train/loss", done.loss),
+            ("train/learning_rate", done.learning_rate),
+            ("train/grad_norm", done.grad_norm),
+        ];
         self.losses.push((done.step, done.loss));
         if let Some(evaluation) = done.evaluation {
             values.push(("eval_loss", json!(evaluation.loss)));
@@ -389,7 +398,8 @@ fn not_finite(step: u64, loss: f64, params: &[&mut crate::param::Param]) -> Erro
 fn read_losses(metrics: &Path) -> (Vec<(u64, f64)>, Vec<(u64, f64)>) {
     let text = std::fs::read_to_string(metrics).unwrap_or_default();
     let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let series = |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
+    let series =
+        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
     (series("loss"), series("eval_loss"))
 }
 

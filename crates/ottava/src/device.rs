@@ -17,7 +17,9 @@ pub fn open(choice: DeviceChoice) -> Result<Device> {
         },
     };
     match (&device, choice) {
-        (Device::Cpu, DeviceChoice::Auto) => tracing::info!("device: the CPU, with FP8 emulated bit for bit (`ottava doctor` says why no GPU was found)"),
+        (Device::Cpu, DeviceChoice::Auto) => {
+            tracing::info!("device: the CPU, with FP8 emulated bit for bit (`ottava doctor` says why no GPU was found)")
+        }
         _ => tracing::info!("device: {device}"),
     }
     Ok(device)

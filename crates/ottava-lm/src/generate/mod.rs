@@ -20,12 +20,20 @@ pub struct Sampling {
 }
 
 /// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
-pub fn generate(model: &mut Decoder, tokenizer: &Tokenizer, prompt: &str, capacity: usize, how: &Sampling) -> Result<String> {
+pub fn generate(
+    model: &mut Decoder,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    capacity: usize,
+    how: &Sampling,
+) -> Result<String> {
     let mut ids = tokenizer.encode(prompt)?;
     // An empty prompt starts as a document does: after the end of the one before.
     ids.extend(tokenizer.eos_id().filter(|_| ids.is_empty()));
     if ids.is_empty() {
-        return Err(Error::Config("the prompt is empty and the tokenizer has no token that ends a text; give a prompt".into()));
+        return Err(Error::Config(
+            "the prompt is empty and the tokenizer has no token that ends a text; give a prompt".into(),
+        ));
     }
     check_ids(&ids, model)?;
     if ids.len() >= capacity {

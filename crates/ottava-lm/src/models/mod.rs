@@ -43,7 +43,9 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
 fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     for key in ["quantization_config", "auto_map"] {
         if file.has(key) {
-            return Err(file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read")));
+            return Err(
+                file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read"))
+            );
         }
     }
     let activation: String = file.optional("hidden_act", "silu".to_string())?;

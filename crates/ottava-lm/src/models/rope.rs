@@ -129,7 +129,12 @@ mod tests {
 
     #[test]
     fn llama3_stretches_long_wavelengths_only() {
-        let kind = RopeKind::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 8192.0 };
+        let kind = RopeKind::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_positions: 8192.0,
+        };
         let plain = RopeScaling { theta: 500_000.0, kind: RopeKind::Default }.inverse_frequencies(128);
         let stretched = RopeScaling { theta: 500_000.0, kind }.inverse_frequencies(128);
         assert_eq!((plain[0], plain[1]), (stretched[0], stretched[1]));

@@ -12,13 +12,13 @@ mod gemm;
 mod global_norm;
 #[cfg(test)]
 mod golden;
+pub(crate) mod launch;
 mod quantize;
 mod random;
 mod rmsnorm;
 mod rope;
 mod swiglu;
 mod transpose;
-pub(crate) mod launch;
 
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use add::add;
@@ -30,12 +30,12 @@ pub use delayed_scaling::{AmaxReducer, DelayedScaling, delayed_scaling};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add};
 pub use global_norm::global_norm;
+pub use launch::kernels;
 pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize};
 pub use random::normal;
 pub use rmsnorm::{rmsnorm, rmsnorm_backward};
 pub use rope::{RopeLayout, Rotation, rope, rope_table};
 pub use swiglu::{swiglu, swiglu_backward};
-pub use launch::kernels;
 pub use transpose::transpose;
 
 use crate::{DType, Result, Tensor};

@@ -60,7 +60,10 @@ impl Doctor {
                 println!("             {problem}. {}", library.remedy);
             }
         }
-        println!("CPU\n  {} threads; FP8 is emulated bit for bit", std::thread::available_parallelism().map_or(1, usize::from));
+        println!(
+            "CPU\n  {} threads; FP8 is emulated bit for bit",
+            std::thread::available_parallelism().map_or(1, usize::from)
+        );
         Ok(())
     }
 }

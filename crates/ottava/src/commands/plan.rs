@@ -47,7 +47,12 @@ fn print(config: &RunConfig, plan: &Plan) {
         println!("  {line}");
     }
     println!("\nModel\n");
-    println!("  {} parameters, {:.2} MFLOP per token, {} tokens a step", plan.parameters, plan.flops_per_token / 1e6, plan.tokens_per_step);
+    println!(
+        "  {} parameters, {:.2} MFLOP per token, {} tokens a step",
+        plan.parameters,
+        plan.flops_per_token / 1e6,
+        plan.tokens_per_step
+    );
     println!("  attention: {}", plan.attention);
     println!("  embedding, norms, softmax and loss: high precision in every recipe");
     println!("\nLinears\n");

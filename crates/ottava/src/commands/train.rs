@@ -65,7 +65,10 @@ impl Train {
         outcome?;
         let evals = trainer.eval_losses();
         if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
-            progress.line(&format!("validation loss {first:.4} at the start, {end:.4} at the end, {:.4} nats less", first - end));
+            progress.line(&format!(
+                "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} nats less",
+                first - end
+            ));
         }
         progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
         let samples = samples(&mut trainer, &config)?;

@@ -228,7 +228,8 @@ mod x86 {
         #[test]
         fn vector_kernels_give_the_bits_of_the_definition() {
             for k in [1, 127, 128, 129, 300] {
-                let value = |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));
+                let value =
+                    |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));
                 let (exact, full) = (12, 0);
                 let panel = |n: usize, bits| (0..n * k).map(|i| value(i, bits)).collect::<Vec<f32>>();
                 let (a, b) = (panel(MR, exact), panel(NR, exact));

@@ -6,7 +6,12 @@ use crate::testing::{Tolerance, normals, parity, values};
 fn rmsnorm_agrees_across_devices() {
     for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000)] {
         for dtype in [DType::F32, DType::BF16] {
-            let inputs = [normals("x", &[t, c], dtype), normals("w", &[c], dtype), normals("dy", &[t, c], dtype), normals("s", &[c], DType::F32)];
+            let inputs = [
+                normals("x", &[t, c], dtype),
+                normals("w", &[c], dtype),
+                normals("dy", &[t, c], dtype),
+                normals("s", &[c], DType::F32),
+            ];
             // Sums over a row or a column may be added in another order, which can move a rounding by one step.
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {

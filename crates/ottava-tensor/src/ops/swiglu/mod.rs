@@ -38,7 +38,11 @@ fn halves(x: &Tensor) -> Result<[usize; 2]> {
     let [tokens, width] = x.dims("swiglu: x")?;
     expect_compute("swiglu: x", x)?;
     if width % 2 != 0 {
-        return Err(Error::Shape { what: "swiglu: x".into(), expected: "an even width".into(), got: vec![tokens, width] });
+        return Err(Error::Shape {
+            what: "swiglu: x".into(),
+            expected: "an even width".into(),
+            got: vec![tokens, width],
+        });
     }
     Ok([tokens, width / 2])
 }

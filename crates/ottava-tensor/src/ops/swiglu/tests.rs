@@ -9,7 +9,9 @@ fn swiglu_agrees_across_devices() {
             let inputs = [normals("x", &[t, 2 * f], dtype), normals("dy", &[t, f], dtype)];
             // The exponentials of the two libraries differ in the last bit.
             let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
-            parity(&inputs, Tolerance::Steps(dtype, steps), |x| Ok(vec![swiglu(&x[0])?, swiglu_backward(&x[1], &x[0])?]));
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                Ok(vec![swiglu(&x[0])?, swiglu_backward(&x[1], &x[0])?])
+            });
         }
     }
 }
