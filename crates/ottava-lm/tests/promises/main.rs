@@ -6,4 +6,5 @@ mod golden;
 mod gradients;
 mod recipes;
 mod referee;
+mod resume;
 mod setup;
