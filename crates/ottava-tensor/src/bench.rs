@@ -130,12 +130,21 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     drop(logits);
 
     let n = 2 * f * c;
-    let [mut master, mut m, mut v] = [normal(device, &[n], 0.02, 1)?, normal(device, &[n], 0.0, 2)?, normal(device, &[n], 0.0, 3)?];
+    let [mut master, mut m, mut v] =
+        [normal(device, &[n], 0.02, 1)?, normal(device, &[n], 0.0, 2)?, normal(device, &[n], 0.0, 3)?];
     let (mut copy, grad) = (cast(&master, DType::BF16)?, normal(device, &[n], 1.0, 4)?);
     row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
     row("global_norm", 4 * n, &mut || global_norm(&[&grad]).map(drop))?;
     let norm = global_norm(&[&grad])?;
-    let how = AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, step: 1, max_norm: 1.0 };
+    let how = AdamW {
+        learning_rate: 1e-4,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        step: 1,
+        max_norm: 1.0,
+    };
     row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
         let state = AdamWState { master: &mut master, m: &mut m, v: &mut v, copy: Some(&mut copy) };
         adamw(state, &grad, &norm, &how)

@@ -115,12 +115,30 @@ narrow!(f16, bf16, E4M3, E5M2);
 macro_rules! with_float {
     ($dtype:expr, $S:ident => $body:expr) => {
         match $dtype {
-            $crate::DType::F64 => { type $S = f64; $body }
-            $crate::DType::F32 => { type $S = f32; $body }
-            $crate::DType::F16 => { type $S = half::f16; $body }
-            $crate::DType::BF16 => { type $S = half::bf16; $body }
-            $crate::DType::E4M3 => { type $S = $crate::fp8::E4M3; $body }
-            $crate::DType::E5M2 => { type $S = $crate::fp8::E5M2; $body }
+            $crate::DType::F64 => {
+                type $S = f64;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $S = f32;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $S = half::f16;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $S = half::bf16;
+                $body
+            }
+            $crate::DType::E4M3 => {
+                type $S = $crate::fp8::E4M3;
+                $body
+            }
+            $crate::DType::E5M2 => {
+                type $S = $crate::fp8::E5M2;
+                $body
+            }
             other @ ($crate::DType::I32 | $crate::DType::I64) => unreachable!("{other} is not a floating-point type"),
         }
     };

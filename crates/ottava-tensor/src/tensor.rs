@@ -136,7 +136,10 @@ impl Tensor {
     /// Entries `start..end` along the first dimension, sharing the storage.
     pub fn rows(&self, start: usize, end: usize) -> Result<Tensor> {
         if self.shape.is_empty() || start > end || end > self.shape[0] {
-            return Err(Error::Value(format!("rows {start}..{end} do not exist in a tensor of shape {:?}", self.shape)));
+            return Err(Error::Value(format!(
+                "rows {start}..{end} do not exist in a tensor of shape {:?}",
+                self.shape
+            )));
         }
         let row: usize = self.shape[1..].iter().product();
         let mut view = self.clone();

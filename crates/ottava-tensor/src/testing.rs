@@ -37,7 +37,10 @@ pub fn gpu() -> Option<Device> {
 
 /// Normal values from a seed made of `name` and the shape.
 pub fn normals(name: &str, shape: &[usize], dtype: DType) -> Tensor {
-    let seed = name.bytes().chain(shape.iter().map(|&n| n as u8)).fold(7u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
+    let seed = name
+        .bytes()
+        .chain(shape.iter().map(|&n| n as u8))
+        .fold(7u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
     let x = normal(&Device::Cpu, shape, 1.0, seed).expect("host memory is not refused");
     cast(&x, dtype).expect("a floating-point type")
 }
@@ -77,7 +80,12 @@ pub fn assert_close(what: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) {
         let differing: Vec<usize> =
             (0..a.len()).filter(|i| a_bytes[i * size..][..size] != b_bytes[i * size..][..size]).collect();
         let first = differing[0];
-        panic!("{what}: {} of {} elements differ, the first at {first}: bits {:?}", differing.len(), a.len(), bits(first));
+        panic!(
+            "{what}: {} of {} elements differ, the first at {first}: bits {:?}",
+            differing.len(),
+            a.len(),
+            bits(first)
+        );
     }
     let (x, y) = (values(a), values(b));
     let rms = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();

@@ -4,7 +4,6 @@
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
 //! the calls.
 
-
 mod buffer;
 mod cublaslt;
 mod cudnn;

@@ -92,6 +92,11 @@ fn follow(device: &Device, what: &str, window: usize, format: DType, how: Delaye
         let mut measured = row(&amaxes, &[8]).to_device(device).unwrap();
         delayed_scaling(&mut measured, &mut history, &mut scale, &largest, how).unwrap();
         assert_close(&format!("{what} scale, step {step}"), &row(&scales, &[8]), &scale, Tolerance::Exact);
-        assert_close(&format!("{what} history, step {step}"), &row(&histories, &[window, 8]), &history, Tolerance::Exact);
+        assert_close(
+            &format!("{what} history, step {step}"),
+            &row(&histories, &[window, 8]),
+            &history,
+            Tolerance::Exact,
+        );
     }
 }

@@ -7,13 +7,7 @@ kernel_source!("adamw");
 
 pub(crate) const VARIANTS: &[Defines] = &[&[("COPY", "bf16")], &[("COPY", "f16")]];
 
-pub(super) fn adamw(
-    gpu: &CudaDevice,
-    state: AdamWState,
-    grad: &Tensor,
-    norm: &Tensor,
-    how: &Scalars,
-) -> Result<()> {
+pub(super) fn adamw(gpu: &CudaDevice, state: AdamWState, grad: &Tensor, norm: &Tensor, how: &Scalars) -> Result<()> {
     let variant = matches!(&state.copy, Some(copy) if copy.dtype() == DType::F16) as usize;
     let kernel = Kernel { source: &SOURCE, defines: VARIANTS[variant], entry: "adamw" };
     let args = [

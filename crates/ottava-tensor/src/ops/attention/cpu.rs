@@ -131,12 +131,7 @@ fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLay
     });
 }
 
-fn head_backward<R: Real>(
-    [q, k, kt, vt, o, d_o]: [&[R]; 6],
-    lse: &[R],
-    scale: R,
-    [dq, dk, dv]: [&mut [R]; 3],
-) {
+fn head_backward<R: Real>([q, k, kt, vt, o, d_o]: [&[R]; 6], lse: &[R], scale: R, [dq, dk, dv]: [&mut [R]; 3]) {
     let dim = q.len() / lse.len();
     let (mut p, mut dp) = (vec![R::default(); lse.len()], vec![R::default(); lse.len()]);
     for i in 0..lse.len() {

@@ -87,9 +87,8 @@ pub(super) fn attention_backward(
     if l.head_dim > 4 * BLOCK as usize {
         return Err(Error::Value(format!("attention: heads of {} are larger than 1024", l.head_dim)));
     }
-    let kernel = |entry| -> Result<Kernel> {
-        Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry })
-    };
+    let kernel =
+        |entry| -> Result<Kernel> { Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry }) };
     let mut delta = lse.empty_like()?;
     let args = [
         Arg::Ptr(delta.device_ptr_mut()),
@@ -119,7 +118,9 @@ pub(super) fn attention_backward(
     ];
     let args = [&[Arg::Ptr(dq)], common.as_slice()].concat();
     // SAFETY: all sizes are those of the layout; shared memory holds one value per key.
-    unsafe { gpu.launch(&kernel("attention_dq")?, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args)? };
+    unsafe {
+        gpu.launch(&kernel("attention_dq")?, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args)?
+    };
     let args = [&[Arg::Ptr(dk), Arg::Ptr(dv)], common.as_slice()].concat();
     let bytes = shared(2 * l.seq_len)?;
     // SAFETY: as above; shared memory holds two values per query.
@@ -136,9 +137,8 @@ pub(super) fn attention_cached(
 ) -> Result<()> {
     let [q, new_keys, _] = parts(qkv.device_ptr(), qkv.dtype(), l);
     let width = 2 * l.kv_heads * l.head_dim;
-    let kernel = |entry| -> Result<Kernel> {
-        Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry })
-    };
+    let kernel =
+        |entry| -> Result<Kernel> { Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry }) };
     let row = (width * qkv.dtype().size()) as u64;
     let args = [
         Arg::Ptr(cache.device_ptr_mut() + start as u64 * row),

@@ -87,8 +87,7 @@ pub fn attention(qkv: &Tensor, layout: AttentionLayout) -> Result<(Tensor, Tenso
     layout.check(qkv, layout.tokens())?;
     let device = qkv.device();
     let mut o = Tensor::empty(device, &[layout.tokens(), layout.output_width()], qkv.dtype())?;
-    let mut lse =
-        Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
+    let mut lse = Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
     match device {
         Device::Cpu => cpu::attention(qkv, layout, &mut o, &mut lse),
         Device::Cuda(gpu) => cuda::attention(gpu, qkv, layout, &mut o, &mut lse)?,

@@ -18,9 +18,14 @@ fn attention_agrees_across_devices() {
     ] {
         for dtype in [DType::F32, DType::BF16] {
             let tokens = l.batch * l.seq_len;
-            let inputs = [normals("qkv", &[tokens, l.qkv_width()], dtype), normals("do", &[tokens, l.output_width()], dtype)];
+            let inputs =
+                [normals("qkv", &[tokens, l.qkv_width()], dtype), normals("do", &[tokens, l.output_width()], dtype)];
             // Probabilities are rounded to BF16 before they multiply values inside cuDNN; in F32 sums run in another order.
-            let tolerance = if dtype == DType::F32 { Tolerance::Steps(DType::F32, 64.0) } else { Tolerance::Steps(DType::BF16, 6.0) };
+            let tolerance = if dtype == DType::F32 {
+                Tolerance::Steps(DType::F32, 64.0)
+            } else {
+                Tolerance::Steps(DType::BF16, 6.0)
+            };
             parity(&inputs, tolerance, |x| {
                 let (o, lse) = attention(&x[0], l)?;
                 let dqkv = attention_backward(&x[1], &x[0], &o, &lse, l)?;
@@ -40,7 +45,9 @@ fn attention_is_a_causal_softmax_average_of_values() {
     let at = |t: usize, head: usize| &x[t * l.qkv_width() + head * 3..][..3];
     for (b, i, h) in (0..2).flat_map(|b| (0..5).flat_map(move |i| (0..4).map(move |h| (b, i, h)))) {
         let weights: Vec<f64> = (0..=i)
-            .map(|j| at(b * 5 + i, h).iter().zip(at(b * 5 + j, 4 + h / 2)).map(|(q, k)| q * k).sum::<f64>() / 3f64.sqrt())
+            .map(|j| {
+                at(b * 5 + i, h).iter().zip(at(b * 5 + j, 4 + h / 2)).map(|(q, k)| q * k).sum::<f64>() / 3f64.sqrt()
+            })
             .map(f64::exp)
             .collect();
         let sum: f64 = weights.iter().sum();
@@ -55,7 +62,8 @@ fn attention_is_a_causal_softmax_average_of_values() {
 #[test]
 fn attention_backward_is_the_gradient() {
     let l = layout(2, 4, 4, 2, 3);
-    let (qkv, d_o) = (normals("qkv", &[8, l.qkv_width()], DType::F64), normals("do", &[8, l.output_width()], DType::F64));
+    let (qkv, d_o) =
+        (normals("qkv", &[8, l.qkv_width()], DType::F64), normals("do", &[8, l.output_width()], DType::F64));
     let loss = |qkv: &Tensor| {
         let o = attention(qkv, l).unwrap().0;
         values(&o).iter().zip(values(&d_o)).map(|(a, b)| a * b).sum::<f64>()

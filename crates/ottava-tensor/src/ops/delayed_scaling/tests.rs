@@ -27,7 +27,8 @@ fn delayed_scaling_agrees_across_devices() {
 
 #[test]
 fn a_zero_changes_nothing_and_clears_nothing() {
-    let (mut amax, mut history, mut scale) = (tensor(&[1], &[0.0]), tensor(&[3, 1], &[0.0, 2.0, 4.0]), tensor(&[1], &[7.0]));
+    let (mut amax, mut history, mut scale) =
+        (tensor(&[1], &[0.0]), tensor(&[3, 1], &[0.0, 2.0, 4.0]), tensor(&[1], &[7.0]));
     let how = DelayedScaling { reducer: AmaxReducer::Max, margin: 0 };
     delayed_scaling(&mut amax, &mut history, &mut scale, &tensor(&[1], &[448.0]), how).unwrap();
     assert_eq!((history.to_vec::<f32>().unwrap(), scale.to_vec::<f32>().unwrap()), (vec![0.0, 2.0, 4.0], vec![7.0]));
@@ -35,7 +36,8 @@ fn a_zero_changes_nothing_and_clears_nothing() {
 
 #[test]
 fn the_value_about_to_leave_the_window_still_counts() {
-    let (mut amax, mut history, mut scale) = (tensor(&[1], &[1.0]), tensor(&[3, 1], &[0.0, 8.0, 4.0]), tensor(&[1], &[1.0]));
+    let (mut amax, mut history, mut scale) =
+        (tensor(&[1], &[1.0]), tensor(&[3, 1], &[0.0, 8.0, 4.0]), tensor(&[1], &[1.0]));
     let how = DelayedScaling { reducer: AmaxReducer::Max, margin: 1 };
     delayed_scaling(&mut amax, &mut history, &mut scale, &tensor(&[1], &[448.0]), how).unwrap();
     assert_eq!((history.to_vec::<f32>().unwrap(), scale.to_vec::<f32>().unwrap()), (vec![0.0, 4.0, 1.0], vec![28.0]));

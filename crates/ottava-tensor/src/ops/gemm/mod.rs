@@ -122,7 +122,11 @@ fn check(a: Operand, b: Operand, out: DType) -> Result<(usize, usize)> {
         (x, y) => x == y && !x.is_fp8() && (out == x || (out == DType::F32 && x != DType::F64)),
     };
     if !fits {
-        return Err(Error::Value(format!("gemm: {} · {} into {out} is not a product this program does", x.dtype(), y.dtype())));
+        return Err(Error::Value(format!(
+            "gemm: {} · {} into {out} is not a product this program does",
+            x.dtype(),
+            y.dtype()
+        )));
     }
     Ok((m, n))
 }

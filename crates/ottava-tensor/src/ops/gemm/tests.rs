@@ -35,7 +35,12 @@ fn plain_products_agree_with_f64_in_every_layout() {
             let first = product(layouts[0].0, layouts[0].1, dtype).unwrap();
             // One rounding of the result, and K roundings of F32 sums, far below it for 16-bit types.
             let wide = crate::ops::cast(&first, DType::F64).unwrap();
-            assert_close("product", &expected, &wide, Tolerance::Steps(dtype, if dtype.size() < 4 { 1.0 } else { 40.0 }));
+            assert_close(
+                "product",
+                &expected,
+                &wide,
+                Tolerance::Steps(dtype, if dtype.size() < 4 { 1.0 } else { 40.0 }),
+            );
             for (a, b) in layouts {
                 assert_close("layouts", &first, &product(a, b, dtype).unwrap(), Tolerance::Exact);
             }
@@ -54,7 +59,8 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             let decode = |q: &QuantizedTensor| {
                 let width = QuantizedTensor::padded(k);
                 let codes = values(q.codes.as_ref().unwrap());
-                let rows = codes.chunks(width).take(q.rows).flat_map(|r| r[..k].iter().map(|&v| half::f16::from_f64(v)));
+                let rows =
+                    codes.chunks(width).take(q.rows).flat_map(|r| r[..k].iter().map(|&v| half::f16::from_f64(v)));
                 Tensor::from_slice(&Device::Cpu, &[q.rows, k], &rows.collect::<Vec<_>>()).unwrap()
             };
             let plain = product(Operand::plain(&decode(&qa)), Operand::plain(&decode(&qb)), DType::F32).unwrap();
@@ -62,7 +68,8 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             assert_eq!(y.to_vec::<f32>().unwrap(), scaled, "{fa} · {fb}, {m} x {n} x {k}");
             // Contracting the other dimension reads the transposed copy.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
-            let (qat, qbt) = (fp8(&at, fa, 64.0, Copies::Columns).unwrap(), fp8(&bt, fb, 16.0, Copies::Columns).unwrap());
+            let (qat, qbt) =
+                (fp8(&at, fa, 64.0, Copies::Columns).unwrap(), fp8(&bt, fb, 16.0, Copies::Columns).unwrap());
             let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
             assert_close("transposed copies", &y, &other, Tolerance::Exact);
         }
@@ -84,19 +91,30 @@ fn accumulation_adds_once_to_what_was_there() {
 fn products_agree_across_devices() {
     for [m, n, k] in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let inputs = [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], DType::F32)];
+            let inputs =
+                [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], DType::F32)];
             // Sums run in another order: a few roundings of F32, or one of the narrower result.
-            let tolerance = if dtype == DType::F32 { Tolerance::Steps(DType::F32, 20.0) } else { Tolerance::Steps(dtype, 1.0) };
+            let tolerance =
+                if dtype == DType::F32 { Tolerance::Steps(DType::F32, 20.0) } else { Tolerance::Steps(dtype, 1.0) };
             parity(&inputs, tolerance, |t| {
                 let (a, b) = (Operand::plain(&t[0]), Operand::plain(&t[1]));
                 let (at, bt) = (transpose(&t[0])?, transpose(&t[1])?);
                 let mut sum = t[2].duplicate()?;
-                gemm_nt_add(Operand::plain_transposed(&at), Operand::plain_transposed(&bt), &mut sum, Accumulation::Exact)?;
+                gemm_nt_add(
+                    Operand::plain_transposed(&at),
+                    Operand::plain_transposed(&bt),
+                    &mut sum,
+                    Accumulation::Exact,
+                )?;
                 Ok(vec![product(a, b, dtype)?, product(a, b, DType::F32)?, sum])
             });
         }
         for (fa, fb) in [(DType::E4M3, DType::E4M3), (DType::E5M2, DType::E4M3), (DType::E4M3, DType::E5M2)] {
-            let inputs = [normals("a", &[m, k], DType::BF16), normals("b", &[n, k], DType::BF16), normals("c", &[m, n], DType::F32)];
+            let inputs = [
+                normals("a", &[m, k], DType::BF16),
+                normals("b", &[n, k], DType::BF16),
+                normals("c", &[m, n], DType::F32),
+            ];
             // The tensor cores keep about 14 bits of each partial sum; measured 1e-4 at K = 11,008.
             parity(&inputs, Tolerance::Steps(DType::BF16, 1.0), |t| {
                 let (qa, qb) = (fp8(&t[0], fa, 64.0, Copies::Both)?, fp8(&t[1], fb, 16.0, Copies::Both)?);

@@ -61,10 +61,9 @@ pub(super) fn rmsnorm_backward(
 }
 
 fn row_backward<S: Float>(dy: &[S], x: &[S], weight: &[S], rstd: S::Real, dx: &mut [S], dweight: &mut [S::Real]) {
-    let projection = (dy.iter().zip(x).zip(weight))
-        .map(|((&dy, &x), &w)| dy.load() * w.load() * (x.load() * rstd))
-        .sum::<S::Real>()
-        / S::Real::of(x.len() as f64);
+    let projection =
+        (dy.iter().zip(x).zip(weight)).map(|((&dy, &x), &w)| dy.load() * w.load() * (x.load() * rstd)).sum::<S::Real>()
+            / S::Real::of(x.len() as f64);
     for i in 0..x.len() {
         let (dy, normed) = (dy[i].load(), x[i].load() * rstd);
         dx[i] = S::store(rstd * (dy * weight[i].load() - normed * projection));
