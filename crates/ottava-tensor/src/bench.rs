@@ -95,12 +95,27 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
     row("rmsnorm_backward", bf16(3 * tc), &mut || rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight).map(drop))?;
 
+    row("rmsnorm_backward, + dresidual", bf16(4 * tc), &mut || {
+        rmsnorm_backward_add(&b, &a, &weight, &rstd, &mut dweight, &a).map(drop)
+    })?;
+    let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    row("rmsnorm, value and amax", bf16(2 * tc), &mut || {
+        rmsnorm_to(&a, &weight, 1e-5, Output::PlainWithAmax { amax: &mut amax }).map(drop)
+    })?;
+    row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
+    row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {
+        add_rmsnorm_to(&a, &b, &weight, 1e-5, both(&scale, &mut seen)).map(drop)
+    })?;
+
     let mut qkv = random(&[t, 3 * c], DType::BF16)?;
     let (head_dim, seq_len) = (128.min(c), t.min(4096));
     let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect();
     let table = rope_table(device, &frequencies, seq_len, DType::F32)?;
     let layout = RopeLayout { heads: 2 * c / head_dim, head_dim, seq_len, start: 0 };
     row("rope", bf16(4 * tc), &mut || rope(&mut qkv, &table, layout, Rotation::Forward))?;
+    row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
+        rope_to(qkv.clone(), &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
+    })?;
     row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
     row("bias_gradient", bf16(3 * tc), &mut || bias_gradient(&qkv, &mut dbias))?;
@@ -109,6 +124,10 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let (gate_up, dy) = (random(&[t, 2 * f], DType::BF16)?, random(&[t, f], DType::BF16)?);
     row("swiglu", bf16(3 * tf), &mut || swiglu(&gate_up).map(drop))?;
     row("swiglu_backward", bf16(5 * tf), &mut || swiglu_backward(&dy, &gate_up).map(drop))?;
+    row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, both(&scale, &mut seen)).map(drop))?;
+    row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
+        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen)).map(drop)
+    })?;
     drop((gate_up, dy));
 
     let vocabulary = VOCABULARY;
@@ -150,6 +169,11 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         adamw(state, &grad, &norm, &how)
     })?;
     Ok(rows)
+}
+
+/// Codes and their transpose, as training writes them.
+fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
 }
 
 #[cfg(test)]
