@@ -273,15 +273,27 @@ impl RunConfig {
             }
         };
         let t = &self.training;
-        demand(!self.model.path.as_os_str().is_empty(), "`model.path` is not set: name a model folder, or a config.json for random weights");
+        demand(
+            !self.model.path.as_os_str().is_empty(),
+            "`model.path` is not set: name a model folder, or a config.json for random weights",
+        );
         demand(!self.data.train_files.is_empty(), "`data.train_files` is empty: name at least one .txt or .jsonl file");
         demand(self.data.max_length > 0, "`data.max_length` is 0; a sequence has at least one token");
         demand(t.per_device_train_batch_size > 0, "`training.per_device_train_batch_size` is 0");
         demand(t.gradient_accumulation_steps > 0, "`training.gradient_accumulation_steps` is 0");
-        demand(t.max_steps > 0 || t.num_train_epochs > 0.0, "set `training.max_steps` or `training.num_train_epochs` above 0");
+        demand(
+            t.max_steps > 0 || t.num_train_epochs > 0.0,
+            "set `training.max_steps` or `training.num_train_epochs` above 0",
+        );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
-        demand((0.0..=t.learning_rate).contains(&t.min_learning_rate), "`training.min_learning_rate` lies outside 0 to `learning_rate`");
-        demand((0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2), "`training.adam_beta1` and `adam_beta2` lie in [0, 1)");
+        demand(
+            (0.0..=t.learning_rate).contains(&t.min_learning_rate),
+            "`training.min_learning_rate` lies outside 0 to `learning_rate`",
+        );
+        demand(
+            (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
+            "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
+        );
         demand(t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         demand(t.weight_decay >= 0.0, "`training.weight_decay` must not be negative");
         demand(t.max_grad_norm >= 0.0, "`training.max_grad_norm` must not be negative; 0 turns clipping off");
@@ -397,7 +409,8 @@ impl Known {
                     _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
                 }
             } else if !self.0.contains(&path) {
-                let ours = ALIASES.iter().find(|(theirs, ours)| *theirs == key && self.0.contains(&format!("{prefix}{ours}")));
+                let ours =
+                    ALIASES.iter().find(|(theirs, ours)| *theirs == key && self.0.contains(&format!("{prefix}{ours}")));
                 match ours {
                     Some((_, ours)) if table.contains_key(*ours) => {
                         problems.push(format!("`{path}` and `{prefix}{ours}` mean the same; keep one"));
@@ -458,7 +471,10 @@ impl Known {
         match found.as_slice() {
             [] => Err(self.unknown(key)),
             [one] => Ok((*one).clone()),
-            many => Err(format!("`{key}` could be {}; write the whole path", many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or "))),
+            many => Err(format!(
+                "`{key}` could be {}; write the whole path",
+                many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
+            )),
         }
     }
 }
@@ -478,7 +494,8 @@ mod tests {
 
     #[test]
     fn the_reference_shows_every_key_at_its_default() {
-        let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml")).unwrap();
+        let text =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml")).unwrap();
         let shown: Table = text.parse().unwrap();
         let mut keys = Vec::new();
         flatten("", &shown, &mut keys);
@@ -493,7 +510,10 @@ mod tests {
     #[test]
     fn misspelt_keys_are_errors_with_a_suggestion() {
         let error = load(&format!("{SMALL}[training]\nlearning_rte = 1e-3\n"), &[]).unwrap_err().to_string();
-        assert!(error.ends_with("`training.learning_rte` is not a setting; did you mean `training.learning_rate`?"), "{error}");
+        assert!(
+            error.ends_with("`training.learning_rte` is not a setting; did you mean `training.learning_rate`?"),
+            "{error}"
+        );
         let error = load(&format!("{SMALL}[trainig]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
         assert!(error.contains("`trainig` is not a setting"), "{error}");
     }
@@ -510,7 +530,8 @@ mod tests {
 
     #[test]
     fn settings_take_bare_keys_dotted_paths_and_words() {
-        let config = load(SMALL, &["recipe=fp8-delayed", "training.max_steps=7", "lr=0.5", "prompts=[\"a\", \"b\"]"]).unwrap();
+        let config =
+            load(SMALL, &["recipe=fp8-delayed", "training.max_steps=7", "lr=0.5", "prompts=[\"a\", \"b\"]"]).unwrap();
         assert_eq!(config.precision.recipe, crate::recipe::RecipeName::Fp8Delayed);
         assert_eq!((config.training.max_steps, config.training.learning_rate), (7, 0.5));
         assert_eq!(config.generation.prompts, ["a", "b"]);
@@ -534,7 +555,10 @@ mod tests {
     fn a_resumed_run_keeps_its_shape() {
         let saved = load(SMALL, &["max_steps=3"]).unwrap();
         let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
-        assert_eq!(longer.check_resume(&saved).unwrap(), [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]);
+        assert_eq!(
+            longer.check_resume(&saved).unwrap(),
+            [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]
+        );
         let other = load(SMALL, &["max_length=9"]).unwrap();
         assert!(other.check_resume(&saved).unwrap_err().to_string().contains("`data.max_length` was 1024"));
     }

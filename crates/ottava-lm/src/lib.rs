@@ -5,14 +5,18 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod error;
+pub mod evaluate;
+pub mod generate;
 pub mod hash;
 pub mod layer;
 pub mod layers;
 pub mod models;
 pub mod optim;
 pub mod param;
+pub mod plan;
 pub mod recipe;
 pub mod report;
 pub mod scaling;
+pub mod trainer;
 
 pub use error::{Error, Result};

@@ -93,7 +93,8 @@ pub enum RecipeName {
 
 impl RecipeName {
     /// All names, in the order of the documentation.
-    pub const ALL: [RecipeName; 4] = [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current];
+    pub const ALL: [RecipeName; 4] =
+        [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current];
 
     /// The spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
@@ -165,7 +166,8 @@ impl Precision {
             problems.push("`precision.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
         }
         if !(0..=8).contains(&self.margin) {
-            problems.push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
+            problems
+                .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
         }
         problems
     }

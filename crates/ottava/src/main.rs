@@ -1,4 +1,49 @@
 //! The command line of Ottava.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod commands;
+mod device;
+mod output;
+
+use clap::{Parser, Subcommand};
+use ottava_lm::Error;
+use std::process::ExitCode;
+
+/// Train large language models in FP8: one binary, on an NVIDIA Hopper GPU or on a CPU.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(commands::train::Train),
+    Generate(commands::generate::Generate),
+    Eval(commands::eval::Eval),
+    Prepare(commands::prepare::Prepare),
+    Plan(commands::plan::PlanCommand),
+    Doctor(commands::doctor::Doctor),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    output::log_to_stderr();
+    let result = match cli.command {
+        Command::Train(command) => command.run(),
+        Command::Generate(command) => command.run(),
+        Command::Eval(command) => command.run(),
+        Command::Prepare(command) => command.run(),
+        Command::Plan(command) => command.run(),
+        Command::Doctor(command) => command.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let kind = if matches!(error, Error::Interrupted(_)) { "stopped" } else { "error" };
+            eprintln!("{kind}: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -47,7 +47,10 @@ impl WeightSource for FolderWeights {
             )));
         }
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-            return Err(Error::Model(format!("tensor `{}` is {}; weights must be floats of 16 bits or more", part.name, info.dtype)));
+            return Err(Error::Model(format!(
+                "tensor `{}` is {}; weights must be floats of 16 bits or more",
+                part.name, info.dtype
+            )));
         }
         let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(&part.name)?)?;
         self.used.insert(part.name.clone());
@@ -148,7 +151,11 @@ impl FolderTemplate {
         write_json(writer, "config.json", &Value::Object(config))?;
         let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
         write_json(writer, "generation_config.json", &Value::Object(self.generation.clone().unwrap_or_else(own)))?;
-        let folder = if self.tokenizer.is_dir() { self.tokenizer.as_path() } else { self.tokenizer.parent().unwrap_or(Path::new(".")) };
+        let folder = if self.tokenizer.is_dir() {
+            self.tokenizer.as_path()
+        } else {
+            self.tokenizer.parent().unwrap_or(Path::new("."))
+        };
         for name in COMPANIONS {
             let path = folder.join(name);
             if path.is_file() {
@@ -159,14 +166,22 @@ impl FolderTemplate {
         let params = model.parameters();
         let mut infos = Vec::new();
         for param in &params {
-            infos.extend(parts(param).map(|(part, _)| TensorInfo { name: part.name.clone(), dtype, shape: part.shape.clone() }));
+            infos.extend(parts(param).map(|(part, _)| TensorInfo {
+                name: part.name.clone(),
+                dtype,
+                shape: part.shape.clone(),
+            }));
         }
         write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name, |param| &param.value))
     }
 }
 
 /// The bytes of the part called `name` in the tensor that `of` picks from its parameter.
-pub(super) fn part_bytes<'a>(params: &'a [&mut Param], name: &str, of: impl Fn(&'a Param) -> &'a Tensor) -> Result<Vec<u8>> {
+pub(super) fn part_bytes<'a>(
+    params: &'a [&mut Param],
+    name: &str,
+    of: impl Fn(&'a Param) -> &'a Tensor,
+) -> Result<Vec<u8>> {
     for param in params {
         if let Some((_, rows)) = parts(param).find(|(part, _)| part.name == name) {
             return Ok(of(param).rows(rows.start, rows.end)?.read_bytes()?);

@@ -41,7 +41,8 @@ pub fn save(
 ) -> Result<std::path::PathBuf> {
     template.write(&mut writer, model)?;
     let scales: HashMap<String, Tensor> = model.scaling().arrays()?.into_iter().collect();
-    let info = |(name, t): (&String, &Tensor)| TensorInfo { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() };
+    let info =
+        |(name, t): (&String, &Tensor)| TensorInfo { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() };
     let mut infos: Vec<_> = scales.iter().map(info).collect();
     infos.sort_by(|a, b| a.name.cmp(&b.name));
     if !infos.is_empty() {
@@ -53,7 +54,11 @@ pub fn save(
     for param in &params {
         let kinds = param.master.as_ref().map(|_| "master").into_iter().chain(["m", "v"]);
         for (kind, (part, _)) in kinds.flat_map(|kind| parts(param).map(move |part| (kind, part))) {
-            infos.push(TensorInfo { name: format!("{kind}.{}", part.name), dtype: DType::F32, shape: part.shape.clone() });
+            infos.push(TensorInfo {
+                name: format!("{kind}.{}", part.name),
+                dtype: DType::F32,
+                shape: part.shape.clone(),
+            });
         }
     }
     write_tensors(&mut writer, OPTIMIZER, &infos, |info| {
@@ -69,8 +74,9 @@ pub fn save(
 
 /// Reads the position from the manifest of a checkpoint.
 pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
-    serde_json::from_value(manifest.extra.clone())
-        .map_err(|e| Error::Checkpoint(format!("{}: manifest.json does not describe a training run: {e}", folder.display())))
+    serde_json::from_value(manifest.extra.clone()).map_err(|e| {
+        Error::Checkpoint(format!("{}: manifest.json does not describe a training run: {e}", folder.display()))
+    })
 }
 
 /// Puts masters, moments and scales of a checkpoint into a model that was built with its weights.

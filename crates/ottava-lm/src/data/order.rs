@@ -67,7 +67,9 @@ const SPLIT_SEED: u64 = 0x6f74_7461_7661;
 /// Which documents are trained on and which are kept for validation. Each document is in exactly one of the two.
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
-    order: Permutation,
+    documents: u64,
+    /// `None` keeps the order of the files.
+    order: Option<Permutation>,
     validation: u64,
 }
 
@@ -91,12 +93,17 @@ impl Split {
                 "val_set_size keeps {validation} of {documents} documents for validation, which leaves none to train on"
             )));
         }
-        Ok(Split { order: Permutation::new(documents, SPLIT_SEED, 0), validation })
+        Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation })
     }
 
-    /// Number of documents to train on; at least 1.
+    /// All `documents` for validation, in the order of the files: to evaluate a finished model.
+    pub fn all_validation(documents: usize) -> Split {
+        Split { documents: documents as u64, order: None, validation: documents as u64 }
+    }
+
+    /// Number of documents to train on.
     pub fn train_len(&self) -> u64 {
-        self.order.len() - self.validation
+        self.documents - self.validation
     }
 
     /// Number of documents kept for validation.
@@ -106,13 +113,17 @@ impl Split {
 
     /// The document that is the `i`th to train on.
     pub fn train(&self, i: u64) -> usize {
-        self.order.get(self.validation + i) as usize
+        self.document(self.validation + i)
     }
 
     /// The document that is the `i`th for validation.
     pub fn validation(&self, i: u64) -> usize {
         assert!(i < self.validation, "validation document {i} of {}", self.validation);
-        self.order.get(i) as usize
+        self.document(i)
+    }
+
+    fn document(&self, i: u64) -> usize {
+        self.order.as_ref().map_or(i, |order| order.get(i)) as usize
     }
 }
 

@@ -5,7 +5,9 @@ use crate::error::Result;
 use crate::layer::{Context, Layer};
 use crate::param::{Builder, Param};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{AttentionLayout, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope};
+use ottava_tensor::ops::{
+    AttentionLayout, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope,
+};
 
 /// Sizes of an attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,13 @@ pub struct KvCache(Tensor);
 
 impl Attention {
     /// An attention layer with tensors called `name.q_proj` and so on.
-    pub fn new(build: &mut Builder, name: &str, config: AttentionConfig, rope_table: Tensor, std: f32) -> Result<Attention> {
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        config: AttentionConfig,
+        rope_table: Tensor,
+        std: f32,
+    ) -> Result<Attention> {
         let c = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
@@ -82,7 +90,13 @@ impl Attention {
     }
 
     /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`.
-    pub fn forward_cached(&self, x: &Tensor, cache: &mut KvCache, start: usize, context: &mut Context) -> Result<Tensor> {
+    pub fn forward_cached(
+        &self,
+        x: &Tensor,
+        cache: &mut KvCache,
+        start: usize,
+        context: &mut Context,
+    ) -> Result<Tensor> {
         let tokens = x.shape()[0];
         let (mut qkv, _) = self.qkv.forward(x, context)?;
         rope(&mut qkv, &self.rope_table, self.rope_layout(tokens, start), Rotation::Forward)?;

@@ -34,7 +34,13 @@ impl Block {
     }
 
     /// Forward for new tokens of one sequence; see [`Attention::forward_cached`].
-    pub fn forward_cached(&self, x: &Tensor, cache: &mut KvCache, start: usize, context: &mut Context) -> Result<Tensor> {
+    pub fn forward_cached(
+        &self,
+        x: &Tensor,
+        cache: &mut KvCache,
+        start: usize,
+        context: &mut Context,
+    ) -> Result<Tensor> {
         let (normed, _) = self.attention_norm.forward(x, context)?;
         let h = add(x, &self.attention.forward_cached(&normed, cache, start, context)?)?;
         let (normed, _) = self.mlp_norm.forward(&h, context)?;

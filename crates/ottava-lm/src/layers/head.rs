@@ -29,7 +29,12 @@ impl Head {
     }
 
     /// Losses, and the gradient by `x` of `scale · Σ losses`; adds to the gradient of the weight.
-    pub fn losses_and_gradient(x: &Tensor, weight: &mut Param, targets: &Tensor, scale: f64) -> Result<(Tensor, Tensor)> {
+    pub fn losses_and_gradient(
+        x: &Tensor,
+        weight: &mut Param,
+        targets: &Tensor,
+        scale: f64,
+    ) -> Result<(Tensor, Tensor)> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {

@@ -36,7 +36,14 @@ pub enum LinearSaved {
 
 impl Linear {
     /// A linear of the stacked `parts` (name without `.weight`, rows) with `inputs` columns, called `name` in the scaling state.
-    pub fn new(build: &mut Builder, name: &str, parts: &[(String, usize)], inputs: usize, bias: bool, std: f32) -> Result<Linear> {
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        parts: &[(String, usize)],
+        inputs: usize,
+        bias: bool,
+        std: f32,
+    ) -> Result<Linear> {
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()

@@ -17,10 +17,13 @@ impl ConfigFile {
     pub fn read(path: &Path) -> Result<ConfigFile> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
         let text = std::fs::read_to_string(&path).map_err(|error| {
-            Error::Model(format!("{}: {error}; a model folder holds config.json, tokenizer.json and *.safetensors", path.display()))
+            Error::Model(format!(
+                "{}: {error}; a model folder holds config.json, tokenizer.json and *.safetensors",
+                path.display()
+            ))
         })?;
-        let value: Value =
-            serde_json::from_str(&text).map_err(|e| Error::Model(format!("{}: this is not JSON: {e}", path.display())))?;
+        let value: Value = serde_json::from_str(&text)
+            .map_err(|e| Error::Model(format!("{}: this is not JSON: {e}", path.display())))?;
         match value {
             Value::Object(values) => Ok(ConfigFile { path, values }),
             _ => Err(Error::Model(format!("{}: expected one JSON object", path.display()))),
@@ -84,6 +87,7 @@ impl ConfigFile {
     }
 
     fn parse<T: DeserializeOwned>(&self, key: &str, value: &Value) -> Result<T> {
-        serde_json::from_value(value.clone()).map_err(|_| self.error(&format!("`{key}` has the value {value}, which is not of its kind")))
+        serde_json::from_value(value.clone())
+            .map_err(|_| self.error(&format!("`{key}` has the value {value}, which is not of its kind")))
     }
 }

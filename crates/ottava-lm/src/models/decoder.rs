@@ -106,7 +106,10 @@ impl DecoderConfig {
             }
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(format!("`num_attention_heads` {} is not a multiple of `num_key_value_heads` {}", self.heads, self.kv_heads));
+            return Err(format!(
+                "`num_attention_heads` {} is not a multiple of `num_key_value_heads` {}",
+                self.heads, self.kv_heads
+            ));
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
@@ -200,6 +203,8 @@ impl Decoder {
     /// Casts all weights with the current scales. To be called after building, loading and each optimizer update: it is the one
     /// place where weights are quantized.
     pub fn quantize_weights(&mut self) -> Result<()> {
+        // These casts belong to the coming step, also where an evaluation went before.
+        self.scaling.observe(true);
         for linear in self.blocks.iter_mut().flat_map(Block::linears) {
             linear.quantize_weight(&mut self.scaling)?;
         }
@@ -227,7 +232,13 @@ impl Decoder {
     }
 
     /// Losses `[batch · seq_len]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients.
-    pub fn losses_and_gradients(&mut self, inputs: &Tensor, targets: &Tensor, batch: usize, scale: f64) -> Result<Tensor> {
+    pub fn losses_and_gradients(
+        &mut self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        batch: usize,
+        scale: f64,
+    ) -> Result<Tensor> {
         self.scaling.observe(true);
         let mut context = Context { batch, seq_len: inputs.len() / batch, training: true, scaling: &mut self.scaling };
         let mut x = self.embedding.forward(inputs)?;

@@ -7,5 +7,10 @@ pub(super) const FAMILY: Family = Family { architecture: "LlamaForCausalLM", mod
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;
-    Ok(DecoderConfig { qkv_bias: bias, output_bias: bias, mlp_bias: file.optional("mlp_bias", false)?, ..common(file)? })
+    Ok(DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        mlp_bias: file.optional("mlp_bias", false)?,
+        ..common(file)?
+    })
 }

@@ -43,7 +43,9 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
 fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     for key in ["quantization_config", "auto_map"] {
         if file.has(key) {
-            return Err(file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read")));
+            return Err(
+                file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read"))
+            );
         }
     }
     let activation: String = file.optional("hidden_act", "silu".to_string())?;
@@ -55,7 +57,7 @@ fn common(file: &ConfigFile) -> Result<DecoderConfig> {
         return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
     }
     let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
-    let even = if heads > 0 { channels / heads } else { 0 };
+    let even = channels.checked_div(heads).unwrap_or(0);
     Ok(DecoderConfig {
         vocabulary: file.required("vocab_size")?,
         channels,

@@ -69,7 +69,9 @@ mod tests {
     #[test]
     fn every_shape_warms_up_and_ends_where_it_should() {
         use SchedulerType::*;
-        for (kind, middle, end) in [(Cosine, 0.55, 0.1), (Linear, 0.55, 0.1), (Constant, 1.0, 1.0), (WarmupStableDecay, 1.0, 0.1)] {
+        for (kind, middle, end) in
+            [(Cosine, 0.55, 0.1), (Linear, 0.55, 0.1), (Constant, 1.0, 1.0), (WarmupStableDecay, 1.0, 0.1)]
+        {
             let s = schedule(kind);
             assert_eq!((s.at(1), s.at(5), s.at(10)), (0.1, 0.5, 1.0), "{kind:?}");
             assert!((s.at(60) - middle).abs() < 1e-12, "{kind:?} in the middle: {}", s.at(60));

@@ -68,7 +68,7 @@ fn widen<S: Float, R: Real>(x: S) -> R {
 }
 
 /// Multiplies all pairs of panels. Tasks own whole rows of tiles, so the result does not depend on the number of threads.
-fn tiles<R: Real, D: Float<Real = R>, const FUSED: bool>(
+fn tiles<R: Tile, D: Float<Real = R>, const FUSED: bool>(
     a: &[R],
     b: &[R],
     [n, k]: [usize; 2],
@@ -82,7 +82,7 @@ fn tiles<R: Real, D: Float<Real = R>, const FUSED: bool>(
         for j in 0..n.div_ceil(NR) {
             for (i, out) in out.chunks_mut(MR * n).enumerate() {
                 let panel = task * ROW_TILES + i;
-                let sums = tile::<R, FUSED>(&a[panel * MR * k..][..MR * k], &b[j * NR * k..][..NR * k]);
+                let sums = R::tile::<FUSED>(&a[panel * MR * k..][..MR * k], &b[j * NR * k..][..NR * k]);
                 for (out, sums) in out.chunks_mut(n).zip(&sums) {
                     for (out, &sum) in out[j * NR..].iter_mut().zip(sums) {
                         let value = sum * scale;
@@ -94,56 +94,161 @@ fn tiles<R: Real, D: Float<Real = R>, const FUSED: bool>(
     });
 }
 
-/// One register tile over all of `K`, with the widest instructions this machine has.
-fn tile<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> [[R; NR]; MR] {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the feature was detected on this machine just above.
-            return unsafe { tile_avx512::<R, FUSED>(a, b) };
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: both features were detected on this machine just above.
-            return unsafe { tile_avx2::<R, FUSED>(a, b) };
-        }
-        // Without a fused instruction the same bits come from two: see the head of this file.
-        tile_with::<R, false>(a, b)
+/// A register tile `[MR, NR]`.
+type Sums<R> = [[R; NR]; MR];
+
+/// Computes register tiles over all of `K`, from a panel of each operand.
+trait Tile: Real {
+    fn tile<const FUSED: bool>(a: &[Self], b: &[Self]) -> Sums<Self>;
+}
+
+impl Tile for f64 {
+    fn tile<const FUSED: bool>(a: &[f64], b: &[f64]) -> Sums<f64> {
+        portable::<f64, FUSED>(a, b)
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    tile_with::<R, FUSED>(a, b)
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn tile_avx512<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> [[R; NR]; MR] {
-    tile_with::<R, FUSED>(a, b)
+impl Tile for f32 {
+    /// With the widest instructions this machine has.
+    fn tile<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the feature was detected on this machine just above.
+                return unsafe { x86::avx512::<FUSED>(a, b) };
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                // SAFETY: both features were detected on this machine just above.
+                return unsafe { x86::avx2::<FUSED>(a, b) };
+            }
+            // Without a fused instruction the same bits come from two: see the head of this file.
+            portable::<f32, false>(a, b)
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        portable::<f32, FUSED>(a, b)
+    }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn tile_avx2<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> [[R; NR]; MR] {
-    tile_with::<R, FUSED>(a, b)
-}
-
-#[inline(always)]
-fn tile_with<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> [[R; NR]; MR] {
+/// The definition, in plain loops.
+fn portable<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> Sums<R> {
     let mut total = [[R::default(); NR]; MR];
     for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
         let mut sums = [[R::default(); NR]; MR];
         for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
-            let a: &[R; MR] = a.try_into().expect("chunks of MR");
-            let b: &[R; NR] = b.try_into().expect("chunks of NR");
-            for i in 0..MR {
-                for j in 0..NR {
-                    sums[i][j] = a[i].mul_add::<FUSED>(b[j], sums[i][j]);
+            for (sums, &a) in sums.iter_mut().zip(a) {
+                for (sum, &b) in sums.iter_mut().zip(b) {
+                    *sum = a.mul_add::<FUSED>(b, *sum);
                 }
             }
         }
-        for (total, sums) in total.iter_mut().zip(&sums) {
-            for (total, &sum) in total.iter_mut().zip(sums) {
-                *total += sum;
-            }
+        for (total, &sum) in total.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+            *total += sum;
         }
     }
     total
+}
+
+/// [`portable`] by hand for the vector units of x86: compilers do not keep its sums in registers.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{BLOCK, MR, NR, Sums};
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn avx512<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
+        let mut total = [[_mm512_setzero_ps(); 2]; MR];
+        for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
+            let mut sums = [[_mm512_setzero_ps(); 2]; MR];
+            for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
+                // SAFETY: `b` is NR = 32 values long.
+                let b = unsafe { [_mm512_loadu_ps(b.as_ptr()), _mm512_loadu_ps(b.as_ptr().add(16))] };
+                for i in 0..MR {
+                    let a = _mm512_set1_ps(a[i]);
+                    for j in 0..2 {
+                        sums[i][j] = match FUSED {
+                            true => _mm512_fmadd_ps(a, b[j], sums[i][j]),
+                            false => _mm512_add_ps(_mm512_mul_ps(a, b[j]), sums[i][j]),
+                        };
+                    }
+                }
+            }
+            for i in 0..MR {
+                for j in 0..2 {
+                    total[i][j] = _mm512_add_ps(total[i][j], sums[i][j]);
+                }
+            }
+        }
+        let mut out = [[0.0; NR]; MR];
+        for (out, total) in out.iter_mut().zip(total) {
+            // SAFETY: a row of `out` is NR = 32 values long.
+            unsafe {
+                _mm512_storeu_ps(out.as_mut_ptr(), total[0]);
+                _mm512_storeu_ps(out.as_mut_ptr().add(16), total[1]);
+            }
+        }
+        out
+    }
+
+    /// A quarter of the columns at a time, because there are half as many registers of half the width.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn avx2<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
+        let mut out = [[0.0; NR]; MR];
+        for column in (0..NR).step_by(8) {
+            let mut total = [_mm256_setzero_ps(); MR];
+            for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
+                let mut sums = [_mm256_setzero_ps(); MR];
+                for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
+                    // SAFETY: `b` is NR values long and `column + 8` at most NR.
+                    let b = unsafe { _mm256_loadu_ps(b.as_ptr().add(column)) };
+                    for i in 0..MR {
+                        let a = _mm256_set1_ps(a[i]);
+                        sums[i] = match FUSED {
+                            true => _mm256_fmadd_ps(a, b, sums[i]),
+                            false => _mm256_add_ps(_mm256_mul_ps(a, b), sums[i]),
+                        };
+                    }
+                }
+                for i in 0..MR {
+                    total[i] = _mm256_add_ps(total[i], sums[i]);
+                }
+            }
+            for (out, total) in out.iter_mut().zip(total) {
+                // SAFETY: a row of `out` is NR values long and `column + 8` at most NR.
+                unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(column), total) };
+            }
+        }
+        out
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::super::{MR, NR, portable};
+
+        /// What the head of `cpu.rs` promises, for products that are exact and for products that are not.
+        #[test]
+        fn vector_kernels_give_the_bits_of_the_definition() {
+            for k in [1, 127, 128, 129, 300] {
+                let value =
+                    |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));
+                let (exact, full) = (12, 0);
+                let panel = |n: usize, bits| (0..n * k).map(|i| value(i, bits)).collect::<Vec<f32>>();
+                let (a, b) = (panel(MR, exact), panel(NR, exact));
+                let (x, y) = (panel(MR, full), panel(NR, full));
+                if is_x86_feature_detected!("avx512f") {
+                    // SAFETY: detected just above.
+                    unsafe {
+                        assert_eq!(super::avx512::<true>(&a, &b), portable::<f32, false>(&a, &b));
+                        assert_eq!(super::avx512::<false>(&x, &y), portable::<f32, false>(&x, &y));
+                    }
+                }
+                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                    // SAFETY: detected just above.
+                    unsafe {
+                        assert_eq!(super::avx2::<true>(&a, &b), portable::<f32, false>(&a, &b));
+                        assert_eq!(super::avx2::<false>(&x, &y), portable::<f32, false>(&x, &y));
+                    }
+                }
+            }
+        }
+    }
 }

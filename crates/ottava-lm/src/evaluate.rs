@@ -1,0 +1,45 @@
+//! Loss on held-out text.
+
+use crate::data::{Batch, EvalLoader};
+use crate::error::Result;
+use crate::models::Decoder;
+use ottava_tensor::ops::{IGNORE_INDEX, cast};
+use ottava_tensor::{DType, Device, Tensor};
+use serde::Serialize;
+
+/// What a model makes of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Mean negative log-likelihood per token, in nats.
+    pub loss: f64,
+    /// `e^loss`.
+    pub perplexity: f64,
+    /// Bits per byte of UTF-8 text: comparable between tokenizers.
+    pub bits_per_byte: f64,
+    /// Tokens predicted.
+    pub tokens: u64,
+}
+
+/// Evaluates on all batches of `loader`, which together are `bytes` of text.
+pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<Evaluation> {
+    let (mut sum, mut tokens) = (0.0, 0);
+    for batch in loader {
+        let (inputs, targets) = to_device(&batch, model.device())?;
+        sum += total(&model.losses(&inputs, &targets, batch.rows)?)?;
+        tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
+    }
+    let loss = sum / tokens.max(1) as f64;
+    let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
+    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens })
+}
+
+/// Inputs and targets of a batch, each I32 `[rows · seq_len]`.
+pub fn to_device(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
+    let tensor = |ids: &[i32]| Tensor::from_slice(device, &[ids.len()], ids);
+    Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
+}
+
+/// The sum of all losses, in the order of the tokens.
+pub fn total(losses: &Tensor) -> Result<f64> {
+    Ok(cast(&losses.to_device(&Device::Cpu)?, DType::F64)?.to_vec::<f64>()?.iter().sum())
+}

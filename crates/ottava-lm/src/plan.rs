@@ -1,0 +1,180 @@
+//! What a run will do, said before it does it: casts with their reasons, counts, memory.
+
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::models::{DecoderConfig, LinearShape};
+use crate::recipe::{Cast, Casts, Recipe, Scaling};
+use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
+use ottava_tensor::{DType, Device, QuantizedTensor};
+use serde::Serialize;
+
+/// The plan of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Trained values.
+    pub parameters: usize,
+    /// Floating-point operations of forward and backward per token.
+    pub flops_per_token: f64,
+    /// Tokens of an optimizer step.
+    pub tokens_per_step: u64,
+    /// Each kind of linear.
+    pub linears: Vec<LinearPlan>,
+    /// What runs attention.
+    pub attention: String,
+    /// Bytes by use, largest possible at once.
+    pub memory: Vec<MemoryLine>,
+    /// Sum of the memory lines.
+    pub memory_bytes: u64,
+}
+
+/// The decisions about one linear, or about the linears of that name in all blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinearPlan {
+    /// Its name; `*` stands for the number of the block.
+    pub name: String,
+    /// How many there are.
+    pub count: usize,
+    /// Outputs and inputs.
+    pub shape: [usize; 2],
+    /// `y = x · Wᵀ`.
+    pub fprop: String,
+    /// `dx = dy · W`.
+    pub dgrad: String,
+    /// `dW = dyᵀ · x`.
+    pub wgrad: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Memory of one use.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryLine {
+    /// The use.
+    pub what: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl Plan {
+    /// The plan of `config` for a model of `sizes` on `device`.
+    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
+        let recipe = config.precision.recipe();
+        let mut linears: Vec<_> =
+            sizes.block_linears().iter().map(|l| block_linear(l, sizes.layers, &recipe)).collect();
+        let high = format!("{}, exact", recipe.compute);
+        linears.push(LinearPlan {
+            name: if sizes.tied { "model.embed_tokens (as head)".into() } else { "lm_head".into() },
+            count: 1,
+            shape: [sizes.vocabulary, sizes.channels],
+            fprop: high.clone(),
+            dgrad: high.clone(),
+            wgrad: high,
+            reason: "the head stays in high precision in every recipe".into(),
+        });
+        let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {
+            AttentionBackend::Cpu => "the reference on the CPU".to_string(),
+            AttentionBackend::CuDnn => "cuDNN, bfloat16".to_string(),
+            AttentionBackend::Plain => format!(
+                "plain kernels: cuDNN takes bfloat16 with heads of a multiple of 8 up to 128, these are {} of {}",
+                recipe.compute, sizes.head_dim
+            ),
+        };
+        let memory = memory(config, sizes, &recipe, device);
+        Ok(Plan {
+            parameters: sizes.parameters(),
+            flops_per_token: sizes.flops_per_token(config.data.max_length),
+            tokens_per_step: config.tokens_per_step(),
+            linears,
+            attention,
+            memory_bytes: memory.iter().map(|line| line.bytes).sum(),
+            memory,
+        })
+    }
+}
+
+fn block_linear(linear: &LinearShape, count: usize, recipe: &Recipe) -> LinearPlan {
+    let (fprop, dgrad, wgrad, reason) = match &recipe.casts {
+        Some(Casts { input, weight, grad_output }) => {
+            let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: Accumulation| {
+                let sums = if how == Accumulation::Fast { "fast sums" } else { "exact sums" };
+                format!("{a} {} · {b} {}, {sums}", short(x.format), short(y.format))
+            };
+            (
+                product("x", input, "W", weight, recipe.products.fprop),
+                product("dy", grad_output, "W", weight, recipe.products.dgrad),
+                product("dy", grad_output, "x", input, recipe.products.wgrad),
+                format!("recipe {}: {}", recipe.name.as_str(), scaling(input.scaling)),
+            )
+        }
+        None => {
+            let plain = format!("{}, exact sums", recipe.compute);
+            (plain.clone(), plain.clone(), plain, format!("recipe {} casts nothing to FP8", recipe.name.as_str()))
+        }
+    };
+    let LinearShape { name, n, k, .. } = *linear;
+    LinearPlan { name: format!("model.layers.*.{name}"), count, shape: [n, k], fprop, dgrad, wgrad, reason }
+}
+
+fn short(dtype: DType) -> &'static str {
+    match dtype {
+        DType::E4M3 => "E4M3",
+        DType::E5M2 => "E5M2",
+        other => other.name(),
+    }
+}
+
+fn scaling(scaling: Scaling) -> String {
+    match scaling {
+        Scaling::Current(_) => "each tensor is scaled by its own amax".into(),
+        Scaling::Delayed { how, window, .. } => {
+            let reducer = match how.reducer {
+                ottava_tensor::ops::AmaxReducer::Max => "the largest",
+                ottava_tensor::ops::AmaxReducer::MostRecent => "the newest",
+            };
+            format!("scaled by {reducer} of the last {window} amaxes, margin {}", how.margin)
+        }
+    }
+}
+
+fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Device) -> Vec<MemoryLine> {
+    let size = recipe.compute.size();
+    let parameters = c.parameters();
+    let tokens = config.training.per_device_train_batch_size * config.data.max_length;
+    let mut lines = Vec::new();
+    let mut line = |what: &str, bytes: usize| {
+        if bytes > 0 {
+            lines.push(MemoryLine { what: what.into(), bytes: bytes as u64 });
+        }
+    };
+    line(&format!("weights, {}", recipe.compute), parameters * size);
+    let masters = if matches!(recipe.compute, DType::F16 | DType::BF16) { parameters * 4 } else { 0 };
+    line("master weights, float32", masters);
+    line("gradients, float32", parameters * 4);
+    line("Adam moments, float32", parameters * 8);
+    let pad = QuantizedTensor::padded;
+    let codes: usize = c.block_linears().iter().map(|l| 2 * pad(l.n) * pad(l.k)).sum();
+    line("FP8 codes of weights, with transposes", if recipe.casts.is_some() { codes * c.layers } else { 0 });
+
+    let q = c.heads * c.head_dim;
+    let qkv = q + 2 * c.kv_heads * c.head_dim;
+    // Per token: inputs of both norms, qkv, attention output, gate and up; then what the four linears keep of their inputs.
+    let activations =
+        (2 * c.channels + qkv + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
+    let inputs = match recipe.casts {
+        Some(_) => 2 * c.channels + q + c.hidden,
+        // The attention output is the very tensor that the output projection keeps.
+        None => (2 * c.channels + c.hidden) * size,
+    };
+    line("saved activations of one micro-batch", tokens * (activations + inputs) * c.layers);
+    let chunk = tokens.min(2048);
+    line(
+        "logits of a chunk of tokens, and the gradients around the head",
+        chunk * c.vocabulary * size + 4 * tokens * c.channels * size,
+    );
+    let largest = (4 * c.hidden * size + if recipe.casts.is_some() { 4 * c.hidden } else { 0 }).max(2 * qkv * size);
+    line("temporaries of backward", tokens * largest);
+    if matches!(device, Device::Cuda(_)) {
+        line("workspace of cuBLASLt", 32 << 20);
+    }
+    lines
+}

@@ -1,0 +1,417 @@
+//! The training loop, and what surrounds it: data, checkpoints, metrics, signals.
+
+use crate::checkpoint::fs::RealFs;
+use crate::checkpoint::training;
+use crate::checkpoint::{
+    CheckpointWriter, FolderTemplate, FolderWeights, Progress, RandomWeights, Verify, keep, latest_complete, verify,
+};
+use crate::config::{RunConfig, WeightInit};
+use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::error::{Error, Result};
+use crate::evaluate::{Evaluation, evaluate, to_device, total};
+use crate::models::{ConfigFile, Decoder, decoder_config};
+use crate::optim::{AdamWOptimizer, Schedule};
+use crate::param::Purpose;
+use crate::report::{EventWriter, MetricsWriter, loss_svg};
+use crate::scaling::CastLosses;
+use ottava_tensor::Device;
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Where a run starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At step 1, in a folder that holds no run yet.
+    New,
+    /// After the newest complete checkpoint of the run's folder.
+    Resume,
+    /// After this checkpoint.
+    ResumeFrom(PathBuf),
+}
+
+/// What happened in a step.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// The step, from 1.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub max_steps: u64,
+    /// Mean loss of the step's target tokens, before the update.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate used.
+    pub learning_rate: f64,
+    /// Speed of this step.
+    pub tokens_per_second: f64,
+    /// Largest memory held so far.
+    pub peak_memory_bytes: u64,
+    /// What FP8 casts lost, where there are any.
+    pub casts: Option<CastLosses>,
+    /// Validation after this step, where it was due.
+    pub evaluation: Option<Evaluation>,
+    /// The checkpoint written after this step, where one was due.
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// A run in progress.
+pub struct Trainer {
+    config: RunConfig,
+    template: FolderTemplate,
+    /// The tokenizer, for samples after the run.
+    pub tokenizer: Tokenizer,
+    /// The model, for samples after the run.
+    pub model: Decoder,
+    optimizer: AdamWOptimizer,
+    schedule: Schedule,
+    dataset: Arc<TokenDataset>,
+    split: Split,
+    batches: BatchLoader,
+    metrics: MetricsWriter,
+    events: EventWriter,
+    step: u64,
+    tokens: u64,
+    /// Loss by step, for the plot.
+    losses: Vec<(u64, f64)>,
+    eval_losses: Vec<(u64, f64)>,
+    /// Held as long as the run goes on, so that no second process writes into its folder.
+    _lock: File,
+}
+
+impl Trainer {
+    /// Prepares a run: data, model, optimizer and, where it resumes, their state.
+    pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
+        let folder = config.output_dir.clone();
+        std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
+        let lock = lock(&folder)?;
+        let resumed = find_checkpoint(&config, start)?;
+        if let Some((path, progress)) = &resumed {
+            let saved: RunConfig = toml::from_str(&progress.config)
+                .map_err(|e| Error::Checkpoint(format!("{}: its configuration does not read: {e}", path.display())))?;
+            for (key, before, now) in config.check_resume(&saved)? {
+                tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
+            }
+        }
+        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let dataset =
+            Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
+        let split = Split::new(dataset.len(), config.data.val_set_size)?;
+        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
+        let sizes = decoder_config(&template.config)?;
+        if tokenizer.vocab_size() > sizes.vocabulary {
+            return Err(Error::Model(format!(
+                "the tokenizer has {} entries, `vocab_size` is {}: tokenizer and model do not belong together",
+                tokenizer.vocab_size(),
+                sizes.vocabulary
+            )));
+        }
+        let weights = match (&resumed, config.model.init) {
+            (Some((path, _)), _) => Some(path.as_path()),
+            (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
+            (None, WeightInit::Random) => None,
+        };
+        let recipe = config.precision.recipe();
+        let mut model =
+            build(&template.config, &recipe, device, Purpose::Train, config.data.max_length, weights, config.seed)?;
+        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let mut state = LoaderState::start(config.seed);
+        let (mut step, mut tokens) = (0, 0);
+        if let Some((path, progress)) = &resumed {
+            training::restore(path, progress, &mut model, &mut optimizer)?;
+            (step, tokens, state) = (progress.step, progress.tokens, progress.loader.clone());
+        }
+        model.quantize_weights()?;
+        let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
+        let max_steps = match config.training.max_steps {
+            0 => {
+                let tokens = loader::train_tokens(&dataset, &split) as f64 * config.training.num_train_epochs;
+                (tokens / config.tokens_per_step() as f64).floor().max(1.0) as u64
+            }
+            steps => steps,
+        };
+        let resolved = folder.join("config.toml");
+        std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
+        let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
+        let events = EventWriter::create(&folder, step)?;
+        let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
+        Ok(Trainer {
+            schedule: config.schedule(max_steps),
+            template,
+            tokenizer,
+            model,
+            optimizer,
+            dataset,
+            split,
+            batches,
+            metrics,
+            events,
+            step,
+            tokens,
+            losses,
+            eval_losses,
+            config,
+            _lock: lock,
+        })
+    }
+
+    /// Trains to the end, calling `report` after each step. When `stop` becomes true, saves after the step in progress and returns
+    /// [`Error::Interrupted`].
+    pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
+        let max_steps = self.schedule.max_steps;
+        if self.step == 0 && !self.eval_losses.iter().any(|(step, _)| *step == 0) {
+            let evaluation = self.evaluate()?;
+            if let Some(evaluation) = evaluation {
+                self.metrics.append(0, &[("eval_loss", json!(evaluation.loss))])?;
+                self.events.scalars(0, &[("eval/loss", evaluation.loss)])?;
+                self.eval_losses.push((0, evaluation.loss));
+            }
+        }
+        while self.step < max_steps {
+            let mut done = self.train_step()?;
+            let step = self.step;
+            let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
+            if due(self.config.training.eval_steps) {
+                done.evaluation = self.evaluate()?;
+            }
+            self.record(&done)?;
+            let stopping = stop.load(Ordering::Relaxed);
+            if due(self.config.training.save_steps) || stopping {
+                done.checkpoint = Some(self.save()?);
+            }
+            report(&done);
+            if stopping && self.step < max_steps {
+                let path = done.checkpoint.expect("saved just above");
+                return Err(Error::Interrupted(format!(
+                    "stopped by a signal after step {}; `--resume` goes on from {}",
+                    self.step,
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn train_step(&mut self) -> Result<StepReport> {
+        let begin = Instant::now();
+        let step = self.step + 1;
+        let t = &self.config.training;
+        let (rows, passes) = (t.per_device_train_batch_size, t.gradient_accumulation_steps);
+        for param in self.model.parameters() {
+            param.grad_mut().fill_zero()?;
+        }
+        // Every row is full, so the target tokens of the global batch are known before the first pass.
+        let targets = self.config.tokens_per_step();
+        let mut losses = Vec::with_capacity(passes);
+        for _ in 0..passes {
+            let batch = self.batches.next_batch(rows);
+            let (inputs, targets_) = to_device(&batch, self.model.device())?;
+            losses.push(self.model.losses_and_gradients(&inputs, &targets_, rows, 1.0 / targets as f64)?);
+        }
+        let mut params = self.model.parameters();
+        let norm = AdamWOptimizer::grad_norm(&params)?;
+        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]);
+        let loss = losses.iter().map(total).sum::<Result<f64>>()? / targets as f64;
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return Err(not_finite(step, loss, &params));
+        }
+        let learning_rate = self.schedule.at(step);
+        self.optimizer.step(&mut params, &norm, learning_rate)?;
+        let casts = self.model.finish_step()?;
+        self.model.device().synchronize()?;
+        self.step = step;
+        self.tokens += targets;
+        Ok(StepReport {
+            step,
+            max_steps: self.schedule.max_steps,
+            loss,
+            grad_norm,
+            learning_rate,
+            tokens_per_second: targets as f64 / begin.elapsed().as_secs_f64(),
+            peak_memory_bytes: peak_memory(self.model.device()),
+            casts: (!self.model.scaling().is_empty()).then_some(casts),
+            evaluation: None,
+            checkpoint: None,
+        })
+    }
+
+    /// Validation loss, or `None` where no documents are kept for it.
+    fn evaluate(&mut self) -> Result<Option<Evaluation>> {
+        if self.split.validation_len() == 0 {
+            return Ok(None);
+        }
+        let rows = self.config.training.per_device_train_batch_size;
+        let batches =
+            EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
+        let bytes = loader::validation_bytes(&self.dataset, &self.split);
+        Ok(Some(evaluate(&mut self.model, batches, bytes)?))
+    }
+
+    fn record(&mut self, done: &StepReport) -> Result<()> {
+        let mut values = vec![
+            ("loss", json!(done.loss)),
+            ("learning_rate", json!(done.learning_rate)),
+            ("grad_norm", json!(done.grad_norm)),
+            ("tokens", json!(self.tokens)),
+            ("tokens_per_second", json!(done.tokens_per_second)),
+            ("peak_memory_bytes", json!(done.peak_memory_bytes)),
+        ];
+        if let Some(casts) = done.casts {
+            values.push(("fp8_saturated", json!(casts.saturated)));
+            values.push(("fp8_underflowed", json!(casts.underflowed)));
+        }
+        let mut scalars = vec![
+            ("train/loss", done.loss),
+            ("train/learning_rate", done.learning_rate),
+            ("train/grad_norm", done.grad_norm),
+        ];
+        self.losses.push((done.step, done.loss));
+        if let Some(evaluation) = done.evaluation {
+            values.push(("eval_loss", json!(evaluation.loss)));
+            values.push(("eval_bits_per_byte", json!(evaluation.bits_per_byte)));
+            scalars.push(("eval/loss", evaluation.loss));
+            self.eval_losses.push((done.step, evaluation.loss));
+        }
+        self.metrics.append(done.step, &values)?;
+        self.events.scalars(done.step, &scalars)
+    }
+
+    /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
+    fn save(&mut self) -> Result<PathBuf> {
+        self.metrics.sync()?;
+        let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
+        let plot = self.config.output_dir.join("loss.svg");
+        std::fs::write(&plot, loss_svg(&title, &self.losses, &self.eval_losses)).map_err(Error::io(&plot))?;
+        let progress = Progress {
+            step: self.step,
+            tokens: self.tokens,
+            loader: self.batches.state(),
+            config: self.config.to_toml(),
+            scaling_slots: self.model.scaling().names(),
+        };
+        let folder = checkpoints(&self.config.output_dir);
+        let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
+        let path = training::save(writer, &self.template, &mut self.model, &self.optimizer, &progress)?;
+        let limit = self.config.training.save_total_limit;
+        if limit > 0 {
+            keep(&RealFs, &folder, limit, &[])?;
+        }
+        Ok(path)
+    }
+
+    /// The run's folder.
+    pub fn output_dir(&self) -> &Path {
+        &self.config.output_dir
+    }
+
+    /// Validation losses so far, by step.
+    pub fn eval_losses(&self) -> &[(u64, f64)] {
+        &self.eval_losses
+    }
+}
+
+/// Builds a model from a folder's weights, or from the seed where `weights` is `None`.
+pub fn build(
+    config: &ConfigFile,
+    recipe: &crate::recipe::Recipe,
+    device: &Device,
+    purpose: Purpose,
+    seq_len: usize,
+    weights: Option<&Path>,
+    seed: u64,
+) -> Result<Decoder> {
+    let sizes = decoder_config(config)?;
+    match weights {
+        None => Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed }),
+        Some(folder) => {
+            let mut weights = FolderWeights::open(folder)?;
+            let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;
+            weights.finish(sizes.tied)?;
+            Ok(model)
+        }
+    }
+}
+
+fn checkpoints(folder: &Path) -> PathBuf {
+    folder.join("checkpoints")
+}
+
+/// Takes the run's folder for this process.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(".lock");
+    let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
+            "{}: another process is training into this folder; choose another `output_dir`",
+            folder.display()
+        ))),
+        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+    }
+}
+
+fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf, Progress)>> {
+    let folder = checkpoints(&config.output_dir);
+    let (path, manifest) = match start {
+        Start::New => {
+            if config.output_dir.join("metrics.jsonl").exists() {
+                return Err(Error::Config(format!(
+                    "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
+                    config.output_dir.display()
+                )));
+            }
+            return Ok(None);
+        }
+        Start::Resume => {
+            let latest = latest_complete(&folder, Verify::Hashes)?;
+            for (path, error) in latest.damaged {
+                tracing::warn!("{} is damaged and passed over: {error}", path.display());
+            }
+            latest.complete.ok_or_else(|| {
+                Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from", folder.display()))
+            })?
+        }
+        Start::ResumeFrom(path) => (path.clone(), verify(path, Verify::Hashes)?),
+    };
+    let progress = training::progress(&path, &manifest)?;
+    Ok(Some((path, progress)))
+}
+
+fn not_finite(step: u64, loss: f64, params: &[&mut crate::param::Param]) -> Error {
+    let bad = params.iter().find(|p| {
+        let grad = p.grad.as_ref().and_then(|g| g.to_vec::<f32>().ok());
+        grad.is_some_and(|g| g.iter().any(|x| !x.is_finite()))
+    });
+    let first = match bad {
+        Some(param) => format!("the first gradient that is not finite is that of `{}`", param.name()),
+        None => "all gradients are finite but their norm is not".to_string(),
+    };
+    Error::NonFinite(format!(
+        "step {step}: the loss is {loss}, and {first}. No weight was changed; resume from the last checkpoint with a lower `learning_rate`, or with `recipe = \"bf16\"` to see whether FP8 is the cause"
+    ))
+}
+
+/// Losses of the steps that a resumed run already has, from its metrics.
+fn read_losses(metrics: &Path) -> (Vec<(u64, f64)>, Vec<(u64, f64)>) {
+    let text = std::fs::read_to_string(metrics).unwrap_or_default();
+    let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let series =
+        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
+    (series("loss"), series("eval_loss"))
+}
+
+/// Largest memory held so far: by tensors on a GPU, by the process on a CPU.
+fn peak_memory(device: &Device) -> u64 {
+    match device {
+        Device::Cuda(gpu) => gpu.memory().peak as u64,
+        Device::Cpu => {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+            kilobytes.unwrap_or(0) * 1024
+        }
+    }
+}

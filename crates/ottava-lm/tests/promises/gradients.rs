@@ -1,0 +1,281 @@
+//! Every layer's backward, and that of whole decoders, against central differences of its forward in F64 on the CPU.
+//!
+//! Upstream gradients are random, since those of a sum hide faults, and sizes are unequal, since squares hide transposes.
+
+use crate::setup::{Seeded, build, config, double, gradients, largest_error};
+use ottava_lm::layer::{Context, Layer};
+use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Linear, Mlp, Norm};
+use ottava_lm::models::Decoder;
+use ottava_lm::param::{Param, Purpose};
+use ottava_lm::scaling::ScalingState;
+use ottava_tensor::ops::{IGNORE_INDEX, rope_table};
+use ottava_tensor::testing::{integers, normals, values};
+use ottava_tensor::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+/// With this step, central differences err by 2e-11 of the third derivative, and by roundings of about 1e-16 · loss / 1e-5.
+const STEP: f64 = 1e-5;
+/// In units of a gradient's largest element. Up to 2e-8 is seen, where rows of small norm have large third derivatives; a wrong or
+/// missing term is orders of magnitude larger.
+const TOLERANCE: f64 = 1e-7;
+
+/// Compares `gradient` with the differences of `loss` around `start`.
+fn expect_gradient(what: &str, gradient: &[f64], start: &Tensor, mut loss: impl FnMut(Tensor) -> f64) {
+    let start_values = start.to_vec::<f64>().expect("F64");
+    let at = |values: &[f64]| Tensor::from_slice(&Device::Cpu, start.shape(), values).expect("as many");
+    let mut moved = start_values.clone();
+    let differences: Vec<f64> = (0..moved.len())
+        .map(|i| {
+            let mut loss_at = |value| {
+                moved[i] = value;
+                loss(at(&moved))
+            };
+            let rise = loss_at(start_values[i] + STEP) - loss_at(start_values[i] - STEP);
+            moved[i] = start_values[i];
+            rise / (2.0 * STEP)
+        })
+        .collect();
+    let error = largest_error(gradient, &differences);
+    eprintln!("{what}: {} elements, {error:.1e} apart", gradient.len());
+    let apart = |&i: &usize| (gradient[i] - differences[i]).abs();
+    let worst = (0..gradient.len()).max_by(|i, j| apart(i).total_cmp(&apart(j))).expect("not empty");
+    let (backward, forward) = (gradient[worst], differences[worst]);
+    assert!(
+        error < TOLERANCE,
+        "{what}: element {worst} is {backward:e}, differences make it {forward:e}; {error:.1e} apart"
+    );
+}
+
+/// The parameters of a layer as a list.
+fn parameters<L: Layer>(layer: &mut L) -> Vec<&mut Param> {
+    let mut all = Vec::new();
+    layer.parameters(&mut |param| all.push(param));
+    all
+}
+
+fn gradient(param: &Param) -> Vec<f64> {
+    values(param.grad.as_ref().expect("a layer built for training"))
+}
+
+/// Checks the gradients of `Σ dy · layer(x)` by `x` and by all parameters, for `batch` sequences in `x`.
+fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
+    let seq_len = x.shape()[0] / batch;
+    let mut forward = |layer: &mut L, x: &Tensor, dy: Option<&Tensor>| {
+        let mut context = Context { scaling: &mut scaling, batch, seq_len, training: true };
+        let (y, saved) = layer.forward(x, &mut context).expect("forward runs");
+        let dx = dy.map(|dy| layer.backward(dy, saved, &mut context).expect("backward runs"));
+        (y, dx)
+    };
+    let (y, _) = forward(&mut layer, &x, None);
+    let dy = normals(what, y.shape(), DType::F64);
+    let upstream = values(&dy);
+    let loss = |y: &Tensor| values(y).iter().zip(&upstream).map(|(y, dy)| y * dy).sum();
+
+    let dx = forward(&mut layer, &x, Some(&dy)).1.expect("backward ran");
+    expect_gradient(&format!("{what}: dx"), &values(&dx), &x, |x| loss(&forward(&mut layer, &x, None).0));
+    let once: Vec<Vec<f64>> = parameters(&mut layer).into_iter().map(|p| gradient(p)).collect();
+    for (i, once) in once.iter().enumerate() {
+        let param = &mut parameters(&mut layer)[i];
+        let (name, start) = (format!("{what}: {}", param.name()), param.value.clone());
+        expect_gradient(&name, once, &start, |value| {
+            parameters(&mut layer)[i].value = value;
+            loss(&forward(&mut layer, &x, None).0)
+        });
+        parameters(&mut layer)[i].value = start;
+    }
+
+    forward(&mut layer, &x, Some(&dy));
+    for (param, once) in parameters(&mut layer).into_iter().zip(once) {
+        let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+        // Only the order of a few additions differs.
+        let error = largest_error(&gradient(param), &twice);
+        assert!(error < 1e-14, "{what}: the second backward adds to `{}`, {error:e} apart", param.name());
+    }
+}
+
+#[test]
+fn linear_backward_is_the_gradient() {
+    for bias in [false, true] {
+        let linear =
+            build(&double(), &Device::Cpu, |b| Linear::new(b, "linear", &[("linear".into(), 5)], 7, bias, 0.5));
+        grad_check(&format!("linear, bias {bias}"), linear, normals("x", &[3, 7], DType::F64), 1);
+    }
+}
+
+#[test]
+fn linear_backward_is_the_gradient_of_stacked_parts() {
+    let parts = [("q".into(), 4), ("k".into(), 2), ("v".into(), 3)];
+    let linear = build(&double(), &Device::Cpu, |b| Linear::new(b, "qkv", &parts, 5, true, 0.5));
+    grad_check("stacked linear", linear, normals("x", &[7, 5], DType::F64), 1);
+}
+
+#[test]
+fn norm_backward_is_the_gradient() {
+    // An epsilon as large as the mean square shows when it is left out.
+    for eps in [1e-6, 0.5] {
+        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, eps));
+        grad_check(&format!("norm, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
+    }
+}
+
+#[test]
+fn mlp_backward_is_the_gradient() {
+    let mlp = build(&double(), &Device::Cpu, |b| Mlp::new(b, "mlp", 7, 11, true, 0.5));
+    grad_check("mlp", mlp, normals("x", &[5, 7], DType::F64), 1);
+}
+
+const ATTENTION: AttentionConfig =
+    AttentionConfig { channels: 10, heads: 4, kv_heads: 2, head_dim: 6, qkv_bias: true, output_bias: true };
+
+fn angles(positions: usize) -> Tensor {
+    rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], positions, DType::F64).expect("a table")
+}
+
+#[test]
+fn attention_backward_is_the_gradient() {
+    let attention = build(&double(), &Device::Cpu, |b| Attention::new(b, "attention", ATTENTION, angles(7), 0.5));
+    grad_check("attention", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+}
+
+#[test]
+fn block_backward_is_the_gradient() {
+    let block = build(&double(), &Device::Cpu, |b| {
+        Ok(Block {
+            attention_norm: Norm::new(b, "attention_norm", 10, 1e-5)?,
+            attention: Attention::new(b, "attention", ATTENTION, angles(5), 0.5)?,
+            mlp_norm: Norm::new(b, "mlp_norm", 10, 1e-5)?,
+            mlp: Mlp::new(b, "mlp", 10, 13, false, 0.5)?,
+        })
+    });
+    grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
+}
+
+#[test]
+fn embedding_backward_is_the_gradient() {
+    let (mut embedding, _) = build(&double(), &Device::Cpu, |b| Embedding::new(b, "embedding", 11, 5, 0.5));
+    // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
+    let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
+    let dy = normals("dy", &[4, 5], DType::F64);
+    embedding.backward(&dy, &ids).unwrap();
+    let (once, start) = (gradient(&embedding.table), embedding.table.value.clone());
+    expect_gradient("embedding", &once, &start, |value| {
+        embedding.table.value = value;
+        values(&embedding.forward(&ids).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
+    });
+    embedding.backward(&dy, &ids).unwrap();
+    let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+    assert!(largest_error(&gradient(&embedding.table), &twice) < 1e-14, "the second backward adds");
+}
+
+#[test]
+fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
+    let (embedding, _) = build(&double(), &Device::Cpu, |b| Embedding::new(b, "head", 11, 5, 0.5));
+    let mut weight = embedding.table;
+    let x = normals("x", &[4, 5], DType::F64);
+    let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
+    let scale = 0.37;
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, &targets, scale).unwrap();
+    assert_eq!(values(&losses), values(&Head::losses(&x, &weight, &targets).unwrap()), "with and without gradient");
+    assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
+    let loss =
+        |x: &Tensor, weight: &Param| scale * values(&Head::losses(x, weight, &targets).unwrap()).iter().sum::<f64>();
+    expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
+    let (once, start) = (gradient(&weight), weight.value.clone());
+    expect_gradient("head: weight", &once, &start, |value| {
+        weight.value = value;
+        loss(&x, &weight)
+    });
+    weight.value = start;
+    Head::losses_and_gradient(&x, &mut weight, &targets, scale).unwrap();
+    let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+    assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
+}
+
+/// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
+#[test]
+fn head_gradient_does_not_depend_on_chunks() {
+    let make = || build(&double(), &Device::Cpu, |b| Embedding::new(b, "head", 5, 3, 0.5)).0.table;
+    let (mut whole, mut halves) = (make(), make());
+    let x = normals("x", &[2051, 3], DType::F64);
+    let targets = integers("targets", 2051, 5);
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, &targets, 1.0).unwrap();
+    for (start, end) in [(0, 1000), (1000, 2051)] {
+        let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
+        let (part, dpart) = Head::losses_and_gradient(&x, &mut halves, &targets, 1.0).unwrap();
+        assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
+        assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
+    }
+    assert!(largest_error(&gradient(&whole), &gradient(&halves)) < 1e-13, "only the order of additions differs");
+}
+
+/// Two small blocks of a family.
+fn family(architecture: &str, tied: bool) -> Value {
+    json!({
+        "architectures": [architecture], "vocab_size": 11, "hidden_size": 10, "intermediate_size": 13, "head_dim": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied,
+        "attention_bias": false, "rope_theta": 100.0, "rms_norm_eps": 1e-5, "sliding_window": 8, "use_sliding_window": false,
+    })
+}
+
+fn decoder(keys: Value) -> Decoder {
+    Decoder::new(&config(keys), &double(), &Device::Cpu, Purpose::Train, 5, &mut Seeded { std: 0.5 })
+        .expect("it is built")
+}
+
+fn decoder_grad_check(what: &str, mut decoder: Decoder) {
+    let (rows, scale) = (2, 0.37);
+    let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
+    let losses = decoder.losses_and_gradients(&inputs, &targets, rows, scale).unwrap();
+    assert_eq!(values(&losses), values(&decoder.losses(&inputs, &targets, rows).unwrap()), "with and without gradient");
+    let once = gradients(&mut decoder);
+    for (i, (name, gradient)) in once.iter().enumerate() {
+        let start = decoder.parameters()[i].value.clone();
+        expect_gradient(&format!("{what}: {name}"), gradient, &start, |value| {
+            decoder.parameters()[i].value = value;
+            scale * values(&decoder.losses(&inputs, &targets, rows).unwrap()).iter().sum::<f64>()
+        });
+        decoder.parameters()[i].value = start;
+    }
+    decoder.losses_and_gradients(&inputs, &targets, rows, scale).unwrap();
+    for ((name, twice), (_, once)) in gradients(&mut decoder).iter().zip(&once) {
+        let expected: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
+        assert!(largest_error(twice, &expected) < 1e-13, "{what}: the second backward adds to `{name}`");
+    }
+}
+
+#[test]
+fn llama_backward_is_the_gradient() {
+    decoder_grad_check("llama", decoder(family("LlamaForCausalLM", false)));
+}
+
+#[test]
+fn mistral_backward_is_the_gradient() {
+    decoder_grad_check("mistral", decoder(family("MistralForCausalLM", false)));
+}
+
+#[test]
+fn qwen2_backward_is_the_gradient() {
+    let mut decoder = decoder(family("Qwen2ForCausalLM", true));
+    assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_proj.bias")), "Qwen2 has biases");
+    assert!(decoder.parameters().iter().all(|p| p.name() != "lm_head.weight"), "the head is tied");
+    decoder_grad_check("qwen2", decoder);
+}
+
+#[test]
+fn a_tied_table_gets_the_gradients_of_embedding_and_head() {
+    let (mut tied, mut untied) =
+        (decoder(family("LlamaForCausalLM", true)), decoder(family("LlamaForCausalLM", false)));
+    let table = tied.parameters()[0].value.clone();
+    untied.parameters().pop().expect("the head").value = table;
+    let (inputs, targets) = (integers("inputs", 10, 11), integers("targets", 10, 11));
+    for decoder in [&mut tied, &mut untied] {
+        decoder.losses_and_gradients(&inputs, &targets, 2, 1.0).unwrap();
+    }
+    let (tied, untied) = (gradients(&mut tied), gradients(&mut untied));
+    let ((_, embedding), (name, head)) = (&untied[0], untied.last().unwrap());
+    assert_eq!(name, "lm_head.weight");
+    let sum: Vec<f64> = embedding.iter().zip(head).map(|(a, b)| a + b).collect();
+    let error = largest_error(&tied[0].1, &sum);
+    assert!(error < 1e-14, "the tied gradient is {error:e} apart from the sum of the two");
+    assert!(largest_error(embedding, &sum) > 0.1 && largest_error(head, &sum) > 0.1, "both take part");
+}

@@ -1,0 +1,10 @@
+//! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
+
+mod accumulation;
+mod determinism;
+mod golden;
+mod gradients;
+mod recipes;
+mod referee;
+mod resume;
+mod setup;

@@ -1,0 +1,185 @@
+//! A run that stops and goes on is the run that never stopped, bit for bit.
+
+use crate::setup::devices;
+use ottava_lm::config::{DataConfig, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+use ottava_lm::data::Documents;
+use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::trainer::{Start, Trainer};
+use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const STEPS: u64 = 6;
+
+/// A tokenizer of single bytes, a model of two small blocks, and lines to learn.
+pub fn write_inputs(folder: &Path) {
+    let entries: Vec<String> = std::iter::once("\"<|endoftext|>\":0".to_string())
+        .chain((0..96).map(|i| format!("{}:{}", serde_json::to_string(&((32 + i) as u8 as char).to_string()).unwrap(), i + 1)))
+        .collect();
+    let tokenizer = format!(
+        r#"{{"version":"1.0","added_tokens":[{{"id":0,"content":"<|endoftext|>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}],"model":{{"type":"BPE","vocab":{{{}}},"merges":[]}}}}"#,
+        entries.join(",")
+    );
+    std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+    let config = r#"{"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":32,"intermediate_size":48,
+        "num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":100,"max_position_embeddings":64,
+        "rms_norm_eps":1e-5,"rope_theta":10000.0,"unknown_key":"kept"}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let mut text = String::new();
+    for i in 0..40u32 {
+        writeln!(text, "line {i} says {} and {}", i * 7919 % 1000, "word ".repeat(i as usize % 5)).unwrap();
+    }
+    std::fs::write(folder.join("text.txt"), text).unwrap();
+}
+
+pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
+    RunConfig {
+        output_dir: output.to_path_buf(),
+        seed: 3,
+        model: ModelConfig { path: inputs.to_path_buf(), init: WeightInit::Random, tokenizer: PathBuf::new() },
+        data: DataConfig {
+            train_files: vec![inputs.join("text.txt")],
+            text_documents: Documents::Line,
+            val_set_size: 4.0,
+            max_length: 16,
+            cache_dir: inputs.join("tokens"),
+            ..DataConfig::default()
+        },
+        training: TrainingConfig {
+            max_steps: STEPS,
+            // 12 rows of 16 tokens a step: the 40 lines are gone through more than once.
+            per_device_train_batch_size: 6,
+            gradient_accumulation_steps: 2,
+            learning_rate: 1e-2,
+            warmup_steps: 2,
+            eval_steps: 2,
+            save_total_limit: 0,
+            ..TrainingConfig::default()
+        },
+        precision: Precision { recipe, amax_history_len: 3, ..Precision::default() },
+        generation: GenerationConfig::default(),
+        ..RunConfig::default()
+    }
+}
+
+/// Trains until after step `stop_after`, as a signal would have it.
+fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
+    let stop = AtomicBool::new(stop_after <= 1);
+    let mut trainer = Trainer::new(config.clone(), device, start)?;
+    trainer.run(&stop, &mut |report| {
+        // The flag is read after the next step's update, so it is raised one step early.
+        if report.step + 1 >= stop_after {
+            stop.store(true, Ordering::Relaxed);
+        }
+    })
+}
+
+/// All metrics but those a clock or the machine decides.
+fn metrics(run: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines()
+        .map(|line| {
+            let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
+            let object = value.as_object_mut().unwrap();
+            object.retain(|key, _| !["tokens_per_second", "peak_memory_bytes", "time"].contains(&key.as_str()));
+            value
+        })
+        .collect()
+}
+
+fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
+    let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
+    ["model.safetensors", "optimizer.safetensors", "scaling.safetensors"]
+        .into_iter()
+        .filter(|name| folder.join(name).is_file())
+        .map(|name| (name.to_string(), std::fs::read(folder.join(name)).unwrap()))
+        .collect()
+}
+
+#[test]
+fn stopping_after_any_step_and_resuming_changes_nothing() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    for device in devices() {
+        for recipe in RecipeName::ALL {
+            let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));
+            train(&config(inputs.path(), &straight, recipe), &device, &Start::New, u64::MAX).unwrap();
+            for k in 1..STEPS {
+                let split = inputs.path().join(format!("{}-{k}", recipe.as_str()));
+                let config = config(inputs.path(), &split, recipe);
+                let stopped = train(&config, &device, &Start::New, k).unwrap_err();
+                assert!(matches!(stopped, Error::Interrupted(_)), "{stopped}");
+                assert_eq!(stopped.exit_code(), 75);
+                train(&config, &device, &Start::Resume, u64::MAX).unwrap();
+                assert_eq!(metrics(&straight), metrics(&split), "{} stopped after step {k}", recipe.as_str());
+                assert!(state(&straight) == state(&split), "{} stopped after step {k}: weights differ", recipe.as_str());
+                std::fs::remove_dir_all(split).unwrap();
+            }
+            std::fs::remove_dir_all(straight).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_run_is_never_written_over_and_never_shared() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let run = inputs.path().join("run");
+    let config = config(inputs.path(), &run, RecipeName::Fp32);
+    let nothing = Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).err().unwrap();
+    assert!(nothing.to_string().contains("no complete checkpoint"), "{nothing}");
+    train(&config, &Device::Cpu, &Start::New, 2).unwrap_err();
+    let again = Trainer::new(config.clone(), &Device::Cpu, &Start::New).err().unwrap();
+    assert!(again.to_string().contains("already holds a run"), "{again}");
+    let open = Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap();
+    let second = Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).err().unwrap();
+    assert!(second.to_string().contains("another process"), "{second}");
+    drop(open);
+    let mut other = config;
+    other.data.max_length = 8;
+    let changed = Trainer::new(other, &Device::Cpu, &Start::Resume).err().unwrap();
+    assert!(changed.to_string().contains("`data.max_length` was 16"), "{changed}");
+}
+
+#[test]
+fn a_checkpoint_is_a_model_folder_that_starts_a_new_run() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let run = inputs.path().join("run");
+    train(&config(inputs.path(), &run, RecipeName::Bf16), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
+    let values: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    assert_eq!((&values["dtype"], &values["unknown_key"]), (&"bfloat16".into(), &"kept".into()));
+    assert!(folder.join("tokenizer.json").is_file() && folder.join("generation_config.json").is_file());
+    let mut next = config(&folder, &inputs.path().join("next"), RecipeName::Bf16);
+    next.model.init = WeightInit::Pretrained;
+    next.data.train_files = vec![inputs.path().join("text.txt")];
+    let end = metrics(&run).last().unwrap()["eval_loss"].as_f64().unwrap();
+    train(&next, &Device::Cpu, &Start::New, 2).unwrap_err();
+    let start = metrics(&inputs.path().join("next"))[0]["eval_loss"].as_f64().unwrap();
+    assert_eq!(start, end, "the loaded weights are the saved ones");
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let run = inputs.path().join("run");
+    let mut trainer = Trainer::new(config(inputs.path(), &run, RecipeName::Fp32), &Device::Cpu, &Start::New).unwrap();
+    let poisoned = "model.layers.1.mlp.down_proj.weight";
+    let before: Vec<Vec<u8>> = {
+        let mut params = trainer.model.parameters();
+        let param = params.iter_mut().find(|p| p.name() == poisoned).unwrap();
+        let mut values = param.value.to_vec::<f32>().unwrap();
+        values[5] = f32::NAN;
+        param.value.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        params.iter().map(|p| p.value.read_bytes().unwrap()).collect()
+    };
+    let error = trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap_err();
+    assert_eq!(error.exit_code(), 4);
+    assert!(error.to_string().starts_with("step 1: the loss is NaN"), "{error}");
+    let after: Vec<Vec<u8>> = trainer.model.parameters().iter().map(|p| p.value.read_bytes().unwrap()).collect();
+    assert!(before == after, "no weight was changed");
+}

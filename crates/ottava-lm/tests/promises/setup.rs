@@ -1,0 +1,200 @@
+//! What the families share: small models, seeded weights and data, a plain training loop.
+
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_lm::param::{Builder, Init, Param, Part, Purpose, WeightSource};
+use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
+use ottava_lm::scaling::{ScalingState, Slots};
+use ottava_tensor::ops::{AdamW, AdamWState, adamw, global_norm, normal};
+use ottava_tensor::testing::{gpu, integers, values};
+use ottava_tensor::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+/// The CPU and, where there is one, the GPU.
+pub fn devices() -> Vec<Device> {
+    std::iter::once(Device::Cpu).chain(gpu()).collect()
+}
+
+/// The recipe of a name and the formats of its casts.
+pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
+    Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
+}
+
+/// Every recipe that can be configured by name and format, with words for messages.
+pub fn recipes() -> Vec<(String, Recipe)> {
+    let formats = |name| match name {
+        RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
+        RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
+    };
+    let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
+    all.map(|(name, format)| match formats(name).len() {
+        1 => (name.as_str().to_string(), recipe(name, format)),
+        _ => (format!("{} {format:?}", name.as_str()), recipe(name, format)),
+    })
+    .collect()
+}
+
+/// Binary64 everywhere: what finite differences need.
+pub fn double() -> Recipe {
+    Recipe { compute: DType::F64, ..recipe(RecipeName::Fp32, Fp8Format::Hybrid) }
+}
+
+/// Normal weights from the tensors' names, matrices with standard deviation `std`. Norms lie around one and biases around zero,
+/// but not there: a value that is never read would go unnoticed.
+pub struct Seeded {
+    pub std: f32,
+}
+
+impl WeightSource for Seeded {
+    fn weight(&mut self, part: &Part, init: Init) -> ottava_lm::Result<Tensor> {
+        let (mean, std) = match init {
+            Init::Normal(_) => (0.0, self.std),
+            Init::Zeros => (0.0, 0.3),
+            Init::Ones => (1.0, 0.3),
+        };
+        let seed = part.name.bytes().fold(3u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
+        let noise = normal(&Device::Cpu, &part.shape, std, seed)?.to_vec::<f32>()?;
+        let shifted: Vec<f32> = noise.iter().map(|x| mean + x).collect();
+        Ok(Tensor::from_slice(&Device::Cpu, &part.shape, &shifted)?)
+    }
+}
+
+/// Builds one layer for training, and the scaling state of its casts.
+pub fn build<L>(
+    recipe: &Recipe,
+    device: &Device,
+    make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
+) -> (L, ScalingState) {
+    let (purpose, slots) = (Purpose::Train, Slots::default());
+    let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots };
+    let layer = make(&mut build).expect("the layer is built");
+    (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
+}
+
+/// A model from keys of `config.json`.
+pub fn config(keys: Value) -> DecoderConfig {
+    let Value::Object(keys) = keys else { panic!("config.json holds an object") };
+    decoder_config(&ConfigFile::from_values("config.json", keys)).expect("the sizes are possible")
+}
+
+/// A Llama with heads that share keys, big enough for FP8 errors to average out.
+pub fn tiny_llama() -> DecoderConfig {
+    config(json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }))
+}
+
+/// The model with seeded weights, ready for its first step.
+pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
+    let mut decoder =
+        Decoder::new(config, recipe, device, Purpose::Train, 32, &mut Seeded { std }).expect("it is built");
+    decoder.quantize_weights().expect("its weights are cast");
+    decoder
+}
+
+/// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.
+pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Tensor; 2] {
+    let noise = integers(name, rows * (seq_len + 1), 8 * vocabulary).to_vec::<i32>().expect("integers");
+    let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+    for noise in noise.chunks_exact(seq_len + 1) {
+        let mut token = noise[0] as usize % vocabulary;
+        for &noise in &noise[1..] {
+            inputs.push(token as i32);
+            token = if noise % 8 == 0 { noise as usize / 8 } else { (5 * token + 7) % vocabulary };
+            targets.push(token as i32);
+        }
+    }
+    [inputs, targets].map(|ids| Tensor::from_slice(&Device::Cpu, &[rows * seq_len], &ids).expect("as many"))
+}
+
+/// A decoder and the moments of its parameters.
+pub struct Training {
+    pub decoder: Decoder,
+    moments: Vec<[Tensor; 2]>,
+    step: u64,
+}
+
+impl Training {
+    pub fn new(mut decoder: Decoder) -> Training {
+        let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), DType::F32).expect("memory");
+        let moments = decoder.parameters().iter().map(|p| [zeros(p), zeros(p)]).collect();
+        Training { decoder, moments, step: 0 }
+    }
+
+    /// One AdamW step as the referee does it, with clipping to norm 1 and decay of matrices. Returns the mean loss.
+    pub fn step(&mut self, [inputs, targets]: &[Tensor; 2], rows: usize) -> f64 {
+        let losses = {
+            let (inputs, targets) = (self.place(inputs), self.place(targets));
+            let scale = 1.0 / targets.len() as f64;
+            self.decoder.losses_and_gradients(&inputs, &targets, rows, scale).expect("forward and backward run")
+        };
+        self.step += 1;
+        let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
+        for (param, [m, v]) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
+            let how = AdamW {
+                learning_rate: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: if param.decay { 0.1 } else { 0.0 },
+                step: self.step,
+                max_norm: 1.0,
+            };
+            let Param { value, master, grad, .. } = param;
+            let grad = grad.as_mut().expect("a gradient");
+            let state = match master {
+                Some(master) => AdamWState { master, m, v, copy: Some(value) },
+                None => AdamWState { master: value, m, v, copy: None },
+            };
+            adamw(state, grad, &norm, &how).expect("an update");
+            grad.fill_zero().expect("a gradient is cleared");
+        }
+        self.decoder.finish_step().expect("scales follow");
+        mean(&losses)
+    }
+
+    /// A copy of `x` where the decoder lies.
+    pub fn place(&self, x: &Tensor) -> Tensor {
+        x.to_device(self.decoder.device()).expect("a copy")
+    }
+
+    /// The gradients; the copies share storage with them, so they are to be dropped before the next backward.
+    fn gradients(&mut self) -> Vec<Tensor> {
+        self.decoder.parameters().iter().map(|p| p.grad.clone().expect("a gradient")).collect()
+    }
+
+    /// All bits that a step changes: weights, masters and scaling state.
+    pub fn bits(&mut self) -> Vec<Vec<u8>> {
+        let scaling = self.decoder.scaling().arrays().expect("readable");
+        let weights = self.decoder.parameters().into_iter().flat_map(|p| [p.master.clone(), Some(p.value.clone())]);
+        let tensors = weights.flatten().chain(scaling.into_iter().map(|(_, array)| array));
+        tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()
+    }
+}
+
+/// Gradients of all parameters by the parameters' names, widened.
+pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
+    let gradient = |p: &mut Param| (p.name().to_string(), values(p.grad.as_ref().expect("a gradient")));
+    decoder.parameters().into_iter().map(gradient).collect()
+}
+
+pub fn mean(x: &Tensor) -> f64 {
+    values(x).iter().sum::<f64>() / x.len() as f64
+}
+
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// `|a - b| / |b|`; 0 where both are zero.
+pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len(), "as many elements");
+    let apart: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
+    if apart == 0.0 { 0.0 } else { (apart / dot(b, b)).sqrt() }
+}
+
+/// The largest `|a - b|` over the largest `|b|`.
+pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
+    let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }
+}

@@ -1,0 +1,88 @@
+//! `ottava eval`.
+
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::config::DeviceChoice;
+use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
+use ottava_lm::evaluate::evaluate;
+use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::param::Purpose;
+use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::trainer::build;
+use ottava_lm::{Error, Result};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Loss, perplexity and bits per byte of a model on a text.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava eval model/ --data held-out.txt
+  ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json")]
+pub struct Eval {
+    /// A Hugging Face model folder; a checkpoint is one.
+    model: PathBuf,
+    /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.
+    #[arg(long, required = true, num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Tokens per sequence; by default the model's positions, at most 1024.
+    #[arg(long)]
+    seq_len: Option<usize>,
+    /// Sequences at a time.
+    #[arg(long, default_value_t = 8)]
+    batch_size: usize,
+    /// Take each line of a text file as a document.
+    #[arg(long)]
+    lines: bool,
+    /// The field of a JSON line that holds the text.
+    #[arg(long, default_value = "text")]
+    text_field: String,
+    /// Precision: fp32, bf16, fp8-delayed or fp8-current.
+    #[arg(long, default_value = "bf16")]
+    recipe: RecipeName,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte` and `tokens`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Eval {
+    pub fn run(self) -> Result<()> {
+        let config = ConfigFile::read(&self.model)?;
+        let sizes = decoder_config(&config)?;
+        let tokenizer = Tokenizer::load(&self.model)?;
+        if tokenizer.vocab_size() > sizes.vocabulary {
+            return Err(Error::Model(format!(
+                "{}: the tokenizer has {} entries, `vocab_size` is {}",
+                self.model.display(),
+                tokenizer.vocab_size(),
+                sizes.vocabulary
+            )));
+        }
+        let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
+        if seq_len == 0 || self.batch_size == 0 {
+            return Err(Error::Config("--seq-len and --batch-size must be at least 1".into()));
+        }
+        let device = crate::device::open(self.device)?;
+        let documents = if self.lines { Documents::Line } else { Documents::File };
+        let options = SourceOptions { text_documents: documents, text_field: self.text_field };
+        let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
+        let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
+        let split = Split::all_validation(dataset.len());
+        let recipe = Precision { recipe: self.recipe, ..Precision::default() }.recipe();
+        let mut model = build(&config, &recipe, &device, Purpose::Infer, seq_len, Some(&self.model), 0)?;
+        model.quantize_weights()?;
+        let bytes = loader::validation_bytes(&dataset, &split);
+        let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
+        let result = evaluate(&mut model, batches, bytes)?;
+        match self.json {
+            true => print_json(&result),
+            false => println!(
+                "loss {:.5}  perplexity {:.4}  bits per byte {:.5}  tokens {}",
+                result.loss, result.perplexity, result.bits_per_byte, result.tokens
+            ),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! `ottava generate`.
+
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::config::DeviceChoice;
+use ottava_lm::data::Tokenizer;
+use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::param::Purpose;
+use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::trainer::build;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Complete a text with a model.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava generate runs/quickstart/checkpoints/checkpoint-400 --prompt 'otter (noun):'
+  ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200")]
+pub struct Generate {
+    /// A Hugging Face model folder; a checkpoint is one.
+    model: PathBuf,
+    /// The beginning of the text.
+    #[arg(long)]
+    prompt: String,
+    /// Tokens at most.
+    #[arg(long, default_value_t = 128)]
+    max_new_tokens: usize,
+    /// 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f64,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Decides the draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Precision: fp32, bf16, fp8-delayed or fp8-current.
+    #[arg(long, default_value = "bf16")]
+    recipe: RecipeName,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object with `prompt` and `text`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Generate {
+    pub fn run(self) -> Result<()> {
+        let config = ConfigFile::read(&self.model)?;
+        let tokenizer = Tokenizer::load(&self.model)?;
+        let device = crate::device::open(self.device)?;
+        let sizes = decoder_config(&config)?;
+        // Positions beyond what is asked for would only cost memory.
+        let wanted = tokenizer.encode(&self.prompt)?.len() + 1 + self.max_new_tokens;
+        let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
+        let recipe = Precision { recipe: self.recipe, ..Precision::default() }.recipe();
+        let mut model = build(&config, &recipe, &device, Purpose::Infer, capacity, Some(&self.model), 0)?;
+        model.quantize_weights()?;
+        let how = Sampling {
+            max_new_tokens: self.max_new_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            seed: self.seed,
+        };
+        let text = generate(&mut model, &tokenizer, &self.prompt, capacity, &how)?;
+        match self.json {
+            true => print_json(&json!({"prompt": self.prompt, "text": text})),
+            false => println!("{}{text}", self.prompt),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,8 @@
+//! One file per command: its arguments, its help, and the few lines that call the library.
+
+pub mod doctor;
+pub mod eval;
+pub mod generate;
+pub mod plan;
+pub mod prepare;
+pub mod train;

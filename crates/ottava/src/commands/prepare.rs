@@ -1,0 +1,41 @@
+//! `ottava prepare`.
+
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::config::RunConfig;
+use ottava_lm::data::{Tokenizer, prepare};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Tokenize a run's data ahead of time; `train` does it on first use.
+#[derive(Args)]
+#[command(after_help = "Example:
+  ottava prepare configs/quickstart.toml")]
+pub struct Prepare {
+    /// The run's TOML file.
+    config: PathBuf,
+    /// Change a setting: a dotted path, or a bare key that is unique.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// Print one JSON object with `documents`, `tokens` and `bytes`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Prepare {
+    pub fn run(self) -> Result<()> {
+        let config = RunConfig::load(&self.config, &self.settings)?;
+        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let data = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
+        let (documents, tokens, bytes) = (data.len(), data.total_tokens(), data.total_bytes());
+        match self.json {
+            true => print_json(&json!({"documents": documents, "tokens": tokens, "bytes": bytes})),
+            false => println!(
+                "{documents} documents, {tokens} tokens, {bytes} bytes of text, in {}",
+                config.cache_dir().display()
+            ),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! `ottava train`.
+
+use crate::output::{Progress, print_json};
+use clap::Args;
+use ottava_lm::config::{DeviceChoice, RunConfig};
+use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::trainer::{Start, Trainer};
+use ottava_lm::{Error, Result};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Train a model as a configuration file says.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava train configs/quickstart.toml
+  ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
+  ottava train run.toml --resume
+
+SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; a second one exits at once.")]
+pub struct Train {
+    /// The run's TOML file; configs/reference.toml shows every key.
+    config: PathBuf,
+    /// Change a setting: a dotted path, or a bare key that is unique.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// Go on after the newest complete checkpoint of the run, or after that in DIR.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "")]
+    resume: Option<PathBuf>,
+    /// Where to run: auto, cuda or cpu; the same as --set device=….
+    #[arg(long, value_parser = crate::device::parse)]
+    device: Option<DeviceChoice>,
+    /// Print one JSON object with the result to standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Train {
+    pub fn run(self) -> Result<()> {
+        let mut config = RunConfig::load(&self.config, &self.settings)?;
+        config.device = self.device.unwrap_or(config.device);
+        let start = match self.resume {
+            None => Start::New,
+            Some(path) if path.as_os_str().is_empty() => Start::Resume,
+            Some(path) => Start::ResumeFrom(path),
+        };
+        let stop = stop_on_signals()?;
+        let device = crate::device::open(config.device)?;
+        let progress = Progress::new(config.training.logging_steps);
+        let mut trainer = Trainer::new(config.clone(), &device, &start)?;
+        let sizes = trainer.model.config();
+        progress.line(&format!(
+            "{} parameters, recipe {}, {} tokens a step",
+            sizes.parameters(),
+            config.precision.recipe.as_str(),
+            config.tokens_per_step()
+        ));
+        let mut last = None;
+        let outcome = trainer.run(&stop, &mut |report| {
+            progress.step(report);
+            last = Some(report.clone());
+        });
+        progress.finish();
+        outcome?;
+        let evals = trainer.eval_losses();
+        if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
+            progress.line(&format!(
+                "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} nats less",
+                first - end
+            ));
+        }
+        progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
+        let samples = samples(&mut trainer, &config)?;
+        if self.json {
+            let last = last.as_ref();
+            print_json(&json!({
+                "output_dir": trainer.output_dir(),
+                "step": last.map(|r| r.step),
+                "loss": last.map(|r| r.loss),
+                "eval_loss": trainer.eval_losses().last().map(|(_, loss)| loss),
+                "initial_eval_loss": trainer.eval_losses().first().map(|(_, loss)| loss),
+                "checkpoint": last.and_then(|r| r.checkpoint.clone()),
+                "samples": samples,
+            }));
+        } else {
+            for sample in samples {
+                println!("{sample}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Completions of the configured prompts, each with its prompt.
+fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
+    let g = &config.generation;
+    let prompts = g.prompts.iter().enumerate();
+    prompts
+        .map(|(i, prompt)| {
+            let how = Sampling {
+                max_new_tokens: g.max_new_tokens,
+                temperature: g.temperature,
+                top_p: g.top_p,
+                seed: config.seed.wrapping_add(i as u64),
+            };
+            let text = generate(&mut trainer.model, &trainer.tokenizer, prompt, config.data.max_length, &how)?;
+            Ok(format!("{prompt}{text}"))
+        })
+        .collect()
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; the second ends the process.
+fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("stopping: a checkpoint is saved after this step (a second signal stops at once)");
+    })
+    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))?;
+    Ok(stop)
+}

@@ -1,0 +1,48 @@
+"""Loads a model folder with transformers, without a warning, and compares its loss with that of `ottava eval`.
+
+usage: check_folder.py OTTAVA_BINARY MODEL_FOLDER TEXT_FILE SEQ_LEN [DEVICE]
+"""
+import json
+import logging
+import subprocess
+import sys
+import warnings
+
+import torch
+import transformers
+
+binary, folder, text_file, seq_len = sys.argv[1:4] + [int(sys.argv[4])]
+device = sys.argv[5] if len(sys.argv) > 5 else "cpu"
+
+complaints = []
+handler = logging.Handler(logging.WARNING)
+handler.emit = lambda record: complaints.append(record.getMessage())
+transformers.utils.logging.get_logger("transformers").addHandler(handler)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+complaints += [str(w.message) for w in caught if "transformers" in str(w.filename)]
+complaints += [f"{kind}: {keys}" for kind, keys in info.items() if keys]
+print("warnings while loading:", complaints or "none")
+
+command = [binary, "eval", folder, "--data", text_file, "--seq-len", str(seq_len), "--recipe", "fp32", "--device", device, "--json"]
+ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+# As `ottava eval` does: the end of the text before is the context of the first token, and the text is cut into windows.
+eos = model.generation_config.eos_token_id
+eos = eos[0] if isinstance(eos, list) else eos
+with open(text_file, encoding="utf-8") as file:
+    ids = [eos] + tokenizer(file.read(), add_special_tokens=False)["input_ids"] + [eos]
+total, count = 0.0, 0
+with torch.no_grad():
+    for start in range(0, len(ids) - 1, seq_len):
+        window = torch.tensor([ids[start : start + seq_len + 1]])
+        logits = model(window[:, :-1]).logits
+        total += torch.nn.functional.cross_entropy(logits[0].double(), window[0, 1:], reduction="sum").item()
+        count += window.shape[1] - 1
+theirs = total / count
+print(f"transformers {theirs:.7f} over {count} tokens, ottava {ours['loss']:.7f} over {ours['tokens']} tokens")
+difference = abs(theirs - ours["loss"]) / theirs
+print(f"relative difference {difference:.2e}")
+sys.exit(0 if not complaints and count == ours["tokens"] and difference < 1e-5 else 1)

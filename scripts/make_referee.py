@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Records crates/ottava-lm/tests/data/referee.safetensors: what PyTorch and transformers compute for two small models.
+
+Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy`.
+Runs on the CPU in about a minute; one machine writes the same tensors every time.
+"""
+
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+FILE = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/referee.safetensors"
+VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=48,
+    intermediate_size=112,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rope_theta=10000.0,
+    initializer_range=0.08,
+    use_cache=False,
+)
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(num_hidden_layers=3, tie_word_embeddings=False, **SIZES)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(num_hidden_layers=2, tie_word_embeddings=True, **SIZES)),
+}
+
+
+def batches(steps, generator):
+    """Sequences to learn: the next token is a function of the last one, except for one token in eight."""
+    ids = torch.randint(VOCABULARY, (steps, ROWS, TOKENS + 1), generator=generator)
+    noise = torch.rand(ids.shape, generator=generator) < 1 / 8
+    for t in range(TOKENS):
+        ids[..., t + 1] = torch.where(noise[..., t], ids[..., t + 1], (5 * ids[..., t] + 7) % VOCABULARY)
+    return ids
+
+
+def loss_of(model, ids):
+    """Logits of all tokens but the last, and the mean loss in F32 of all tokens but the first."""
+    logits = model(input_ids=ids[:, :-1]).logits
+    return logits, torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def train(model, ids, mode):
+    """Losses of AdamW steps. `autocast`: F32 weights, products in BF16. `bf16`: everything in BF16 beside F32 masters."""
+    masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in masters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    if mode == "bf16":
+        model = model.to(torch.bfloat16)
+    losses, norms = [], []
+    for batch in ids:
+        with torch.no_grad():
+            for p, master in zip(model.parameters(), masters):
+                p.copy_(master)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+            _, loss = loss_of(model, batch)
+        loss.backward()
+        for p, master in zip(model.parameters(), masters):
+            master.grad = p.grad.float()
+        norms.append(torch.nn.utils.clip_grad_norm_(masters, 1.0))
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).float(), torch.stack(norms).float()
+
+
+def main():
+    tensors, metadata = {}, {"torch": torch.__version__, "transformers": transformers.__version__}
+    for name, (kind, config) in MODELS.items():
+        torch.manual_seed(17)
+        generator = torch.Generator().manual_seed(18)
+        config.architectures = [kind.__name__]
+        metadata[f"{name}/config"] = config.to_json_string(use_diff=False)
+
+        def build():
+            return kind._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+        model = build()
+        with torch.no_grad():  # ones and zeros would hide a norm or bias that is not read
+            for p in model.parameters():
+                if p.dim() < 2:
+                    p.add_(0.1 * torch.randn(p.shape, generator=generator))
+        start = {n: p.detach().clone() for n, p in model.named_parameters()}
+        ids = batches(STEPS, generator)
+        logits, loss = loss_of(model, ids[0])
+        loss.backward()
+        tensors[f"{name}/ids"] = ids.to(torch.int32)
+        tensors[f"{name}/logits"] = logits.detach().flatten(0, 1).contiguous()
+        tensors[f"{name}/loss"] = loss.detach().reshape(1)
+        for n, p in model.named_parameters():
+            tensors[f"{name}/weights/{n}"] = start[n]
+            tensors[f"{name}/gradients/{n}"] = p.grad.clone()
+        for mode in ["f32", "autocast", "bf16"]:
+            model = build()
+            model.load_state_dict(start, strict=False)
+            model.tie_weights()
+            losses, norms = train(model, ids, mode)
+            tensors[f"{name}/losses/{mode}"] = losses
+            print(name, mode, losses[[0, 9, 24, 49]].tolist(), "gradient norms", norms[[0, 9, 49]].tolist())
+        reference = tensors[f"{name}/losses/bf16"]
+        for mode in ["f32", "autocast"]:
+            apart = (tensors[f"{name}/losses/{mode}"] / reference - 1).abs()
+            print(f"{name}: {mode} and bf16 losses are at most {apart.max():.2e} apart")
+    save_file(tensors, FILE, metadata)
+    print(f"{FILE}: {FILE.stat().st_size} bytes, torch {torch.__version__}")
+
+
+main()
