@@ -114,7 +114,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let layout = RopeLayout { heads: 2 * c / head_dim, head_dim, seq_len, start: 0 };
     row("rope", bf16(4 * tc), &mut || rope(&mut qkv, &table, layout, Rotation::Forward))?;
     row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
-        rope_to(qkv.clone(), &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
+        rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
     })?;
     row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
@@ -155,18 +155,15 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
     row("global_norm", 4 * n, &mut || global_norm(&[&grad]).map(drop))?;
     let norm = global_norm(&[&grad])?;
-    let how = AdamW {
-        learning_rate: 1e-4,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        step: 1,
-        max_norm: 1.0,
-    };
+    let how = AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0 };
     row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
-        let state = AdamWState { master: &mut master, m: &mut m, v: &mut v, copy: Some(&mut copy) };
-        adamw(state, &grad, &norm, &how)
+        let weight = AdamWWeight::Master { master: &mut master, copy: Some(&mut copy) };
+        adamw(&mut [AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1 }], &norm, &how)
+    })?;
+    let (mut m, mut v) = (cast(&m, DType::BF16)?, cast(&v, DType::BF16)?);
+    row("adamw, BF16 states and weights by chance", 16 * n, &mut || {
+        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
+        adamw(&mut [AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1 }], &norm, &how)
     })?;
     Ok(rows)
 }

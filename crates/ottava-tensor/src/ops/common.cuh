@@ -60,5 +60,37 @@ template <class T> __device__ __forceinline__ void store8(T* p, const Eight<T>& 
     for (int w = 0; w < sizeof(T) / 2; w++) ((uint4*)p)[w] = e.words[w];
 }
 
+template <class T> __device__ __forceinline__ void unpack8(const Eight<T>& e, float* v) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = load(e.at[i]);
+}
+// Eight values, each rounded once, as `store` does; the narrow types in pairs.
+template <class T> __device__ __forceinline__ Eight<T> pack8(const float* v);
+template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
+    Eight<f32> e;
+#pragma unroll
+    for (int i = 0; i < 8; i++) e.at[i] = v[i];
+    return e;
+}
+#define PACK(TYPE)                                                                                                     \
+    template <> __device__ __forceinline__ Eight<TYPE> pack8<TYPE>(const float* v) {                                   \
+        u32 pairs[4];                                                                                                  \
+        for (int i = 0; i < 4; i++)                                                                                    \
+            asm("cvt.rn." #TYPE "x2.f32 %0, %1, %2;" : "=r"(pairs[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));             \
+        Eight<TYPE> e;                                                                                                 \
+        e.words[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);                                               \
+        return e;                                                                                                      \
+    }
+PACK(bf16)
+PACK(f16)
+
+// The largest absolute value of eight.
+template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
+    return largest;
+}
+
 // Whether eights may be moved at all these addresses. A null pointer does not stand in the way.
 template <class... P> __device__ __forceinline__ bool aligned(const P*... p) { return ((u64(p) | ...) & 15) == 0; }

@@ -35,12 +35,8 @@ template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
     return pair;
 }
 
-// `x` rounded to the storage type, as a value that is written and read again.
-__device__ __forceinline__ float stored(float x) {
-    X rounded;
-    store(&rounded, x);
-    return load(rounded);
-}
+// Eight values rounded to the storage type, as if written and read again.
+__device__ __forceinline__ void round8(float* v) { unpack8(pack8<X>(v), v); }
 
 // The first `valid` of eight elements; the rest are zero.
 __device__ __forceinline__ Eight<X> fetch8(const X* p, int valid, bool wide) {
@@ -139,27 +135,30 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
     }
 }
 
-// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, `values` computes them. Sources may be
-// asked for columns past the end, where they give zeros, but not for rows.
-template <class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
+// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
+// count, and `values` computes them. `LOADS` of them are on their way at a time.
+template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
     __shared__ Tile tile;
     const int row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
     Seen seen;
 #pragma unroll 1
-    for (int sweep = 0; sweep < 8; sweep += 4) {
-        typename Source::Raw raw[4];
+    for (int sweep = 0; sweep < 8; sweep += LOADS) {
+        typename Source::Raw raw[LOADS];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < LOADS; k++) {
             const int row = (sweep + k) * 16 + threadIdx.x / 16;
             if (row0 + row < to.rows && column0 + column < to.columns) raw[k] = source.fetch(row0 + row, column0 + column);
         }
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < LOADS; k++) {
             const int row = (sweep + k) * 16 + threadIdx.x / 16;
             uint2 eight = make_uint2(0, 0);
             if (row0 + row < to.rows && column0 + column < to.columns) {
                 float v[8];
                 source.values(raw[k], v);
+                // Padding is zero, whatever the row makes of it.
+#pragma unroll
+                for (int i = 0; i < 8; i++) if (column0 + column + i >= to.columns) v[i] = 0.0f;
                 eight = encode8(v, to.scale, seen);
             }
             put(to, tile, row0, column0, row, column, eight);

@@ -42,9 +42,9 @@ pub(crate) fn eights(n: usize) -> [u32; 3] {
     elements(n.div_ceil(8))
 }
 
-/// Threads of a block that holds a row of `n` elements in registers: sixteen elements each, as long as that is enough.
-pub(crate) fn row_threads(n: usize) -> u32 {
-    (n.div_ceil(16).next_multiple_of(32)).clamp(32, 512) as u32
+/// Threads of a block that holds a row of `n` elements in registers, `each` in a thread, as long as 8192 are enough.
+pub(crate) fn row_threads(n: usize, each: usize) -> u32 {
+    (n.div_ceil(each).next_multiple_of(32)).clamp(32, 8192 / each) as u32
 }
 
 /// Whether all tensors start at multiples of 16 bytes, as views of rows may not.

@@ -5,10 +5,10 @@ extern "C" __global__ void add_bias(X* x, const X* bias, int columns) {
 #pragma unroll 4
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> u = load8(row + 8 * g), v = load8(bias + 8 * g);
-        Eight<X> sum;
+        float sum[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) store(&sum.at[i], load(u.at[i]) + load(v.at[i]));
-        store8(row + 8 * g, sum);
+        for (int i = 0; i < 8; i++) sum[i] = load(u.at[i]) + load(v.at[i]);
+        store8(row + 8 * g, pack8<X>(sum));
     }
     for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) store(&row[c], load(row[c]) + load(bias[c]));
 }

@@ -2,11 +2,9 @@
 extern "C" __global__ void cast(TO* __restrict__ y, const FROM* __restrict__ x, u64 n) {
     const u64 eights = aligned(y, x) ? n / 8 : 0;
     for (u64 g = grid_start(); g < eights; g += grid_step()) {
-        const Eight<FROM> from = load8(x + 8 * g);
-        Eight<TO> to;
-#pragma unroll
-        for (int i = 0; i < 8; i++) store(&to.at[i], load(from.at[i]));
-        store8(y + 8 * g, to);
+        float v[8];
+        unpack8(load8(x + 8 * g), v);
+        store8(y + 8 * g, pack8<TO>(v));
     }
     for (u64 i = 8 * eights + grid_start(); i < n; i += grid_step()) store(&y[i], load(x[i]));
 }

@@ -1,3 +1,7 @@
+#ifndef QLOADS
+#define QLOADS 4
+#define BLOCKS 5
+#endif
 struct Values {
     const X* x;
     int columns;
@@ -7,15 +11,14 @@ struct Values {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
     __device__ __forceinline__ void values(const Raw& raw, float* v) const {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = load(raw.at[i]);
+        unpack8(raw, v);
     }
 };
 
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
-extern "C" __global__ void __launch_bounds__(256) quantize(DESTINATION, const X* x) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) quantize(DESTINATION, const X* x) {
     const Destination to = THE_DESTINATION;
-    quantize_tile(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
+    quantize_tile<QLOADS>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
 }
 
 // Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.
@@ -23,11 +26,7 @@ extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
     const u64 eights = aligned(x) ? n / 8 : 0;
     float largest = 0.0f;
 #pragma unroll 4
-    for (u64 g = grid_start(); g < eights; g += grid_step()) {
-        const Eight<X> e = load8(x + 8 * g);
-#pragma unroll
-        for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
-    }
+    for (u64 g = grid_start(); g < eights; g += grid_step()) largest = fmaxf(largest, largest8(load8(x + 8 * g)));
     for (u64 i = 8 * eights + grid_start(); i < n; i += grid_step()) largest = fmaxf(largest, fabsf(load(x[i])));
     largest = block_max(largest);
     if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));

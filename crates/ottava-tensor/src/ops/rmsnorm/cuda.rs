@@ -41,7 +41,7 @@ pub(super) fn rmsnorm(
         Arg::F32(eps as f32),
     ];
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; one block per token.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels), 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
 }
 
 /// Casts the normalised `x`, whose `rstd` is known.
@@ -87,6 +87,6 @@ pub(super) fn rmsnorm_backward(gpu: &CudaDevice, from: Backward, dx: &mut Tensor
         Arg::I32(channels as i32),
     ];
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`; `partial` has a row per block.
-    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], launch::row_threads(channels), 0, &args)? };
+    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], launch::row_threads(channels, 8), 0, &args)? };
     bias::add_partial_sums(gpu, &partial, dweight)
 }

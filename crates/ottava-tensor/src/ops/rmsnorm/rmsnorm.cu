@@ -1,51 +1,78 @@
+// Where rows are aligned and short enough, they lie in registers, eight channels per thread and place. The squares of a row
+// are added by 256 channels: eight in a thread, those of a warp in pairs, and then the 256s in order. All kernels here
+// keep to that order, so that they agree on rstd.
+__device__ __forceinline__ float sum_of_256(const float* v) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += v[i] * v[i];
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
+    return sum;
+}
+
+// As in cpu.rs; rsqrtf rounds differently.
+__device__ __forceinline__ float rstd_of(const float* sums, int C, float eps) {
+    float sum = 0.0f;
+    for (int i = 0; i < (C + 255) / 256; i++) sum += sums[i];
+    return 1.0f / sqrtf(sum / C + eps);
+}
+
 #ifndef FORMAT
-// A row lies in the registers of its block, `GROUPS` times eight channels per thread, where it is aligned and short enough.
-#define GROUPS 2
+#define PLACES 2
+#ifndef ROW_BLOCKS
+#define ROW_BLOCKS 3
+#endif
 
 // One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
 // x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y.
-extern "C" __global__ void __launch_bounds__(512) rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual,
-                                                          const X* weight, int C, float eps) {
+extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 2)
+    rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
-    float squares = 0.0f, largest = 0.0f;
-    if (C % 8 == 0 && C <= 8 * GROUPS * blockDim.x && aligned(y, sum, x, residual, weight)) {
-        Eight<X> v[GROUPS], w[GROUPS];
+    float largest = 0.0f;
+    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, sum, x, residual, weight)) {
+        __shared__ float sums[16 * PLACES];
+        Eight<X> v[PLACES], w[PLACES];
 #pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
+        for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
+            v[k] = {};
             if (c >= C) continue;
             v[k] = load8(x + row + c);
             if (residual) w[k] = load8(residual + row + c);
         }
 #pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
+        for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
-            if (c >= C) continue;
-            if (residual) {
+            float a[8];
+            unpack8(v[k], a);
+            if (residual && c < C) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) store(&v[k].at[i], load(v[k].at[i]) + load(w[k].at[i]));
+                for (int i = 0; i < 8; i++) a[i] += load(w[k].at[i]);
+                v[k] = pack8<X>(a);
+                unpack8(v[k], a);
                 store8(sum + row + c, v[k]);
             }
-            if (y) w[k] = load8(weight + c);
-#pragma unroll
-            for (int i = 0; i < 8; i++) squares += load(v[k].at[i]) * load(v[k].at[i]);
+            if (y && c < C) w[k] = load8(weight + c);
+            const float total = sum_of_256(a);
+            if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
         }
-        const float r = 1.0f / sqrtf(block_sum(squares) / C + eps);      // as in cpu.rs; rsqrtf rounds differently
+        __syncthreads();
+        const float r = rstd_of(sums, C, eps);
         if (threadIdx.x == 0) rstd[blockIdx.x] = r;
         if (!y) return;
 #pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
+        for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             if (c >= C) continue;
+            float a[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                store(&v[k].at[i], load(v[k].at[i]) * r * load(w[k].at[i]));
-                largest = fmaxf(largest, fabsf(load(v[k].at[i])));
-            }
+            for (int i = 0; i < 8; i++) a[i] = load(v[k].at[i]) * r * load(w[k].at[i]);
+            v[k] = pack8<X>(a);
             store8(y + row + c, v[k]);
+            if (amax) largest = fmaxf(largest, largest8(v[k]));
         }
     } else {
         const X* in = residual ? sum : x;
+        float squares = 0.0f;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             if (residual) store(&sum[row + c], load(x[row + c]) + load(residual[row + c]));
             squares += load(in[row + c]) * load(in[row + c]);
@@ -74,75 +101,54 @@ __device__ __forceinline__ float row_sum(float x, float* warps) {
 }
 
 // Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
-// added to dx. While one row is worked on, the next is on its way.
-extern "C" __global__ void __launch_bounds__(512) rmsnorm_backward(X* dx, float* partial, const X* dy, const X* x, const X* weight,
-                                                                   const float* rstd, const X* residual, int rows, int C) {
-    __shared__ float warps[2][16];
+// added to dx. A thread keeps eight channels, and while one row is worked on, the next is on its way.
+extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float* partial, const X* dy, const X* x, const X* weight,
+                                                                    const float* rstd, const X* residual, int rows, int C) {
+    __shared__ float warps[2][32];
     partial += (u64)blockIdx.x * C;
     int turn = 0;
-    if (C % 8 == 0 && C <= 8 * GROUPS * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
-        Eight<X> w[GROUPS], next_d[GROUPS], next_v[GROUPS];
-        float sums[GROUPS][8] = {};
+    if (C % 8 == 0 && C <= 8 * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
+        const int c = 8 * threadIdx.x;
+        const bool mine = c < C;
+        Eight<X> w = {}, next_d = {}, next_v = {};
+        float sums[8] = {}, next_r = 0.0f;
         const auto fetch = [&](int row) {
-#pragma unroll
-            for (int k = 0; k < GROUPS; k++) {
-                const int c = 8 * (threadIdx.x + k * blockDim.x);
-                if (c >= C || row >= rows) continue;
-                next_d[k] = load8(dy + (u64)row * C + c);
-                next_v[k] = load8(x + (u64)row * C + c);
-            }
+            if (row >= rows) return;
+            next_r = rstd[row];
+            if (!mine) return;
+            next_d = load8(dy + (u64)row * C + c);
+            next_v = load8(x + (u64)row * C + c);
         };
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-            const int c = 8 * (threadIdx.x + k * blockDim.x);
-            if (c < C) w[k] = load8(weight + c);
-        }
+        if (mine) w = load8(weight + c);
         fetch(blockIdx.x);
         for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-            const float r = rstd[row];
-            Eight<X> d[GROUPS], v[GROUPS], add[GROUPS];
+            const float r = next_r;
+            const Eight<X> d = next_d, v = next_v;
+            Eight<X> more;
+            if (residual && mine) more = load8(residual + (u64)row * C + c);
+            fetch(row + gridDim.x);
             float sum = 0.0f;
 #pragma unroll
-            for (int k = 0; k < GROUPS; k++) {
-                const int c = 8 * (threadIdx.x + k * blockDim.x);
-                if (c >= C) continue;
-                d[k] = next_d[k];
-                v[k] = next_v[k];
-                if (residual) add[k] = load8(residual + (u64)row * C + c);
-            }
-            fetch(row + gridDim.x);
-#pragma unroll
-            for (int k = 0; k < GROUPS; k++) {
-                if (8 * (threadIdx.x + k * blockDim.x) >= C) continue;
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float normed = load(v[k].at[i]) * r;
-                    sum += load(d[k].at[i]) * load(w[k].at[i]) * normed;
-                    sums[k][i] += load(d[k].at[i]) * normed;
-                }
+            for (int i = 0; i < 8; i++) {
+                const float normed = load(v.at[i]) * r;
+                sum += load(d.at[i]) * load(w.at[i]) * normed;
+                sums[i] += load(d.at[i]) * normed;
             }
             const float projection = row_sum(sum, warps[turn]) / C;
+            if (!mine) continue;
+            float out[8];
 #pragma unroll
-            for (int k = 0; k < GROUPS; k++) {
-                const int c = 8 * (threadIdx.x + k * blockDim.x);
-                if (c >= C) continue;
+            for (int i = 0; i < 8; i++) out[i] = r * (load(d.at[i]) * load(w.at[i]) - load(v.at[i]) * r * projection);
+            Eight<X> rounded = pack8<X>(out);
+            if (residual) {
+                unpack8(rounded, out);
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    store(&v[k].at[i], r * (load(d[k].at[i]) * load(w[k].at[i]) - load(v[k].at[i]) * r * projection));
-                    if (residual) store(&v[k].at[i], load(v[k].at[i]) + load(add[k].at[i]));
-                }
-                store8(dx + (u64)row * C + c, v[k]);
+                for (int i = 0; i < 8; i++) out[i] += load(more.at[i]);
+                rounded = pack8<X>(out);
             }
+            store8(dx + (u64)row * C + c, rounded);
         }
-#pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-            const int c = 8 * (threadIdx.x + k * blockDim.x);
-            if (c >= C) continue;
-            Eight<float> out;
-#pragma unroll
-            for (int i = 0; i < 8; i++) out.at[i] = sums[k][i];
-            store8(partial + c, out);
-        }
+        if (mine) store8(partial + c, pack8<f32>(sums));
         return;
     }
     for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
@@ -174,13 +180,14 @@ struct Normed {
     }
     __device__ __forceinline__ void values(const Raw& raw, float* v) const {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = stored(load(raw.x.at[i]) * raw.rstd * load(raw.weight.at[i]));
+        for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(raw.weight.at[i]);
+        round8(v);
     }
 };
 
 // Grid (C / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
     const Destination to = THE_DESTINATION;
-    quantize_tile(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
+    quantize_tile<4>(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
 }
 #endif

@@ -6,7 +6,7 @@ use crate::{DType, Device};
 
 #[test]
 fn rmsnorm_agrees_across_devices() {
-    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72), (2, 8200)] {
+    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [
                 normals("x", &[t, c], dtype),

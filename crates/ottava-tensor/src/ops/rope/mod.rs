@@ -45,25 +45,20 @@ pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotati
     Ok(())
 }
 
-/// [`rope`] written to `output`: in place for a plain one, while codes leave `x` alone and drop it.
-pub fn rope_to(
-    mut x: Tensor,
-    table: &Tensor,
-    layout: RopeLayout,
-    rotation: Rotation,
-    output: Output,
-) -> Result<Produced> {
-    check(&x, table, layout)?;
-    match (x.device().clone(), output) {
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(&x, table, layout) => {
+/// [`rope`] of a copy, written to `output`; `x` stays as it is.
+pub fn rope_to(x: &Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
+    check(x, table, layout)?;
+    match (x.device(), output) {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(x, table, layout) => {
             let [rows, columns] = x.dims("rope: x")?;
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-            cuda::rope_codes(&gpu, &x, table, layout, rotation, &mut quantized, &mut to)?;
+            cuda::rope_codes(gpu, x, table, layout, rotation, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (_, output) => {
-            rope(&mut x, table, layout, rotation)?;
-            output.deliver(x)
+            let mut y = x.duplicate()?;
+            rope(&mut y, table, layout, rotation)?;
+            output.deliver(y)
         }
     }
 }

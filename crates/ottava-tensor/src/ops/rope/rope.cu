@@ -1,11 +1,14 @@
 // Turns eight pairs; `turn` is 1 or -1. `angles` is the row of the table at the first pair, `half` cosines before its sine.
 __device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
+    float u[8], v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const float a = load(first.at[i]), b = load(second.at[i]), s = sin.at[i] * turn;
-        store(&first.at[i], a * cos.at[i] - b * s);
-        store(&second.at[i], b * cos.at[i] + a * s);
+        u[i] = a * cos.at[i] - b * s;
+        v[i] = b * cos.at[i] + a * s;
     }
+    first = pack8<X>(u);
+    second = pack8<X>(v);
 }
 
 #ifndef FORMAT
@@ -35,9 +38,12 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
     }
 }
 #else
+#ifndef BLOCKS
+#define BLOCKS 3
+#endif
 // Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
-extern "C" __global__ void __launch_bounds__(256) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
                                                              int seq_len, int start, float turn) {
     __shared__ Tile tiles[2];
     const Destination to = THE_DESTINATION;
@@ -68,11 +74,8 @@ extern "C" __global__ void __launch_bounds__(256) rope_codes(DESTINATION, const 
             if (row0 + row < rows && column0 + first < columns) {
                 if (column0 + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
                 float v[2][8];
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    v[0][i] = load(a[k].at[i]);
-                    v[1][i] = load(b[k].at[i]);
-                }
+                unpack8(a[k], v[0]);
+                unpack8(b[k], v[1]);
                 eight[0] = encode8(v[0], to.scale, seen);
                 eight[1] = encode8(v[1], to.scale, seen);
             }

@@ -28,13 +28,12 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, floa
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g);
-        Eight<X> out;
+        float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            store(&out.at[i], forward(load(gate.at[i]), load(up.at[i])));
-            largest = fmaxf(largest, fabsf(load(out.at[i])));
-        }
+        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+        const Eight<X> out = pack8<X>(v);
         store8(y + 8 * g, out);
+        if (amax) largest = fmaxf(largest, largest8(out));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
         store(&y[c], forward(load(x[c]), load(x[F + c])));
@@ -52,16 +51,17 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
     float largest = 0.0f;
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g), d = load8(dy + 8 * g);
-        Eight<X> dgate, dup;
+        float v[2][8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const Gradient g = backward(load(d.at[i]), load(gate.at[i]), load(up.at[i]));
-            store(&dgate.at[i], g.gate);
-            store(&dup.at[i], g.up);
-            largest = fmaxf(largest, fmaxf(fabsf(load(dgate.at[i])), fabsf(load(dup.at[i]))));
+            v[0][i] = g.gate;
+            v[1][i] = g.up;
         }
+        const Eight<X> dgate = pack8<X>(v[0]), dup = pack8<X>(v[1]);
         store8(dx + 8 * g, dgate);
         store8(dx + F + 8 * g, dup);
+        if (amax) largest = fmaxf(largest, fmaxf(largest8(dgate), largest8(dup)));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
         const Gradient g = backward(load(dy[c]), load(x[c]), load(x[F + c]));
@@ -83,14 +83,15 @@ struct Activations {
     }
     __device__ __forceinline__ void values(const Raw& raw, float* v) const {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = stored(forward(load(raw.gate.at[i]), load(raw.up.at[i])));
+        for (int i = 0; i < 8; i++) v[i] = forward(load(raw.gate.at[i]), load(raw.up.at[i]));
+        round8(v);
     }
 };
 
 // Grid (F / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256) swiglu_codes(DESTINATION, const X* x) {
     const Destination to = THE_DESTINATION;
-    quantize_tile(to, Activations{x, columns, columns % 8 == 0 && aligned(x)});
+    quantize_tile<4>(to, Activations{x, columns, columns % 8 == 0 && aligned(x)});
 }
 
 // Grid (F / 128, T / 128), 256 threads: a tile of the gates' gradient and the one of the ups'. F is a multiple of 16.
@@ -122,9 +123,11 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward_codes(DESTINAT
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
-                    v[0][i] = stored(g.gate);
-                    v[1][i] = stored(g.up);
+                    v[0][i] = g.gate;
+                    v[1][i] = g.up;
                 }
+                round8(v[0]);
+                round8(v[1]);
                 eight[0] = encode8(v[0], to.scale, seen);
                 eight[1] = encode8(v[1], to.scale, seen);
             }
