@@ -1,5 +1,6 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
+pub mod bench;
 pub mod cuda;
 pub mod device;
 pub mod dtype;

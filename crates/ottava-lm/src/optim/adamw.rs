@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use ottava_tensor::ops::{AdamW, AdamWState, adamw, global_norm};
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWWeight, adamw, global_norm};
 use ottava_tensor::{DType, Tensor};
 
 /// Constants of AdamW.
@@ -69,24 +69,26 @@ impl AdamWOptimizer {
     /// changes no weight.
     pub fn step(&mut self, params: &mut [&mut Param], norm: &Tensor, learning_rate: f64) -> Result<()> {
         self.steps += 1;
+        let how = AdamW {
+            learning_rate,
+            beta1: self.config.beta1,
+            beta2: self.config.beta2,
+            epsilon: self.config.epsilon,
+            step: self.steps,
+            max_norm: self.config.max_grad_norm,
+        };
+        let mut parameters = Vec::with_capacity(params.len());
         for (param, moments) in params.iter_mut().zip(&mut self.moments) {
-            let how = AdamW {
-                learning_rate,
-                beta1: self.config.beta1,
-                beta2: self.config.beta2,
-                epsilon: self.config.epsilon,
-                weight_decay: if param.decay { self.config.weight_decay } else { 0.0 },
-                step: self.steps,
-                max_norm: self.config.max_grad_norm,
-            };
+            let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };
             let Param { value, master, grad, .. } = &mut **param;
-            let (master, copy) = match master {
-                Some(master) => (master, Some(value)),
-                None => (value, None),
+            let weight = match master {
+                Some(master) => AdamWWeight::Master { master, copy: Some(value) },
+                None => AdamWWeight::Master { master: value, copy: None },
             };
-            let state = AdamWState { master, m: &mut moments.m, v: &mut moments.v, copy };
-            adamw(state, grad.as_ref().expect("a model built for training"), norm, &how)?;
+            let grad = grad.as_ref().expect("a model built for training");
+            parameters.push(AdamWParameter { weight, m: &mut moments.m, v: &mut moments.v, grad, weight_decay });
         }
+        adamw(&mut parameters, norm, &how)?;
         Ok(())
     }
 }

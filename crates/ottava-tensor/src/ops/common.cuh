@@ -22,22 +22,6 @@ __device__ __forceinline__ void store(f32* p, float x) { *p = x; }
 __device__ __forceinline__ void store(bf16* p, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 __device__ __forceinline__ void store(f16* p, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 
-// One FP8 code in the low byte: to nearest even, saturating, NaN to 0x7F.
-template <class T> __device__ __forceinline__ u32 encode(float x);
-template <> __device__ __forceinline__ u32 encode<e4m3>(float x) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-    return pair & 0xFF;
-}
-template <> __device__ __forceinline__ u32 encode<e5m2>(float x) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-    return pair & 0xFF;
-}
-template <class T> __device__ __forceinline__ float largest_finite();
-template <> __device__ __forceinline__ float largest_finite<e4m3>() { return 448.0f; }
-template <> __device__ __forceinline__ float largest_finite<e5m2>() { return 57344.0f; }
-
 struct Add { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
 // As the CPU's: the larger, and never NaN unless both are.
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
@@ -59,3 +43,54 @@ __device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max
 // First element of this thread and the step to its next, for loops over a whole grid.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }
+
+// Eight neighbouring elements, moved in accesses of 16 bytes, at an address that is a multiple of 16.
+template <class T> union Eight {
+    uint4 words[sizeof(T) / 2];
+    T at[8];
+};
+template <class T> __device__ __forceinline__ Eight<T> load8(const T* p) {
+    Eight<T> e;
+#pragma unroll
+    for (int w = 0; w < sizeof(T) / 2; w++) e.words[w] = ((const uint4*)p)[w];
+    return e;
+}
+template <class T> __device__ __forceinline__ void store8(T* p, const Eight<T>& e) {
+#pragma unroll
+    for (int w = 0; w < sizeof(T) / 2; w++) ((uint4*)p)[w] = e.words[w];
+}
+
+template <class T> __device__ __forceinline__ void unpack8(const Eight<T>& e, float* v) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = load(e.at[i]);
+}
+// Eight values, each rounded once, as `store` does; the narrow types in pairs.
+template <class T> __device__ __forceinline__ Eight<T> pack8(const float* v);
+template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
+    Eight<f32> e;
+#pragma unroll
+    for (int i = 0; i < 8; i++) e.at[i] = v[i];
+    return e;
+}
+#define PACK(TYPE)                                                                                                     \
+    template <> __device__ __forceinline__ Eight<TYPE> pack8<TYPE>(const float* v) {                                   \
+        u32 pairs[4];                                                                                                  \
+        for (int i = 0; i < 4; i++)                                                                                    \
+            asm("cvt.rn." #TYPE "x2.f32 %0, %1, %2;" : "=r"(pairs[i]) : "f"(v[2 * i + 1]), "f"(v[2 * i]));             \
+        Eight<TYPE> e;                                                                                                 \
+        e.words[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);                                               \
+        return e;                                                                                                      \
+    }
+PACK(bf16)
+PACK(f16)
+
+// The largest absolute value of eight.
+template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
+    return largest;
+}
+
+// Whether eights may be moved at all these addresses. A null pointer does not stand in the way.
+template <class... P> __device__ __forceinline__ bool aligned(const P*... p) { return ((u64(p) | ...) & 15) == 0; }

@@ -1,17 +1,29 @@
 //! What every `cuda.rs` needs: sources with the common header, storage types as defines, grid sizes.
 
 use crate::cuda::Source;
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, Tensor};
 
 /// Defines given to the compiler with a kernel.
 pub(crate) type Defines = &'static [(&'static str, &'static str)];
 
-/// Declares `SOURCE`, the kernel file of this folder after the common header.
+/// Declares `SOURCE`, the kernel file of this folder after the common header; or a static of another name, with a second header.
 macro_rules! kernel_source {
     ($name:literal) => {
         pub(crate) static SOURCE: $crate::cuda::Source = $crate::cuda::Source {
             name: $name,
             text: concat!(include_str!("../common.cuh"), "\n", include_str!(concat!($name, ".cu"))),
+        };
+    };
+    ($static:ident, $name:literal, $header:literal) => {
+        pub(crate) static $static: $crate::cuda::Source = $crate::cuda::Source {
+            name: $name,
+            text: concat!(
+                include_str!("../common.cuh"),
+                "\n",
+                include_str!(concat!("../", $header)),
+                "\n",
+                include_str!(concat!($name, ".cu"))
+            ),
         };
     };
 }
@@ -23,6 +35,21 @@ pub(crate) const BLOCK: u32 = 256;
 /// A one-dimensional grid with one thread per element, bounded so that large tensors are walked in strides.
 pub(crate) fn elements(n: usize) -> [u32; 3] {
     [n.div_ceil(BLOCK as usize).clamp(1, 132 * 16) as u32, 1, 1]
+}
+
+/// As [`elements`], for kernels whose threads take eight neighbouring elements at a time.
+pub(crate) fn eights(n: usize) -> [u32; 3] {
+    elements(n.div_ceil(8))
+}
+
+/// Threads of a block that holds a row of `n` elements in registers, `each` in a thread, as long as 8192 are enough.
+pub(crate) fn row_threads(n: usize, each: usize) -> u32 {
+    (n.div_ceil(each).next_multiple_of(32)).clamp(32, 8192 / each) as u32
+}
+
+/// Whether all tensors start at multiples of 16 bytes, as views of rows may not.
+pub(crate) fn aligned(tensors: &[&Tensor]) -> bool {
+    tensors.iter().all(|t| t.device_ptr() % 16 == 0)
 }
 
 /// `-DX=…` for the storage type. F64 exists on the CPU only.
@@ -61,7 +88,9 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
     all.extend(typed.iter().flat_map(|&source| STORAGE.iter().map(move |&defines| (source, defines))));
     all.extend(adamw::VARIANTS.iter().map(|&defines| (&adamw::SOURCE, defines)));
     all.extend(cast::VARIANTS.iter().map(|&defines| (&cast::SOURCE, defines)));
-    all.extend(quantize::VARIANTS.iter().map(|&defines| (&quantize::SOURCE, defines)));
+    for source in [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE] {
+        all.extend(quantize::VARIANTS.iter().map(|&defines| (source, defines)));
+    }
     all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));
     for source in [&delayed_scaling::SOURCE, &global_norm::SOURCE, &random::SOURCE] {
         all.push((source, &[]));

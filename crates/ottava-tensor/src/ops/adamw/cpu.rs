@@ -1,29 +1,24 @@
-use super::{AdamWState, Scalars};
+use super::{AdamWParameter, AdamWWeight, Scalars, stochastic_seed};
 use crate::element::Float;
+use crate::ops::random::hash;
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 const CHUNK: usize = 1 << 14;
 
-pub(super) fn adamw(state: AdamWState, grad: &Tensor, norm: &Tensor, how: &Scalars) {
+pub(super) fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) {
     let norm = norm.host::<f32>()[0];
     if !norm.is_finite() {
         return;
     }
     let clip = clip_factor(norm, how.max_norm);
-    let chunks = state.master.host_mut::<f32>().par_chunks_mut(CHUNK).zip(grad.host::<f32>().par_chunks(CHUNK));
-    chunks
-        .zip(state.m.host_mut::<f32>().par_chunks_mut(CHUNK).zip(state.v.host_mut::<f32>().par_chunks_mut(CHUNK)))
-        .for_each(|((master, grad), (m, v))| {
-            for (((w, g), m), v) in master.iter_mut().zip(grad).zip(m).zip(v) {
-                element(w, g * clip, m, v, how);
-            }
-        });
-    if let Some(copy) = state.copy {
-        match copy.dtype() {
-            DType::BF16 => round::<bf16>(state.master.host(), copy.host_mut()),
-            _ => round::<f16>(state.master.host(), copy.host_mut()),
+    for parameter in parameters {
+        match (parameter.m.dtype(), parameter.v.dtype()) {
+            (DType::F32, DType::F32) => update::<f32, f32>(parameter, clip, how),
+            (DType::F32, _) => update::<f32, bf16>(parameter, clip, how),
+            (_, DType::F32) => update::<bf16, f32>(parameter, clip, how),
+            (_, _) => update::<bf16, bf16>(parameter, clip, how),
         }
     }
 }
@@ -32,14 +27,61 @@ fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }
 
-fn element(w: &mut f32, g: f32, m: &mut f32, v: &mut f32, how: &Scalars) {
-    let decayed = *w * how.keep;
-    *m += (g - *m) * how.take1;
-    *v = *v * how.beta2 + g * g * how.take2;
-    let denominator = v.sqrt() / how.correction2 + how.epsilon;
-    *w = decayed - how.step_size * (*m / denominator);
+fn update<M: Float<Real = f32>, V: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
+    let keep = how.keep(parameter.weight_decay);
+    let (m, v, grad) = (parameter.m.host_mut::<M>(), parameter.v.host_mut::<V>(), parameter.grad.host::<f32>());
+    let moments = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)).zip(grad.par_chunks(CHUNK));
+    match &mut parameter.weight {
+        AdamWWeight::Master { master, copy } => {
+            master.host_mut::<f32>().par_chunks_mut(CHUNK).zip(moments).for_each(|(w, ((m, v), grad))| {
+                for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(grad) {
+                    *w = element(*w, m, v, g * clip, keep, how);
+                }
+            });
+            match copy {
+                Some(copy) if copy.dtype() == DType::F16 => round::<f16>(master.host(), copy.host_mut()),
+                Some(copy) => round::<bf16>(master.host(), copy.host_mut()),
+                None => {}
+            }
+        }
+        AdamWWeight::Stochastic { weight, seed } => {
+            let seed = stochastic_seed(*seed, how.step);
+            let chunks = weight.host_mut::<bf16>().par_chunks_mut(CHUNK).zip(moments).enumerate();
+            chunks.for_each(|(chunk, (w, ((m, v), grad)))| {
+                for (i, (((w, m), v), g)) in w.iter_mut().zip(m).zip(v).zip(grad).enumerate() {
+                    let new = element(w.to_f32(), m, v, g * clip, keep, how);
+                    *w = by_chance(new, seed, (chunk * CHUNK + i) as u64);
+                }
+            });
+        }
+    }
+}
+
+fn element<M: Float<Real = f32>, V: Float<Real = f32>>(
+    w: f32,
+    m: &mut M,
+    v: &mut V,
+    g: f32,
+    keep: f32,
+    how: &Scalars,
+) -> f32 {
+    let decayed = w * keep;
+    let m1 = m.load() + (g - m.load()) * how.take1;
+    let v1 = v.load() * how.beta2 + g * g * how.take2;
+    (*m, *v) = (M::store(m1), V::store(v1));
+    let denominator = v1.sqrt() / how.correction2 + how.epsilon;
+    decayed - how.step_size * (m1 / denominator)
 }
 
 fn round<S: Float<Real = f32>>(from: &[f32], to: &mut [S]) {
     to.par_iter_mut().with_min_len(CHUNK).zip(from).for_each(|(to, &from)| *to = S::store(from));
+}
+
+/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays.
+fn by_chance(x: f32, seed: u64, i: u64) -> bf16 {
+    if !x.is_finite() {
+        return bf16::from_f32(x);
+    }
+    let random = (hash(seed ^ i) >> 48) as u32;
+    bf16::from_bits((x.to_bits().wrapping_add(random) >> 16) as u16)
 }

@@ -5,6 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::random::hash;
 use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
@@ -20,8 +21,6 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Share of the weight removed per unit of learning rate.
-    pub weight_decay: f64,
     /// Number of this update, from 1.
     pub step: u64,
     /// Gradients are scaled down to this global norm; 0 leaves them alone.
@@ -30,7 +29,8 @@ pub struct AdamW {
 
 /// What the arithmetic of one element needs, each rounded once from F64.
 struct Scalars {
-    keep: f32,
+    learning_rate: f64,
+    step: u64,
     step_size: f32,
     take1: f32,
     beta2: f32,
@@ -44,7 +44,8 @@ impl AdamW {
     fn scalars(&self) -> Scalars {
         let correction = |beta: f64| 1.0 - beta.powi(self.step.min(i32::MAX as u64) as i32);
         Scalars {
-            keep: (1.0 - self.learning_rate * self.weight_decay) as f32,
+            learning_rate: self.learning_rate,
+            step: self.step,
             step_size: (self.learning_rate / correction(self.beta1)) as f32,
             take1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
@@ -56,40 +57,86 @@ impl AdamW {
     }
 }
 
-/// The tensors of one parameter, all of one shape.
-pub struct AdamWState<'a> {
-    /// The weights that are updated, F32.
-    pub master: &'a mut Tensor,
-    /// First moment, F32.
-    pub m: &'a mut Tensor,
-    /// Second moment, F32.
-    pub v: &'a mut Tensor,
-    /// Where a rounded copy of the new weights goes, F16 or BF16, if one is kept.
-    pub copy: Option<&'a mut Tensor>,
+impl Scalars {
+    /// What decay leaves of a weight.
+    fn keep(&self, weight_decay: f64) -> f32 {
+        (1.0 - self.learning_rate * weight_decay) as f32
+    }
 }
 
-/// One update: with `g = grad · min(1, max_norm / (norm + 1e-6))`,
+/// The weights of a parameter, in the precision that an update keeps.
+#[derive(Debug)]
+pub enum AdamWWeight<'a> {
+    /// Updated in F32.
+    Master {
+        /// The weights that are updated, F32.
+        master: &'a mut Tensor,
+        /// Where a rounded copy of the new weights goes, F16 or BF16, if one is kept.
+        copy: Option<&'a mut Tensor>,
+    },
+    /// Updated in BF16: the new value is rounded up with the probability of what rounding down would drop, so that small updates
+    /// count on average.
+    Stochastic {
+        /// The weights, BF16.
+        weight: &'a mut Tensor,
+        /// Chance for element `i` of step `t` is a function of `(seed, t, i)` alone. A seed per parameter.
+        seed: u64,
+    },
+}
+
+/// The tensors of one parameter, all of one shape.
+#[derive(Debug)]
+pub struct AdamWParameter<'a> {
+    /// What is updated.
+    pub weight: AdamWWeight<'a>,
+    /// First moment, F32 or BF16.
+    pub m: &'a mut Tensor,
+    /// Second moment, F32 or BF16.
+    pub v: &'a mut Tensor,
+    /// Gradient, F32.
+    pub grad: &'a Tensor,
+    /// Share of the weight removed per unit of learning rate.
+    pub weight_decay: f64,
+}
+
+/// One update of all `parameters`: with `g = grad · min(1, max_norm / (norm + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
-/// `grad` is F32; `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Exact on every device:
-/// each operation is rounded on its own.
-pub fn adamw(state: AdamWState, grad: &Tensor, norm: &Tensor, how: &AdamW) -> Result<()> {
-    let shape = grad.shape();
-    grad.expect_dtype("adamw: grad", &[DType::F32])?;
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Moments in BF16 are rounded to nearest
+/// after the weights have taken their exact values. Exact on every device: each operation is rounded on its own.
+pub fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &AdamW) -> Result<()> {
     norm.expect("adamw: norm", &[1])?;
-    for (what, tensor) in [("adamw: master", &*state.master), ("adamw: m", &*state.m), ("adamw: v", &*state.v)] {
-        tensor.expect(what, shape)?;
-        tensor.expect_dtype(what, &[DType::F32])?;
-        tensor.expect_device(what, grad.device())?;
+    norm.expect_dtype("adamw: norm", &[DType::F32])?;
+    for parameter in &*parameters {
+        check(parameter, norm.device())?;
     }
-    if let Some(copy) = &state.copy {
-        copy.expect("adamw: copy", shape)?;
-        copy.expect_dtype("adamw: copy", &[DType::F16, DType::BF16])?;
-    }
-    match grad.device() {
-        Device::Cpu => cpu::adamw(state, grad, norm, &how.scalars()),
-        Device::Cuda(gpu) => cuda::adamw(gpu, state, grad, norm, &how.scalars())?,
+    match norm.device() {
+        Device::Cpu => cpu::adamw(parameters, norm, &how.scalars()),
+        Device::Cuda(gpu) => cuda::adamw(gpu, parameters, norm, &how.scalars())?,
     }
     Ok(())
+}
+
+fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
+    let expect = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
+        tensor.expect(what, parameter.grad.shape())?;
+        tensor.expect_dtype(what, dtypes)?;
+        tensor.expect_device(what, device)
+    };
+    expect("adamw: grad", parameter.grad, &[DType::F32])?;
+    expect("adamw: m", parameter.m, &[DType::F32, DType::BF16])?;
+    expect("adamw: v", parameter.v, &[DType::F32, DType::BF16])?;
+    match &parameter.weight {
+        AdamWWeight::Master { master, copy } => {
+            expect("adamw: master", master, &[DType::F32])?;
+            copy.as_ref().map_or(Ok(()), |copy| expect("adamw: copy", copy, &[DType::F16, DType::BF16]))
+        }
+        AdamWWeight::Stochastic { weight, .. } => expect("adamw: weight", weight, &[DType::BF16]),
+    }
+}
+
+/// What an element's number is mixed with.
+fn stochastic_seed(seed: u64, step: u64) -> u64 {
+    hash(seed ^ hash(step))
 }

@@ -4,7 +4,7 @@ use crate::{DType, Result, Tensor};
 
 kernel_source!("bias");
 
-/// Rows of a column that one thread adds up.
+/// Rows that one block adds up.
 const CHUNK: usize = 128;
 
 pub(super) fn add_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor) -> Result<()> {
@@ -31,13 +31,19 @@ pub(super) fn bias_gradient(gpu: &CudaDevice, dy: &Tensor, dbias: &mut Tensor) -
     ];
     // SAFETY: `dy` is `rows · columns` elements; the grid has one row of blocks per row of `partial`.
     unsafe { gpu.launch(&kernel, [column_blocks, chunks as u32, 1], BLOCK, 0, &args)? };
-    let kernel = Kernel { source: &SOURCE, defines, entry: "add_partial_sums" };
+    add_partial_sums(gpu, &partial, dbias)
+}
+
+/// `sum[c] += Σ_i partial[i, c]` for F32 `partial` `[N, C]` and `sum` `[C]`.
+pub(in crate::ops) fn add_partial_sums(gpu: &CudaDevice, partial: &Tensor, sum: &mut Tensor) -> Result<()> {
+    let [chunks, columns] = partial.dims("add_partial_sums: partial")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(DType::F32)?, entry: "add_partial_sums" };
     let args = [
-        Arg::Ptr(dbias.device_ptr_mut()),
+        Arg::Ptr(sum.device_ptr_mut()),
         Arg::Ptr(partial.device_ptr()),
         Arg::I32(columns as i32),
         Arg::I32(chunks as i32),
     ];
-    // SAFETY: `partial` is `chunks · columns` elements and `dbias` `columns`, F32.
-    unsafe { gpu.launch(&kernel, [column_blocks, 1, 1], BLOCK, 0, &args) }
+    // SAFETY: `partial` is `chunks · columns` elements and `sum` `columns`, F32.
+    unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, 1, 1], BLOCK, 0, &args) }
 }

@@ -4,7 +4,7 @@ use crate::testing::{Tolerance, normals, parity, values};
 
 #[test]
 fn bias_agrees_across_devices() {
-    for (t, c) in [(1, 1), (3, 7), (300, 257)] {
+    for (t, c) in [(1, 1), (3, 7), (300, 257), (140, 520)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("x", &[t, c], dtype), normals("bias", &[c], dtype), normals("sum", &[c], DType::F32)];
             parity(&inputs[..2], Tolerance::Exact, |x| {

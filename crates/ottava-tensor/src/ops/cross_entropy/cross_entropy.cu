@@ -1,36 +1,79 @@
-// One block per row; threads stride over the vocabulary.
+// One block per row; threads stride over the vocabulary, eight logits at a time where rows are aligned.
 #define IGNORE_INDEX -100
+#define LOWEST -3.402823466e38f
 
-// A NaN must come through, so this maximum keeps it.
-struct KeepNan { __device__ float operator()(float a, float b) const { return a != a || b > a ? (a != a ? a : b) : (b != b ? b : a); } };
+// e^x by the hardware's power of two: three instructions, and an error of a few steps only where e^x is small.
+__device__ __forceinline__ float exponential(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
 
-__device__ __forceinline__ float log_sum_exp(const X* logits, int V) {
-    float largest = load(logits[0]);
-    for (int v = threadIdx.x; v < V; v += blockDim.x) largest = KeepNan()(largest, load(logits[v]));
-    largest = block_reduce(largest, KeepNan());
-    float sum = 0.0f;
-    for (int v = threadIdx.x; v < V; v += blockDim.x) sum += expf(load(logits[v]) - largest);
-    return largest + logf(block_sum(sum));
+// A running maximum and the sum of e^(x - maximum), so that a row is read once. A NaN or an infinity makes the sum NaN.
+struct Softmax { float largest, sum; };
+__device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
+    const float largest = fmaxf(a.largest, b.largest);
+    return {largest, a.sum * exponential(a.largest - largest) + b.sum * exponential(b.largest - largest)};
+}
+
+// The logarithm of the sum of the exponentials of a row.
+__device__ __forceinline__ float log_sum_exp(const X* row, int V) {
+    __shared__ Softmax warps[32];
+    Softmax s = {LOWEST, 0.0f};
+    const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
+#pragma unroll 2
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        float v[8];
+        unpack8(load8(row + 8 * g), v);
+        const float largest = fmaxf(s.largest, fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]))));
+        if (largest > s.largest) s = {largest, s.sum * exponential(s.largest - largest)};
+        float e[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) e[i] = exponential(v[i] - s.largest);
+        s.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+    }
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) {
+        const float x = load(row[v]);
+        if (x > s.largest) s = {x, s.sum * exponential(s.largest - x)};
+        s.sum += exponential(x - s.largest);
+    }
+    for (int offset = 16; offset > 0; offset /= 2)
+        s = merge(s, {__shfl_xor_sync(0xFFFFFFFF, s.largest, offset), __shfl_xor_sync(0xFFFFFFFF, s.sum, offset)});
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
+    __syncthreads();
+    s = warps[0];
+    for (int w = 1; w < blockDim.x / 32; w++) s = merge(s, warps[w]);
+    // No sum at all: every logit was minus infinity, and the CPU's differences are NaN.
+    return s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum);
 }
 
 extern "C" __global__ void cross_entropy(float* losses, const X* logits, const int* targets, int V) {
     const X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
-    const float lse = log_sum_exp(row, V);
-    if (threadIdx.x == 0) losses[blockIdx.x] = target == IGNORE_INDEX ? 0.0f : lse - load(row[target]);
-}
-
-extern "C" __global__ void cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, float scale) {
-    X* row = logits + (u64)blockIdx.x * V;
-    const int target = targets[blockIdx.x];
     if (target == IGNORE_INDEX) {
-        for (int v = threadIdx.x; v < V; v += blockDim.x) store(&row[v], 0.0f);
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
     const float lse = log_sum_exp(row, V);
     if (threadIdx.x == 0) losses[blockIdx.x] = lse - load(row[target]);
+}
+
+extern "C" __global__ void cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, float scale) {
+    X* row = logits + (u64)blockIdx.x * V;
+    const int target = targets[blockIdx.x];
+    const bool ignored = target == IGNORE_INDEX;
+    const float lse = ignored ? 0.0f : log_sum_exp(row, V);
+    if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - load(row[target]);
     __syncthreads();
-    for (int v = threadIdx.x; v < V; v += blockDim.x)
-        store(&row[v], (expf(load(row[v]) - lse) - (v == target ? 1.0f : 0.0f)) * scale);
+    const auto gradient = [&](float x, int v) { return ignored ? 0.0f : (exponential(x - lse) - (v == target ? 1.0f : 0.0f)) * scale; };
+    const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
+#pragma unroll 2
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        float v[8];
+        unpack8(load8(row + 8 * g), v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = gradient(v[i], 8 * g + i);
+        store8(row + 8 * g, pack8<X>(v));
+    }
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(load(row[v]), v));
 }

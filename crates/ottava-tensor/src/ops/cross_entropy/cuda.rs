@@ -1,8 +1,11 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::launch::{self, kernel_source};
 use crate::{Result, Tensor};
 
 kernel_source!("cross_entropy");
+
+/// Threads of a row: few enough rows are at work that a second read of them finds them in the cache.
+const THREADS: u32 = 512;
 
 pub(super) fn cross_entropy(gpu: &CudaDevice, logits: &Tensor, targets: &Tensor, losses: &mut Tensor) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
@@ -14,7 +17,7 @@ pub(super) fn cross_entropy(gpu: &CudaDevice, logits: &Tensor, targets: &Tensor,
         Arg::I32(vocabulary as i32),
     ];
     // SAFETY: `logits` is `tokens · vocabulary`, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }
 
 pub(super) fn cross_entropy_gradient(
@@ -34,5 +37,5 @@ pub(super) fn cross_entropy_gradient(
         Arg::F32(scale as f32),
     ];
     // SAFETY: as in `cross_entropy`.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
 }

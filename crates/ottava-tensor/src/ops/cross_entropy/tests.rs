@@ -3,7 +3,7 @@ use crate::testing::{Tolerance, integers, normals, parity, values};
 
 #[test]
 fn cross_entropy_agrees_across_devices() {
-    for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003)] {
+    for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
             // Sums in another order and other exponentials; the loss itself is F32 in both.
@@ -26,6 +26,24 @@ fn equal_logits_cost_the_logarithm_of_the_vocabulary() {
     let expected = [2.0, 2.0, 2.0, -8.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     for (got, expected) in values(&logits).iter().zip(expected) {
         assert!((got - expected).abs() < 1e-12, "{got} instead of {expected}");
+    }
+}
+
+#[test]
+fn ignored_targets_and_logits_of_minus_infinity_cost_what_they_do_on_the_cpu() {
+    for v in [11, 16] {
+        let mut logits = values(&normals("logits", &[4, v], DType::F32));
+        logits[..8].fill(f64::NEG_INFINITY);
+        logits[v..2 * v].fill(f64::NEG_INFINITY);
+        let logits: Vec<f32> = logits.into_iter().map(|x| x as f32).collect();
+        let logits = Tensor::from_slice(&Device::Cpu, &[4, v], &logits).unwrap();
+        let targets = Tensor::from_slice(&Device::Cpu, &[4], &[9, 3, IGNORE_INDEX, 0]).unwrap();
+        parity(&[logits, targets], Tolerance::Steps(DType::F32, 32.0), |x| {
+            let mut gradient = x[0].duplicate()?;
+            let losses = cross_entropy_gradient(&mut gradient, &x[1], 0.25)?;
+            assert!(values(&losses)[1].is_nan() && values(&losses)[2] == 0.0);
+            Ok(vec![losses.rows(2, 4)?, gradient.rows(2, 4)?, gradient.rows(0, 1)?])
+        });
     }
 }
 

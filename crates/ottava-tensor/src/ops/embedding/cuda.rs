@@ -28,5 +28,5 @@ pub(super) fn embedding_gradient(gpu: &CudaDevice, dy: &Tensor, ids: &Tensor, dt
         Arg::I32(channels as i32),
     ];
     // SAFETY: `dy` is `tokens · channels`, `ids` `tokens`, and every id is a row of `dtable`, as the op's contract demands.
-    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], 512, 0, &args) }
 }

@@ -1,20 +1,61 @@
-// Grid over tokens; threads stride over channels.
+// Grid over tokens; threads stride over channels, eight at a time where rows are aligned.
 extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int channels) {
-    const X* row = table + (u64)ids[blockIdx.x] * channels;
-    for (int c = threadIdx.x; c < channels; c += blockDim.x) y[(u64)blockIdx.x * channels + c] = row[c];
+    const X* from = table + (u64)ids[blockIdx.x] * channels;
+    X* to = y + (u64)blockIdx.x * channels;
+    const int eights = channels % 8 == 0 && aligned(y, table) ? channels / 8 : 0;
+#pragma unroll 4
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) store8(to + 8 * g, load8(from + 8 * g));
+    for (int c = 8 * eights + threadIdx.x; c < channels; c += blockDim.x) to[c] = from[c];
 }
 
-// Grid over tokens: the block of an id's first token adds up all tokens with that id, in order, so that no atomics are
-// needed and the sum is always the same. Threads stride over channels.
-extern "C" __global__ void embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels) {
-    const int first = blockIdx.x, id = ids[first];
+// Grid over tokens, 512 threads: the block of an id's first token adds up all tokens with that id, in order, so that no
+// atomics are needed and the sum is always the same. It lists those tokens, LISTED candidates at a time; then each thread
+// adds up eight channels of the list.
+#define LISTED 2048
+extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels) {
+    __shared__ int list[LISTED];
+    __shared__ int counts[16];
+    const int first = blockIdx.x, id = ids[first], lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int earlier = 0;
     for (int t = threadIdx.x; t < first; t += blockDim.x) earlier |= ids[t] == id;
     if (__syncthreads_or(earlier)) return;
-    for (int c = threadIdx.x; c < channels; c += blockDim.x) {
-        float sum = dtable[(u64)id * channels + c];
-        for (int t = first; t < tokens; t++)
-            if (ids[t] == id) sum += load(dy[(u64)t * channels + c]);
-        dtable[(u64)id * channels + c] = sum;
+    const bool wide = channels % 8 == 0 && aligned(dtable, dy);
+    for (int start = first; start < tokens; start += LISTED) {
+        int listed = 0;
+        for (int base = start; base < min(start + LISTED, tokens); base += blockDim.x) {
+            const int t = base + threadIdx.x;
+            const bool hit = t < tokens && ids[t] == id;
+            // Counting every block of candidates alike keeps the list in order.
+            const u32 hits = __ballot_sync(0xFFFFFFFF, hit);
+            if (lane == 0) counts[warp] = __popc(hits);
+            __syncthreads();
+            int at = listed + __popc(hits & ((1u << lane) - 1));
+            for (int w = 0; w < 16; w++) {
+                if (w < warp) at += counts[w];
+                listed += counts[w];
+            }
+            if (hit) list[at] = t;
+            __syncthreads();
+        }
+        for (int c = 8 * threadIdx.x; listed > 0 && c < channels; c += 8 * blockDim.x) {
+            float* to = dtable + (u64)id * channels + c;
+            if (wide) {
+                Eight<float> sum = load8(to);
+#pragma unroll 4
+                for (int i = 0; i < listed; i++) {
+                    const Eight<X> x = load8(dy + (u64)list[i] * channels + c);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sum.at[j] += load(x.at[j]);
+                }
+                store8(to, sum);
+            } else {
+                for (int j = 0; j < 8 && c + j < channels; j++) {
+                    float sum = to[j];
+                    for (int i = 0; i < listed; i++) sum += load(dy[(u64)list[i] * channels + c + j]);
+                    to[j] = sum;
+                }
+            }
+        }
+        __syncthreads();
     }
 }

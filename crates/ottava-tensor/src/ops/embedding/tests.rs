@@ -4,7 +4,7 @@ use crate::{DType, Device, Tensor};
 
 #[test]
 fn embedding_agrees_across_devices() {
-    for (v, c, t) in [(1, 1, 1), (5, 7, 40), (300, 257, 1000)] {
+    for (v, c, t) in [(1, 1, 1), (5, 7, 40), (300, 257, 1000), (3, 264, 5000)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [
                 normals("table", &[v, c], dtype),

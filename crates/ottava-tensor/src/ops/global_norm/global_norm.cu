@@ -1,14 +1,31 @@
-// Each block leaves one partial sum of squares.
-extern "C" __global__ void sum_of_squares(double* partial, const float* x, u64 n) {
+// As many tensors as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
+#define CAPACITY 160
+struct Part { const float* x; u64 n, end; };
+struct Parts { Part at[CAPACITY]; };
+
+// Each block leaves the sum of squares of `chunk` elements of one tensor, that of which it is the end - blockIdx.x th from last.
+extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial, int count, u64 chunk, const __grid_constant__ Parts parts) {
+    int t = 0;
+    while (t + 1 < count && blockIdx.x >= parts.at[t].end) t++;
+    const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk;
+    const float* x = parts.at[t].x + start;
+    const u64 left = parts.at[t].n - start, n = left < chunk ? left : chunk, eights = aligned(x) ? n / 8 : 0;
     double sum = 0.0;
-    for (u64 i = grid_start(); i < n; i += grid_step()) sum += (double)x[i] * (double)x[i];
+#pragma unroll 2
+    for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
+        const Eight<float> e = load8(x + 8 * g);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += (double)e.at[i] * (double)e.at[i];
+    }
+    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) sum += (double)x[i] * (double)x[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 // One block.
-extern "C" __global__ void root_of_sum(float* norm, const double* partial, int n) {
+extern "C" __global__ void __launch_bounds__(1024) root_of_sum(float* norm, const double* partial, int n) {
     double sum = 0.0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += partial[i];
     sum = block_sum(sum);
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);

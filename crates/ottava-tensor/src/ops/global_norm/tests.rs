@@ -10,6 +10,12 @@ fn global_norm_agrees_across_devices() {
 }
 
 #[test]
+fn more_tensors_than_one_launch_takes() {
+    let inputs: Vec<_> = (0..330).map(|i| normals("g", &[i * i % 97 + i / 300 * 70_000], DType::F32)).collect();
+    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![global_norm(&x.iter().collect::<Vec<_>>())?]));
+}
+
+#[test]
 fn tensors_count_as_one_vector() {
     let tensor = |v: &[f32]| Tensor::from_slice(&Device::Cpu, &[v.len()], v).unwrap();
     let norm = global_norm(&[&tensor(&[2.0, 3.0]), &tensor(&[6.0])]).unwrap();

@@ -83,12 +83,14 @@ fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &
 }
 
 pub(super) fn amax(x: &Tensor, amax: &mut Tensor) {
-    amax.host_mut()[0] = with_float!(x.dtype(), S => x
+    let largest = with_float!(x.dtype(), S => x
         .host::<S>()
         .par_iter()
         .with_min_len(1 << 12)
         .map(|x| (x.load().to_f64() as f32).abs())
         .reduce(|| 0.0, f32::max));
+    let amax = &mut amax.host_mut::<f32>()[0];
+    *amax = amax.max(largest);
 }
 
 pub(super) fn current_scale(amax: f32, largest: f32, how: CurrentScaling) -> f32 {

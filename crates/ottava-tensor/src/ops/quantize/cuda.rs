@@ -1,10 +1,10 @@
-use super::{CastStatistics, CurrentScaling};
+use super::{CurrentScaling, Fp8Output};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::quantized::QuantizedTensor;
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
-kernel_source!("quantize");
+kernel_source!(SOURCE, "quantize", "destination.cuh");
 
 pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("FORMAT", "e4m3")],
@@ -15,52 +15,58 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("FORMAT", "e5m2")],
 ];
 
-/// Side of the tiles in `quantize.cu`.
-const TILE: usize = 64;
+/// Side of the tiles in `destination.cuh`.
+const TILE: usize = 128;
 
-fn variant(x: &Tensor, format: &str) -> Result<Defines> {
+/// The defines for values of the type of `x` on their way to codes of `format`.
+pub(in crate::ops) fn fp8_variant(x: &Tensor, format: DType) -> Result<Defines> {
     let storage = launch::storage(x.dtype())?[0].1;
+    let format = if format == DType::E4M3 { "e4m3" } else { "e5m2" };
     Ok(VARIANTS.iter().find(|v| v[0].1 == storage && v[1].1 == format).expect("all pairs are listed"))
 }
 
-pub(super) fn quantize(
-    gpu: &CudaDevice,
-    x: &Tensor,
-    scale: &Tensor,
-    out: &mut QuantizedTensor,
-    statistics: &mut CastStatistics,
-    slot: usize,
-) -> Result<()> {
-    let (rows, columns) = (QuantizedTensor::padded(out.rows), QuantizedTensor::padded(out.columns));
-    let format = if out.format == crate::DType::E4M3 { "e4m3" } else { "e5m2" };
-    let kernel = Kernel { source: &SOURCE, defines: variant(x, format)?, entry: "quantize" };
+/// The grid of tiles over a matrix, with `side` of them per block along the columns.
+pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3] {
+    let padded = QuantizedTensor::padded;
+    [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
+}
+
+/// The arguments `DESTINATION` of a kernel, then `more`. They name as much memory as the sizes among them say: `prepare`
+/// allocated it, and checked the statistics and the scale.
+pub(in crate::ops) fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, more: &[Arg]) -> Vec<Arg> {
     let pointer = |t: &mut Option<Tensor>| Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut));
-    let args = [
+    let (slot, statistics) = (to.slot as u64, &mut to.statistics);
+    let mut args = vec![
         pointer(&mut out.codes),
         pointer(&mut out.transposed),
         Arg::Ptr(out.scale_inv.device_ptr_mut()),
-        Arg::Ptr(statistics.amax.device_ptr_mut() + 4 * slot as u64),
-        Arg::Ptr(statistics.saturated.device_ptr_mut() + 8 * slot as u64),
-        Arg::Ptr(statistics.underflowed.device_ptr_mut() + 8 * slot as u64),
-        Arg::Ptr(statistics.elements.device_ptr_mut() + 8 * slot as u64),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(scale.device_ptr()),
+        Arg::Ptr(statistics.amax.device_ptr_mut() + 4 * slot),
+        Arg::Ptr(statistics.saturated.device_ptr_mut() + 8 * slot),
+        Arg::Ptr(statistics.underflowed.device_ptr_mut() + 8 * slot),
+        Arg::Ptr(statistics.elements.device_ptr_mut() + 8 * slot),
+        Arg::Ptr(to.scale.device_ptr()),
         Arg::I32(out.rows as i32),
         Arg::I32(out.columns as i32),
-        Arg::I32(rows as i32),
-        Arg::I32(columns as i32),
+        Arg::I32(QuantizedTensor::padded(out.rows) as i32),
+        Arg::I32(QuantizedTensor::padded(out.columns) as i32),
     ];
-    let grid = [columns.div_ceil(TILE).max(1) as u32, rows.div_ceil(TILE).max(1) as u32, 1];
-    // SAFETY: the codes are `rows · columns` bytes each, `x` is `out.rows · out.columns` elements, the statistics have a
-    // slot `slot`, and scale and scale_inv one element.
+    args.extend_from_slice(more);
+    args
+}
+
+pub(super) fn quantize(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    let kernel = Kernel { source: &SOURCE, defines: fp8_variant(x, to.format)?, entry: "quantize" };
+    let grid = tiles(out.rows, out.columns, 1);
+    let args = destination(out, to, &[Arg::Ptr(x.device_ptr())]);
+    // SAFETY: `x` is `out.rows · out.columns` elements; the rest is as `destination` says.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }
 
 pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: variant(x, "e4m3")?, entry: "amax" };
+    let kernel = Kernel { source: &SOURCE, defines: fp8_variant(x, DType::E4M3)?, entry: "amax" };
     let args = [Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
     // SAFETY: `amax` has one element and `x` `x.len()`.
-    unsafe { gpu.launch(&kernel, launch::elements(x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::eights(x.len()), BLOCK, 0, &args) }
 }
 
 pub(super) fn current_scale(

@@ -5,11 +5,13 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::destination::Fp8Output;
 use super::expect_compute;
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
+pub(super) use cuda::{destination, fp8_variant, tiles};
 
 /// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
 #[derive(Debug)]
@@ -79,38 +81,63 @@ pub fn quantize(
 ) -> Result<QuantizedTensor> {
     let [rows, columns] = x.dims("quantize: x")?;
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
-    scale.expect("quantize: scale", &[1])?;
-    if !format.is_fp8() {
-        return Err(Error::Value(format!("quantize: {format} is not an FP8 format")));
-    }
-    let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
-    let device = x.device();
-    let copy = |wanted: bool, shape| wanted.then(|| Tensor::empty(device, shape, format)).transpose();
-    let mut quantized = QuantizedTensor {
-        codes: copy(copies.rows(), &[r, c])?,
-        transposed: copy(copies.columns(), &[c, r])?,
-        scale_inv: Tensor::empty(device, &[1], DType::F32)?,
-        granularity: Granularity::PerTensor,
-        format,
-        rows,
-        columns,
-    };
-    match device {
-        Device::Cpu => cpu::quantize(x, scale, &mut quantized, statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize(gpu, x, scale, &mut quantized, statistics, slot)?,
+    let mut to = Fp8Output { format, scale, copies, statistics, slot };
+    let mut quantized = prepare(&mut to, x.device(), rows, columns)?;
+    match x.device() {
+        Device::Cpu => cpu::quantize(x, scale, &mut quantized, to.statistics, slot),
+        Device::Cuda(gpu) => cuda::quantize(gpu, x, &mut quantized, &mut to)?,
     }
     Ok(quantized)
+}
+
+/// Checks a destination for a matrix `[rows, columns]` and allocates what it asks for.
+pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
+    to.scale.expect("quantize: scale", &[1])?;
+    to.scale.expect_dtype("quantize: scale", &[DType::F32])?;
+    to.scale.expect_device("quantize: scale", device)?;
+    to.statistics.amax.expect_device("quantize: statistics", device)?;
+    if !to.format.is_fp8() {
+        return Err(Error::Value(format!("quantize: {} is not an FP8 format", to.format)));
+    }
+    if to.slot >= to.statistics.amax.len() {
+        let entries = to.statistics.amax.len();
+        return Err(Error::Value(format!("quantize: slot {} of statistics with {entries} entries", to.slot)));
+    }
+    let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
+    let copy = |wanted: bool, shape: &[usize]| wanted.then(|| Tensor::empty(device, shape, to.format)).transpose();
+    Ok(QuantizedTensor {
+        codes: copy(to.copies.rows(), &[r, c])?,
+        transposed: copy(to.copies.columns(), &[c, r])?,
+        scale_inv: Tensor::empty(device, &[1], DType::F32)?,
+        granularity: Granularity::PerTensor,
+        format: to.format,
+        rows,
+        columns,
+    })
 }
 
 /// Largest absolute value of `x` as F32 `[1]`; NaN is passed over, as the hardware's maximum does.
 pub fn amax(x: &Tensor) -> Result<Tensor> {
     expect_compute("amax: x", x)?;
     let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
-    match x.device() {
-        Device::Cpu => cpu::amax(x, &mut amax),
-        Device::Cuda(gpu) => cuda::amax(gpu, x, &mut amax)?,
-    }
+    raise_amax(x, &mut amax)?;
     Ok(amax)
+}
+
+/// Raises `amax` F32 `[1]` to the largest absolute value of `x`.
+pub(super) fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
+    expect_amax(amax, x.device())?;
+    match x.device() {
+        Device::Cpu => cpu::amax(x, amax),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, amax)?,
+    }
+    Ok(())
+}
+
+pub(super) fn expect_amax(amax: &Tensor, device: &Device) -> Result<()> {
+    amax.expect("amax", &[1])?;
+    amax.expect_dtype("amax", &[DType::F32])?;
+    amax.expect_device("amax", device)
 }
 
 /// How current scaling turns an amax into a scale.

@@ -15,7 +15,7 @@ fn uniform(seed: u64, i: u64) -> f64 {
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-fn hash(x: u64) -> u64 {
+pub(in crate::ops) fn hash(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -7,6 +7,7 @@ mod tests;
 
 use crate::{DType, Device, Result, Tensor};
 
+pub(super) use cpu::hash;
 pub(crate) use cuda::SOURCE;
 
 /// Independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.

@@ -5,26 +5,108 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::{expect_compute, expect_gradient, real_type};
+use super::destination::{Output, Produced};
+use super::{expect_compute, expect_gradient, quantize, real_type};
+use crate::cuda::CudaDevice;
 use crate::{Device, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
 /// Normalises each row: `y = x · rstd · weight`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///
 /// `x` `[T, C]`, `weight` `[C]`, both of one type; returns `y` like `x` and `rstd` `[T]` in F32 (F64 for F64), which backward needs.
 pub fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    let (y, rstd) = rmsnorm_to(x, weight, eps, Output::Plain)?;
+    Ok((y.plain().expect("a plain output gives a plain value"), rstd))
+}
+
+/// [`rmsnorm`] with its `y` written to `output`.
+pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
+    let mut rstd = prepare(x, weight)?;
+    let y = match x.device() {
+        Device::Cpu => {
+            let mut y = x.empty_like()?;
+            cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
+            output.deliver(y)?
+        }
+        Device::Cuda(gpu) => on_gpu(gpu, x, None, weight, eps, &mut rstd, output)?,
+    };
+    Ok((y, rstd))
+}
+
+/// The sum `a + b`, as of [`add`](super::add()), and its [`rmsnorm`] written to `output`: a residual connection and the norm after it.
+/// Returns the sum, the normalised value and `rstd`.
+pub fn add_rmsnorm_to(
+    a: &Tensor,
+    b: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    output: Output,
+) -> Result<(Tensor, Produced, Tensor)> {
+    let mut rstd = prepare(a, weight)?;
+    b.expect("add_rmsnorm: b", a.shape())?;
+    b.expect_dtype("add_rmsnorm: b", &[a.dtype()])?;
+    b.expect_device("add_rmsnorm: b", a.device())?;
+    match a.device() {
+        Device::Cpu => {
+            let sum = super::add(a, b)?;
+            let (y, rstd) = rmsnorm_to(&sum, weight, eps, output)?;
+            Ok((sum, y, rstd))
+        }
+        Device::Cuda(gpu) => {
+            let mut sum = a.empty_like()?;
+            let y = on_gpu(gpu, a, Some((b, &mut sum)), weight, eps, &mut rstd, output)?;
+            Ok((sum, y, rstd))
+        }
+    }
+}
+
+/// Checks, and the space for rstd.
+fn prepare(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     expect_compute("rmsnorm: x", x)?;
     weight.expect("rmsnorm: weight", &[channels])?;
     weight.expect_dtype("rmsnorm: weight", &[x.dtype()])?;
     weight.expect_device("rmsnorm: weight", x.device())?;
-    let (mut y, mut rstd) = (x.empty_like()?, Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))?);
-    match x.device() {
-        Device::Cpu => cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd),
-        Device::Cuda(gpu) => cuda::rmsnorm(gpu, x, weight, eps, &mut y, &mut rstd)?,
+    Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))
+}
+
+fn on_gpu(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    residual: Option<(&Tensor, &mut Tensor)>,
+    weight: &Tensor,
+    eps: f64,
+    rstd: &mut Tensor,
+    output: Output,
+) -> Result<Produced> {
+    let (mut amax, mut fp8) = match output {
+        Output::Plain => (None, None),
+        Output::PlainWithAmax { amax } => (Some(amax), None),
+        Output::Fp8(to) => (None, Some(to)),
+    };
+    if let Some(amax) = &amax {
+        quantize::expect_amax(amax, x.device())?;
     }
-    Ok((y, rstd))
+    let [rows, columns] = x.dims("rmsnorm: x")?;
+    let Some(to) = &mut fp8 else {
+        let mut y = x.empty_like()?;
+        cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, amax.as_deref_mut())?;
+        return Ok(Produced::Plain(y));
+    };
+    let mut quantized = quantize::prepare(to, x.device(), rows, columns)?;
+    match residual {
+        None => {
+            cuda::rmsnorm(gpu, cuda::Row { x, residual: None }, weight, eps, None, rstd, None)?;
+            cuda::rmsnorm_codes(gpu, x, weight, rstd, &mut quantized, to)?;
+        }
+        Some((b, sum)) => {
+            let row = cuda::Row { x, residual: Some((b, &mut *sum)) };
+            cuda::rmsnorm(gpu, row, weight, eps, None, rstd, None)?;
+            cuda::rmsnorm_codes(gpu, sum, weight, rstd, &mut quantized, to)?;
+        }
+    }
+    Ok(Produced::Fp8(quantized))
 }
 
 /// Gradient of [`rmsnorm`]: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))`; `dweight += Σ_t dy · n`.
@@ -37,17 +119,55 @@ pub fn rmsnorm_backward(
     rstd: &Tensor,
     dweight: &mut Tensor,
 ) -> Result<Tensor> {
+    backward(dy, x, weight, rstd, dweight, None)
+}
+
+/// `dresidual +` the `dx` of [`rmsnorm_backward`], as [`add`](super::add()) adds them: the gradient that leaves a block and goes around it.
+pub fn rmsnorm_backward_add(
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    rstd: &Tensor,
+    dweight: &mut Tensor,
+    dresidual: &Tensor,
+) -> Result<Tensor> {
+    dresidual.expect("rmsnorm_backward_add: dresidual", x.shape())?;
+    dresidual.expect_dtype("rmsnorm_backward_add: dresidual", &[x.dtype()])?;
+    dresidual.expect_device("rmsnorm_backward_add: dresidual", x.device())?;
+    backward(dy, x, weight, rstd, dweight, Some(dresidual))
+}
+
+fn backward(
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    rstd: &Tensor,
+    dweight: &mut Tensor,
+    dresidual: Option<&Tensor>,
+) -> Result<Tensor> {
     let [tokens, channels] = x.dims("rmsnorm_backward: x")?;
+    expect_compute("rmsnorm_backward: x", x)?;
     dy.expect("rmsnorm_backward: dy", x.shape())?;
     dy.expect_dtype("rmsnorm_backward: dy", &[x.dtype()])?;
     weight.expect("rmsnorm_backward: weight", &[channels])?;
+    weight.expect_dtype("rmsnorm_backward: weight", &[x.dtype()])?;
     rstd.expect("rmsnorm_backward: rstd", &[tokens])?;
+    rstd.expect_dtype("rmsnorm_backward: rstd", &[real_type(x.dtype())])?;
     dweight.expect("rmsnorm_backward: dweight", &[channels])?;
     expect_gradient("rmsnorm_backward: dweight", dweight, x)?;
     let mut dx = x.empty_like()?;
     match x.device() {
-        Device::Cpu => cpu::rmsnorm_backward(dy, x, weight, rstd, &mut dx, dweight),
-        Device::Cuda(gpu) => cuda::rmsnorm_backward(gpu, dy, x, weight, rstd, &mut dx, dweight)?,
+        Device::Cpu => {
+            cpu::rmsnorm_backward(dy, x, weight, rstd, &mut dx, dweight);
+            match dresidual {
+                Some(dresidual) => super::add(dresidual, &dx),
+                None => Ok(dx),
+            }
+        }
+        Device::Cuda(gpu) => {
+            let from = cuda::Backward { dy, x, weight, rstd, residual: dresidual };
+            cuda::rmsnorm_backward(gpu, from, &mut dx, dweight)?;
+            Ok(dx)
+        }
     }
-    Ok(dx)
 }

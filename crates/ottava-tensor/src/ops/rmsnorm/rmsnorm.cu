@@ -1,39 +1,193 @@
-// One block per row; threads stride over its C channels.
-extern "C" __global__ void rmsnorm(X* y, float* rstd, const X* x, const X* weight, int C, float eps) {
+// Where rows are aligned and short enough, they lie in registers, eight channels per thread and place. The squares of a row
+// are added by 256 channels: eight in a thread, those of a warp in pairs, and then the 256s in order. All kernels here
+// keep to that order, so that they agree on rstd.
+__device__ __forceinline__ float sum_of_256(const float* v) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += v[i] * v[i];
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
+    return sum;
+}
+
+// As in cpu.rs; rsqrtf rounds differently.
+__device__ __forceinline__ float rstd_of(const float* sums, int C, float eps) {
+    float sum = 0.0f;
+    for (int i = 0; i < (C + 255) / 256; i++) sum += sums[i];
+    return 1.0f / sqrtf(sum / C + eps);
+}
+
+#ifndef FORMAT
+#define PLACES 2
+#ifndef ROW_BLOCKS
+#define ROW_BLOCKS 3
+#endif
+
+// One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
+// x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y.
+extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 2)
+    rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
-    float sum = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { float v = load(x[row + c]); sum += v * v; }
-    const float r = 1.0f / sqrtf(block_sum(sum) / C + eps);      // as in cpu.rs; rsqrtf rounds differently
-    for (int c = threadIdx.x; c < C; c += blockDim.x) store(&y[row + c], load(x[row + c]) * r * load(weight[c]));
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    float largest = 0.0f;
+    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, sum, x, residual, weight)) {
+        __shared__ float sums[16 * PLACES];
+        Eight<X> v[PLACES], w[PLACES];
+#pragma unroll
+        for (int k = 0; k < PLACES; k++) {
+            const int c = 8 * (threadIdx.x + k * blockDim.x);
+            v[k] = {};
+            if (c >= C) continue;
+            v[k] = load8(x + row + c);
+            if (residual) w[k] = load8(residual + row + c);
+        }
+#pragma unroll
+        for (int k = 0; k < PLACES; k++) {
+            const int c = 8 * (threadIdx.x + k * blockDim.x);
+            float a[8];
+            unpack8(v[k], a);
+            if (residual && c < C) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) a[i] += load(w[k].at[i]);
+                v[k] = pack8<X>(a);
+                unpack8(v[k], a);
+                store8(sum + row + c, v[k]);
+            }
+            if (y && c < C) w[k] = load8(weight + c);
+            const float total = sum_of_256(a);
+            if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
+        }
+        __syncthreads();
+        const float r = rstd_of(sums, C, eps);
+        if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+        if (!y) return;
+#pragma unroll
+        for (int k = 0; k < PLACES; k++) {
+            const int c = 8 * (threadIdx.x + k * blockDim.x);
+            if (c >= C) continue;
+            float a[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) a[i] = load(v[k].at[i]) * r * load(w[k].at[i]);
+            v[k] = pack8<X>(a);
+            store8(y + row + c, v[k]);
+            if (amax) largest = fmaxf(largest, largest8(v[k]));
+        }
+    } else {
+        const X* in = residual ? sum : x;
+        float squares = 0.0f;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            if (residual) store(&sum[row + c], load(x[row + c]) + load(residual[row + c]));
+            squares += load(in[row + c]) * load(in[row + c]);
+        }
+        const float r = 1.0f / sqrtf(block_sum(squares) / C + eps);
+        if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+        if (!y) return;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            store(&y[row + c], load(in[row + c]) * r * load(weight[c]));
+            largest = fmaxf(largest, fabsf(load(y[row + c])));
+        }
+    }
+    if (!amax) return;
+    largest = block_max(largest);
+    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
 }
 
-// One block per row.
-extern "C" __global__ void rmsnorm_dx(X* dx, const X* dy, const X* x, const X* weight, const float* rstd, int C) {
-    const u64 row = (u64)blockIdx.x * C;
-    const float r = rstd[blockIdx.x];
-    float sum = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) sum += load(dy[row + c]) * load(weight[c]) * (load(x[row + c]) * r);
-    const float projection = block_sum(sum) / C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x)
-        store(&dx[row + c], r * (load(dy[row + c]) * load(weight[c]) - load(x[row + c]) * r * projection));
+// The sum of one value per thread with a single barrier: `warps` must be another one than in the call before.
+__device__ __forceinline__ float row_sum(float x, float* warps) {
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, offset);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = warps[0];
+    for (int w = 1; w < blockDim.x / 32; w++) x += warps[w];
+    return x;
 }
 
-// Grid (columns / 256, chunks of rows): each thread sums one channel of one chunk.
-extern "C" __global__ void rmsnorm_dweight(float* partial, const X* dy, const X* x, const float* rstd, int rows, int C, int chunk) {
-    const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= C) return;
-    const int end = min(rows, (int)(blockIdx.y + 1) * chunk);
-    float sum = 0.0f;
-    for (int r = blockIdx.y * chunk; r < end; r++) sum += load(dy[(u64)r * C + c]) * (load(x[(u64)r * C + c]) * rstd[r]);
-    partial[(u64)blockIdx.y * C + c] = sum;
+// Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
+// added to dx. A thread keeps eight channels, and while one row is worked on, the next is on its way.
+extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float* partial, const X* dy, const X* x, const X* weight,
+                                                                    const float* rstd, const X* residual, int rows, int C) {
+    __shared__ float warps[2][32];
+    partial += (u64)blockIdx.x * C;
+    int turn = 0;
+    if (C % 8 == 0 && C <= 8 * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
+        const int c = 8 * threadIdx.x;
+        const bool mine = c < C;
+        Eight<X> w = {}, next_d = {}, next_v = {};
+        float sums[8] = {}, next_r = 0.0f;
+        const auto fetch = [&](int row) {
+            if (row >= rows) return;
+            next_r = rstd[row];
+            if (!mine) return;
+            next_d = load8(dy + (u64)row * C + c);
+            next_v = load8(x + (u64)row * C + c);
+        };
+        if (mine) w = load8(weight + c);
+        fetch(blockIdx.x);
+        for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+            const float r = next_r;
+            const Eight<X> d = next_d, v = next_v;
+            Eight<X> more;
+            if (residual && mine) more = load8(residual + (u64)row * C + c);
+            fetch(row + gridDim.x);
+            float sum = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float normed = load(v.at[i]) * r;
+                sum += load(d.at[i]) * load(w.at[i]) * normed;
+                sums[i] += load(d.at[i]) * normed;
+            }
+            const float projection = row_sum(sum, warps[turn]) / C;
+            if (!mine) continue;
+            float out[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = r * (load(d.at[i]) * load(w.at[i]) - load(v.at[i]) * r * projection);
+            Eight<X> rounded = pack8<X>(out);
+            if (residual) {
+                unpack8(rounded, out);
+#pragma unroll
+                for (int i = 0; i < 8; i++) out[i] += load(more.at[i]);
+                rounded = pack8<X>(out);
+            }
+            store8(dx + (u64)row * C + c, rounded);
+        }
+        if (mine) store8(partial + c, pack8<f32>(sums));
+        return;
+    }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+        const X *d = dy + (u64)row * C, *v = x + (u64)row * C;
+        const float r = rstd[row];
+        float sum = 0.0f;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            sum += load(d[c]) * load(weight[c]) * (load(v[c]) * r);
+            partial[c] += load(d[c]) * (load(v[c]) * r);
+        }
+        const float projection = row_sum(sum, warps[turn]) / C;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            X* out = dx + (u64)row * C + c;
+            store(out, r * (load(d[c]) * load(weight[c]) - load(v[c]) * r * projection));
+            if (residual) store(out, load(*out) + load(residual[(u64)row * C + c]));
+        }
+    }
 }
+#else
+struct Normed {
+    const X *x, *weight;
+    const float* rstd;
+    int C;
+    bool wide;
+    struct Raw { Eight<X> x, weight; float rstd; };
+    __device__ __forceinline__ Raw fetch(int row, int column) const {
+        return {fetch8(x + (u64)row * C + column, C - column, wide), fetch8(weight + column, C - column, wide), rstd[row]};
+    }
+    __device__ __forceinline__ void values(const Raw& raw, float* v) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(raw.weight.at[i]);
+        round8(v);
+    }
+};
 
-// Grid (columns / 256): adds the chunks in order.
-extern "C" __global__ void add_partial_sums(float* sum, const float* partial, int C, int chunks) {
-    const int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= C) return;
-    float total = sum[c];
-    for (int i = 0; i < chunks; i++) total += partial[(u64)i * C + c];
-    sum[c] = total;
+// Grid (C / 128, T / 128), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
+    const Destination to = THE_DESTINATION;
+    quantize_tile<4>(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
 }
+#endif

@@ -1,10 +1,12 @@
-use super::{rmsnorm, rmsnorm_backward};
-use crate::DType;
-use crate::testing::{Tolerance, normals, parity, values};
+use super::{add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
+use crate::ops::destination::tests::{destinations, hostile};
+use crate::ops::{Output, add};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::{DType, Device};
 
 #[test]
 fn rmsnorm_agrees_across_devices() {
-    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000)] {
+    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [
                 normals("x", &[t, c], dtype),
@@ -32,5 +34,39 @@ fn rows_come_out_with_unit_mean_square() {
     for row in values(&y).chunks(50) {
         let mean_square = row.iter().map(|v| v * v).sum::<f64>() / 50.0;
         assert!((mean_square - 1.0).abs() < 1e-12, "{mean_square}");
+    }
+}
+
+#[test]
+fn rmsnorm_writes_to_every_destination() {
+    for (t, c) in [(1, 1), (3, 7), (17, 48), (129, 144), (130, 301), (257, 264), (18, 8200)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("a", &[t, c], dtype), hostile("b", &[t, c], dtype), normals("w", &[c], dtype)];
+            destinations(&inputs, |x, output| Ok(rmsnorm_to(&x[0], &x[2], 1e-5, output)?.0));
+            destinations(&inputs, |x, output| Ok(add_rmsnorm_to(&x[0], &x[1], &x[2], 1e-5, output)?.1));
+        }
+    }
+}
+
+#[test]
+fn residuals_are_added_as_by_the_op_of_that_name() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, c) in [(1, 1), (3, 7), (270, 48), (129, 301), (5, 4104)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let [a, b, dy] = ["a", "b", "dy"].map(|name| normals(name, &[t, c], dtype).to_device(&device).unwrap());
+                let weight = normals("w", &[c], dtype).to_device(&device).unwrap();
+                let (sum, y, rstd) = add_rmsnorm_to(&a, &b, &weight, 1e-5, Output::Plain).unwrap();
+                assert_close("sum", &add(&a, &b).unwrap(), &sum, Tolerance::Exact);
+                let (expected_y, expected_rstd) = rmsnorm(&sum, &weight, 1e-5).unwrap();
+                assert_close("y", &expected_y, &y.plain().unwrap(), Tolerance::Exact);
+                assert_close("rstd", &expected_rstd, &rstd, Tolerance::Exact);
+
+                let mut dweights = [(); 2].map(|_| normals("dw", &[c], DType::F32).to_device(&device).unwrap());
+                let dx = rmsnorm_backward(&dy, &sum, &weight, &rstd, &mut dweights[0]).unwrap();
+                let both = rmsnorm_backward_add(&dy, &sum, &weight, &rstd, &mut dweights[1], &a).unwrap();
+                assert_close("dx", &add(&a, &dx).unwrap(), &both, Tolerance::Exact);
+                assert_close("dweight", &dweights[0], &dweights[1], Tolerance::Exact);
+            }
+        }
     }
 }

@@ -1,9 +1,16 @@
 use super::{RopeLayout, Rotation};
 use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::{Result, Tensor};
+use crate::ops::quantize;
+use crate::{QuantizedTensor, Result, Tensor};
 
 kernel_source!("rope");
+kernel_source!(FP8_SOURCE, "rope", "destination.cuh");
+
+fn turn(rotation: Rotation) -> Arg {
+    Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 })
+}
 
 pub(super) fn rope(
     gpu: &CudaDevice,
@@ -22,9 +29,40 @@ pub(super) fn rope(
         Arg::I32(layout.head_dim as i32),
         Arg::I32(layout.seq_len as i32),
         Arg::I32(layout.start as i32),
-        Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 }),
+        turn(rotation),
     ];
     // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, and the table has a row for every position, both checked
     // by the op.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+/// Whether a tile of codes holds whole heads, and all reads start at multiples of 16 bytes.
+pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
+    [16, 32, 64, 128].contains(&layout.head_dim) && x.shape()[1] % layout.head_dim == 0 && launch::aligned(&[x, table])
+}
+
+pub(super) fn rope_codes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    table: &Tensor,
+    layout: RopeLayout,
+    rotation: Rotation,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let defines = quantize::fp8_variant(x, to.format)?;
+    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rope_codes" };
+    let more = [
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(table.device_ptr()),
+        Arg::I32(layout.heads as i32),
+        Arg::I32(layout.head_dim as i32),
+        Arg::I32(layout.seq_len as i32),
+        Arg::I32(layout.start as i32),
+        turn(rotation),
+    ];
+    let (grid, args) = (quantize::tiles(out.rows, out.columns, 2), quantize::destination(out, to, &more));
+    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; the rest is as `destination` and
+    // `fuses` say.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }

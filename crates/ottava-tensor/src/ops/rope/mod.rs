@@ -5,10 +5,11 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::expect_compute;
+use super::destination::{Output, Produced};
+use super::{expect_compute, quantize};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
 /// Which rows and columns of a matrix `[T, W]` are rotated, and by which angles.
 #[derive(Clone, Copy, Debug)]
@@ -36,10 +37,38 @@ pub enum Rotation {
 ///
 /// `x` `[T, W]`; `table` F32 `[P, D]` (F64 for F64) holds for each position `D/2` cosines, then `D/2` sines.
 pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation) -> Result<()> {
+    check(x, table, layout)?;
+    match x.device().clone() {
+        Device::Cpu => cpu::rope(x, table, layout, rotation),
+        Device::Cuda(gpu) => cuda::rope(&gpu, x, table, layout, rotation)?,
+    }
+    Ok(())
+}
+
+/// [`rope`] of a copy, written to `output`; `x` stays as it is.
+pub fn rope_to(x: &Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
+    check(x, table, layout)?;
+    match (x.device(), output) {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(x, table, layout) => {
+            let [rows, columns] = x.dims("rope: x")?;
+            let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+            cuda::rope_codes(gpu, x, table, layout, rotation, &mut quantized, &mut to)?;
+            Ok(Produced::Fp8(quantized))
+        }
+        (_, output) => {
+            let mut y = x.duplicate()?;
+            rope(&mut y, table, layout, rotation)?;
+            output.deliver(y)
+        }
+    }
+}
+
+fn check(x: &Tensor, table: &Tensor, layout: RopeLayout) -> Result<()> {
     let [_, width] = x.dims("rope: x")?;
     let [positions, dim] = table.dims("rope: table")?;
     expect_compute("rope: x", x)?;
     table.expect_dtype("rope: table", &[super::real_type(x.dtype())])?;
+    table.expect_device("rope: table", x.device())?;
     if dim != layout.head_dim || dim % 2 != 0 || layout.heads * dim > width {
         return Err(Error::Value(format!(
             "rope: {} heads of {} do not fit rows of {width} and a table of {dim}",
@@ -51,10 +80,6 @@ pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotati
             "rope: positions up to {} are needed, the table ends at {positions}",
             layout.start + layout.seq_len
         )));
-    }
-    match x.device().clone() {
-        Device::Cpu => cpu::rope(x, table, layout, rotation),
-        Device::Cuda(gpu) => cuda::rope(&gpu, x, table, layout, rotation)?,
     }
     Ok(())
 }

@@ -1,8 +1,34 @@
-// Grid over rows; threads stride over the pairs of its rotated heads. `turn` is 1 or -1.
-extern "C" __global__ void rope(X* x, const float* table, int width, int heads, int dim, int seq_len, int start, float turn) {
+// Turns eight pairs; `turn` is 1 or -1. `angles` is the row of the table at the first pair, `half` cosines before its sine.
+__device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
+    float u[8], v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float a = load(first.at[i]), b = load(second.at[i]), s = sin.at[i] * turn;
+        u[i] = a * cos.at[i] - b * s;
+        v[i] = b * cos.at[i] + a * s;
+    }
+    first = pack8<X>(u);
+    second = pack8<X>(v);
+}
+
+#ifndef FORMAT
+// Grid over rows; threads stride over the pairs of its rotated heads, eight at a time where rows are aligned.
+extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, int seq_len, int start, float turn) {
     X* row = x + (u64)blockIdx.x * width;
     const float* angles = table + (u64)(start + blockIdx.x % seq_len) * dim;
     const int half = dim / 2;
+    if (half % 8 == 0 && width % 8 == 0 && aligned(x, table)) {
+        const int eights = half / 8;
+#pragma unroll 2
+        for (int p = threadIdx.x; p < heads * eights; p += blockDim.x) {
+            X* at = row + p / eights * dim + p % eights * 8;
+            Eight<X> first = load8(at), second = load8(at + half);
+            turn8(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
+            store8(at, first);
+            store8(at + half, second);
+        }
+        return;
+    }
     for (int p = threadIdx.x; p < heads * half; p += blockDim.x) {
         X* first = row + p / half * dim + p % half;
         const float cos = angles[p % half], sin = angles[half + p % half] * turn;
@@ -11,3 +37,54 @@ extern "C" __global__ void rope(X* x, const float* table, int width, int heads, 
         store(&first[half], b * cos + a * sin);
     }
 }
+#else
+#ifndef BLOCKS
+#define BLOCKS 3
+#endif
+// Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
+// pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
+                                                             int seq_len, int start, float turn) {
+    __shared__ Tile tiles[2];
+    const Destination to = THE_DESTINATION;
+    const int row0 = blockIdx.y * TILE, half = dim / 2, pair = threadIdx.x % 8 * 8;
+    const int first = pair / half * dim + pair % half;
+    Seen seen;
+#pragma unroll 1
+    for (int row = threadIdx.x / 8; row < TILE; row += 32) {
+        Eight<X> a[2], b[2];
+        Eight<float> cos, sin;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int column = (blockIdx.x * 2 + k) * TILE + first;
+            if (row0 + row >= rows || column >= columns) continue;
+            const X* from = x + (u64)(row0 + row) * columns + column;
+            a[k] = load8(from);
+            b[k] = load8(from + half);
+        }
+        if (row0 + row < rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
+            const float* angles = table + (u64)(start + (row0 + row) % seq_len) * dim + pair % half;
+            cos = load8(angles);
+            sin = load8(angles + half);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int column0 = (blockIdx.x * 2 + k) * TILE;
+            uint2 eight[2] = {};
+            if (row0 + row < rows && column0 + first < columns) {
+                if (column0 + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
+                float v[2][8];
+                unpack8(a[k], v[0]);
+                unpack8(b[k], v[1]);
+                eight[0] = encode8(v[0], to.scale, seen);
+                eight[1] = encode8(v[1], to.scale, seen);
+            }
+            put(to, tiles[k], row0, column0, row, first, eight[0]);
+            put(to, tiles[k], row0, column0, row, first + half, eight[1]);
+        }
+    }
+    measure(to, seen);
+    flush(to, tiles[0], row0, blockIdx.x * 2 * TILE);
+    flush(to, tiles[1], row0, (blockIdx.x * 2 + 1) * TILE);
+}
+#endif

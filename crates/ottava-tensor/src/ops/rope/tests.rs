@@ -1,4 +1,5 @@
 use super::*;
+use crate::ops::destination::tests::{destinations, hostile};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 
 #[test]
@@ -37,4 +38,22 @@ fn positions_beyond_the_table_are_an_error() {
     let mut x = normals("x", &[3, 2], DType::F32);
     let layout = RopeLayout { heads: 1, head_dim: 2, seq_len: 3, start: 2 };
     assert!(rope(&mut x, &table, layout, Rotation::Forward).unwrap_err().to_string().contains("positions up to 5"));
+}
+
+#[test]
+fn rope_writes_to_every_destination() {
+    // Heads that fill a tile, share one, and do not fit; widths beyond the rotated heads, and beyond a pair of tiles.
+    for (head_dim, heads, width, rows) in
+        [(128, 2, 384, 140), (64, 3, 320, 17), (16, 1, 16, 3), (128, 1, 128, 129), (6, 2, 13, 9), (48, 2, 96, 20)]
+    {
+        let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 0.9f64.powi(i as i32)).collect();
+        let table = rope_table(&Device::Cpu, &frequencies, 60, DType::F32).unwrap();
+        let layout = RopeLayout { heads, head_dim, seq_len: 50, start: 7 };
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("x", &[rows, width], dtype), table.clone()];
+            for rotation in [Rotation::Forward, Rotation::Backward] {
+                destinations(&inputs, |x, output| rope_to(&x[0], &x[1], layout, rotation, output));
+            }
+        }
+    }
 }

@@ -1,30 +1,70 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::{Result, Tensor};
+use crate::ops::quantize;
+use crate::{QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
+kernel_source!(FP8_SOURCE, "swiglu", "destination.cuh");
 
-pub(super) fn swiglu(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor, amax: Option<&mut Tensor>) -> Result<()> {
+    let [tokens, hidden] = y.dims("swiglu: y")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu" };
     let args = [
         Arg::Ptr(y.device_ptr_mut()),
+        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(x.device_ptr()),
-        Arg::U64(y.len() as u64),
-        Arg::I32(y.shape()[1] as i32),
+        Arg::I32(hidden as i32),
     ];
-    // SAFETY: `x` has rows of twice the width of those of `y`, and as many.
-    unsafe { gpu.launch(&kernel, launch::elements(y.len()), BLOCK, 0, &args) }
+    // SAFETY: `x` has rows of twice the width of those of `y`, and as many: one block for each; `amax` has one element.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, dx: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    let defines = quantize::fp8_variant(x, to.format)?;
+    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "swiglu_codes" };
+    let grid = quantize::tiles(out.rows, out.columns, 1);
+    let args = quantize::destination(out, to, &[Arg::Ptr(x.device_ptr())]);
+    // SAFETY: `x` is `out.rows · 2 · out.columns` elements; the rest is as `destination` says.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+}
+
+pub(super) fn swiglu_backward(
+    gpu: &CudaDevice,
+    dy: &Tensor,
+    x: &Tensor,
+    dx: &mut Tensor,
+    amax: Option<&mut Tensor>,
+) -> Result<()> {
+    let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_backward" };
     let args = [
         Arg::Ptr(dx.device_ptr_mut()),
+        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(dy.device_ptr()),
         Arg::Ptr(x.device_ptr()),
-        Arg::U64(dy.len() as u64),
-        Arg::I32(dy.shape()[1] as i32),
+        Arg::I32(hidden as i32),
     ];
-    // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many.
-    unsafe { gpu.launch(&kernel, launch::elements(dy.len()), BLOCK, 0, &args) }
+    // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many: one block for each; `amax` has one element.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+/// Whether both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes.
+pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor) -> bool {
+    dy.shape()[1] % QuantizedTensor::PAD == 0 && launch::aligned(&[dy, x])
+}
+
+pub(super) fn swiglu_backward_codes(
+    gpu: &CudaDevice,
+    dy: &Tensor,
+    x: &Tensor,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let defines = quantize::fp8_variant(x, to.format)?;
+    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "swiglu_backward_codes" };
+    let grid = quantize::tiles(out.rows, out.columns / 2, 1);
+    let args = quantize::destination(out, to, &[Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr())]);
+    // SAFETY: `x` is `out.rows · out.columns` elements, `dy` half of it; the rest is as `destination` and `fuses_backward` say.
+    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }

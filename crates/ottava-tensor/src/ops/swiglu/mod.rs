@@ -5,33 +5,72 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::expect_compute;
+use super::destination::{Output, Produced};
+use super::{expect_compute, quantize};
 use crate::{Device, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
 /// `y = gate / (1 + e^-gate) · up` for `x` `[T, 2F]`, whose rows hold `F` gates, then `F` ups. Returns `[T, F]`.
 pub fn swiglu(x: &Tensor) -> Result<Tensor> {
-    let [tokens, hidden] = halves(x)?;
-    let mut y = Tensor::empty(x.device(), &[tokens, hidden], x.dtype())?;
-    match x.device() {
-        Device::Cpu => cpu::swiglu(x, &mut y),
-        Device::Cuda(gpu) => cuda::swiglu(gpu, x, &mut y)?,
+    Ok(swiglu_to(x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
+}
+
+/// [`swiglu`] written to `output`.
+pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
+    let shape = halves(x)?;
+    match (x.device(), output) {
+        (Device::Cpu, output) => {
+            let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
+            cpu::swiglu(x, &mut y);
+            output.deliver(y)
+        }
+        (Device::Cuda(gpu), Output::Fp8(mut to)) => {
+            let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
+            cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
+            Ok(Produced::Fp8(quantized))
+        }
+        (Device::Cuda(gpu), output) => {
+            let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
+            cuda::swiglu(gpu, x, &mut y, output.amax(x.device())?)?;
+            Ok(Produced::Plain(y))
+        }
     }
-    Ok(y)
 }
 
 /// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`.
 pub fn swiglu_backward(dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let [tokens, hidden] = halves(x)?;
-    dy.expect("swiglu_backward: dy", &[tokens, hidden])?;
+    Ok(swiglu_backward_to(dy, x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
+}
+
+/// [`swiglu_backward`] written to `output`.
+pub fn swiglu_backward_to(dy: &Tensor, x: &Tensor, output: Output) -> Result<Produced> {
+    let shape = halves(x)?;
+    dy.expect("swiglu_backward: dy", &shape)?;
     dy.expect_dtype("swiglu_backward: dy", &[x.dtype()])?;
-    let mut dx = x.empty_like()?;
-    match x.device() {
-        Device::Cpu => cpu::swiglu_backward(dy, x, &mut dx),
-        Device::Cuda(gpu) => cuda::swiglu_backward(gpu, dy, x, &mut dx)?,
+    dy.expect_device("swiglu_backward: dy", x.device())?;
+    match (x.device(), output) {
+        (Device::Cpu, output) => {
+            let mut dx = x.empty_like()?;
+            cpu::swiglu_backward(dy, x, &mut dx);
+            output.deliver(dx)
+        }
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x) => {
+            let mut quantized = quantize::prepare(&to, x.device(), shape[0], 2 * shape[1])?;
+            cuda::swiglu_backward_codes(gpu, dy, x, &mut quantized, &mut to)?;
+            Ok(Produced::Fp8(quantized))
+        }
+        (Device::Cuda(gpu), output @ Output::Fp8(_)) => {
+            let mut dx = x.empty_like()?;
+            cuda::swiglu_backward(gpu, dy, x, &mut dx, None)?;
+            output.deliver(dx)
+        }
+        (Device::Cuda(gpu), output) => {
+            let mut dx = x.empty_like()?;
+            cuda::swiglu_backward(gpu, dy, x, &mut dx, output.amax(x.device())?)?;
+            Ok(Produced::Plain(dx))
+        }
     }
-    Ok(dx)
 }
 
 fn halves(x: &Tensor) -> Result<[usize; 2]> {

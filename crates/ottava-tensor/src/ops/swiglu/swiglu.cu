@@ -1,19 +1,149 @@
-// One thread per element of y `[T, F]`, in strides; a row of x holds F gates, then F ups.
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
-extern "C" __global__ void swiglu(X* y, const X* x, u64 n, int F) {
-    for (u64 i = grid_start(); i < n; i += grid_step()) {
-        const X* row = x + i / F * 2 * F;
-        const float gate = load(row[i % F]);
-        store(&y[i], gate * sigmoid(gate) * load(row[F + i % F]));
-    }
+// A row of x `[T, 2F]` holds F gates, then F ups. Everything is done on eight neighbouring channels where rows are aligned.
+__device__ __forceinline__ float sigmoid(float x) {
+    float y;
+    // One step from the quotient at most, as the exponential is.
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + expf(-x)));
+    return y;
+}
+__device__ __forceinline__ float forward(float gate, float up) { return gate * sigmoid(gate) * up; }
+struct Gradient { float gate, up; };
+__device__ __forceinline__ Gradient backward(float d, float gate, float up) {
+    const float s = sigmoid(gate);
+    return {d * up * s * (1.0f + gate * (1.0f - s)), d * (gate * s)};
 }
 
-extern "C" __global__ void swiglu_backward(X* dx, const X* dy, const X* x, u64 n, int F) {
-    for (u64 i = grid_start(); i < n; i += grid_step()) {
-        const u64 at = i / F * 2 * F + i % F;
-        const float gate = load(x[at]), up = load(x[at + F]), d = load(dy[i]), s = sigmoid(gate);
-        store(&dx[at], d * up * s * (1.0f + gate * (1.0f - s)));
-        store(&dx[at + F], d * (gate * s));
-    }
+#ifndef FORMAT
+// One block per row. `amax`, if not null, is raised to the largest absolute value written.
+__device__ __forceinline__ void raise(float* amax, float largest) {
+    if (!amax) return;
+    largest = block_max(largest);
+    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
 }
+
+extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, float* amax, const X* __restrict__ x, int F) {
+    y += (u64)blockIdx.x * F;
+    x += (u64)blockIdx.x * 2 * F;
+    const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
+    float largest = 0.0f;
+#pragma unroll 2
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g);
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+        const Eight<X> out = pack8<X>(v);
+        store8(y + 8 * g, out);
+        if (amax) largest = fmaxf(largest, largest8(out));
+    }
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+        store(&y[c], forward(load(x[c]), load(x[F + c])));
+        largest = fmaxf(largest, fabsf(load(y[c])));
+    }
+    raise(amax, largest);
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, float* amax, const X* __restrict__ dy,
+                                                                  const X* __restrict__ x, int F) {
+    dx += (u64)blockIdx.x * 2 * F;
+    x += (u64)blockIdx.x * 2 * F;
+    dy += (u64)blockIdx.x * F;
+    const int eights = F % 8 == 0 && aligned(dx, dy, x) ? F / 8 : 0;
+    float largest = 0.0f;
+    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g), d = load8(dy + 8 * g);
+        float v[2][8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const Gradient g = backward(load(d.at[i]), load(gate.at[i]), load(up.at[i]));
+            v[0][i] = g.gate;
+            v[1][i] = g.up;
+        }
+        const Eight<X> dgate = pack8<X>(v[0]), dup = pack8<X>(v[1]);
+        store8(dx + 8 * g, dgate);
+        store8(dx + F + 8 * g, dup);
+        if (amax) largest = fmaxf(largest, fmaxf(largest8(dgate), largest8(dup)));
+    }
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+        const Gradient g = backward(load(dy[c]), load(x[c]), load(x[F + c]));
+        store(&dx[c], g.gate);
+        store(&dx[F + c], g.up);
+        largest = fmaxf(largest, fmaxf(fabsf(load(dx[c])), fabsf(load(dx[F + c]))));
+    }
+    raise(amax, largest);
+}
+#else
+struct Activations {
+    const X* x;
+    int F;
+    bool wide;
+    struct Raw { Eight<X> gate, up; };
+    __device__ __forceinline__ Raw fetch(int row, int column) const {
+        const X* from = x + (u64)row * 2 * F + column;
+        return {fetch8(from, F - column, wide), fetch8(from + F, F - column, wide)};
+    }
+    __device__ __forceinline__ void values(const Raw& raw, float* v) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = forward(load(raw.gate.at[i]), load(raw.up.at[i]));
+        round8(v);
+    }
+};
+
+// Grid (F / 128, T / 128), 256 threads.
+extern "C" __global__ void __launch_bounds__(256) swiglu_codes(DESTINATION, const X* x) {
+    const Destination to = THE_DESTINATION;
+    quantize_tile<4>(to, Activations{x, columns, columns % 8 == 0 && aligned(x)});
+}
+
+// Grid (F / 128, T / 128), 256 threads: a tile of the gates' gradient and the one of the ups'. F is a multiple of 16.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
+    __shared__ Tile gates, ups;
+    const Destination to = THE_DESTINATION;
+    const int F = columns / 2, row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
+    // The two halves as destinations of their own, so that a tile ends where its half does.
+    Destination half[2] = {to, to};
+    Seen seen;
+#pragma unroll 1
+    for (int sweep = 0; sweep < 8; sweep += 2) {
+        Eight<X> gate[2], up[2], d[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int row = row0 + (sweep + k) * 16 + threadIdx.x / 16;
+            if (row >= rows || column0 + column >= F) continue;
+            const X* from = x + (u64)row * columns + column0 + column;
+            gate[k] = load8(from);
+            up[k] = load8(from + F);
+            d[k] = load8(dy + (u64)row * F + column0 + column);
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int row = (sweep + k) * 16 + threadIdx.x / 16;
+            uint2 eight[2] = {};
+            if (row0 + row < rows && column0 + column < F) {
+                float v[2][8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
+                    v[0][i] = g.gate;
+                    v[1][i] = g.up;
+                }
+                round8(v[0]);
+                round8(v[1]);
+                eight[0] = encode8(v[0], to.scale, seen);
+                eight[1] = encode8(v[1], to.scale, seen);
+            }
+            *(uint2*)gates.at(row, column / 4) = eight[0];
+            *(uint2*)ups.at(row, column / 4) = eight[1];
+            if (codes && row0 + row < padded_rows && column0 + column < F) {
+                unsigned char* at = codes + (u64)(row0 + row) * padded_columns + column0 + column;
+                *(uint2*)at = eight[0];
+                *(uint2*)(at + F) = eight[1];
+            }
+        }
+    }
+    measure(to, seen);
+    half[0].padded_columns = half[1].padded_columns = F;
+    if (transposed) half[1].transposed += (u64)F * padded_rows;
+    flush(half[0], gates, row0, column0);
+    flush(half[1], ups, row0, column0);
+}
+#endif

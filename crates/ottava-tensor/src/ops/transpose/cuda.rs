@@ -14,7 +14,7 @@ pub(super) fn transpose(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<
     let kernel = Kernel { source: &SOURCE, defines, entry: "transpose" };
     let args =
         [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(rows as i32), Arg::I32(columns as i32)];
-    let grid = [columns.div_ceil(32).max(1) as u32, rows.div_ceil(32).max(1) as u32, 1];
+    let grid = [columns.div_ceil(64).max(1) as u32, rows.div_ceil(64).max(1) as u32, 1];
     // SAFETY: both tensors have `rows · columns` elements of the size in the defines.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }

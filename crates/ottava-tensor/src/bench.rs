@@ -1,0 +1,185 @@
+//! Timing of the ops against what the memory allows: `ottava bench kernels` and `examples/kernels.rs` print it.
+
+use crate::ops::*;
+use crate::{DType, Device, Result, Tensor};
+use std::time::Instant;
+
+/// Rounds whose median is reported.
+const ROUNDS: usize = 5;
+
+/// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
+const VOCABULARY: usize = 32_000;
+const CHUNK: usize = 2048;
+
+/// Median milliseconds of one `op`: five rounds of `iterations` each, between two events of the compute stream, or by the
+/// clock on the CPU. A first, untimed run compiles the kernels.
+pub fn time(device: &Device, iterations: usize, mut op: impl FnMut() -> Result<()>) -> Result<f64> {
+    op()?;
+    device.synchronize()?;
+    let mut rounds = [0.0; ROUNDS];
+    for round in &mut rounds {
+        let total = match device {
+            Device::Cpu => {
+                let start = Instant::now();
+                (0..iterations).try_for_each(|_| op())?;
+                start.elapsed().as_secs_f64() * 1e3
+            }
+            Device::Cuda(gpu) => {
+                let start = gpu.record()?;
+                (0..iterations).try_for_each(|_| op())?;
+                f64::from(start.milliseconds_until(&gpu.record()?)?)
+            }
+        };
+        *round = total / iterations as f64;
+    }
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[ROUNDS / 2])
+}
+
+/// Bytes per second of a large copy within `device`, reads and writes both counted.
+pub fn copy_bandwidth(device: &Device) -> Result<f64> {
+    let bytes: usize = if matches!(device, Device::Cpu) { 64 << 20 } else { 1 << 30 };
+    let from = Tensor::zeros(device, &[bytes / 4], DType::F32)?;
+    let mut to = from.empty_like()?;
+    let milliseconds = time(device, 10, || to.copy_from(0, &from))?;
+    Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
+}
+
+/// One op at one size.
+#[derive(Clone, Debug)]
+pub struct KernelRow {
+    /// Op and what it writes.
+    pub name: &'static str,
+    /// What must be read and written once.
+    pub bytes: usize,
+    /// Measured.
+    pub milliseconds: f64,
+    /// What a copy of as many bytes takes.
+    pub floor_milliseconds: f64,
+}
+
+/// Times every memory-bound op on random data: BF16 activations of `tokens` T rows, `channels` C and `hidden` F wide.
+pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
+    let bandwidth = copy_bandwidth(device)?;
+    let iterations = if matches!(device, Device::Cpu) { 1 } else { 20 };
+    let (t, c, f) = (tokens, channels, hidden);
+    let mut seed = 0;
+    let mut random = |shape: &[usize], dtype| {
+        seed += 1;
+        cast(&normal(device, shape, 1.0, seed)?, dtype)
+    };
+    let mut rows = Vec::new();
+    let mut row = |name, bytes, op: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        let milliseconds = time(device, iterations, op)?;
+        rows.push(KernelRow { name, bytes, milliseconds, floor_milliseconds: bytes as f64 / bandwidth * 1e3 });
+        Ok(())
+    };
+    let bf16 = |elements: usize| 2 * elements;
+    let (tc, tf) = (t * c, t * f);
+
+    let (a, b) = (random(&[t, c], DType::BF16)?, random(&[t, c], DType::BF16)?);
+    let (weight, qkv_bias) = (random(&[c], DType::BF16)?, random(&[3 * c], DType::BF16)?);
+    let scale = Tensor::from_slice(device, &[1], &[64f32])?;
+    let mut seen = CastStatistics::new(device, 1)?;
+    row("add", bf16(3 * tc), &mut || add(&a, &b).map(drop))?;
+    row("amax", bf16(tc), &mut || amax(&a).map(drop))?;
+    row("quantize, codes", bf16(tc) + tc, &mut || {
+        quantize(&a, DType::E4M3, &scale, Copies::Rows, &mut seen, 0).map(drop)
+    })?;
+    row("quantize, codes and transpose", bf16(tc) + 2 * tc, &mut || {
+        quantize(&a, DType::E4M3, &scale, Copies::Both, &mut seen, 0).map(drop)
+    })?;
+    row("transpose, BF16", bf16(2 * tc), &mut || transpose(&a).map(drop))?;
+    row("rmsnorm", bf16(2 * tc), &mut || rmsnorm(&a, &weight, 1e-5).map(drop))?;
+    let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
+    let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
+    row("rmsnorm_backward", bf16(3 * tc), &mut || rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight).map(drop))?;
+
+    row("rmsnorm_backward, + dresidual", bf16(4 * tc), &mut || {
+        rmsnorm_backward_add(&b, &a, &weight, &rstd, &mut dweight, &a).map(drop)
+    })?;
+    let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    row("rmsnorm, value and amax", bf16(2 * tc), &mut || {
+        rmsnorm_to(&a, &weight, 1e-5, Output::PlainWithAmax { amax: &mut amax }).map(drop)
+    })?;
+    row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
+    row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {
+        add_rmsnorm_to(&a, &b, &weight, 1e-5, both(&scale, &mut seen)).map(drop)
+    })?;
+
+    let mut qkv = random(&[t, 3 * c], DType::BF16)?;
+    let (head_dim, seq_len) = (128.min(c), t.min(4096));
+    let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+    let table = rope_table(device, &frequencies, seq_len, DType::F32)?;
+    let layout = RopeLayout { heads: 2 * c / head_dim, head_dim, seq_len, start: 0 };
+    row("rope", bf16(4 * tc), &mut || rope(&mut qkv, &table, layout, Rotation::Forward))?;
+    row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
+        rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
+    })?;
+    row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
+    let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
+    row("bias_gradient", bf16(3 * tc), &mut || bias_gradient(&qkv, &mut dbias))?;
+    drop(qkv);
+
+    let (gate_up, dy) = (random(&[t, 2 * f], DType::BF16)?, random(&[t, f], DType::BF16)?);
+    row("swiglu", bf16(3 * tf), &mut || swiglu(&gate_up).map(drop))?;
+    row("swiglu_backward", bf16(5 * tf), &mut || swiglu_backward(&dy, &gate_up).map(drop))?;
+    row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, both(&scale, &mut seen)).map(drop))?;
+    row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
+        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen)).map(drop)
+    })?;
+    drop((gate_up, dy));
+
+    let vocabulary = VOCABULARY;
+    let ids: Vec<i32> = (0..t).map(|i| (i * i % 8191 * 7919 % vocabulary) as i32).collect();
+    let ids = Tensor::from_slice(device, &[t], &ids)?;
+    let embeddings = random(&[vocabulary, c], DType::BF16)?;
+    row("embedding", bf16(2 * tc), &mut || embedding(&embeddings, &ids).map(drop))?;
+    let mut dembeddings = Tensor::zeros(device, &[vocabulary, c], DType::F32)?;
+    // At most: a row of the gradient is read and written once for all tokens that share it.
+    row("embedding_gradient", bf16(tc) + 8 * tc, &mut || embedding_gradient(&a, &ids, &mut dembeddings))?;
+    drop((embeddings, dembeddings));
+    let chunk = t.min(CHUNK);
+    let targets = ids.rows(0, chunk)?;
+    let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
+    row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets).map(drop))?;
+    row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
+        cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
+    })?;
+    drop(logits);
+
+    let n = 2 * f * c;
+    let [mut master, mut m, mut v] =
+        [normal(device, &[n], 0.02, 1)?, normal(device, &[n], 0.0, 2)?, normal(device, &[n], 0.0, 3)?];
+    let (mut copy, grad) = (cast(&master, DType::BF16)?, normal(device, &[n], 1.0, 4)?);
+    row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
+    row("global_norm", 4 * n, &mut || global_norm(&[&grad]).map(drop))?;
+    let norm = global_norm(&[&grad])?;
+    let how = AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0 };
+    row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
+        let weight = AdamWWeight::Master { master: &mut master, copy: Some(&mut copy) };
+        adamw(&mut [AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1 }], &norm, &how)
+    })?;
+    let (mut m, mut v) = (cast(&m, DType::BF16)?, cast(&v, DType::BF16)?);
+    row("adamw, BF16 states and weights by chance", 16 * n, &mut || {
+        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
+        adamw(&mut [AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1 }], &norm, &how)
+    })?;
+    Ok(rows)
+}
+
+/// Codes and their transpose, as training writes them.
+fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_runs_on_the_cpu() {
+        let rows = kernels(&Device::Cpu, 4, 16, 24).unwrap();
+        assert!(rows.len() > 10 && rows.iter().all(|row| row.bytes > 0 && row.floor_milliseconds > 0.0));
+    }
+}

@@ -1,0 +1,169 @@
+// The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
+// registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes.
+// Blocks have 256 threads. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
+#define TILE 128
+
+#define DESTINATION                                                                                                    \
+    unsigned char *codes, unsigned char *transposed, float *scale_inv, float *amax, u64 *saturated, u64 *underflowed,  \
+        u64 *elements, const float *scale, int rows, int columns, int padded_rows, int padded_columns
+#define THE_DESTINATION                                                                                                \
+    { codes, transposed, scale_inv, amax, saturated, underflowed, elements, *scale, rows, columns, padded_rows, padded_columns }
+
+struct Destination {
+    unsigned char *codes, *transposed;
+    float *scale_inv, *amax;
+    u64 *saturated, *underflowed, *elements;
+    float scale;
+    int rows, columns, padded_rows, padded_columns;
+};
+
+// Largest finite value, and half the smallest positive one, which still rounds to zero.
+template <class T> struct Fp8;
+template <> struct Fp8<e4m3> { static constexpr float largest = 448.0f, vanishing = 0x1p-10f; };
+template <> struct Fp8<e5m2> { static constexpr float largest = 57344.0f, vanishing = 0x1p-17f; };
+
+// Two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F.
+template <class T> __device__ __forceinline__ u32 encode(float a, float b);
+template <> __device__ __forceinline__ u32 encode<e4m3>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+
+// Eight values rounded to the storage type, as if written and read again.
+__device__ __forceinline__ void round8(float* v) { unpack8(pack8<X>(v), v); }
+
+// The first `valid` of eight elements; the rest are zero.
+__device__ __forceinline__ Eight<X> fetch8(const X* p, int valid, bool wide) {
+    if (wide) return load8(p);
+    Eight<X> e;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        store(&e.at[i], 0.0f);
+        if (i < valid) e.at[i] = p[i];
+    }
+    return e;
+}
+
+// What one thread saw.
+struct Seen {
+    float amax = 0.0f;
+    u32 beyond = 0, lost = 0;
+};
+
+// Codes of eight values in two words.
+__device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
+    u32 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float a = v[2 * i] * scale, b = v[2 * i + 1] * scale;
+        pairs[i] = encode<FORMAT>(a, b);
+        seen.amax = fmaxf(seen.amax, fmaxf(fabsf(v[2 * i]), fabsf(v[2 * i + 1])));
+        seen.beyond += (fabsf(a) > Fp8<FORMAT>::largest) + (fabsf(b) > Fp8<FORMAT>::largest);
+        seen.lost += (v[2 * i] != 0.0f && fabsf(a) <= Fp8<FORMAT>::vanishing) + (v[2 * i + 1] != 0.0f && fabsf(b) <= Fp8<FORMAT>::vanishing);
+    }
+    return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+}
+
+// The codes of a tile, four to a word. Exchanging words by the number of the row's sixteen keeps both ways of access free
+// of bank conflicts.
+struct Tile {
+    u32 words[TILE * TILE / 4];
+    __device__ __forceinline__ u32* at(int row, int word) { return words + row * (TILE / 4) + (word ^ (row / 16 * 4)); }
+};
+
+// Puts the codes of eight values at (row, column) of the tile at (row0, column0).
+__device__ __forceinline__ void put(const Destination& to, Tile& tile, int row0, int column0, int row, int column, uint2 eight) {
+    *(uint2*)tile.at(row, column / 4) = eight;
+    if (to.codes && row0 + row < to.padded_rows && column0 + column < to.padded_columns)
+        *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column) = eight;
+}
+
+// Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
+__device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
+    if (!to.transposed) return;
+    const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
+    if (row >= to.padded_rows || column >= to.padded_columns) return;
+    u32 turned[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = *tile.at(sixteen * 16 + k * 4 + i, word);
+        const u32 low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140);
+        const u32 high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
+        turned[0][k] = __byte_perm(low01, low23, 0x5410);
+        turned[1][k] = __byte_perm(low01, low23, 0x7632);
+        turned[2][k] = __byte_perm(high01, high23, 0x5410);
+        turned[3][k] = __byte_perm(high01, high23, 0x7632);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+}
+
+// Adds what the block saw to the statistics; a barrier for all threads. The first block of the grid writes the rest.
+__device__ __forceinline__ void measure(const Destination& to, const Seen& seen) {
+    __shared__ u32 warps[3][8];
+    // Non-negative floats order as their bits do, so the result does not depend on the order of threads and blocks.
+    const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
+    const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
+    if (threadIdx.x % 32 == 0) {
+        warps[0][threadIdx.x / 32] = amax;
+        warps[1][threadIdx.x / 32] = beyond;
+        warps[2][threadIdx.x / 32] = lost;
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    u32 all[3] = {};
+    for (int w = 0; w < 8; w++) {
+        all[0] = max(all[0], warps[0][w]);
+        all[1] += warps[1][w];
+        all[2] += warps[2][w];
+    }
+    atomicMax((u32*)to.amax, all[0]);
+    if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
+    if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
+    if (blockIdx.x == 0 && blockIdx.y == 0) {
+        *to.scale_inv = 1.0f / to.scale;
+        atomicAdd(to.elements, (u64)to.rows * to.columns);
+    }
+}
+
+// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
+// count, and `values` computes them. `LOADS` of them are on their way at a time.
+template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
+    __shared__ Tile tile;
+    const int row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
+    Seen seen;
+#pragma unroll 1
+    for (int sweep = 0; sweep < 8; sweep += LOADS) {
+        typename Source::Raw raw[LOADS];
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int row = (sweep + k) * 16 + threadIdx.x / 16;
+            if (row0 + row < to.rows && column0 + column < to.columns) raw[k] = source.fetch(row0 + row, column0 + column);
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int row = (sweep + k) * 16 + threadIdx.x / 16;
+            uint2 eight = make_uint2(0, 0);
+            if (row0 + row < to.rows && column0 + column < to.columns) {
+                float v[8];
+                source.values(raw[k], v);
+                // Padding is zero, whatever the row makes of it.
+#pragma unroll
+                for (int i = 0; i < 8; i++) if (column0 + column + i >= to.columns) v[i] = 0.0f;
+                eight = encode8(v, to.scale, seen);
+            }
+            put(to, tile, row0, column0, row, column, eight);
+        }
+    }
+    measure(to, seen);
+    flush(to, tile, row0, column0);
+}

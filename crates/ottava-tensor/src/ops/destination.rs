@@ -1,0 +1,161 @@
+//! A cast is a destination: what an op that produces the operand of a matrix product writes, instead of a tensor that a
+//! later op reads again.
+//!
+//! Whatever the destination, the result is that of the plain op followed by [`amax`](super::amax()) or
+//! [`quantize`](super::quantize()), bit for bit: values are rounded to the tensor's type first, and those are cast and measured.
+
+use super::quantize::{self, CastStatistics, Copies};
+use crate::{DType, Device, QuantizedTensor, Result, Tensor};
+
+/// What a producing op writes.
+#[derive(Debug)]
+pub enum Output<'a> {
+    /// The value.
+    Plain,
+    /// The value; `amax`, F32 `[1]`, is raised to its largest absolute value. For a scale that depends on it.
+    PlainWithAmax {
+        /// Zero, or what else was measured for the same scale.
+        amax: &'a mut Tensor,
+    },
+    /// The FP8 operand and its measurements, by a scale that is known. The value itself is written nowhere.
+    Fp8(Fp8Output<'a>),
+}
+
+/// How a value becomes an FP8 operand; the arguments of [`quantize`](super::quantize()).
+#[derive(Debug)]
+pub struct Fp8Output<'a> {
+    /// Type of the codes.
+    pub format: DType,
+    /// F32 `[1]`: multiplied before the cast.
+    pub scale: &'a Tensor,
+    /// Which copies of the codes to write.
+    pub copies: Copies,
+    /// Where the cast is measured.
+    pub statistics: &'a mut CastStatistics,
+    /// The entry of `statistics`.
+    pub slot: usize,
+}
+
+/// What an op has written.
+#[derive(Clone, Debug)]
+pub enum Produced {
+    /// For [`Output::Plain`] and [`Output::PlainWithAmax`].
+    Plain(Tensor),
+    /// For [`Output::Fp8`].
+    Fp8(QuantizedTensor),
+}
+
+impl Produced {
+    /// The plain value. `None` for codes.
+    pub fn plain(self) -> Option<Tensor> {
+        match self {
+            Produced::Plain(value) => Some(value),
+            Produced::Fp8(_) => None,
+        }
+    }
+
+    /// The operand. `None` for a plain value.
+    pub fn fp8(self) -> Option<QuantizedTensor> {
+        match self {
+            Produced::Plain(_) => None,
+            Produced::Fp8(quantized) => Some(quantized),
+        }
+    }
+}
+
+impl<'a> Output<'a> {
+    /// What a kernel that writes the plain value raises by the way, checked.
+    pub(super) fn amax(self, device: &Device) -> Result<Option<&'a mut Tensor>> {
+        match self {
+            Output::PlainWithAmax { amax } => {
+                quantize::expect_amax(amax, device)?;
+                Ok(Some(amax))
+            }
+            Output::Plain | Output::Fp8(_) => Ok(None),
+        }
+    }
+
+    /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
+    pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
+        match self {
+            Output::Plain => Ok(Produced::Plain(value)),
+            Output::PlainWithAmax { amax } => {
+                quantize::raise_amax(&value, amax)?;
+                Ok(Produced::Plain(value))
+            }
+            Output::Fp8(to) => {
+                let quantized = quantize::quantize(&value, to.format, to.scale, to.copies, to.statistics, to.slot)?;
+                Ok(Produced::Fp8(quantized))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::testing::{Tolerance, assert_close, gpu, normals, values};
+
+    /// Normal values, and among them some that casts must survive.
+    pub(crate) fn hostile(name: &str, shape: &[usize], dtype: DType) -> Tensor {
+        let mut x = values(&normals(name, shape, DType::F32));
+        let traps = [f64::NAN, f64::INFINITY, 1e30, -1e30, 1e-30, -0.0, 3e4, 1e-4];
+        for (i, trap) in traps.into_iter().enumerate() {
+            let at = (i + 1) * x.len() / (traps.len() + 1);
+            // Small tensors keep a few ordinary values.
+            if x.len() > 40 {
+                x[at] = trap;
+            }
+        }
+        let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
+        let x = Tensor::from_slice(&Device::Cpu, shape, &x).expect("as many as the shape");
+        super::super::cast(&x, dtype).expect("a floating-point type")
+    }
+
+    fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
+        let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
+        q.codes.iter().chain(&q.transposed).chain([&q.scale_inv]).cloned().chain(counts).collect()
+    }
+
+    /// On every device: what `op` writes to each destination is what it writes plainly and what is then measured or cast.
+    /// Exactly so, because both come from the same sums and are rounded to the tensor's type before anything else.
+    pub(crate) fn destinations(inputs: &[Tensor], op: impl Fn(&[Tensor], Output) -> Result<Produced>) {
+        for device in std::iter::once(Device::Cpu).chain(gpu()) {
+            let inputs: Vec<_> = inputs.iter().map(|x| x.to_device(&device).unwrap()).collect();
+            let plain = op(&inputs, Output::Plain).unwrap().plain().unwrap();
+
+            let mut amax = Tensor::zeros(&device, &[1], DType::F32).unwrap();
+            let with_amax = op(&inputs, Output::PlainWithAmax { amax: &mut amax }).unwrap().plain().unwrap();
+            assert_close("the value beside its amax", &plain, &with_amax, Tolerance::Exact);
+            assert_close("amax", &super::super::amax(&plain).unwrap(), &amax, Tolerance::Exact);
+
+            for (format, copies, scale) in [
+                (DType::E4M3, Copies::Both, 3.7f32),
+                (DType::E5M2, Copies::Both, 1e-3),
+                (DType::E4M3, Copies::Rows, 1e-3),
+                (DType::E5M2, Copies::Columns, 300.0),
+            ] {
+                let scale = Tensor::from_slice(&device, &[1], &[scale]).unwrap();
+                let mut expected = CastStatistics::new(&device, 3).unwrap();
+                let mut seen = CastStatistics::new(&device, 3).unwrap();
+                let q = quantize::quantize(&plain, format, &scale, copies, &mut expected, 1).unwrap();
+                let expected = all(&q, &expected);
+                let to = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 1 };
+                let q = op(&inputs, Output::Fp8(to)).unwrap().fp8().unwrap();
+                for (i, (expected, got)) in expected.iter().zip(all(&q, &seen)).enumerate() {
+                    let what = format!("{:?} {format} {copies:?}, part {i} on {device}", plain.shape());
+                    assert_close(&what, expected, &got, Tolerance::Exact);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_that_does_not_exist_is_an_error() {
+        let (x, scale) = (normals("x", &[2, 2], DType::F32), Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap());
+        let mut seen = CastStatistics::new(&Device::Cpu, 2).unwrap();
+        let error = quantize::quantize(&x, DType::E4M3, &scale, Copies::Rows, &mut seen, 2).unwrap_err();
+        assert_eq!(error.to_string(), "quantize: slot 2 of statistics with 2 entries");
+    }
+}
