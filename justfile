@@ -13,7 +13,7 @@ check:
 
 # All tests on the CPU, and on a GPU where there is one
 test *args:
-    if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --workspace {{ args }}; else cargo test --workspace {{ args }}; fi
+    if cargo nextest --version >/dev/null 2>&1; then cargo nextest run {{ args }}; else cargo test {{ args }}; fi
 
 # Parity and promises on a machine with a GPU, in one process per crate; fails without one
 gpu:
