@@ -24,6 +24,10 @@ gpu:
 gpu-check:
     scripts/gpu-check.sh
 
+# How long each op takes, against a copy of the same bytes; needs a GPU
+bench:
+    cargo run --release -p ottava-tensor --example kernels
+
 # Record the golden losses again, and show how they moved
 golden:
     OTTAVA_GOLDEN=record cargo test -p ottava-lm --test promises golden

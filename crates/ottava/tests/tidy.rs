@@ -18,6 +18,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("device", 1),
             ("quantized", 1),
             ("tensor", 1),
+            ("bench", 2),
             ("ops", 2),
             ("testing", 2),
         ],
