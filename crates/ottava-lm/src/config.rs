@@ -359,6 +359,14 @@ impl RunConfig {
             keys
         };
         let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));
+        let (before, now) = (saved.precision.recipe, self.precision.recipe);
+        if saved.precision.recipe().compute != self.precision.recipe().compute {
+            return Err(Error::Config(format!(
+                "the checkpoint is of recipe `{}` and cannot go on as `{}`, whose weights have another type. Start a new run with `model.path` set to the checkpoint instead",
+                before.as_str(),
+                now.as_str()
+            )));
+        }
         let mut changes = Vec::new();
         for ((key, now), (_, before)) in flat(self).into_iter().zip(flat(saved)) {
             if now == before || within(FREE, &key) {
@@ -555,6 +563,8 @@ mod tests {
     fn a_resumed_run_keeps_its_shape() {
         let saved = load(SMALL, &["max_steps=3"]).unwrap();
         let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
+        let wider = load(SMALL, &["max_steps=3", "recipe=fp32"]).unwrap();
+        assert!(wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot go on as `fp32`"));
         assert_eq!(
             longer.check_resume(&saved).unwrap(),
             [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]

@@ -186,6 +186,7 @@ impl ScalingState {
         Ok(vec![
             ("scaling.amax_history".to_string(), state.history.clone()),
             ("scaling.scale".to_string(), state.scale.clone()),
+            ("scaling.largest".to_string(), state.largest.clone()),
             ("scaling.updates".to_string(), updates),
         ])
     }
@@ -213,7 +214,12 @@ impl ScalingState {
         }
         let device = state.history.device().clone();
         state.history = history.to_device(&device)?;
-        state.scale = scale.to_device(&device)?;
+        // A cast may have another format than it had; its scale keeps the same tensor within the range.
+        let largest = [&array("scaling.largest")?, &state.largest].map(|t| t.to_vec::<f32>());
+        let [before, now] = largest;
+        let factors = before?.into_iter().zip(now?).map(|(before, now)| now / before);
+        let scale: Vec<f32> = scale.to_vec::<f32>()?.into_iter().zip(factors).map(|(s, f)| (s * f).min(f32::MAX)).collect();
+        state.scale = Tensor::from_slice(&device, &[scale.len()], &scale)?;
         state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
         Ok(())
     }

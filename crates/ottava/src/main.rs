@@ -28,7 +28,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version end well; wrong usage is the user's error, and 2 is for data.
+            let code = if error.use_stderr() { 1 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
     output::log_to_stderr();
     let result = match cli.command {
         Command::Train(command) => command.run(),

@@ -25,6 +25,8 @@ pub struct Progress {
     pub tokens: u64,
     /// Position in the data, and the seed of its order.
     pub loader: LoaderState,
+    /// Hash of the prepared data: of files, tokenizer and options.
+    pub data: String,
     /// The resolved configuration of the run, as TOML.
     pub config: String,
     /// Names of the FP8 casts, in the order of the scaling arrays.

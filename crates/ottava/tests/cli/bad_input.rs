@@ -6,6 +6,7 @@ use crate::setup::Run;
 fn configuration() {
     let run = Run::new();
     run.fail(&["train", "absent.toml"], 1, &["absent.toml"]);
+    run.fail(&["trian", "run.toml"], 1, &["trian"]);
     run.fail(
         &["train", "run.toml", "--set", "max_stps=3"],
         1,
@@ -94,6 +95,11 @@ fn an_existing_run_is_not_written_over() {
     let before = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
     run.fail(&["train", "run.toml"], 1, &["already holds a run", "--resume"]);
     assert_eq!(std::fs::read(run.path("run/metrics.jsonl")).unwrap(), before);
+    run.fail(&["train", "run.toml", "--resume", "--set", "recipe=fp32"], 1, &["`bf16`", "`fp32`"]);
+    let text = std::fs::read(run.path("text.txt")).unwrap();
+    run.write("text.txt", b"another text\nthan before\nit was\nlonger\n");
+    run.fail(&["train", "run.toml", "--resume"], 2, &["have changed since"]);
+    run.write("text.txt", &text);
     run.write("run/checkpoints/checkpoint-2/model.safetensors", b"damaged");
     run.fail(&["train", "run.toml", "--resume"], 7, &["checkpoint"]);
 }
