@@ -218,7 +218,8 @@ impl ScalingState {
         let largest = [&array("scaling.largest")?, &state.largest].map(|t| t.to_vec::<f32>());
         let [before, now] = largest;
         let factors = before?.into_iter().zip(now?).map(|(before, now)| now / before);
-        let scale: Vec<f32> = scale.to_vec::<f32>()?.into_iter().zip(factors).map(|(s, f)| (s * f).min(f32::MAX)).collect();
+        let scale: Vec<f32> =
+            scale.to_vec::<f32>()?.into_iter().zip(factors).map(|(s, f)| (s * f).min(f32::MAX)).collect();
         state.scale = Tensor::from_slice(&device, &[scale.len()], &scale)?;
         state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
         Ok(())

@@ -121,8 +121,15 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.precision.recipe();
-        let mut model =
-            build(&template.config, &recipe, device, Purpose::Train, config.data.max_length, weights, config.seed)?;
+        let mut model = build(
+            &template.config,
+            &recipe,
+            device,
+            config.optimizer.purpose(),
+            config.data.max_length,
+            weights,
+            config.seed,
+        )?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
@@ -141,7 +148,9 @@ impl Trainer {
         };
         let shaped = config.training.warmup_steps + config.training.decay_steps;
         if shaped > max_steps {
-            tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
+            tracing::warn!(
+                "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
+            );
         }
         let resolved = folder.join("config.toml");
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
@@ -336,7 +345,9 @@ pub fn build(
 ) -> Result<Decoder> {
     let sizes = decoder_config(config)?;
     match weights {
-        None => Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed }),
+        None => {
+            Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed, device: device.clone() })
+        }
         Some(folder) => {
             let mut weights = FolderWeights::open(folder)?;
             let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;

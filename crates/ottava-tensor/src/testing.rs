@@ -29,7 +29,10 @@ pub fn gpu() -> Option<Device> {
     GPU.get_or_init(|| match crate::cuda::CudaDevice::count() {
         Ok(n) if n > 0 => Some(Device::cuda(0).expect("the GPU of this machine opens")),
         _ => {
-            assert!(std::env::var_os("OTTAVA_REQUIRE_GPU").is_none(), "OTTAVA_REQUIRE_GPU is set, and this machine has no GPU");
+            assert!(
+                std::env::var_os("OTTAVA_REQUIRE_GPU").is_none(),
+                "OTTAVA_REQUIRE_GPU is set, and this machine has no GPU"
+            );
             eprintln!("skipped on the GPU: this machine has none");
             None
         }

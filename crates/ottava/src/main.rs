@@ -25,6 +25,7 @@ enum Command {
     Prepare(commands::prepare::Prepare),
     Plan(commands::plan::PlanCommand),
     Doctor(commands::doctor::Doctor),
+    Bench(commands::bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Prepare(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Bench(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,7 +14,6 @@ use ottava_tensor::ops::IGNORE_INDEX;
 
 use crate::{Error, Result};
 
-
 /// Inputs and targets, `[rows, seq_len]` each, row after row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {

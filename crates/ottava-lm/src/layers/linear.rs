@@ -64,7 +64,7 @@ impl Linear {
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize_weight(&mut self, scaling: &mut ScalingState) -> Result<()> {
         if let Some(fp8) = &mut self.fp8 {
-            let copies = if fp8.purpose == Purpose::Train { Copies::Both } else { Copies::Rows };
+            let copies = if fp8.purpose.trains() { Copies::Both } else { Copies::Rows };
             // The old codes go first, so that at no time two copies are alive.
             fp8.weight = None;
             fp8.weight = Some(scaling.quantize(fp8.weight_slot, &self.weight.value, copies)?);

@@ -9,7 +9,7 @@ mod rope;
 
 pub use config::ConfigFile;
 pub use decoder::{Decoder, DecoderConfig, LinearShape};
-pub use rope::RopeScaling;
+pub use rope::{RopeKind, RopeScaling};
 
 use crate::error::Result;
 

@@ -1,7 +1,9 @@
 //! A run that stops and goes on is the run that never stopped, bit for bit.
 
 use crate::setup::devices;
-use ottava_lm::config::{DataConfig, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+use ottava_lm::config::{
+    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, StateDType, TrainingConfig, WeightInit,
+};
 use ottava_lm::data::Documents;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
@@ -106,7 +108,16 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     for device in devices() {
-        for recipe in RecipeName::ALL {
+        let states = |narrow| OptimizerConfig {
+            state_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
+            master_weights: !narrow,
+        };
+        let all = RecipeName::ALL.into_iter().map(|recipe| (recipe, states(false)));
+        for (recipe, optimizer) in all.chain([(RecipeName::Fp8Delayed, states(true))]) {
+            let config = |inputs: &Path, output: &Path, recipe| RunConfig {
+                optimizer: optimizer.clone(),
+                ..config(inputs, output, recipe)
+            };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));
             train(&config(inputs.path(), &straight, recipe), &device, &Start::New, u64::MAX).unwrap();
             for k in 1..STEPS {

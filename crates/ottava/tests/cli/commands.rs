@@ -136,3 +136,35 @@ fn a_signal_saves_and_a_resumed_run_ends() {
     run.succeed(&["train", "run.toml", "--resume", "--set", &format!("max_steps={}", step + 1)]);
     assert!(run.path(&format!("run/checkpoints/checkpoint-{}", step + 1)).is_dir());
 }
+
+#[test]
+fn bench_times_a_small_model_in_every_recipe() {
+    let run = Run::new();
+    let result = json(&run.succeed(&[
+        "bench",
+        "train",
+        "--model",
+        "qwen2.5-0.5b",
+        "--layers",
+        "1",
+        "--seq-len",
+        "8",
+        "--micro-batch",
+        "1",
+        "--steps",
+        "1",
+        "--compare",
+        "fp8-delayed",
+        "--state-dtype",
+        "bfloat16",
+        "--no-master-weights",
+        "--device",
+        "cpu",
+        "--json",
+    ]));
+    let row = &result["rows"][0];
+    assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let loss = row["loss"].as_f64().unwrap();
+    assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
+}
