@@ -84,27 +84,30 @@ __device__ __forceinline__ void put(const Destination& to, Tile& tile, int row0,
         *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column) = eight;
 }
 
+// Writes four columns of sixteen rows as rows of the transpose, `stride` apart: `word(row)` has a row's four codes.
+template <class Word> __device__ __forceinline__ void turn16(unsigned char* to, int stride, const Word& word) {
+    u32 turned[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 a = word(4 * k), b = word(4 * k + 1), c = word(4 * k + 2), d = word(4 * k + 3);
+        const u32 low_ab = __byte_perm(a, b, 0x5140), low_cd = __byte_perm(c, d, 0x5140);
+        const u32 high_ab = __byte_perm(a, b, 0x7362), high_cd = __byte_perm(c, d, 0x7362);
+        turned[0][k] = __byte_perm(low_ab, low_cd, 0x5410);
+        turned[1][k] = __byte_perm(low_ab, low_cd, 0x7632);
+        turned[2][k] = __byte_perm(high_ab, high_cd, 0x5410);
+        turned[3][k] = __byte_perm(high_ab, high_cd, 0x7632);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        *(uint4*)(to + (u64)j * stride) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+}
+
 // Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
 __device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
     if (!to.transposed) return;
     const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
     if (row >= to.padded_rows || column >= to.padded_columns) return;
-    u32 turned[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        u32 w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = *tile.at(sixteen * 16 + k * 4 + i, word);
-        const u32 low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140);
-        const u32 high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
-        turned[0][k] = __byte_perm(low01, low23, 0x5410);
-        turned[1][k] = __byte_perm(low01, low23, 0x7632);
-        turned[2][k] = __byte_perm(high01, high23, 0x5410);
-        turned[3][k] = __byte_perm(high01, high23, 0x7632);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+    turn16(to.transposed + (u64)column * to.padded_rows + row, to.padded_rows, [&](int r) { return *tile.at(sixteen * 16 + r, word); });
 }
 
 // Adds what the block saw to the statistics; a barrier for all threads. The first block of the grid writes the rest.

@@ -185,9 +185,112 @@ struct Normed {
     }
 };
 
-// Grid (C / 128, T / 128), 256 threads.
+// Grid (C / 128, T / 128), 256 threads. For shapes that the kernel below does not take.
 extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
     const Destination to = THE_DESTINATION;
     quantize_tile<4>(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
 }
+
+#define ROWS 32
+#define COLUMNS 1024
+
+// Rows from memory to codes in one pass: the blocks of a cluster hold ROWS whole rows in their registers, COLUMNS channels each,
+// and exchange the sums of squares. A warp has 256 of the channels of every other row. With `residual`, x + residual is
+// normalised, and goes to `sum`. Everything is aligned, C is a multiple of 8, and X has two bytes.
+template <int BLOCKS>
+__device__ __forceinline__ void rmsnorm_rows(const Destination& to, float* rstd, X* sum, const X* x, const X* residual, const X* weight, float eps) {
+    __shared__ u32 words[ROWS][COLUMNS / 4];
+    __shared__ float sums[ROWS][BLOCKS * COLUMNS / 256], rstds[ROWS];
+    // Remote memory may be written once all blocks of the cluster have started.
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    const int C = to.columns, row0 = blockIdx.y * ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int within = warp % 4 * 256 + lane * 8, column = blockIdx.x * COLUMNS + within;
+    const int first = warp / 4;
+    const bool inside = column < C;
+    Eight<X> v[ROWS / 2], w = {};
+    if (inside) w = load8(weight + column);
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        const int row = row0 + first + 2 * i;
+        v[i] = {};
+        if (inside && row < to.rows) v[i] = load8(x + (u64)row * C + column);
+    }
+    if (residual) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) {
+            const int row = row0 + first + 2 * i;
+            if (!inside || row >= to.rows) continue;
+            const Eight<X> more = load8(residual + (u64)row * C + column);
+            float a[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) a[j] = load(v[i].at[j]) + load(more.at[j]);
+            v[i] = pack8<X>(a);
+            store8(sum + (u64)row * C + column, v[i]);
+        }
+    }
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        float a[8];
+        unpack8(v[i], a);
+        const float total = sum_of_256(a);
+        if (lane >= BLOCKS) continue;
+        const u32 here = (u32)__cvta_generic_to_shared(&sums[first + 2 * i][blockIdx.x * (COLUMNS / 256) + warp % 4]);
+        u32 there;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(lane));
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(total) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (threadIdx.x < ROWS) {
+        const float r = rstd_of(sums[threadIdx.x], C, eps);
+        rstds[threadIdx.x] = r;
+        if (blockIdx.x == 0 && row0 + threadIdx.x < to.rows) rstd[row0 + threadIdx.x] = r;
+    }
+    __syncthreads();
+
+    Seen seen;
+#pragma unroll
+    for (int i = 0; i < ROWS / 2; i++) {
+        const int row = first + 2 * i;
+        uint2 eight = make_uint2(0, 0);
+        if (inside && row0 + row < to.rows) {
+            const float r = rstds[row];
+            float a[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) a[j] = load(v[i].at[j]) * r * load(w.at[j]);
+            round8(a);
+            eight = encode8(a, to.scale, seen);
+        }
+        // Exchanging words by the half of the rows keeps the transpose free of bank conflicts.
+        *(uint2*)&words[row][within / 4 ^ row / 16 * 16] = eight;
+        if (to.codes && row0 + row < to.padded_rows && column < to.padded_columns)
+            *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column) = eight;
+    }
+    measure(to, seen);
+    if (!to.transposed) return;
+    // A thread turns four columns of sixteen rows; its neighbour has the other sixteen.
+    const int half = lane % 2;
+    if (row0 + half * 16 >= to.padded_rows) return;
+#pragma unroll
+    for (int k = 0; k < COLUMNS / 4 / 128; k++) {
+        const int word = k * 128 + warp * 16 + lane / 2, at = blockIdx.x * COLUMNS + word * 4;
+        if (at >= to.padded_columns) return;
+        turn16(to.transposed + (u64)at * to.padded_rows + row0 + half * 16, to.padded_rows, [&](int row) {
+            return words[half * 16 + row][word ^ half * 16];
+        });
+    }
+}
+
+// Grid (BLOCKS, T / 32), 256 threads.
+#define RMSNORM_ROWS(BLOCKS)                                                                                           \
+    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(256, 2)                                \
+        rmsnorm_rows_##BLOCKS(DESTINATION, float* rstd, X* sum, const X* x, const X* residual, const X* weight, float eps) { \
+        const Destination to = THE_DESTINATION;                                                                        \
+        if (sizeof(X) == 2) rmsnorm_rows<BLOCKS>(to, rstd, sum, x, residual, weight, eps);                             \
+    }
+RMSNORM_ROWS(1)
+RMSNORM_ROWS(2)
+RMSNORM_ROWS(4)
+RMSNORM_ROWS(8)
 #endif
