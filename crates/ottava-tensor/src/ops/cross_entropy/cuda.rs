@@ -5,7 +5,7 @@ use crate::{Result, Tensor};
 kernel_source!("cross_entropy");
 
 /// Threads of a row: few enough rows are at work that a second read of them finds them in the cache.
-const THREADS: u32 = 512;
+const THREADS: u32 = 256;
 
 pub(super) fn cross_entropy(gpu: &CudaDevice, logits: &Tensor, targets: &Tensor, losses: &mut Tensor) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;

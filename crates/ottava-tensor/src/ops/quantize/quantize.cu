@@ -1,6 +1,6 @@
 #ifndef QLOADS
-#define QLOADS 4
-#define BLOCKS 5
+#define QLOADS 8
+#define BLOCKS 4
 #endif
 struct Values {
     const X* x;
@@ -28,8 +28,7 @@ extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
 #pragma unroll 4
     for (u64 g = grid_start(); g < eights; g += grid_step()) largest = fmaxf(largest, largest8(load8(x + 8 * g)));
     for (u64 i = 8 * eights + grid_start(); i < n; i += grid_step()) largest = fmaxf(largest, fabsf(load(x[i])));
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
+    block_raise(amax, largest);
 }
 
 // One thread.

@@ -12,7 +12,7 @@ const PARTS: usize = 264;
 
 /// `ROWS` and `COLUMNS` of `rmsnorm.cu`.
 const ROW_ROWS: usize = 32;
-const ROW_COLUMNS: usize = 1024;
+const ROW_COLUMNS: usize = 512;
 
 /// The row that is normalised: `x`, or the sum of `x` and `residual`, which goes to `sum`.
 pub(super) struct Row<'a> {
@@ -82,7 +82,7 @@ pub(super) fn rmsnorm_rows(
     let args = quantize::destination(out, to, &more);
     // SAFETY: `x`, the residual and the sum are `out.rows · out.columns`, `rstd` has a value per row and `weight` one per column; a
     // cluster covers the columns, as `fuses` says.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, grid, ROW_COLUMNS as u32 / 4, 0, &args) }
 }
 
 /// Casts the normalised `x`, whose `rstd` is known.

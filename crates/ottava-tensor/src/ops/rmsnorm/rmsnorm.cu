@@ -85,9 +85,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 
             largest = fmaxf(largest, fabsf(load(y[row + c])));
         }
     }
-    if (!amax) return;
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
+    block_raise(amax, largest);
 }
 
 // The sum of one value per thread with a single barrier: `warps` must be another one than in the call before.
@@ -186,13 +184,17 @@ struct Normed {
 };
 
 // Grid (C / 128, T / 128), 256 threads. For shapes that the kernel below does not take.
-extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
+extern "C" __global__ void __launch_bounds__(256, 3) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
     const Destination to = THE_DESTINATION;
     quantize_tile<4>(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
 }
 
+#ifndef ROWS
 #define ROWS 32
-#define COLUMNS 1024
+#define COLUMNS 512
+#define PER_SM 4
+#endif
+#define THREADS (COLUMNS / 4)
 
 // Rows from memory to codes in one pass: the blocks of a cluster hold ROWS whole rows in their registers, COLUMNS channels each,
 // and exchange the sums of squares. A warp has 256 of the channels of every other row. With `residual`, x + residual is
@@ -200,12 +202,12 @@ extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, con
 template <int BLOCKS>
 __device__ __forceinline__ void rmsnorm_rows(const Destination& to, float* rstd, X* sum, const X* x, const X* residual, const X* weight, float eps) {
     __shared__ u32 words[ROWS][COLUMNS / 4];
-    __shared__ float sums[ROWS][BLOCKS * COLUMNS / 256], rstds[ROWS];
+    __shared__ float sums[ROWS][BLOCKS * COLUMNS / 256 + 1], rstds[ROWS];
     // Remote memory may be written once all blocks of the cluster have started.
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
     const int C = to.columns, row0 = blockIdx.y * ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int within = warp % 4 * 256 + lane * 8, column = blockIdx.x * COLUMNS + within;
-    const int first = warp / 4;
+    const int place = warp % (COLUMNS / 256), first = warp / (COLUMNS / 256);
+    const int within = place * 256 + lane * 8, column = blockIdx.x * COLUMNS + within;
     const bool inside = column < C;
     Eight<X> v[ROWS / 2], w = {};
     if (inside) w = load8(weight + column);
@@ -235,7 +237,7 @@ __device__ __forceinline__ void rmsnorm_rows(const Destination& to, float* rstd,
         unpack8(v[i], a);
         const float total = sum_of_256(a);
         if (lane >= BLOCKS) continue;
-        const u32 here = (u32)__cvta_generic_to_shared(&sums[first + 2 * i][blockIdx.x * (COLUMNS / 256) + warp % 4]);
+        const u32 here = (u32)__cvta_generic_to_shared(&sums[first + 2 * i][blockIdx.x * (COLUMNS / 256) + place]);
         u32 there;
         asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(lane));
         asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(total) : "memory");
@@ -262,29 +264,28 @@ __device__ __forceinline__ void rmsnorm_rows(const Destination& to, float* rstd,
             round8(a);
             eight = encode8(a, to.scale, seen);
         }
-        // Exchanging words by the half of the rows keeps the transpose free of bank conflicts.
+        // Exchanging words by the row's sixteen keeps the transpose free of bank conflicts.
         *(uint2*)&words[row][within / 4 ^ row / 16 * 16] = eight;
         if (to.codes && row0 + row < to.padded_rows && column < to.padded_columns)
             *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column) = eight;
     }
     measure(to, seen);
     if (!to.transposed) return;
-    // A thread turns four columns of sixteen rows; its neighbour has the other sixteen.
-    const int half = lane % 2;
-    if (row0 + half * 16 >= to.padded_rows) return;
+    // A thread turns four columns of sixteen rows; its neighbour has the next sixteen, if there are more.
 #pragma unroll
-    for (int k = 0; k < COLUMNS / 4 / 128; k++) {
-        const int word = k * 128 + warp * 16 + lane / 2, at = blockIdx.x * COLUMNS + word * 4;
-        if (at >= to.padded_columns) return;
-        turn16(to.transposed + (u64)at * to.padded_rows + row0 + half * 16, to.padded_rows, [&](int row) {
-            return words[half * 16 + row][word ^ half * 16];
+    for (int k = 0; k < ROWS / 16; k++) {
+        const int i = k * THREADS + threadIdx.x, sixteen = i % (ROWS / 16) * 16, word = i / (ROWS / 16);
+        const int at = blockIdx.x * COLUMNS + word * 4;
+        if (at >= to.padded_columns || row0 + sixteen >= to.padded_rows) continue;
+        turn16(to.transposed + (u64)at * to.padded_rows + row0 + sixteen, to.padded_rows, [&](int row) {
+            return words[sixteen + row][word ^ sixteen];
         });
     }
 }
 
-// Grid (BLOCKS, T / 32), 256 threads.
+// Grid (BLOCKS, T / ROWS).
 #define RMSNORM_ROWS(BLOCKS)                                                                                           \
-    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(256, 2)                                \
+    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, PER_SM)                       \
         rmsnorm_rows_##BLOCKS(DESTINATION, float* rstd, X* sum, const X* x, const X* residual, const X* weight, float eps) { \
         const Destination to = THE_DESTINATION;                                                                        \
         if (sizeof(X) == 2) rmsnorm_rows<BLOCKS>(to, rstd, sum, x, residual, weight, eps);                             \

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) rope_codes(DESTINATION
                                                              int seq_len, int start, float turn) {
     __shared__ Tile tiles[2];
     const Destination to = THE_DESTINATION;
-    const int row0 = blockIdx.y * TILE, half = dim / 2, pair = threadIdx.x % 8 * 8;
+    const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
     const int first = pair / half * dim + pair % half;
     Seen seen;
 #pragma unroll 1
