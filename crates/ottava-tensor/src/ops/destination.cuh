@@ -1,6 +1,6 @@
 // The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
 // registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes.
-// Blocks have 256 threads at most. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
+// Blocks have 256 threads. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
 #define TILE 128
 
 #define DESTINATION                                                                                                    \
@@ -92,30 +92,28 @@ __device__ __forceinline__ void put(const Destination& to, Tile& tile, int row0,
         *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column) = eight;
 }
 
-// Writes four columns of sixteen rows as rows of the transpose, `stride` apart: `word(row)` has a row's four codes.
-template <class Word> __device__ __forceinline__ void turn16(unsigned char* to, int stride, const Word& word) {
-    u32 turned[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const u32 a = word(4 * k), b = word(4 * k + 1), c = word(4 * k + 2), d = word(4 * k + 3);
-        const u32 low_ab = __byte_perm(a, b, 0x5140), low_cd = __byte_perm(c, d, 0x5140);
-        const u32 high_ab = __byte_perm(a, b, 0x7362), high_cd = __byte_perm(c, d, 0x7362);
-        turned[0][k] = __byte_perm(low_ab, low_cd, 0x5410);
-        turned[1][k] = __byte_perm(low_ab, low_cd, 0x7632);
-        turned[2][k] = __byte_perm(high_ab, high_cd, 0x5410);
-        turned[3][k] = __byte_perm(high_ab, high_cd, 0x7632);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-        *(uint4*)(to + (u64)j * stride) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
-}
-
 // Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
 __device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
     if (!to.transposed) return;
     const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
     if (row >= to.padded_rows || column >= to.padded_columns) return;
-    turn16(to.transposed + (u64)column * to.padded_rows + row, to.padded_rows, [&](int r) { return *tile.at(sixteen * 16 + r, word); });
+    u32 turned[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = *tile.at(sixteen * 16 + k * 4 + i, word);
+        const u32 low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140);
+        const u32 high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
+        turned[0][k] = __byte_perm(low01, low23, 0x5410);
+        turned[1][k] = __byte_perm(low01, low23, 0x7632);
+        turned[2][k] = __byte_perm(high01, high23, 0x5410);
+        turned[3][k] = __byte_perm(high01, high23, 0x7632);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) =
+            make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
 // Adds what the block saw to the statistics; a barrier for all threads. The first block of the grid writes the rest.
@@ -131,7 +129,7 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
     __syncthreads();
     if (threadIdx.x > 0) return;
     u32 all[3] = {};
-    for (int w = 0; w < blockDim.x / 32; w++) {
+    for (int w = 0; w < 8; w++) {
         all[0] = max(all[0], warps[0][w]);
         all[1] += warps[1][w];
         all[2] += warps[2][w];
@@ -148,6 +146,9 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
 // The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
 // likely to be in the cache still.
 __device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
+
+// The first of the eight columns that this thread takes of every sixteenth row in `quantize_tile`.
+__device__ __forceinline__ int tile_column() { return blockIdx.x * TILE + threadIdx.x % 16 * 8; }
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values` computes them. `LOADS` of them are on their way at a time.

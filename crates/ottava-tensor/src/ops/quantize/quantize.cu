@@ -1,7 +1,3 @@
-#ifndef QLOADS
-#define QLOADS 8
-#define BLOCKS 4
-#endif
 struct Values {
     const X* x;
     int columns;
@@ -16,9 +12,9 @@ struct Values {
 };
 
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) quantize(DESTINATION, const X* x) {
+extern "C" __global__ void __launch_bounds__(256, 4) quantize(DESTINATION, const X* x) {
     const Destination to = THE_DESTINATION;
-    quantize_tile<QLOADS>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
+    quantize_tile<8>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
 }
 
 // Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.

@@ -10,10 +10,6 @@ kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
 /// Blocks of the backward pass, each with its part of dweight: two for each of the 132 multiprocessors of a Hopper GPU.
 const PARTS: usize = 264;
 
-/// `ROWS` and `COLUMNS` of `rmsnorm.cu`.
-const ROW_ROWS: usize = 32;
-const ROW_COLUMNS: usize = 512;
-
 /// The row that is normalised: `x`, or the sum of `x` and `residual`, which goes to `sum`.
 pub(super) struct Row<'a> {
     pub x: &'a Tensor,
@@ -46,43 +42,6 @@ pub(super) fn rmsnorm(
     ];
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; one block per token.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
-}
-
-/// Blocks of the cluster that takes whole rows from memory to codes, if there is one for this shape.
-pub(super) fn fuses(x: &Tensor, residual: Option<&Tensor>, weight: &Tensor) -> Option<usize> {
-    let columns = weight.len();
-    let fits = x.dtype().size() == 2 && columns % 8 == 0 && columns <= 8 * ROW_COLUMNS;
-    let aligned = launch::aligned(&[x, weight]) && residual.is_none_or(|residual| launch::aligned(&[residual]));
-    (fits && aligned).then(|| columns.div_ceil(ROW_COLUMNS).next_power_of_two())
-}
-
-/// Normalises and casts rows in one pass, by clusters of `blocks` blocks.
-pub(super) fn rmsnorm_rows(
-    gpu: &CudaDevice,
-    blocks: usize,
-    row: Row,
-    weight: &Tensor,
-    eps: f64,
-    rstd: &mut Tensor,
-    out: &mut QuantizedTensor,
-    to: &mut Fp8Output,
-) -> Result<()> {
-    let entry = ["rmsnorm_rows_1", "rmsnorm_rows_2", "rmsnorm_rows_4", "rmsnorm_rows_8"][blocks.ilog2() as usize];
-    let kernel = Kernel { source: &FP8_SOURCE, defines: quantize::fp8_variant(row.x, to.format)?, entry };
-    let (residual, sum) = row.residual.map_or((0, 0), |(residual, sum)| (residual.device_ptr(), sum.device_ptr_mut()));
-    let more = [
-        Arg::Ptr(rstd.device_ptr_mut()),
-        Arg::Ptr(sum),
-        Arg::Ptr(row.x.device_ptr()),
-        Arg::Ptr(residual),
-        Arg::Ptr(weight.device_ptr()),
-        Arg::F32(eps as f32),
-    ];
-    let grid = [blocks as u32, QuantizedTensor::padded(out.rows).div_ceil(ROW_ROWS).max(1) as u32, 1];
-    let args = quantize::destination(out, to, &more);
-    // SAFETY: `x`, the residual and the sum are `out.rows · out.columns`, `rstd` has a value per row and `weight` one per column; a
-    // cluster covers the columns, as `fuses` says.
-    unsafe { gpu.launch(&kernel, grid, ROW_COLUMNS as u32 / 4, 0, &args) }
 }
 
 /// Casts the normalised `x`, whose `rstd` is known.

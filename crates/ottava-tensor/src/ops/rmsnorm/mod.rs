@@ -95,10 +95,6 @@ fn on_gpu(
         return Ok(Produced::Plain(y));
     };
     let mut quantized = quantize::prepare(to, x.device(), rows, columns)?;
-    if let Some(blocks) = cuda::fuses(x, residual.as_ref().map(|(residual, _)| *residual), weight) {
-        cuda::rmsnorm_rows(gpu, blocks, cuda::Row { x, residual }, weight, eps, rstd, &mut quantized, to)?;
-        return Ok(Produced::Fp8(quantized));
-    }
     match residual {
         None => {
             cuda::rmsnorm(gpu, cuda::Row { x, residual: None }, weight, eps, None, rstd, None)?;
