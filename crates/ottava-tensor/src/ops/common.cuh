@@ -40,6 +40,24 @@ template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op o
 template <class T> __device__ __forceinline__ T block_sum(T x) { return block_reduce(x, Add()); }
 __device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max()); }
 
+// Raises *amax, by one thread. Non-negative floats order as their bits do, so the result does not depend on the order of
+// blocks; and as it only grows, most blocks need no more than a look at it.
+__device__ __forceinline__ void raise(float* amax, float largest) {
+    if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
+}
+// The same by all threads of a block, each with its own value. A null `amax` is nothing to do.
+__device__ __forceinline__ void block_raise(float* amax, float largest) {
+    if (!amax) return;
+    __shared__ u32 warps[32];
+    const u32 bits = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(largest));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = bits;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    u32 all = warps[0];
+    for (int w = 1; w < blockDim.x / 32; w++) all = max(all, warps[w]);
+    raise(amax, __uint_as_float(all));
+}
+
 // First element of this thread and the step to its next, for loops over a whole grid.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }

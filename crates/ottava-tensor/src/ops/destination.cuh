@@ -56,18 +56,26 @@ struct Seen {
     u32 beyond = 0, lost = 0;
 };
 
-// Codes of eight values in two words.
+// Codes of eight values in two words. Only groups whose extremes tell that something is lost are counted one by one: the
+// product by a positive scale keeps their order.
 __device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
-    u32 pairs[4];
+    float a[8], largest = fabsf(v[0]), smallest = fabsf(v[0]);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float a = v[2 * i] * scale, b = v[2 * i + 1] * scale;
-        pairs[i] = encode<FORMAT>(a, b);
-        seen.amax = fmaxf(seen.amax, fmaxf(fabsf(v[2 * i]), fabsf(v[2 * i + 1])));
-        seen.beyond += (fabsf(a) > Fp8<FORMAT>::largest) + (fabsf(b) > Fp8<FORMAT>::largest);
-        seen.lost += (v[2 * i] != 0.0f && fabsf(a) <= Fp8<FORMAT>::vanishing) + (v[2 * i + 1] != 0.0f && fabsf(b) <= Fp8<FORMAT>::vanishing);
+    for (int i = 0; i < 8; i++) {
+        a[i] = v[i] * scale;
+        largest = fmaxf(largest, fabsf(v[i]));
+        smallest = fminf(smallest, fabsf(v[i]));
     }
-    return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+    seen.amax = fmaxf(seen.amax, largest);
+    if (largest * scale > Fp8<FORMAT>::largest || smallest * scale <= Fp8<FORMAT>::vanishing) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            seen.beyond += fabsf(a[i]) > Fp8<FORMAT>::largest;
+            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<FORMAT>::vanishing;
+        }
+    }
+    return make_uint2(encode<FORMAT>(a[0], a[1]) | encode<FORMAT>(a[2], a[3]) << 16,
+                      encode<FORMAT>(a[4], a[5]) | encode<FORMAT>(a[6], a[7]) << 16);
 }
 
 // The codes of a tile, four to a word. Exchanging words by the number of the row's sixteen keeps both ways of access free
@@ -104,13 +112,13 @@ __device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) =
+            make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
 // Adds what the block saw to the statistics; a barrier for all threads. The first block of the grid writes the rest.
 __device__ __forceinline__ void measure(const Destination& to, const Seen& seen) {
     __shared__ u32 warps[3][8];
-    // Non-negative floats order as their bits do, so the result does not depend on the order of threads and blocks.
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
     if (threadIdx.x % 32 == 0) {
@@ -126,7 +134,7 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
         all[1] += warps[1][w];
         all[2] += warps[2][w];
     }
-    atomicMax((u32*)to.amax, all[0]);
+    raise(to.amax, __uint_as_float(all[0]));
     if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
     if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
     if (blockIdx.x == 0 && blockIdx.y == 0) {
@@ -135,11 +143,18 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
     }
 }
 
+// The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
+// likely to be in the cache still.
+__device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
+
+// The first of the eight columns that this thread takes of every sixteenth row in `quantize_tile`.
+__device__ __forceinline__ int tile_column() { return blockIdx.x * TILE + threadIdx.x % 16 * 8; }
+
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values` computes them. `LOADS` of them are on their way at a time.
 template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
     __shared__ Tile tile;
-    const int row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
+    const int row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
     Seen seen;
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += LOADS) {

@@ -95,7 +95,8 @@ impl<'a> Output<'a> {
 pub(super) mod tests {
     use super::*;
     use crate::Device;
-    use crate::testing::{Tolerance, assert_close, gpu, normals, values};
+    use crate::ops::{add, add_rmsnorm_to, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
+    use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
     /// Normal values, and among them some that casts must survive.
     pub(crate) fn hostile(name: &str, shape: &[usize], dtype: DType) -> Tensor {
@@ -110,7 +111,7 @@ pub(super) mod tests {
         }
         let x: Vec<f32> = x.into_iter().map(|x| x as f32).collect();
         let x = Tensor::from_slice(&Device::Cpu, shape, &x).expect("as many as the shape");
-        super::super::cast(&x, dtype).expect("a floating-point type")
+        cast(&x, dtype).expect("a floating-point type")
     }
 
     fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
@@ -128,7 +129,7 @@ pub(super) mod tests {
             let mut amax = Tensor::zeros(&device, &[1], DType::F32).unwrap();
             let with_amax = op(&inputs, Output::PlainWithAmax { amax: &mut amax }).unwrap().plain().unwrap();
             assert_close("the value beside its amax", &plain, &with_amax, Tolerance::Exact);
-            assert_close("amax", &super::super::amax(&plain).unwrap(), &amax, Tolerance::Exact);
+            assert_close("amax", &crate::ops::amax(&plain).unwrap(), &amax, Tolerance::Exact);
 
             for (format, copies, scale) in [
                 (DType::E4M3, Copies::Both, 3.7f32),
@@ -148,6 +149,33 @@ pub(super) mod tests {
                     assert_close(&what, expected, &got, Tolerance::Exact);
                 }
             }
+        }
+    }
+
+    /// All elements but the first: on a GPU, a view at an address that no wide access may use.
+    fn unaligned(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        x.rows(1, 1 + shape.iter().product::<usize>())?.reshape(shape)
+    }
+
+    #[test]
+    fn views_at_any_address_are_read_element_by_element() {
+        let (t, c) = (33, 32);
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs =
+                [hostile("x", &[1 + t * c], dtype), hostile("y", &[1 + t * c], dtype), normals("w", &[c], dtype)];
+            destinations(&inputs, |x, output| swiglu_to(&unaligned(&x[0], &[t, c])?, output));
+            let dx = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c / 2])?, unaligned(&x[1], &[t, c])?]);
+            destinations(&inputs, |x, output| dx(x).and_then(|[dy, x]| swiglu_backward_to(&dy, &x, output)));
+            destinations(&inputs, |x, output| Ok(rmsnorm_to(&unaligned(&x[0], &[t, c])?, &x[2], 1e-5, output)?.0));
+            let both = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c])?, unaligned(&x[1], &[t, c])?]);
+            destinations(&inputs, |x, output| {
+                both(x).and_then(|[a, b]| Ok(add_rmsnorm_to(&a, &b, &x[2], 1e-5, output)?.1))
+            });
+            let plain = [normals("x", &[1 + t * c], dtype), normals("y", &[1 + t * c], dtype)];
+            parity(&plain, Tolerance::Exact, |x| {
+                let [a, b] = both(x)?;
+                Ok(vec![add(&a, &b)?, cast(&a, DType::F32)?, amax(&a)?, transpose(&a)?])
+            });
         }
     }
 

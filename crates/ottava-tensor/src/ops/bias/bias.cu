@@ -42,19 +42,19 @@ extern "C" __global__ void partial_sums(float* partial, const X* dy, int rows, i
     partial[(u64)blockIdx.y * columns + column] = total;
 }
 
-// Grid (columns / 32), 8 warps: `sum += ` the rows of `partial`, each warp every eighth, then the warps in order.
-extern "C" __global__ void add_partial_sums(float* sum, const float* partial, int columns, int chunks) {
-    __shared__ float sums[8][32];
+// Grid (columns / 32), 32 warps: `sum += ` the rows of `partial`, each warp every 32nd, then the warps in order.
+extern "C" __global__ void __launch_bounds__(1024) add_partial_sums(float* sum, const float* partial, int columns, int chunks) {
+    __shared__ float sums[32][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float total = 0.0f;
     if (c < columns) {
 #pragma unroll 8
-        for (int i = warp; i < chunks; i += 8) total += partial[(u64)i * columns + c];
+        for (int i = warp; i < chunks; i += 32) total += partial[(u64)i * columns + c];
     }
     sums[warp][lane] = total;
     __syncthreads();
     if (warp > 0 || c >= columns) return;
     total = sum[c];
-    for (int w = 0; w < 8; w++) total += sums[w][lane];
+    for (int w = 0; w < 32; w++) total += sums[w][lane];
     sum[c] = total;
 }

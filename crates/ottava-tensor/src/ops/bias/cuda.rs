@@ -45,5 +45,5 @@ pub(in crate::ops) fn add_partial_sums(gpu: &CudaDevice, partial: &Tensor, sum: 
         Arg::I32(chunks as i32),
     ];
     // SAFETY: `partial` is `chunks · columns` elements and `sum` `columns`, F32.
-    unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, 1, 1], 1024, 0, &args) }
 }

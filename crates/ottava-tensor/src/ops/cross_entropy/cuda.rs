@@ -4,8 +4,11 @@ use crate::{Result, Tensor};
 
 kernel_source!("cross_entropy");
 
-/// Threads of a row: few enough rows are at work that a second read of them finds them in the cache.
-const THREADS: u32 = 512;
+/// Threads of a row that is read once.
+const THREADS: u32 = 128;
+
+/// Threads of a row that is read again: fewer rows are at work, so that the cache still holds them.
+const GRADIENT_THREADS: u32 = 512;
 
 pub(super) fn cross_entropy(gpu: &CudaDevice, logits: &Tensor, targets: &Tensor, losses: &mut Tensor) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
@@ -37,5 +40,5 @@ pub(super) fn cross_entropy_gradient(
         Arg::F32(scale as f32),
     ];
     // SAFETY: as in `cross_entropy`.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0, &args) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], GRADIENT_THREADS, 0, &args) }
 }

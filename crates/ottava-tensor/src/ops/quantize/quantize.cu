@@ -1,7 +1,3 @@
-#ifndef QLOADS
-#define QLOADS 4
-#define BLOCKS 5
-#endif
 struct Values {
     const X* x;
     int columns;
@@ -16,9 +12,9 @@ struct Values {
 };
 
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) quantize(DESTINATION, const X* x) {
+extern "C" __global__ void __launch_bounds__(256, 4) quantize(DESTINATION, const X* x) {
     const Destination to = THE_DESTINATION;
-    quantize_tile<QLOADS>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
+    quantize_tile<8>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
 }
 
 // Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.
@@ -28,8 +24,7 @@ extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
 #pragma unroll 4
     for (u64 g = grid_start(); g < eights; g += grid_step()) largest = fmaxf(largest, largest8(load8(x + 8 * g)));
     for (u64 i = 8 * eights + grid_start(); i < n; i += grid_step()) largest = fmaxf(largest, fabsf(load(x[i])));
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
+    block_raise(amax, largest);
 }
 
 // One thread.

@@ -1,6 +1,8 @@
-// Where rows are aligned and short enough, they lie in registers, eight channels per thread and place. The squares of a row
-// are added by 256 channels: eight in a thread, those of a warp in pairs, and then the 256s in order. All kernels here
-// keep to that order, so that they agree on rstd.
+#ifndef FORMAT
+// Where rows are aligned and short enough, they lie in the registers of their block, eight channels per thread and place.
+#define PLACES 2
+
+// The sum of the squares of the 256 channels of a warp.
 __device__ __forceinline__ float sum_of_256(const float* v) {
     float sum = 0.0f;
 #pragma unroll
@@ -9,22 +11,9 @@ __device__ __forceinline__ float sum_of_256(const float* v) {
     return sum;
 }
 
-// As in cpu.rs; rsqrtf rounds differently.
-__device__ __forceinline__ float rstd_of(const float* sums, int C, float eps) {
-    float sum = 0.0f;
-    for (int i = 0; i < (C + 255) / 256; i++) sum += sums[i];
-    return 1.0f / sqrtf(sum / C + eps);
-}
-
-#ifndef FORMAT
-#define PLACES 2
-#ifndef ROW_BLOCKS
-#define ROW_BLOCKS 3
-#endif
-
 // One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
 // x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y.
-extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 2)
+extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
     float largest = 0.0f;
@@ -56,7 +45,9 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 
             if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
         }
         __syncthreads();
-        const float r = rstd_of(sums, C, eps);
+        float squares = 0.0f;
+        for (int i = 0; i < (C + 255) / 256; i++) squares += sums[i];
+        const float r = 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
         if (threadIdx.x == 0) rstd[blockIdx.x] = r;
         if (!y) return;
 #pragma unroll
@@ -85,9 +76,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? ROW_BLOCKS : 
             largest = fmaxf(largest, fabsf(load(y[row + c])));
         }
     }
-    if (!amax) return;
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
+    block_raise(amax, largest);
 }
 
 // The sum of one value per thread with a single barrier: `warps` must be another one than in the call before.
@@ -169,25 +158,31 @@ extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float
     }
 }
 #else
+// The weights of this thread's columns serve all rows of its tile.
 struct Normed {
-    const X *x, *weight;
+    const X* x;
     const float* rstd;
     int C;
     bool wide;
-    struct Raw { Eight<X> x, weight; float rstd; };
+    Eight<X> weight;
+    struct Raw { Eight<X> x; float rstd; };
     __device__ __forceinline__ Raw fetch(int row, int column) const {
-        return {fetch8(x + (u64)row * C + column, C - column, wide), fetch8(weight + column, C - column, wide), rstd[row]};
+        return {fetch8(x + (u64)row * C + column, C - column, wide), rstd[row]};
     }
     __device__ __forceinline__ void values(const Raw& raw, float* v) const {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(raw.weight.at[i]);
+        for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(weight.at[i]);
         round8(v);
     }
 };
 
 // Grid (C / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
+extern "C" __global__ void __launch_bounds__(256, 4) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
     const Destination to = THE_DESTINATION;
-    quantize_tile<4>(to, Normed{x, weight, rstd, columns, columns % 8 == 0 && aligned(x, weight)});
+    const bool wide = columns % 8 == 0 && aligned(x, weight);
+    const int column = tile_column();
+    Normed source = {x, rstd, columns, wide};
+    if (column < columns) source.weight = fetch8(weight + column, columns - column, wide);
+    quantize_tile<4>(to, source);
 }
 #endif

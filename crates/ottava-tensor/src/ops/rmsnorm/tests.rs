@@ -39,7 +39,7 @@ fn rows_come_out_with_unit_mean_square() {
 
 #[test]
 fn rmsnorm_writes_to_every_destination() {
-    for (t, c) in [(1, 1), (3, 7), (17, 48), (129, 144), (130, 301), (257, 264), (18, 8200)] {
+    for (t, c) in [(1, 1), (3, 7), (17, 48), (129, 144), (130, 301), (257, 264), (33, 1032), (31, 5000), (18, 8200)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("a", &[t, c], dtype), hostile("b", &[t, c], dtype), normals("w", &[c], dtype)];
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&x[0], &x[2], 1e-5, output)?.0));

@@ -38,16 +38,13 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
     }
 }
 #else
-#ifndef BLOCKS
-#define BLOCKS 3
-#endif
 // Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
+extern "C" __global__ void __launch_bounds__(256, 3) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
                                                              int seq_len, int start, float turn) {
     __shared__ Tile tiles[2];
     const Destination to = THE_DESTINATION;
-    const int row0 = blockIdx.y * TILE, half = dim / 2, pair = threadIdx.x % 8 * 8;
+    const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
     const int first = pair / half * dim + pair % half;
     Seen seen;
 #pragma unroll 1

@@ -14,12 +14,6 @@ __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
 
 #ifndef FORMAT
 // One block per row. `amax`, if not null, is raised to the largest absolute value written.
-__device__ __forceinline__ void raise(float* amax, float largest) {
-    if (!amax) return;
-    largest = block_max(largest);
-    if (threadIdx.x == 0) atomicMax((u32*)amax, __float_as_uint(largest));
-}
-
 extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, float* amax, const X* __restrict__ x, int F) {
     y += (u64)blockIdx.x * F;
     x += (u64)blockIdx.x * 2 * F;
@@ -39,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, floa
         store(&y[c], forward(load(x[c]), load(x[F + c])));
         largest = fmaxf(largest, fabsf(load(y[c])));
     }
-    raise(amax, largest);
+    block_raise(amax, largest);
 }
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, float* amax, const X* __restrict__ dy,
@@ -69,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
         store(&dx[F + c], g.up);
         largest = fmaxf(largest, fmaxf(fabsf(load(dx[c])), fabsf(load(dx[F + c]))));
     }
-    raise(amax, largest);
+    block_raise(amax, largest);
 }
 #else
 struct Activations {
@@ -95,10 +89,10 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_codes(DESTINATION, cons
 }
 
 // Grid (F / 128, T / 128), 256 threads: a tile of the gates' gradient and the one of the ups'. F is a multiple of 16.
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
+extern "C" __global__ void __launch_bounds__(256, 4) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
     __shared__ Tile gates, ups;
     const Destination to = THE_DESTINATION;
-    const int F = columns / 2, row0 = blockIdx.y * TILE, column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
+    const int F = columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
     // The two halves as destinations of their own, so that a tile ends where its half does.
     Destination half[2] = {to, to};
     Seen seen;
