@@ -41,6 +41,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("optim", 6),
             ("report", 6),
             ("config", 7),
+            ("bench", 7),
             ("plan", 7),
             ("trainer", 7),
         ],
