@@ -82,7 +82,7 @@ pub fn quantize(
     let [rows, columns] = x.dims("quantize: x")?;
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
     let mut to = Fp8Output { format, scale, copies, statistics, slot };
-    let mut quantized = prepare(&mut to, x.device(), rows, columns)?;
+    let mut quantized = prepare(&to, x.device(), rows, columns)?;
     match x.device() {
         Device::Cpu => cpu::quantize(x, scale, &mut quantized, to.statistics, slot),
         Device::Cuda(gpu) => cuda::quantize(gpu, x, &mut quantized, &mut to)?,

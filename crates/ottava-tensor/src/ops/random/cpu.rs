@@ -56,5 +56,5 @@ fn ln(x: f64) -> f64 {
         sum = sum * square + 1.0 / odd;
         odd -= 2.0;
     }
-    f64::from(exponent) * 0.693_147_180_559_945_3 + 2.0 * s * sum
+    f64::from(exponent) * std::f64::consts::LN_2 + 2.0 * s * sum
 }

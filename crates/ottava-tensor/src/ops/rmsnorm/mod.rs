@@ -80,32 +80,27 @@ fn on_gpu(
     rstd: &mut Tensor,
     output: Output,
 ) -> Result<Produced> {
-    let (mut amax, mut fp8) = match output {
-        Output::Plain => (None, None),
-        Output::PlainWithAmax { amax } => (Some(amax), None),
-        Output::Fp8(to) => (None, Some(to)),
-    };
-    if let Some(amax) = &amax {
-        quantize::expect_amax(amax, x.device())?;
-    }
-    let [rows, columns] = x.dims("rmsnorm: x")?;
-    let Some(to) = &mut fp8 else {
+    let Output::Fp8(mut to) = output else {
         let mut y = x.empty_like()?;
-        cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, amax.as_deref_mut())?;
+        let amax = output.amax(x.device())?;
+        cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, amax)?;
         return Ok(Produced::Plain(y));
     };
-    let mut quantized = quantize::prepare(to, x.device(), rows, columns)?;
-    match residual {
+    let [rows, columns] = x.dims("rmsnorm: x")?;
+    let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+    // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
+    let x = match residual {
         None => {
             cuda::rmsnorm(gpu, cuda::Row { x, residual: None }, weight, eps, None, rstd, None)?;
-            cuda::rmsnorm_codes(gpu, x, weight, rstd, &mut quantized, to)?;
+            x
         }
         Some((b, sum)) => {
             let row = cuda::Row { x, residual: Some((b, &mut *sum)) };
             cuda::rmsnorm(gpu, row, weight, eps, None, rstd, None)?;
-            cuda::rmsnorm_codes(gpu, sum, weight, rstd, &mut quantized, to)?;
+            &*sum
         }
-    }
+    };
+    cuda::rmsnorm_codes(gpu, x, weight, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
 

@@ -38,7 +38,9 @@ pub(super) fn rope(
 
 /// Whether a tile of codes holds whole heads, and all reads start at multiples of 16 bytes.
 pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
-    [16, 32, 64, 128].contains(&layout.head_dim) && x.shape()[1] % layout.head_dim == 0 && launch::aligned(&[x, table])
+    [16, 32, 64, 128].contains(&layout.head_dim)
+        && x.shape()[1].is_multiple_of(layout.head_dim)
+        && launch::aligned(&[x, table])
 }
 
 pub(super) fn rope_codes(

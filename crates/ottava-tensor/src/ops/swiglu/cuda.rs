@@ -51,7 +51,7 @@ pub(super) fn swiglu_backward(
 
 /// Whether both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes.
 pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor) -> bool {
-    dy.shape()[1] % QuantizedTensor::PAD == 0 && launch::aligned(&[dy, x])
+    dy.shape()[1].is_multiple_of(QuantizedTensor::PAD) && launch::aligned(&[dy, x])
 }
 
 pub(super) fn swiglu_backward_codes(
