@@ -58,6 +58,9 @@ pub struct StepReport {
     pub checkpoint: Option<PathBuf>,
 }
 
+/// Losses by step.
+type Losses = Vec<(u64, f64)>;
+
 /// A run in progress.
 pub struct Trainer {
     config: RunConfig,
@@ -76,8 +79,8 @@ pub struct Trainer {
     step: u64,
     tokens: u64,
     /// Loss by step, for the plot.
-    losses: Vec<(u64, f64)>,
-    eval_losses: Vec<(u64, f64)>,
+    losses: Losses,
+    eval_losses: Losses,
     /// Held as long as the run goes on, so that no second process writes into its folder.
     _lock: File,
 }
@@ -135,7 +138,7 @@ impl Trainer {
         let (mut step, mut tokens) = (0, 0);
         if let Some((path, progress)) = &resumed {
             training::restore(path, progress, &mut model, &mut optimizer)?;
-            (step, tokens, state) = (progress.step, progress.tokens, progress.loader.clone());
+            (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
         }
         model.quantize_weights()?;
         let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
@@ -419,7 +422,7 @@ fn not_finite(step: u64, loss: f64, params: &[&mut crate::param::Param]) -> Erro
 }
 
 /// Losses of the steps that a resumed run already has, from its metrics.
-fn read_losses(metrics: &Path) -> (Vec<(u64, f64)>, Vec<(u64, f64)>) {
+fn read_losses(metrics: &Path) -> (Losses, Losses) {
     let text = std::fs::read_to_string(metrics).unwrap_or_default();
     let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let series =
