@@ -117,7 +117,7 @@ impl TrainBench {
             let norm = AdamWOptimizer::grad_norm(&params)?;
             optimizer.step(&mut params, &norm, 1e-4)?;
             for param in params {
-                param.grad_mut().fill_zero()?;
+                param.clear_grad();
             }
             model.finish_step()?;
             device.synchronize()?;

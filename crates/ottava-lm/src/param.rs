@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::recipe::Recipe;
-use ottava_tensor::ops::{cast, real_type};
+use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt_add, gemm_nt_into, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
@@ -73,6 +73,8 @@ pub struct Param {
     pub master: Option<Tensor>,
     /// Gradient of the loss, F32 (F64 for F64), added to by backward; `None` where nothing is trained.
     pub grad: Option<Tensor>,
+    /// Whether the gradient counts as zero, whatever it holds: the first product of a step replaces it, which saves a pass over it.
+    grad_is_clear: bool,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
 }
@@ -106,12 +108,30 @@ impl Param {
             build.purpose.trains().then(|| Tensor::zeros(build.device, &shape, real_type(compute))).transpose()?;
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
         let master = (narrow && build.purpose == Purpose::Train).then_some(full);
-        Ok(Param { decay: shape.len() > 1, parts, value, master, grad })
+        Ok(Param { decay: shape.len() > 1, parts, value, master, grad, grad_is_clear: false })
+    }
+
+    /// Makes the gradient zero, before the first backward of a step.
+    pub fn clear_grad(&mut self) {
+        self.grad_is_clear = true;
     }
 
     /// The gradient, for a layer's backward to add to.
-    pub fn grad_mut(&mut self) -> &mut Tensor {
-        self.grad.as_mut().expect("backward runs on a model built for training")
+    pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
+        let grad = self.grad.as_mut().expect("backward runs on a model built for training");
+        if std::mem::take(&mut self.grad_is_clear) {
+            grad.fill_zero()?;
+        }
+        Ok(grad)
+    }
+
+    /// Adds `a · bᵀ` to the gradient of a matrix.
+    pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
+        if std::mem::take(&mut self.grad_is_clear) {
+            let grad = self.grad.as_mut().expect("backward runs on a model built for training");
+            return Ok(gemm_nt_into(a, b, grad, accumulation)?);
+        }
+        Ok(gemm_nt_add(a, b, self.grad_mut()?, accumulation)?)
     }
 
     /// The most precise weights there are, to save.

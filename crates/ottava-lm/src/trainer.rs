@@ -223,7 +223,7 @@ impl Trainer {
         let t = &self.config.training;
         let (rows, passes) = (t.per_device_train_batch_size, t.gradient_accumulation_steps);
         for param in self.model.parameters() {
-            param.grad_mut().fill_zero()?;
+            param.clear_grad();
         }
         // Every row is full, so the target tokens of the global batch are known before the first pass.
         let targets = self.config.tokens_per_step();

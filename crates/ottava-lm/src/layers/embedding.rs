@@ -25,6 +25,6 @@ impl Embedding {
 
     /// Adds the gradient `dy` `[T, C]` to the table's.
     pub fn backward(&mut self, dy: &Tensor, ids: &Tensor) -> Result<()> {
-        Ok(embedding_gradient(dy, ids, self.table.grad_mut())?)
+        Ok(embedding_gradient(dy, ids, self.table.grad_mut()?)?)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add};
+use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt};
 use ottava_tensor::{Tensor, ops::real_type};
 
 /// The head's computations, over a weight `[V, C]` that may belong to the embedding.
@@ -42,7 +42,7 @@ impl Head {
             let mut logits = Head::logits(&x, weight)?;
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
             let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
-            gemm_nt_add(a, b, weight.grad_mut(), Accumulation::Exact)?;
+            weight.add_product_to_grad(a, b, Accumulation::Exact)?;
             let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight.value));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
         }

@@ -5,7 +5,7 @@ use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Init, Param, Part, Purpose};
 use crate::recipe::Products;
 use crate::scaling::{ScalingState, Slot};
-use ottava_tensor::ops::{Copies, Operand, add_bias, bias_gradient, gemm_nt, gemm_nt_add};
+use ottava_tensor::ops::{Copies, Operand, add_bias, bias_gradient, gemm_nt};
 use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`.
@@ -122,7 +122,7 @@ impl Layer for Linear {
     fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
         if let Some(bias) = &mut self.bias {
             let GemmInput::Plain(dy) = &dy else { unreachable!("a linear with a bias has no gradient slot") };
-            bias_gradient(dy, bias.grad_mut())?;
+            bias_gradient(dy, bias.grad_mut()?)?;
         }
         let out = self.weight.value.dtype();
         match (saved, &self.fp8) {
@@ -132,14 +132,14 @@ impl Layer for Linear {
                     GemmInput::Quantized(cast) => cast,
                 };
                 let (a, b) = (Operand::Columns(&cast), Operand::Columns(&input));
-                gemm_nt_add(a, b, self.weight.grad_mut(), fp8.products.wgrad)?;
+                self.weight.add_product_to_grad(a, b, fp8.products.wgrad)?;
                 let (a, b) = (Operand::Rows(&cast), Operand::Columns(fp8.weight()));
                 Ok(gemm_nt(a, b, out, fp8.products.dgrad)?)
             }
             (LinearSaved::Plain(x), None) => {
                 let GemmInput::Plain(dy) = dy else { unreachable!("nobody casts for a linear without a slot") };
                 let (a, b) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
-                gemm_nt_add(a, b, self.weight.grad_mut(), PLAIN)?;
+                self.weight.add_product_to_grad(a, b, PLAIN)?;
                 let (a, b) = (Operand::plain(&dy), Operand::plain_transposed(&self.weight.value));
                 Ok(gemm_nt(a, b, out, PLAIN)?)
             }

@@ -52,8 +52,8 @@ impl Norm {
 
     /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.
     pub fn backward(&mut self, dy: &Tensor, saved: NormSaved, around: Option<&Tensor>) -> Result<Tensor> {
-        let grad = self.weight.grad.as_mut().expect("backward runs on a model built for training");
-        let (weight, NormSaved { x, rstd }) = (&self.weight.value, &saved);
+        let weight = self.weight.value.clone();
+        let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
         Ok(match around {
             Some(around) => rmsnorm_backward_add(dy, x, weight, rstd, grad, around)?,
             None => rmsnorm_backward(dy, x, weight, rstd, grad)?,

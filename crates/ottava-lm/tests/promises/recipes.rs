@@ -102,7 +102,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
     let mut results = [before, now].map(|operands| {
         linear.parameters(&mut |weight| {
             weight.value = place(&operands.weight);
-            weight.grad_mut().fill_zero().unwrap();
+            weight.clear_grad();
         });
         linear.quantize_weight(&mut scaling).unwrap();
         let x = place(&operands.x);
@@ -194,7 +194,7 @@ fn fp8_gradients_of_a_model_point_where_those_in_bf16_do() {
                 let (inputs, targets) = (inputs.to_device(&device).unwrap(), targets.to_device(&device).unwrap());
                 decoder.losses_and_gradients(&inputs, &targets, rows, 1.0 / (rows * tokens) as f64).unwrap();
                 let seen = gradients(&mut decoder);
-                decoder.parameters().into_iter().for_each(|p| p.grad_mut().fill_zero().unwrap());
+                decoder.parameters().into_iter().for_each(|p| p.clear_grad());
                 decoder.finish_step().unwrap();
                 seen
             };

@@ -30,7 +30,7 @@ pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScaling, delayed_scaling};
 pub use destination::{Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
-pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add};
+pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into};
 pub use global_norm::global_norm;
 pub use launch::kernels;
 pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize};

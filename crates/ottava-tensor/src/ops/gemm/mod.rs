@@ -88,6 +88,13 @@ pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -
     Ok(result)
 }
 
+/// `into = a · bᵀ`, in place of what was there. Types as in [`gemm_nt`].
+pub fn gemm_nt_into(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
+    let (m, n) = check(a, b, into.dtype())?;
+    into.expect("gemm: into", &[m, n])?;
+    product(a, b, into, accumulation, false)
+}
+
 /// `into += a · bᵀ`: weight gradients, added in place. Types as in [`gemm_nt`].
 pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype())?;

@@ -85,6 +85,8 @@ fn accumulation_adds_once_to_what_was_there() {
     gemm_nt_add(Operand::plain(&a), Operand::plain(&b), &mut sum, Accumulation::Exact).unwrap();
     let expected: Vec<f32> = before.iter().zip(&alone).map(|(a, b)| a + b).collect();
     assert_eq!(sum.to_vec::<f32>().unwrap(), expected);
+    gemm_nt_into(Operand::plain(&a), Operand::plain(&b), &mut sum, Accumulation::Exact).unwrap();
+    assert_eq!(sum.to_vec::<f32>().unwrap(), alone);
 }
 
 #[test]
