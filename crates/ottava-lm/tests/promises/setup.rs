@@ -4,7 +4,7 @@ use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::scaling::{ScalingState, Slots};
-use ottava_tensor::ops::{AdamW, AdamWState, adamw, global_norm, normal};
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWWeight, adamw, global_norm, normal};
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -136,17 +136,17 @@ impl Training {
                 beta1: 0.9,
                 beta2: 0.95,
                 epsilon: 1e-8,
-                weight_decay: if param.decay { 0.1 } else { 0.0 },
                 step: self.step,
                 max_norm: 1.0,
             };
+            let weight_decay = if param.decay { 0.1 } else { 0.0 };
             let Param { value, master, grad, .. } = param;
             let grad = grad.as_mut().expect("a gradient");
-            let state = match master {
-                Some(master) => AdamWState { master, m, v, copy: Some(value) },
-                None => AdamWState { master: value, m, v, copy: None },
+            let weight = match master {
+                Some(master) => AdamWWeight::Master { master, copy: Some(value) },
+                None => AdamWWeight::Master { master: value, copy: None },
             };
-            adamw(state, grad, &norm, &how).expect("an update");
+            adamw(&mut [AdamWParameter { weight, m, v, grad, weight_decay }], &norm, &how).expect("an update");
             grad.fill_zero().expect("a gradient is cleared");
         }
         self.decoder.finish_step().expect("scales follow");
