@@ -57,7 +57,8 @@ for recipe in ("bf16", "fp8-delayed", "fp8-current"):
 PY
 
 echo "== the saved folder in transformers"
-zcat data/wordnet-glosses.txt.gz | head -n 200 >"$work/sample.txt"
+# Read to the end, so that no broken pipe stops this script.
+zcat data/wordnet-glosses.txt.gz | sed -n 1,200p >"$work/sample.txt"
 checkpoint=$(ls -d "$work"/llama-110m-fp8-delayed/checkpoints/checkpoint-*)
 python3 scripts/check_folder.py "$bin/ottava" "$checkpoint" "$work/sample.txt" 128 cpu
 python3 scripts/check_folder.py "$bin/ottava" "$checkpoint" "$work/sample.txt" 128 cuda

@@ -3,7 +3,9 @@
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
+use crate::param::Purpose;
 use crate::recipe::Precision;
+use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -26,6 +28,8 @@ pub struct RunConfig {
     pub training: TrainingConfig,
     /// What is computed in which format.
     pub precision: Precision,
+    /// What the optimizer keeps in which format.
+    pub optimizer: OptimizerConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
 }
@@ -133,6 +137,47 @@ pub struct TrainingConfig {
     pub save_total_limit: usize,
 }
 
+/// The `[optimizer]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerConfig {
+    /// Type of the moments of AdamW: `float32` or `bfloat16`.
+    pub state_dtype: StateDType,
+    /// Whether weights are kept in float32 beside those of the compute type. Without, updates round the weights by chance.
+    pub master_weights: bool,
+}
+
+/// Types of optimizer states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateDType {
+    /// 4 bytes a moment.
+    Float32,
+    /// 2 bytes a moment.
+    Bfloat16,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> OptimizerConfig {
+        OptimizerConfig { state_dtype: StateDType::Float32, master_weights: true }
+    }
+}
+
+impl OptimizerConfig {
+    /// What a model that is trained so is built for.
+    pub fn purpose(&self) -> Purpose {
+        if self.master_weights { Purpose::Train } else { Purpose::TrainWithoutMasters }
+    }
+
+    /// Type of the moments.
+    pub fn moments(&self) -> DType {
+        match self.state_dtype {
+            StateDType::Float32 => DType::F32,
+            StateDType::Bfloat16 => DType::BF16,
+        }
+    }
+}
+
 /// The `[generation]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -157,6 +202,7 @@ impl Default for RunConfig {
             data: DataConfig::default(),
             training: TrainingConfig::default(),
             precision: Precision::default(),
+            optimizer: OptimizerConfig::default(),
             generation: GenerationConfig::default(),
         }
     }
@@ -344,6 +390,7 @@ impl RunConfig {
             epsilon: t.adam_epsilon,
             weight_decay: t.weight_decay,
             max_grad_norm: t.max_grad_norm,
+            state_dtype: self.optimizer.moments(),
         }
     }
 
@@ -359,6 +406,14 @@ impl RunConfig {
             keys
         };
         let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));
+        let (before, now) = (saved.precision.recipe, self.precision.recipe);
+        if saved.precision.recipe().compute != self.precision.recipe().compute {
+            return Err(Error::Config(format!(
+                "the checkpoint is of recipe `{}` and cannot go on as `{}`, whose weights have another type. Start a new run with `model.path` set to the checkpoint instead",
+                before.as_str(),
+                now.as_str()
+            )));
+        }
         let mut changes = Vec::new();
         for ((key, now), (_, before)) in flat(self).into_iter().zip(flat(saved)) {
             if now == before || within(FREE, &key) {
@@ -555,6 +610,10 @@ mod tests {
     fn a_resumed_run_keeps_its_shape() {
         let saved = load(SMALL, &["max_steps=3"]).unwrap();
         let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
+        let wider = load(SMALL, &["max_steps=3", "recipe=fp32"]).unwrap();
+        assert!(
+            wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot go on as `fp32`")
+        );
         assert_eq!(
             longer.check_resume(&saved).unwrap(),
             [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]

@@ -3,7 +3,8 @@
 use crate::error::Result;
 use crate::param::Param;
 use crate::scaling::ScalingState;
-use ottava_tensor::Tensor;
+use ottava_tensor::ops::Copies;
+use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// What layers need to know about the step beside their input.
 pub struct Context<'a> {
@@ -17,16 +18,40 @@ pub struct Context<'a> {
     pub training: bool,
 }
 
+impl Context<'_> {
+    /// The copies of an FP8 input that this pass needs: backward contracts it over tokens.
+    pub fn input_copies(&self) -> Copies {
+        if self.training { Copies::Both } else { Copies::Rows }
+    }
+}
+
+/// An operand of a linear layer's products: what a producer wrote, in the form that the linear's cast asks for.
+#[derive(Clone)]
+pub enum GemmInput {
+    /// The value; a linear that computes in FP8 casts it itself.
+    Plain(Tensor),
+    /// Its FP8 codes, written by the op that produced the value.
+    Quantized(QuantizedTensor),
+}
+
+impl From<Tensor> for GemmInput {
+    fn from(x: Tensor) -> GemmInput {
+        GemmInput::Plain(x)
+    }
+}
+
 /// A differentiable function with parameters.
 pub trait Layer {
+    /// What it reads: a tensor, or an operand that may have been cast already.
+    type Input: From<Tensor>;
     /// Exactly what backward needs.
     type Saved;
 
     /// The output for `x`, and what backward needs to know.
-    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
+    fn forward(&self, x: Self::Input, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
 
     /// The gradient by `x` from the gradient `dy` by the output; adds to the gradients of the parameters.
-    fn backward(&mut self, dy: &Tensor, saved: Self::Saved, context: &mut Context) -> Result<Tensor>;
+    fn backward(&mut self, dy: Self::Input, saved: Self::Saved, context: &mut Context) -> Result<Tensor>;
 
     /// Calls `visit` for each parameter, always in the same order.
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));

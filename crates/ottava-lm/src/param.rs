@@ -25,7 +25,7 @@ pub enum Init {
     Ones,
 }
 
-/// Where weights come from, as F32 CPU tensors of one [`Part`] each.
+/// Where weights come from, as F32 tensors of one [`Part`] each, on whatever device they are at hand.
 pub trait WeightSource {
     /// The values of `part`, which a fresh model would start by `init`.
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
@@ -36,8 +36,17 @@ pub trait WeightSource {
 pub enum Purpose {
     /// Masters and gradients are kept.
     Train,
+    /// Gradients are kept, and 16-bit weights are the only ones there are: updates round them by chance.
+    TrainWithoutMasters,
     /// Weights alone.
     Infer,
+}
+
+impl Purpose {
+    /// Whether backward will run.
+    pub fn trains(self) -> bool {
+        self != Purpose::Infer
+    }
 }
 
 /// What layers are built with.
@@ -71,7 +80,10 @@ pub struct Param {
 impl Param {
     /// A parameter of the stacked `parts`, filled from the builder's weights.
     pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
-        let mut bytes = Vec::new();
+        let mut shape = parts[0].shape.clone();
+        shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let mut full = Tensor::empty(build.device, &shape, DType::F32)?;
+        let mut row = 0;
         for part in &parts {
             let tensor = build.weights.weight(part, init)?;
             if tensor.shape() != part.shape {
@@ -82,17 +94,18 @@ impl Param {
                     part.shape
                 )));
             }
-            bytes.extend(tensor.read_bytes()?);
+            full.copy_from(
+                row,
+                &if tensor.device().same(build.device) { tensor } else { tensor.to_device(build.device)? },
+            )?;
+            row += part.shape[0];
         }
-        let mut shape = parts[0].shape.clone();
-        shape[0] = parts.iter().map(|part| part.shape[0]).sum();
-        let full = Tensor::from_bytes(&Device::Cpu, &shape, DType::F32, &bytes)?;
         let compute = build.recipe.compute;
-        let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? }.to_device(build.device)?;
-        let training = build.purpose == Purpose::Train;
-        let keeps_master = training && matches!(compute, DType::F16 | DType::BF16);
-        let master = keeps_master.then(|| full.to_device(build.device)).transpose()?;
-        let grad = training.then(|| Tensor::zeros(build.device, &shape, real_type(compute))).transpose()?;
+        let narrow = matches!(compute, DType::F16 | DType::BF16);
+        let grad =
+            build.purpose.trains().then(|| Tensor::zeros(build.device, &shape, real_type(compute))).transpose()?;
+        let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
+        let master = (narrow && build.purpose == Purpose::Train).then_some(full);
         Ok(Param { decay: shape.len() > 1, parts, value, master, grad })
     }
 

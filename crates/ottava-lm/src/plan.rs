@@ -147,10 +147,12 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
         }
     };
     line(&format!("weights, {}", recipe.compute), parameters * size);
-    let masters = if matches!(recipe.compute, DType::F16 | DType::BF16) { parameters * 4 } else { 0 };
+    let keeps_masters = matches!(recipe.compute, DType::F16 | DType::BF16) && config.optimizer.master_weights;
+    let masters = if keeps_masters { parameters * 4 } else { 0 };
     line("master weights, float32", masters);
     line("gradients, float32", parameters * 4);
-    line("Adam moments, float32", parameters * 8);
+    let moments = config.optimizer.moments();
+    line(&format!("Adam moments, {moments}"), parameters * 2 * moments.size());
     let pad = QuantizedTensor::padded;
     let codes: usize = c.block_linears().iter().map(|l| 2 * pad(l.n) * pad(l.k)).sum();
     line("FP8 codes of weights, with transposes", if recipe.casts.is_some() { codes * c.layers } else { 0 });

@@ -4,8 +4,9 @@
 //! so micro-batches merge by maximum and every cast of a step reads the same scales.
 
 use crate::error::{Error, Result};
+use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
-use ottava_tensor::ops::{self, CastStatistics, Copies, DelayedScaling};
+use ottava_tensor::ops::{self, CastStatistics, Copies, CurrentScaling, DelayedScaling, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// Index of one cast in the scaling state.
@@ -83,21 +84,64 @@ impl ScalingState {
         Ok(ScalingState { slots, statistics, unobserved, delayed, observing: true })
     }
 
-    /// Casts `x` as its slot says, and measures it.
-    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
-        let cast = self.slots[slot.0].1;
-        let scale = match (cast.scaling, &self.delayed) {
-            (Scaling::Current(how), _) => ops::current_scale(&ops::amax(x)?, cast.format, how)?,
-            (Scaling::Delayed { .. }, Some(state)) if state.updates == 0 && state.first_step == FirstStep::Current => {
-                ops::current_scale(&ops::amax(x)?, cast.format, Default::default())?
+    /// Runs an op that produces the operand of a linear, and has it write what the cast in `slot` asks for: the value itself where
+    /// there is no cast; codes in the same pass where the scale is known; the value and its amax, then codes, where the scale is
+    /// its own. The op's other results come along.
+    pub fn produce<T>(
+        &mut self,
+        slot: Option<Slot>,
+        copies: Copies,
+        op: impl FnOnce(Output) -> ottava_tensor::Result<(Produced, T)>,
+    ) -> Result<(GemmInput, T)> {
+        let Some(slot) = slot else {
+            let (value, rest) = op(Output::Plain)?;
+            return Ok((GemmInput::Plain(plain(value)), rest));
+        };
+        let format = self.slots[slot.0].1.format;
+        let (scale, value, rest) = match self.known_scale(slot)? {
+            Some(scale) => {
+                let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
+                let to = Fp8Output { format, scale: &scale, copies, statistics, slot: slot.0 };
+                let (codes, rest) = op(Output::Fp8(to))?;
+                let codes = codes.fp8().expect("an FP8 output gives codes");
+                return Ok((GemmInput::Quantized(codes), rest));
             }
-            (Scaling::Delayed { .. }, state) => {
-                let state = state.as_ref().expect("a delayed slot has delayed state");
-                state.scale.rows(slot.0, slot.0 + 1)?
+            None => {
+                let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
+                let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
+                (ops::current_scale(&amax, format, self.current_scaling(slot))?, plain(value), rest)
             }
         };
         let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
-        Ok(ops::quantize(x, cast.format, &scale, copies, statistics, slot.0)?)
+        let codes = ops::quantize(&value, format, &scale, copies, statistics, slot.0)?;
+        Ok((GemmInput::Quantized(codes), rest))
+    }
+
+    /// Casts a value that exists already, as its slot says, and measures it.
+    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
+        let format = self.slots[slot.0].1.format;
+        let scale = match self.known_scale(slot)? {
+            Some(scale) => scale,
+            None => ops::current_scale(&ops::amax(x)?, format, self.current_scaling(slot))?,
+        };
+        let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
+        Ok(ops::quantize(x, format, &scale, copies, statistics, slot.0)?)
+    }
+
+    /// The scale of `slot` for this step, unless it depends on the very tensor.
+    fn known_scale(&self, slot: Slot) -> Result<Option<Tensor>> {
+        match (self.slots[slot.0].1.scaling, &self.delayed) {
+            (Scaling::Current(_), _) | (_, None) => Ok(None),
+            (_, Some(state)) if state.updates == 0 && state.first_step == FirstStep::Current => Ok(None),
+            (_, Some(state)) => Ok(Some(state.scale.rows(slot.0, slot.0 + 1)?)),
+        }
+    }
+
+    fn current_scaling(&self, slot: Slot) -> CurrentScaling {
+        match self.slots[slot.0].1.scaling {
+            Scaling::Current(how) => how,
+            Scaling::Delayed { .. } => CurrentScaling::default(),
+        }
     }
 
     /// Whether casts count: true in training, false in evaluation.
@@ -142,6 +186,7 @@ impl ScalingState {
         Ok(vec![
             ("scaling.amax_history".to_string(), state.history.clone()),
             ("scaling.scale".to_string(), state.scale.clone()),
+            ("scaling.largest".to_string(), state.largest.clone()),
             ("scaling.updates".to_string(), updates),
         ])
     }
@@ -169,8 +214,18 @@ impl ScalingState {
         }
         let device = state.history.device().clone();
         state.history = history.to_device(&device)?;
-        state.scale = scale.to_device(&device)?;
+        // A cast may have another format than it had; its scale keeps the same tensor within the range.
+        let largest = [&array("scaling.largest")?, &state.largest].map(|t| t.to_vec::<f32>());
+        let [before, now] = largest;
+        let factors = before?.into_iter().zip(now?).map(|(before, now)| now / before);
+        let scale: Vec<f32> =
+            scale.to_vec::<f32>()?.into_iter().zip(factors).map(|(s, f)| (s * f).min(f32::MAX)).collect();
+        state.scale = Tensor::from_slice(&device, &[scale.len()], &scale)?;
         state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
         Ok(())
     }
+}
+
+fn plain(value: Produced) -> Tensor {
+    value.plain().expect("a plain output gives a value")
 }

@@ -99,6 +99,12 @@ impl Trainer {
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let dataset =
             Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
+        if let Some((path, _)) = resumed.as_ref().filter(|(_, progress)| progress.data != dataset.meta().key) {
+            return Err(Error::Data(format!(
+                "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
+                path.display()
+            )));
+        }
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
         let sizes = decoder_config(&template.config)?;
@@ -115,8 +121,15 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.precision.recipe();
-        let mut model =
-            build(&template.config, &recipe, device, Purpose::Train, config.data.max_length, weights, config.seed)?;
+        let mut model = build(
+            &template.config,
+            &recipe,
+            device,
+            config.optimizer.purpose(),
+            config.data.max_length,
+            weights,
+            config.seed,
+        )?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
@@ -133,6 +146,12 @@ impl Trainer {
             }
             steps => steps,
         };
+        let shaped = config.training.warmup_steps + config.training.decay_steps;
+        if shaped > max_steps {
+            tracing::warn!(
+                "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
+            );
+        }
         let resolved = folder.join("config.toml");
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
         let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
@@ -289,6 +308,7 @@ impl Trainer {
             step: self.step,
             tokens: self.tokens,
             loader: self.batches.state(),
+            data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
             scaling_slots: self.model.scaling().names(),
         };
@@ -297,7 +317,7 @@ impl Trainer {
         let path = training::save(writer, &self.template, &mut self.model, &self.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
-            keep(&RealFs, &folder, limit, &[])?;
+            keep(&RealFs, &folder, limit, &[self.step])?;
         }
         Ok(path)
     }
@@ -325,7 +345,9 @@ pub fn build(
 ) -> Result<Decoder> {
     let sizes = decoder_config(config)?;
     match weights {
-        None => Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed }),
+        None => {
+            Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed, device: device.clone() })
+        }
         Some(folder) => {
             let mut weights = FolderWeights::open(folder)?;
             let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;
@@ -357,7 +379,9 @@ fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf,
     let folder = checkpoints(&config.output_dir);
     let (path, manifest) = match start {
         Start::New => {
-            if config.output_dir.join("metrics.jsonl").exists() {
+            // Metrics without a checkpoint are left by a run that failed before its first: nothing of it can be gone on with.
+            let has_entries = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+            if has_entries(&folder) {
                 return Err(Error::Config(format!(
                     "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
                     config.output_dir.display()

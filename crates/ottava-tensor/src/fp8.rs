@@ -49,26 +49,24 @@ const NAN: u8 = 0x7F;
 /// The binary32 pattern, without its sign, is rounded as an integer: adding half of the dropped part (less
 /// one, plus the lowest kept bit) and shifting carries into the exponent by itself. Below the smallest normal
 /// the addition of a power of two lines the mantissa up so that the hardware's own rounding does the work.
-#[inline]
+///
+/// Both ways are always computed and one is chosen, so that loops over this function vectorise.
+#[inline(always)]
 fn encode<const EXP: u32, const MAN: u32, const LARGEST: u8>(x: f32) -> u8 {
     let bits = x.to_bits();
-    let sign = (bits >> 24) as u8 & 0x80;
+    let sign = (bits >> 24) & 0x80;
     let magnitude = bits & 0x7FFF_FFFF;
-    if magnitude > 0x7F80_0000 {
-        return NAN;
-    }
     let bias = (1 << (EXP - 1)) - 1;
     let smallest_normal = (127 - bias + 1) << 23;
-    let code = if magnitude < smallest_normal {
-        // One unit of the subnormal grid is 2^(1 - bias - MAN); 2^(24 + that exponent - 1) has it as its last place.
-        let line_up = f32::from_bits((127 + 23 + 1 - bias - MAN) << 23);
-        (f32::from_bits(magnitude) + line_up).to_bits().wrapping_sub(line_up.to_bits())
-    } else {
-        let dropped = 23 - MAN;
-        let half = (1 << (dropped - 1)) - 1 + ((magnitude >> dropped) & 1);
-        ((magnitude + half) >> dropped) - ((127 - bias) << MAN)
-    };
-    sign | code.min(LARGEST as u32) as u8
+    // One unit of the subnormal grid is 2^(1 - bias - MAN); the power of two whose last place that is lines it up.
+    let line_up = f32::from_bits((127 + 23 + 1 - bias - MAN) << 23);
+    let subnormal = (f32::from_bits(magnitude) + line_up).to_bits().wrapping_sub(line_up.to_bits());
+    let dropped = 23 - MAN;
+    let half = (1 << (dropped - 1)) - 1 + ((magnitude >> dropped) & 1);
+    let normal = (magnitude.wrapping_add(half) >> dropped).wrapping_sub((127 - bias) << MAN);
+    let code = if magnitude < smallest_normal { subnormal } else { normal };
+    let code = sign | if code > LARGEST as u32 { LARGEST as u32 } else { code };
+    (if magnitude > 0x7F80_0000 { NAN as u32 } else { code }) as u8
 }
 
 const fn decode(code: u8, exp: u32, man: u32) -> f32 {

@@ -22,12 +22,17 @@ impl Tolerance {
     }
 }
 
-/// The GPU, or `None` with a line on standard error when this machine has none. A GPU that is there but does not open is a failure.
+/// The GPU, or `None` with a line on standard error when this machine has none. A GPU that is there but does not open is a failure,
+/// and so is its absence with `OTTAVA_REQUIRE_GPU` set.
 pub fn gpu() -> Option<Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
     GPU.get_or_init(|| match crate::cuda::CudaDevice::count() {
         Ok(n) if n > 0 => Some(Device::cuda(0).expect("the GPU of this machine opens")),
         _ => {
+            assert!(
+                std::env::var_os("OTTAVA_REQUIRE_GPU").is_none(),
+                "OTTAVA_REQUIRE_GPU is set, and this machine has no GPU"
+            );
             eprintln!("skipped on the GPU: this machine has none");
             None
         }

@@ -25,10 +25,19 @@ enum Command {
     Prepare(commands::prepare::Prepare),
     Plan(commands::plan::PlanCommand),
     Doctor(commands::doctor::Doctor),
+    Bench(commands::bench::Bench),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version end well; wrong usage is the user's error, and 2 is for data.
+            let code = if error.use_stderr() { 1 } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
     output::log_to_stderr();
     let result = match cli.command {
         Command::Train(command) => command.run(),
@@ -37,6 +46,7 @@ fn main() -> ExitCode {
         Command::Prepare(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Bench(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -62,6 +62,8 @@ impl WeightSource for FolderWeights {
 pub struct RandomWeights {
     /// Seed of the run.
     pub seed: u64,
+    /// Where they are drawn; the values are the same everywhere.
+    pub device: Device,
 }
 
 impl WeightSource for RandomWeights {
@@ -71,12 +73,12 @@ impl WeightSource for RandomWeights {
                 let seed = part.name.bytes().fold(self.seed ^ 0xCBF2_9CE4_8422_2325, |h, b| {
                     (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3)
                 });
-                normal(&Device::Cpu, &part.shape, std, seed)?
+                normal(&self.device, &part.shape, std, seed)?
             }
-            Init::Zeros => Tensor::zeros(&Device::Cpu, &part.shape, DType::F32)?,
+            Init::Zeros => Tensor::zeros(&self.device, &part.shape, DType::F32)?,
             Init::Ones => {
                 let ones = vec![1f32; part.shape.iter().product()];
-                Tensor::from_slice(&Device::Cpu, &part.shape, &ones)?
+                Tensor::from_slice(&self.device, &part.shape, &ones)?
             }
         })
     }

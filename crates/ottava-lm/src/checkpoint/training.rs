@@ -25,6 +25,8 @@ pub struct Progress {
     pub tokens: u64,
     /// Position in the data, and the seed of its order.
     pub loader: LoaderState,
+    /// Hash of the prepared data: of files, tokenizer and options.
+    pub data: String,
     /// The resolved configuration of the run, as TOML.
     pub config: String,
     /// Names of the FP8 casts, in the order of the scaling arrays.
@@ -56,7 +58,7 @@ pub fn save(
         for (kind, (part, _)) in kinds.flat_map(|kind| parts(param).map(move |part| (kind, part))) {
             infos.push(TensorInfo {
                 name: format!("{kind}.{}", part.name),
-                dtype: DType::F32,
+                dtype: if kind == "master" { DType::F32 } else { optimizer.state_dtype() },
                 shape: part.shape.clone(),
             });
         }
@@ -85,9 +87,12 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     let mut params = model.parameters();
     let mut moments = Vec::new();
     for param in &mut params {
-        moments.push(Moments { m: stacked(&files, param, "m")?, v: stacked(&files, param, "v")? });
+        moments.push(Moments {
+            m: stacked(&files, param, "m", optimizer.state_dtype())?,
+            v: stacked(&files, param, "v", optimizer.state_dtype())?,
+        });
         if param.master.is_some() {
-            param.master = Some(stacked(&files, param, "master")?);
+            param.master = Some(stacked(&files, param, "master", DType::F32)?);
         }
     }
     optimizer.restore(moments, progress.step);
@@ -101,18 +106,18 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     Ok(())
 }
 
-fn stacked(files: &ModelFiles, param: &Param, kind: &str) -> Result<Tensor> {
+fn stacked(files: &ModelFiles, param: &Param, kind: &str, dtype: DType) -> Result<Tensor> {
     let mut bytes = Vec::new();
     for (part, _) in parts(param) {
         let name = format!("{kind}.{}", part.name);
         let info = files.info(&name)?;
-        if info.shape != part.shape || info.dtype != DType::F32 {
+        if info.shape != part.shape || info.dtype != dtype {
             return Err(Error::Checkpoint(format!(
-                "{OPTIMIZER}: `{name}` is {} {:?}, the model makes it float32 {:?}",
+                "{OPTIMIZER}: `{name}` is {} {:?}, this run makes it {dtype} {:?}",
                 info.dtype, info.shape, part.shape
             )));
         }
         bytes.extend(files.read(&name)?);
     }
-    Ok(Tensor::from_bytes(param.value.device(), param.value.shape(), DType::F32, &bytes)?)
+    Ok(Tensor::from_bytes(param.value.device(), param.value.shape(), dtype, &bytes)?)
 }

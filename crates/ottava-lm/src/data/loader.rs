@@ -10,17 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use super::order::{Permutation, Split};
 use super::shards::TokenDataset;
-use crate::{Error, Result};
+use ottava_tensor::ops::IGNORE_INDEX;
 
-/// A target that the loss leaves out.
-pub const IGNORED: i32 = -100;
+use crate::{Error, Result};
 
 /// Inputs and targets, `[rows, seq_len]` each, row after row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids.
     pub inputs: Vec<i32>,
-    /// The token that follows each input, or [`IGNORED`].
+    /// The token that follows each input, or [`IGNORE_INDEX`].
     pub targets: Vec<i32>,
     /// Number of rows.
     pub rows: usize,
@@ -233,7 +232,7 @@ impl EvalLoader {
             self.next = if stop == len { (self.next.0 + 1, 0) } else { (self.next.0, stop) };
         }
         batch.inputs.resize(end, self.dataset.meta().eos_id as i32);
-        batch.targets.resize(end, IGNORED);
+        batch.targets.resize(end, IGNORE_INDEX);
     }
 }
 

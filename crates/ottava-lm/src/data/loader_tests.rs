@@ -134,7 +134,7 @@ fn evaluation_predicts_every_validation_token_once() {
             let (real, padding) = targets.split_at(expected.len());
             assert_eq!(real, expected);
             assert_eq!((inputs[0], &inputs[1..expected.len()]), (0, &expected[..expected.len() - 1]));
-            assert!(padding.len() < rows * world * 16 && padding.iter().all(|&target| target == IGNORED));
+            assert!(padding.len() < rows * world * 16 && padding.iter().all(|&target| target == IGNORE_INDEX));
         }
     }
     let none = Split::new(30, 0.0).unwrap();

@@ -90,7 +90,7 @@ pub(super) fn prepare_sharded(
 
 fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let describe = |path: &PathBuf| {
-        let (size, sha256) = sha256_file(path)?;
+        let (size, sha256) = sha256_file(path).map_err(|error| Error::Data(error.to_string()))?;
         Ok(SourceFile { path: path.display().to_string(), size, sha256 })
     };
     sources.par_iter().map(describe).collect()

@@ -92,8 +92,9 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
             )));
         }
     };
-    let file = File::open(path).map_err(Error::io(path))?;
-    let size = file.metadata().map_err(Error::io(path))?;
+    let unreadable = |error| Error::Data(format!("{}: {error}", path.display()));
+    let file = File::open(path).map_err(unreadable)?;
+    let size = file.metadata().map_err(unreadable)?;
     if !size.is_file() {
         return Err(Error::Data(format!("{}: not a file; list the files themselves", path.display())));
     }

@@ -2,11 +2,12 @@
 
 use super::{Linear, LinearSaved};
 use crate::error::Result;
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
+use crate::scaling::Slot;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    AttentionLayout, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope,
+    AttentionLayout, Copies, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -74,6 +75,11 @@ impl Attention {
         [&mut self.qkv, &mut self.output]
     }
 
+    /// The slot that a producer of its input should write to.
+    pub fn input_slot(&self) -> Option<Slot> {
+        self.qkv.input_slot()
+    }
+
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }
@@ -92,36 +98,41 @@ impl Attention {
     /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`.
     pub fn forward_cached(
         &self,
-        x: &Tensor,
+        x: GemmInput,
         cache: &mut KvCache,
         start: usize,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let tokens = x.shape()[0];
         let (mut qkv, _) = self.qkv.forward(x, context)?;
+        let tokens = qkv.shape()[0];
         rope(&mut qkv, &self.rope_table, self.rope_layout(tokens, start), Rotation::Forward)?;
         let o = attention_cached(&qkv, &mut cache.0, self.layout(1, tokens), start)?;
-        Ok(self.output.forward(&o, context)?.0)
+        Ok(self.output.forward(o.into(), context)?.0)
     }
 }
 
 impl Layer for Attention {
+    type Input = GemmInput;
     type Saved = AttentionSaved;
 
-    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
+    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
         let (mut qkv, input) = self.qkv.forward(x, context)?;
         rope(&mut qkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Forward)?;
         let (o, lse) = attention(&qkv, self.layout(context.batch, context.seq_len))?;
-        let (y, output) = self.output.forward(&o, context)?;
+        let (y, output) = self.output.forward(o.clone().into(), context)?;
         Ok((y, AttentionSaved { input, qkv, o, lse, output }))
     }
 
-    fn backward(&mut self, dy: &Tensor, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
+    fn backward(&mut self, dy: GemmInput, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
         let d_o = self.output.backward(dy, saved.output, context)?;
         let layout = self.layout(context.batch, context.seq_len);
-        let mut dqkv = attention_backward(&d_o, &saved.qkv, &saved.o, &saved.lse, layout)?;
-        rope(&mut dqkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Backward)?;
-        self.qkv.backward(&dqkv, saved.input, context)
+        let dqkv = attention_backward(&d_o, &saved.qkv, &saved.o, &saved.lse, layout)?;
+        drop((saved.qkv, saved.o, d_o));
+        let turned = self.rope_layout(context.seq_len, 0);
+        let (dqkv, ()) = context.scaling.produce(self.qkv.gradient_slot(), Copies::Both, |output| {
+            Ok((rope_to(&dqkv, &self.rope_table, turned, Rotation::Backward, output)?, ()))
+        })?;
+        self.qkv.backward(dqkv, saved.input, context)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

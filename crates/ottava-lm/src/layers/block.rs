@@ -41,36 +41,36 @@ impl Block {
         start: usize,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let (normed, _) = self.attention_norm.forward(x, context)?;
-        let h = add(x, &self.attention.forward_cached(&normed, cache, start, context)?)?;
-        let (normed, _) = self.mlp_norm.forward(&h, context)?;
-        Ok(add(&h, &self.mlp.forward(&normed, context)?.0)?)
+        let (normed, _) = self.attention_norm.forward(x, self.attention.input_slot(), context)?;
+        let out = self.attention.forward_cached(normed, cache, start, context)?;
+        let (h, normed, _) = self.mlp_norm.forward_sum(x, &out, self.mlp.input_slot(), context)?;
+        Ok(add(&h, &self.mlp.forward(normed, context)?.0)?)
     }
 }
 
 impl Layer for Block {
+    type Input = Tensor;
     type Saved = BlockSaved;
 
-    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
-        let (normed, attention_norm) = self.attention_norm.forward(x, context)?;
-        let (out, attention) = self.attention.forward(&normed, context)?;
-        let h = add(x, &out)?;
-        let (normed, mlp_norm) = self.mlp_norm.forward(&h, context)?;
-        let (out, mlp) = self.mlp.forward(&normed, context)?;
+    fn forward(&self, x: Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
+        let (normed, attention_norm) = self.attention_norm.forward(&x, self.attention.input_slot(), context)?;
+        let (out, attention) = self.attention.forward(normed, context)?;
+        let (h, normed, mlp_norm) = self.mlp_norm.forward_sum(&x, &out, self.mlp.input_slot(), context)?;
+        let (out, mlp) = self.mlp.forward(normed, context)?;
         Ok((add(&h, &out)?, BlockSaved { attention_norm, attention, mlp_norm, mlp }))
     }
 
-    fn backward(&mut self, dy: &Tensor, saved: BlockSaved, context: &mut Context) -> Result<Tensor> {
-        let dnormed = self.mlp.backward(dy, saved.mlp, context)?;
-        let dh = add(dy, &self.mlp_norm.backward(&dnormed, saved.mlp_norm, context)?)?;
-        let dnormed = self.attention.backward(&dh, saved.attention, context)?;
-        Ok(add(&dh, &self.attention_norm.backward(&dnormed, saved.attention_norm, context)?)?)
+    fn backward(&mut self, dy: Tensor, saved: BlockSaved, context: &mut Context) -> Result<Tensor> {
+        let dnormed = self.mlp.backward(dy.clone().into(), saved.mlp, context)?;
+        let dh = self.mlp_norm.backward(&dnormed, saved.mlp_norm, Some(&dy))?;
+        let dnormed = self.attention.backward(dh.clone().into(), saved.attention, context)?;
+        self.attention_norm.backward(&dnormed, saved.attention_norm, Some(&dh))
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        self.attention_norm.parameters(visit);
+        visit(&mut self.attention_norm.weight);
         self.attention.parameters(visit);
-        self.mlp_norm.parameters(visit);
+        visit(&mut self.mlp_norm.weight);
         self.mlp.parameters(visit);
     }
 }

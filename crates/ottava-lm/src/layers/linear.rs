@@ -1,7 +1,7 @@
 //! The linear layer, whose three products are what FP8 speeds up.
 
 use crate::error::Result;
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Init, Param, Part, Purpose};
 use crate::recipe::Products;
 use crate::scaling::{ScalingState, Slot};
@@ -64,7 +64,7 @@ impl Linear {
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize_weight(&mut self, scaling: &mut ScalingState) -> Result<()> {
         if let Some(fp8) = &mut self.fp8 {
-            let copies = if fp8.purpose == Purpose::Train { Copies::Both } else { Copies::Rows };
+            let copies = if fp8.purpose.trains() { Copies::Both } else { Copies::Rows };
             // The old codes go first, so that at no time two copies are alive.
             fp8.weight = None;
             fp8.weight = Some(scaling.quantize(fp8.weight_slot, &self.weight.value, copies)?);
@@ -79,22 +79,39 @@ impl Fp8 {
     }
 }
 
+impl Linear {
+    /// The slot of the cast that a producer of this linear's input should write to, if there is one.
+    pub fn input_slot(&self) -> Option<Slot> {
+        self.fp8.as_ref().map(|fp8| fp8.input)
+    }
+
+    /// The slot of the cast that a producer of this linear's output gradient should write to. A bias needs the gradient itself.
+    pub fn gradient_slot(&self) -> Option<Slot> {
+        self.fp8.as_ref().filter(|_| self.bias.is_none()).map(|fp8| fp8.grad_output)
+    }
+}
+
 impl Layer for Linear {
+    type Input = GemmInput;
     type Saved = LinearSaved;
 
-    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, LinearSaved)> {
-        let (mut y, saved) = match &self.fp8 {
-            Some(fp8) => {
-                let copies = if context.training { Copies::Both } else { Copies::Rows };
-                let input = context.scaling.quantize(fp8.input, x, copies)?;
+    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, LinearSaved)> {
+        let out = self.weight.value.dtype();
+        let (mut y, saved) = match (x, &self.fp8) {
+            (GemmInput::Plain(x), None) => {
+                let (a, b) = (Operand::plain(&x), Operand::plain(&self.weight.value));
+                (gemm_nt(a, b, out, PLAIN)?, LinearSaved::Plain(x))
+            }
+            (x, Some(fp8)) => {
+                let input = match x {
+                    GemmInput::Plain(x) => context.scaling.quantize(fp8.input, &x, context.input_copies())?,
+                    GemmInput::Quantized(input) => input,
+                };
                 let (a, b) = (Operand::Rows(&input), Operand::Rows(fp8.weight()));
-                let y = gemm_nt(a, b, x.dtype(), fp8.products.fprop)?;
+                let y = gemm_nt(a, b, out, fp8.products.fprop)?;
                 (y, LinearSaved::Quantized(input.only_transposed()))
             }
-            None => {
-                let (a, b) = (Operand::plain(x), Operand::plain(&self.weight.value));
-                (gemm_nt(a, b, x.dtype(), PLAIN)?, LinearSaved::Plain(x.clone()))
-            }
+            (GemmInput::Quantized(_), None) => unreachable!("nobody casts for a linear without a slot"),
         };
         if let Some(bias) = &self.bias {
             add_bias(&mut y, &bias.value)?;
@@ -102,25 +119,31 @@ impl Layer for Linear {
         Ok((y, saved))
     }
 
-    fn backward(&mut self, dy: &Tensor, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
+    fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
         if let Some(bias) = &mut self.bias {
+            let GemmInput::Plain(dy) = &dy else { unreachable!("a linear with a bias has no gradient slot") };
             bias_gradient(dy, bias.grad_mut())?;
         }
+        let out = self.weight.value.dtype();
         match (saved, &self.fp8) {
             (LinearSaved::Quantized(input), Some(fp8)) => {
-                let cast = context.scaling.quantize(fp8.grad_output, dy, Copies::Both)?;
+                let cast = match dy {
+                    GemmInput::Plain(dy) => context.scaling.quantize(fp8.grad_output, &dy, Copies::Both)?,
+                    GemmInput::Quantized(cast) => cast,
+                };
                 let (a, b) = (Operand::Columns(&cast), Operand::Columns(&input));
                 gemm_nt_add(a, b, self.weight.grad_mut(), fp8.products.wgrad)?;
                 let (a, b) = (Operand::Rows(&cast), Operand::Columns(fp8.weight()));
-                Ok(gemm_nt(a, b, dy.dtype(), fp8.products.dgrad)?)
+                Ok(gemm_nt(a, b, out, fp8.products.dgrad)?)
             }
-            (LinearSaved::Plain(x), _) => {
-                let (a, b) = (Operand::plain_transposed(dy), Operand::plain_transposed(&x));
+            (LinearSaved::Plain(x), None) => {
+                let GemmInput::Plain(dy) = dy else { unreachable!("nobody casts for a linear without a slot") };
+                let (a, b) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
                 gemm_nt_add(a, b, self.weight.grad_mut(), PLAIN)?;
-                let (a, b) = (Operand::plain(dy), Operand::plain_transposed(&self.weight.value));
-                Ok(gemm_nt(a, b, dy.dtype(), PLAIN)?)
+                let (a, b) = (Operand::plain(&dy), Operand::plain_transposed(&self.weight.value));
+                Ok(gemm_nt(a, b, out, PLAIN)?)
             }
-            (LinearSaved::Quantized(_), None) => unreachable!("a plain linear saves plain inputs"),
+            _ => unreachable!("a linear saves what its recipe makes it"),
         }
     }
 

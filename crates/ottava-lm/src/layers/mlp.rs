@@ -2,10 +2,11 @@
 
 use super::{Linear, LinearSaved};
 use crate::error::Result;
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
+use crate::scaling::Slot;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{swiglu, swiglu_backward};
+use ottava_tensor::ops::{Copies, swiglu_backward_to, swiglu_to};
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
 pub struct Mlp {
@@ -37,19 +38,32 @@ impl Mlp {
     }
 }
 
+impl Mlp {
+    /// The slot that a producer of its input should write to.
+    pub fn input_slot(&self) -> Option<Slot> {
+        self.gate_up.input_slot()
+    }
+}
+
 impl Layer for Mlp {
+    type Input = GemmInput;
     type Saved = MlpSaved;
 
-    fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
+    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
         let (hidden, gate_up) = self.gate_up.forward(x, context)?;
-        let (y, down) = self.down.forward(&swiglu(&hidden)?, context)?;
+        let (slot, copies) = (self.down.input_slot(), context.input_copies());
+        let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
+        let (y, down) = self.down.forward(activated, context)?;
         Ok((y, MlpSaved { gate_up, hidden, down }))
     }
 
-    fn backward(&mut self, dy: &Tensor, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
-        let dhidden = swiglu_backward(&self.down.backward(dy, saved.down, context)?, &saved.hidden)?;
-        drop(saved.hidden);
-        self.gate_up.backward(&dhidden, saved.gate_up, context)
+    fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
+        let dactivated = self.down.backward(dy, saved.down, context)?;
+        let (dhidden, ()) = context.scaling.produce(self.gate_up.gradient_slot(), Copies::Both, |output| {
+            Ok((swiglu_backward_to(&dactivated, &saved.hidden, output)?, ()))
+        })?;
+        drop((saved.hidden, dactivated));
+        self.gate_up.backward(dhidden, saved.gate_up, context)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

@@ -1,14 +1,16 @@
-//! Root-mean-square normalisation.
+//! Root-mean-square normalisation, written straight into the form that the linear after it reads.
 
 use crate::error::Result;
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, GemmInput};
 use crate::param::{Builder, Init, Param, Part};
+use crate::scaling::Slot;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{rmsnorm, rmsnorm_backward};
+use ottava_tensor::ops::{add_rmsnorm_to, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
-    weight: Param, /* [C] */
+    /// `[C]`.
+    pub weight: Param,
     eps: f64,
 }
 
@@ -24,22 +26,37 @@ impl Norm {
         let part = Part { name: format!("{name}.weight"), shape: vec![channels] };
         Ok(Norm { weight: Param::new(build, vec![part], Init::Ones)?, eps })
     }
-}
 
-impl Layer for Norm {
-    type Saved = NormSaved;
-
-    fn forward(&self, x: &Tensor, _: &mut Context) -> Result<(Tensor, NormSaved)> {
-        let (y, rstd) = rmsnorm(x, &self.weight.value, self.eps)?;
+    /// Normalises `x` for the cast in `slot`.
+    pub fn forward(&self, x: &Tensor, slot: Option<Slot>, context: &mut Context) -> Result<(GemmInput, NormSaved)> {
+        let (y, rstd) = context
+            .scaling
+            .produce(slot, context.input_copies(), |output| rmsnorm_to(x, &self.weight.value, self.eps, output))?;
         Ok((y, NormSaved { x: x.clone(), rstd }))
     }
 
-    fn backward(&mut self, dy: &Tensor, saved: NormSaved, _: &mut Context) -> Result<Tensor> {
-        let grad = self.weight.grad.as_mut().expect("backward runs on a model built for training");
-        Ok(rmsnorm_backward(dy, &saved.x, &self.weight.value, &saved.rstd, grad)?)
+    /// Normalises the sum `a + b` for the cast in `slot`, in one pass with the sum, which is returned first.
+    pub fn forward_sum(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        slot: Option<Slot>,
+        context: &mut Context,
+    ) -> Result<(Tensor, GemmInput, NormSaved)> {
+        let (y, (sum, rstd)) = context.scaling.produce(slot, context.input_copies(), |output| {
+            let (sum, y, rstd) = add_rmsnorm_to(a, b, &self.weight.value, self.eps, output)?;
+            Ok((y, (sum, rstd)))
+        })?;
+        Ok((sum.clone(), y, NormSaved { x: sum, rstd }))
     }
 
-    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        visit(&mut self.weight);
+    /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.
+    pub fn backward(&mut self, dy: &Tensor, saved: NormSaved, around: Option<&Tensor>) -> Result<Tensor> {
+        let grad = self.weight.grad.as_mut().expect("backward runs on a model built for training");
+        let (weight, NormSaved { x, rstd }) = (&self.weight.value, &saved);
+        Ok(match around {
+            Some(around) => rmsnorm_backward_add(dy, x, weight, rstd, grad, around)?,
+            None => rmsnorm_backward(dy, x, weight, rstd, grad)?,
+        })
     }
 }

@@ -23,7 +23,7 @@ impl ConfigFile {
             ))
         })?;
         let value: Value = serde_json::from_str(&text)
-            .map_err(|e| Error::Model(format!("{}: this is not JSON: {e}", path.display())))?;
+            .map_err(|e| Error::Model(format!("{}: not valid JSON: {e}", path.display())))?;
         match value {
             Value::Object(values) => Ok(ConfigFile { path, values }),
             _ => Err(Error::Model(format!("{}: expected one JSON object", path.display()))),

@@ -2,8 +2,8 @@
 
 use super::RopeScaling;
 use crate::error::{Error, Result};
-use crate::layer::{Context, Layer};
-use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm};
+use crate::layer::{Context, GemmInput, Layer};
+use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
 use crate::param::{Builder, Init, Param, Part, Purpose, WeightSource};
 use crate::recipe::Recipe;
 use crate::scaling::{CastLosses, ScalingState, Slots};
@@ -193,7 +193,7 @@ impl Decoder {
         for block in &mut self.blocks {
             block.parameters(&mut visit);
         }
-        self.norm.parameters(&mut visit);
+        visit(&mut self.norm.weight);
         if let Some(head) = &mut self.head {
             visit(head);
         }
@@ -224,9 +224,9 @@ impl Decoder {
         let mut context = Context { batch, seq_len: inputs.len() / batch, training: false, scaling: &mut self.scaling };
         let mut x = self.embedding.forward(inputs)?;
         for block in &self.blocks {
-            x = block.forward(&x, &mut context)?.0;
+            x = block.forward(x, &mut context)?.0;
         }
-        let (x, _) = self.norm.forward(&x, &mut context)?;
+        let (x, _) = final_norm(&self.norm, &x, &mut context)?;
         let weight = self.head.as_ref().unwrap_or(&self.embedding.table);
         Head::losses(&x, weight, targets)
     }
@@ -244,16 +244,16 @@ impl Decoder {
         let mut x = self.embedding.forward(inputs)?;
         let mut saved = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
-            let (y, kept) = block.forward(&x, &mut context)?;
+            let (y, kept) = block.forward(x, &mut context)?;
             saved.push(kept);
             x = y;
         }
-        let (normed, kept) = self.norm.forward(&x, &mut context)?;
+        let (normed, kept) = final_norm(&self.norm, &x, &mut context)?;
         let weight = self.head.as_mut().unwrap_or(&mut self.embedding.table);
         let (losses, dnormed) = Head::losses_and_gradient(&normed, weight, targets, scale)?;
-        let mut dx = self.norm.backward(&dnormed, kept, &mut context)?;
+        let mut dx = self.norm.backward(&dnormed, kept, None)?;
         for (block, kept) in self.blocks.iter_mut().zip(saved).rev() {
-            dx = block.backward(&dx, kept, &mut context)?;
+            dx = block.backward(dx, kept, &mut context)?;
         }
         self.embedding.backward(&dx, inputs)?;
         Ok(losses)
@@ -285,7 +285,7 @@ impl Decoder {
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.forward_cached(&x, cache, start, &mut context)?;
         }
-        Ok(self.norm.forward(&x, &mut context)?.0)
+        Ok(final_norm(&self.norm, &x, &mut context)?.0)
     }
 }
 
@@ -305,4 +305,12 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -
         mlp_norm: Norm::new(build, &format!("{name}.post_attention_layernorm"), c.channels, c.norm_eps)?,
         mlp: Mlp::new(build, &format!("{name}.mlp"), c.channels, c.hidden, c.mlp_bias, c.init_std)?,
     })
+}
+
+/// The norm before the head, which reads it in high precision.
+fn final_norm(norm: &Norm, x: &Tensor, context: &mut Context) -> Result<(Tensor, NormSaved)> {
+    match norm.forward(x, None, context)? {
+        (GemmInput::Plain(y), saved) => Ok((y, saved)),
+        (GemmInput::Quantized(_), _) => unreachable!("without a slot nothing is cast"),
+    }
 }

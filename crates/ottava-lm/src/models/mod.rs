@@ -9,7 +9,7 @@ mod rope;
 
 pub use config::ConfigFile;
 pub use decoder::{Decoder, DecoderConfig, LinearShape};
-pub use rope::RopeScaling;
+pub use rope::{RopeKind, RopeScaling};
 
 use crate::error::Result;
 
@@ -58,6 +58,11 @@ fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     }
     let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
     let even = channels.checked_div(heads).unwrap_or(0);
+    if !file.has("head_dim") && even * heads != channels {
+        return Err(file.error(&format!(
+            "`hidden_size` {channels} does not divide into {heads} heads, and there is no `head_dim`"
+        )));
+    }
     Ok(DecoderConfig {
         vocabulary: file.required("vocab_size")?,
         channels,

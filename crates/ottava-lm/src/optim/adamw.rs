@@ -1,4 +1,4 @@
-//! AdamW over all parameters of a model, with moments and masters in binary32.
+//! AdamW over all parameters of a model, in one launch.
 
 use crate::error::Result;
 use crate::param::Param;
@@ -18,6 +18,8 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 leaves them alone.
     pub max_grad_norm: f64,
+    /// Type of the moments: F32 or BF16.
+    pub state_dtype: DType,
 }
 
 /// The moments of all parameters.
@@ -27,7 +29,7 @@ pub struct AdamWOptimizer {
     steps: u64,
 }
 
-/// The two moments of one parameter, F32 of its shape.
+/// The two moments of one parameter, of its shape.
 pub struct Moments {
     /// Mean of the gradient.
     pub m: Tensor,
@@ -38,7 +40,7 @@ pub struct Moments {
 impl AdamWOptimizer {
     /// Zero moments for `params`.
     pub fn new(config: AdamWConfig, params: &[&mut Param]) -> Result<AdamWOptimizer> {
-        let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), DType::F32);
+        let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), config.state_dtype);
         let moments = params.iter().map(|p| Ok(Moments { m: zeros(p)?, v: zeros(p)? })).collect::<Result<_>>()?;
         Ok(AdamWOptimizer { config, moments, steps: 0 })
     }
@@ -46,6 +48,11 @@ impl AdamWOptimizer {
     /// Updates done so far.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Type of the moments.
+    pub fn state_dtype(&self) -> DType {
+        self.config.state_dtype
     }
 
     /// The moments, in the order of the parameters.
@@ -78,11 +85,12 @@ impl AdamWOptimizer {
             max_norm: self.config.max_grad_norm,
         };
         let mut parameters = Vec::with_capacity(params.len());
-        for (param, moments) in params.iter_mut().zip(&mut self.moments) {
+        for (seed, (param, moments)) in (0..).zip(params.iter_mut().zip(&mut self.moments)) {
             let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };
             let Param { value, master, grad, .. } = &mut **param;
             let weight = match master {
                 Some(master) => AdamWWeight::Master { master, copy: Some(value) },
+                None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
                 None => AdamWWeight::Master { master: value, copy: None },
             };
             let grad = grad.as_ref().expect("a model built for training");

@@ -107,8 +107,8 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
         linear.quantize_weight(&mut scaling).unwrap();
         let x = place(&operands.x);
         let mut context = Context { scaling: &mut scaling, batch: 1, seq_len: x.shape()[0], training: true };
-        let (y, saved) = linear.forward(&x, &mut context).unwrap();
-        let dx = linear.backward(&place(&operands.dy), saved, &mut context).unwrap();
+        let (y, saved) = linear.forward(x.clone().into(), &mut context).unwrap();
+        let dx = linear.backward(place(&operands.dy).into(), saved, &mut context).unwrap();
         scaling.update().unwrap();
         let mut dweight = Vec::new();
         linear.parameters(&mut |weight| dweight = values(weight.grad.as_ref().unwrap()));

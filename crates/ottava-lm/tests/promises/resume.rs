@@ -1,7 +1,9 @@
 //! A run that stops and goes on is the run that never stopped, bit for bit.
 
 use crate::setup::devices;
-use ottava_lm::config::{DataConfig, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+use ottava_lm::config::{
+    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, StateDType, TrainingConfig, WeightInit,
+};
 use ottava_lm::data::Documents;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
@@ -15,9 +17,12 @@ const STEPS: u64 = 6;
 
 /// A tokenizer of single bytes, a model of two small blocks, and lines to learn.
 pub fn write_inputs(folder: &Path) {
-    let entries: Vec<String> = std::iter::once("\"<|endoftext|>\":0".to_string())
-        .chain((0..96).map(|i| format!("{}:{}", serde_json::to_string(&((32 + i) as u8 as char).to_string()).unwrap(), i + 1)))
-        .collect();
+    let entries: Vec<String> =
+        std::iter::once("\"<|endoftext|>\":0".to_string())
+            .chain((0..96).map(|i| {
+                format!("{}:{}", serde_json::to_string(&((32 + i) as u8 as char).to_string()).unwrap(), i + 1)
+            }))
+            .collect();
     let tokenizer = format!(
         r#"{{"version":"1.0","added_tokens":[{{"id":0,"content":"<|endoftext|>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}],"model":{{"type":"BPE","vocab":{{{}}},"merges":[]}}}}"#,
         entries.join(",")
@@ -103,7 +108,16 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     for device in devices() {
-        for recipe in RecipeName::ALL {
+        let states = |narrow| OptimizerConfig {
+            state_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
+            master_weights: !narrow,
+        };
+        let all = RecipeName::ALL.into_iter().map(|recipe| (recipe, states(false)));
+        for (recipe, optimizer) in all.chain([(RecipeName::Fp8Delayed, states(true))]) {
+            let config = |inputs: &Path, output: &Path, recipe| RunConfig {
+                optimizer: optimizer.clone(),
+                ..config(inputs, output, recipe)
+            };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));
             train(&config(inputs.path(), &straight, recipe), &device, &Start::New, u64::MAX).unwrap();
             for k in 1..STEPS {
@@ -114,7 +128,11 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
                 assert_eq!(stopped.exit_code(), 75);
                 train(&config, &device, &Start::Resume, u64::MAX).unwrap();
                 assert_eq!(metrics(&straight), metrics(&split), "{} stopped after step {k}", recipe.as_str());
-                assert!(state(&straight) == state(&split), "{} stopped after step {k}: weights differ", recipe.as_str());
+                assert!(
+                    state(&straight) == state(&split),
+                    "{} stopped after step {k}: weights differ",
+                    recipe.as_str()
+                );
                 std::fs::remove_dir_all(split).unwrap();
             }
             std::fs::remove_dir_all(straight).unwrap();
@@ -150,7 +168,8 @@ fn a_checkpoint_is_a_model_folder_that_starts_a_new_run() {
     let run = inputs.path().join("run");
     train(&config(inputs.path(), &run, RecipeName::Bf16), &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
-    let values: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+    let values: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
     assert_eq!((&values["dtype"], &values["unknown_key"]), (&"bfloat16".into(), &"kept".into()));
     assert!(folder.join("tokenizer.json").is_file() && folder.join("generation_config.json").is_file());
     let mut next = config(&folder, &inputs.path().join("next"), RecipeName::Bf16);

@@ -130,15 +130,8 @@ impl Training {
         };
         self.step += 1;
         let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
+        let how = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: self.step, max_norm: 1.0 };
         for (param, [m, v]) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
-            let how = AdamW {
-                learning_rate: 1e-3,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                step: self.step,
-                max_norm: 1.0,
-            };
             let weight_decay = if param.decay { 0.1 } else { 0.0 };
             let Param { value, master, grad, .. } = param;
             let grad = grad.as_mut().expect("a gradient");
@@ -146,7 +139,8 @@ impl Training {
                 Some(master) => AdamWWeight::Master { master, copy: Some(value) },
                 None => AdamWWeight::Master { master: value, copy: None },
             };
-            adamw(&mut [AdamWParameter { weight, m, v, grad, weight_decay }], &norm, &how).expect("an update");
+            let parameter = AdamWParameter { weight, m, v, grad, weight_decay };
+            adamw(&mut [parameter], &norm, &how).expect("an update");
             grad.fill_zero().expect("a gradient is cleared");
         }
         self.decoder.finish_step().expect("scales follow");

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 /// Complete a text with a model.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  ottava generate runs/quickstart/checkpoints/checkpoint-400 --prompt 'otter (noun):'
+  ottava generate runs/quickstart/checkpoints/checkpoint-500 --prompt 'otter (noun):'
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200")]
 pub struct Generate {
     /// A Hugging Face model folder; a checkpoint is one.

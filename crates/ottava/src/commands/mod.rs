@@ -1,5 +1,6 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
+pub mod bench;
 pub mod doctor;
 pub mod eval;
 pub mod generate;

@@ -26,8 +26,8 @@ pub struct Train {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Go on after the newest complete checkpoint of the run, or after that in DIR.
-    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "")]
-    resume: Option<PathBuf>,
+    #[arg(long, value_name = "DIR")]
+    resume: Option<Option<PathBuf>>,
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
@@ -42,8 +42,8 @@ impl Train {
         config.device = self.device.unwrap_or(config.device);
         let start = match self.resume {
             None => Start::New,
-            Some(path) if path.as_os_str().is_empty() => Start::Resume,
-            Some(path) => Start::ResumeFrom(path),
+            Some(None) => Start::Resume,
+            Some(Some(path)) => Start::ResumeFrom(path),
         };
         let stop = stop_on_signals()?;
         let device = crate::device::open(config.device)?;

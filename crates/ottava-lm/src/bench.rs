@@ -1,0 +1,165 @@
+//! How fast a model trains: whole optimizer steps on random tokens, with nothing read from disk.
+
+use crate::checkpoint::RandomWeights;
+use crate::config::{OptimizerConfig, RunConfig};
+use crate::error::{Error, Result};
+use crate::models::{Decoder, DecoderConfig, RopeKind, RopeScaling};
+use crate::optim::AdamWOptimizer;
+use crate::recipe::{Precision, RecipeName};
+use ottava_tensor::{Device, Tensor};
+use serde::Serialize;
+use std::time::Instant;
+
+/// What is timed.
+#[derive(Clone, Debug)]
+pub struct TrainBench {
+    /// A name of [`models`].
+    pub model: String,
+    /// Blocks, if not as many as the model has.
+    pub layers: Option<usize>,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Sequences per step.
+    pub micro_batch: usize,
+    /// Steps whose median is reported.
+    pub steps: usize,
+    /// What the optimizer keeps.
+    pub optimizer: OptimizerConfig,
+}
+
+/// What came out for one recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainRow {
+    /// The recipe.
+    pub recipe: RecipeName,
+    /// Tokens trained on per second.
+    pub tokens_per_second: f64,
+    /// Median milliseconds of a step: forward, backward, clipping and AdamW.
+    pub step_milliseconds: f64,
+    /// Model FLOP/s: six per weight and token, and causal attention.
+    pub model_flops_per_second: f64,
+    /// Largest memory held by tensors.
+    pub peak_memory_bytes: u64,
+    /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
+    pub first_step_seconds: f64,
+    /// Loss of the last step, to see that something was computed.
+    pub loss: f64,
+}
+
+/// Shapes of known models: `(name, config)`.
+pub fn models() -> Vec<(&'static str, DecoderConfig)> {
+    let shape = |vocabulary, channels, hidden, layers, heads, kv_heads| DecoderConfig {
+        vocabulary,
+        channels,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: channels / heads,
+        max_positions: 1 << 17,
+        norm_eps: 1e-5,
+        tied: false,
+        init_std: 0.02,
+        rope: RopeScaling { theta: 10_000.0, kind: RopeKind::Default },
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        window: None,
+    };
+    let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| DecoderConfig {
+        qkv_bias: true,
+        tied,
+        ..shape(vocabulary, channels, hidden, layers, heads, kv_heads)
+    };
+    vec![
+        ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
+        ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
+        ("llama-3-8b", shape(128_256, 4096, 14_336, 32, 32, 8)),
+        ("qwen2.5-0.5b", qwen(151_936, 896, 4864, 24, 14, 2, true)),
+        ("qwen2.5-1.5b", qwen(151_936, 1536, 8960, 28, 12, 2, true)),
+        ("qwen2.5-3b", qwen(151_936, 2048, 11_008, 36, 16, 2, true)),
+        ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
+    ]
+}
+
+impl TrainBench {
+    /// Times `recipe` on `device`.
+    pub fn run(&self, recipe: RecipeName, device: &Device) -> Result<TrainRow> {
+        let known = models();
+        let Some((_, sizes)) = known.iter().find(|(name, _)| *name == self.model) else {
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            return Err(Error::Config(format!("there is no model `{}`; there are {}", self.model, names.join(", "))));
+        };
+        if self.steps == 0 || self.seq_len == 0 || self.micro_batch == 0 || self.layers == Some(0) {
+            return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
+        }
+        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes.clone() };
+        let precision = Precision { recipe, ..Precision::default() };
+        let mut weights = RandomWeights { seed: 1, device: device.clone() };
+        let mut model =
+            Decoder::new(&sizes, &precision.recipe(), device, self.optimizer.purpose(), self.seq_len, &mut weights)?;
+        let config = RunConfig { optimizer: self.optimizer.clone(), ..RunConfig::default() };
+        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        device.synchronize()?;
+        if let Device::Cuda(gpu) = device {
+            gpu.reset_peak_memory();
+        }
+        let begin = Instant::now();
+        model.quantize_weights()?;
+        let mut tokens = RandomTokens { state: 7, vocabulary: sizes.vocabulary as u64 };
+        let mut step = || -> Result<(f64, f64)> {
+            let count = self.micro_batch * self.seq_len;
+            let (inputs, targets) = (tokens.draw(device, count)?, tokens.draw(device, count)?);
+            device.synchronize()?;
+            let begin = Instant::now();
+            let losses = model.losses_and_gradients(&inputs, &targets, self.micro_batch, 1.0 / count as f64)?;
+            let mut params = model.parameters();
+            let norm = AdamWOptimizer::grad_norm(&params)?;
+            optimizer.step(&mut params, &norm, 1e-4)?;
+            for param in params {
+                param.grad_mut().fill_zero()?;
+            }
+            model.finish_step()?;
+            device.synchronize()?;
+            Ok((begin.elapsed().as_secs_f64(), crate::evaluate::total(&losses)? / count as f64))
+        };
+        step()?;
+        let first_step_seconds = begin.elapsed().as_secs_f64();
+        step()?;
+        let timed = (0..self.steps).map(|_| step()).collect::<Result<Vec<_>>>()?;
+        let mut seconds: Vec<f64> = timed.iter().map(|(seconds, _)| *seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let median = seconds[seconds.len() / 2];
+        let tokens_per_second = (self.micro_batch * self.seq_len) as f64 / median;
+        Ok(TrainRow {
+            recipe,
+            tokens_per_second,
+            step_milliseconds: median * 1e3,
+            model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),
+            peak_memory_bytes: match device {
+                Device::Cuda(gpu) => gpu.memory().peak as u64,
+                Device::Cpu => 0,
+            },
+            first_step_seconds,
+            loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
+        })
+    }
+}
+
+/// Token ids without a pattern: a linear congruential generator's upper bits.
+struct RandomTokens {
+    state: u64,
+    vocabulary: u64,
+}
+
+impl RandomTokens {
+    fn draw(&mut self, device: &Device, count: usize) -> Result<Tensor> {
+        let ids: Vec<i32> = (0..count)
+            .map(|_| {
+                self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                ((self.state >> 33) % self.vocabulary) as i32
+            })
+            .collect();
+        Ok(Tensor::from_slice(device, &[count], &ids)?)
+    }
+}

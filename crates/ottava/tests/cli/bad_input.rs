@@ -1,0 +1,115 @@
+//! Every mistake of a user gets a sentence and its exit code, and nothing is written over.
+
+use crate::setup::Run;
+
+#[test]
+fn configuration() {
+    let run = Run::new();
+    run.fail(&["train", "absent.toml"], 1, &["absent.toml"]);
+    run.fail(&["trian", "run.toml"], 1, &["trian"]);
+    run.fail(
+        &["train", "run.toml", "--set", "max_stps=3"],
+        1,
+        &["`max_stps` is not a setting", "`training.max_steps`"],
+    );
+    run.fail(&["train", "run.toml", "--set", "recipe=fp9"], 1, &["fp9"]);
+    run.fail(&["train", "run.toml", "--set", "max_steps=many"], 1, &["run.toml", "max_steps"]);
+    run.write("bad.toml", b"[model\npath = 3");
+    run.fail(&["train", "bad.toml"], 1, &["bad.toml", "not valid TOML", "line 1"]);
+    run.replace("run.toml", "max_length = 16", "max_lenght = 16");
+    run.fail(&["train", "run.toml"], 1, &["`data.max_lenght` is not a setting; did you mean `data.max_length`?"]);
+    assert!(!run.path("run").exists(), "nothing was started");
+}
+
+#[test]
+fn model_folder() {
+    let run = Run::new();
+    run.fail(&["train", "run.toml", "--set", "model.path=absent"], 1, &["absent"]);
+    for (from, to, words) in [
+        ("LlamaForCausalLM", "GPT2LMHeadModel", "`GPT2LMHeadModel` is not one of"),
+        ("\"hidden_size\": 32", "\"hidden_size\": \"big\"", "`hidden_size` has the value \"big\""),
+        ("\"hidden_size\": 32, ", "", "the key `hidden_size` is missing"),
+        ("\"num_attention_heads\": 2", "\"num_attention_heads\": 3", "`hidden_size` 32 does not divide into 3 heads"),
+        ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 0", "`num_hidden_layers` is 0"),
+        ("\"vocab_size\": 100", "\"vocab_size\": 50", "`vocab_size` is 50"),
+        ("\"rms_norm_eps\": 1e-5", "\"rope_scaling\": {\"rope_type\": \"yarn\"}", "`yarn` is not implemented"),
+        ("{\"arch", "{\"arch\": tru, \"arch", "not valid JSON"),
+    ] {
+        let run = Run::new();
+        run.replace("model/config.json", from, to);
+        run.fail(&["train", "run.toml"], 1, &[words]);
+    }
+    run.fail(&["train", "run.toml", "--set", "init=pretrained", "--set", "output_dir=b"], 1, &["model", "safetensors"]);
+    run.write("model/tokenizer.json", b"{\"broken\": ");
+    run.fail(&["train", "run.toml", "--set", "output_dir=c"], 1, &["tokenizer.json"]);
+}
+
+#[test]
+fn weights() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint();
+    let weights = checkpoint.join("model.safetensors");
+    let weights = weights.to_str().unwrap();
+    let eval = ["eval", checkpoint.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--seq-len", "8"];
+    let whole = std::fs::read(run.path(weights)).unwrap();
+    run.write(weights, &whole[..whole.len() - 3]);
+    run.fail(&eval, 1, &["model.safetensors"]);
+    let text = String::from_utf8_lossy(&whole[8..2000]).into_owned();
+    assert!(text.contains("BF16"));
+    let unknown: Vec<u8> = replace(&whole, b"\"dtype\":\"BF16\"", b"\"dtype\":\"XF16\"");
+    run.write(weights, &unknown);
+    run.fail(&eval, 1, &["model.safetensors"]);
+    run.write(weights, &whole);
+    let config = checkpoint.join("config.json");
+    run.replace(config.to_str().unwrap(), "\"intermediate_size\": 48", "\"intermediate_size\": 64");
+    run.fail(&eval, 1, &["gate_proj", "[48, 32]", "[64, 32]"]);
+    run.replace(config.to_str().unwrap(), "\"intermediate_size\": 64", "\"intermediate_size\": 48");
+    run.replace(config.to_str().unwrap(), "\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2");
+    run.fail(&eval, 1, &["model.layers.1."]);
+    std::fs::remove_file(run.path(weights)).unwrap();
+    run.fail(&eval, 1, &["safetensors"]);
+}
+
+fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+    let at = bytes.windows(from.len()).position(|w| w == from).expect("the text is there");
+    [&bytes[..at], to, &bytes[at + from.len()..]].concat()
+}
+
+#[test]
+fn data() {
+    let run = Run::new();
+    run.fail(&["train", "run.toml", "--set", "train_files=[\"absent.txt\"]"], 2, &["absent.txt"]);
+    run.write("empty.txt", b"\n\n");
+    run.fail(&["train", "run.toml", "--set", "train_files=[\"empty.txt\"]"], 2, &["empty.txt"]);
+    run.write("broken.txt", b"fine\nnot \xff fine\n");
+    run.fail(&["train", "run.toml", "--set", "train_files=[\"broken.txt\"]"], 2, &["broken.txt:2", "UTF-8"]);
+    run.write("broken.jsonl", b"{\"text\": \"a\"}\n{\"txt\": \"b\"}\n");
+    run.fail(&["train", "run.toml", "--set", "train_files=[\"broken.jsonl\"]"], 2, &["broken.jsonl:2", "text"]);
+    assert!(!run.path("run/metrics.jsonl").exists());
+}
+
+#[test]
+fn an_existing_run_is_not_written_over() {
+    let run = Run::new();
+    run.checkpoint();
+    let before = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
+    run.fail(&["train", "run.toml"], 1, &["already holds a run", "--resume"]);
+    assert_eq!(std::fs::read(run.path("run/metrics.jsonl")).unwrap(), before);
+    run.fail(&["train", "run.toml", "--resume", "--set", "recipe=fp32"], 1, &["`bf16`", "`fp32`"]);
+    let text = std::fs::read(run.path("text.txt")).unwrap();
+    run.write("text.txt", b"another text\nthan before\nit was\nlonger\n");
+    run.fail(&["train", "run.toml", "--resume"], 2, &["have changed since"]);
+    run.write("text.txt", &text);
+    run.write("run/checkpoints/checkpoint-2/model.safetensors", b"damaged");
+    run.fail(&["train", "run.toml", "--resume"], 7, &["checkpoint"]);
+}
+
+#[test]
+fn a_gpu_that_is_not_there() {
+    if ottava_tensor::testing::gpu().is_some() {
+        return;
+    }
+    let run = Run::new();
+    run.fail(&["train", "run.toml", "--device", "cuda"], 8, &["CUDA driver"]);
+    run.fail(&["generate", "model", "--prompt", "x", "--device", "cuda"], 8, &["CUDA driver"]);
+}

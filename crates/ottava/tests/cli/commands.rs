@@ -1,0 +1,170 @@
+use crate::setup::Run;
+use serde_json::Value;
+
+fn json(text: &str) -> Value {
+    assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn a_run_leaves_configuration_metrics_events_plot_and_checkpoint() {
+    let run = Run::new();
+    let result = json(&run.succeed(&["train", "run.toml", "--set", "recipe=fp8-delayed", "--json"]));
+    assert_eq!(result["step"], 2);
+    assert!(result["eval_loss"].as_f64().unwrap() < result["initial_eval_loss"].as_f64().unwrap());
+    for name in ["config.toml", "metrics.jsonl", "loss.svg", "checkpoints/checkpoint-2/manifest.json"] {
+        assert!(run.path("run").join(name).is_file(), "{name}");
+    }
+    let resolved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
+    assert!(resolved.contains("recipe = \"fp8-delayed\""), "{resolved}");
+    let lines: Vec<Value> = std::fs::read_to_string(run.path("run/metrics.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let step = lines.iter().find(|l| l["step"] == 2).unwrap();
+    let keys = [
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "fp8_saturated",
+        "fp8_underflowed",
+    ];
+    for key in keys {
+        assert!(step[key].is_number(), "{key} in {step}");
+    }
+    assert!(step["peak_memory_bytes"].as_f64().unwrap() > 1e6);
+    let events = std::fs::read_dir(run.path("run")).unwrap().flatten();
+    assert_eq!(events.filter(|e| e.file_name().to_string_lossy().contains("tfevents")).count(), 1);
+}
+
+#[test]
+fn eval_and_generate_read_a_checkpoint() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint();
+    let checkpoint = checkpoint.to_str().unwrap();
+    let eval = |extra: &[&str]| {
+        let args = [&["eval", checkpoint, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--json"], extra]
+            .concat();
+        json(&run.succeed(&args))
+    };
+    let full = eval(&["--recipe", "fp32"]);
+    let loss = full["loss"].as_f64().unwrap();
+    assert!((full["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9 * loss.exp());
+    let bytes = std::fs::metadata(run.path("text.txt")).unwrap().len() as f64;
+    // One token per byte and the end of the text, which is no byte.
+    assert_eq!(full["tokens"].as_f64().unwrap(), bytes + 1.0);
+    let bits = full["bits_per_byte"].as_f64().unwrap();
+    assert!((bits - loss * (bytes + 1.0) / bytes / std::f64::consts::LN_2).abs() < 1e-9, "{full}");
+    for recipe in ["bf16", "fp8-delayed", "fp8-current"] {
+        let other = eval(&["--recipe", recipe])["loss"].as_f64().unwrap();
+        assert!((other - loss).abs() < 0.02 && other != loss, "{recipe}: {other} against {loss}");
+    }
+    let generate = |extra: &[&str]| {
+        let args = [
+            &["generate", checkpoint, "--prompt", "line 4", "--device", "cpu", "--max-new-tokens", "8", "--json"],
+            extra,
+        ]
+        .concat();
+        json(&run.succeed(&args))["text"].as_str().unwrap().to_string()
+    };
+    assert_eq!(generate(&[]), generate(&[]));
+    let warm = ["--temperature", "5", "--seed"];
+    assert_eq!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["1"]].concat()));
+    assert_ne!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["2"]].concat()));
+}
+
+#[test]
+fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
+    let run = Run::new();
+    let plan = json(&run.succeed(&["plan", "run.toml", "--set", "recipe=fp8-delayed", "--json"]));
+    let linears = plan["linears"].as_array().unwrap();
+    assert_eq!(linears.len(), 5);
+    assert!(linears[0]["wgrad"].as_str().unwrap().contains("dy E5M2 · x E4M3"));
+    assert!(linears[4]["reason"].as_str().unwrap().contains("head"));
+    // Two tables, one block (q and o 32x32, k and v 16x32, three of the MLP 48x32, two norms), one norm.
+    assert_eq!(plan["parameters"], 2 * 100 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32 + 32);
+    assert!(plan["memory_bytes"].as_u64().unwrap() > 0);
+    assert!(!run.path("run").exists());
+}
+
+#[test]
+fn prepare_counts_and_train_reuses() {
+    let run = Run::new();
+    let counts = json(&run.succeed(&["prepare", "run.toml", "--json"]));
+    assert_eq!(counts["documents"], 30);
+    let output = run.ottava(&["train", "run.toml"]);
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("tokenising"), "prepared tokens are used");
+}
+
+#[test]
+fn doctor_always_answers() {
+    let run = Run::new();
+    let report = json(&run.succeed(&["doctor", "--json"]));
+    let names: Vec<_> = report["libraries"].as_array().unwrap().iter().map(|l| l["name"].as_str().unwrap()).collect();
+    for name in ["CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_saves_and_a_resumed_run_ends() {
+    use std::process::{Command, Stdio};
+    let run = Run::new();
+    run.replace("run.toml", "max_steps = 2", "max_steps = 100000");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ottava"))
+        .args(["train", "run.toml"])
+        .current_dir(run.path("."))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap_or_default().lines().count() < 4 {
+        assert!(child.try_wait().unwrap().is_none(), "the run goes on until it is told to stop");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let saved = std::fs::read_dir(run.path("run/checkpoints")).unwrap().count();
+    assert_eq!(saved, 1);
+    let name = std::fs::read_dir(run.path("run/checkpoints")).unwrap().next().unwrap().unwrap().file_name();
+    let step: u64 = name.to_str().unwrap().trim_start_matches("checkpoint-").parse().unwrap();
+    run.succeed(&["train", "run.toml", "--resume", "--set", &format!("max_steps={}", step + 1)]);
+    assert!(run.path(&format!("run/checkpoints/checkpoint-{}", step + 1)).is_dir());
+}
+
+#[test]
+fn bench_times_a_small_model_in_every_recipe() {
+    let run = Run::new();
+    let result = json(&run.succeed(&[
+        "bench",
+        "train",
+        "--model",
+        "qwen2.5-0.5b",
+        "--layers",
+        "1",
+        "--seq-len",
+        "8",
+        "--micro-batch",
+        "1",
+        "--steps",
+        "1",
+        "--compare",
+        "fp8-delayed",
+        "--state-dtype",
+        "bfloat16",
+        "--no-master-weights",
+        "--device",
+        "cpu",
+        "--json",
+    ]));
+    let row = &result["rows"][0];
+    assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let loss = row["loss"].as_f64().unwrap();
+    assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
+}

@@ -1,0 +1,5 @@
+//! The program as a user meets it: commands, results, and what bad input gets.
+
+mod bad_input;
+mod commands;
+mod setup;

@@ -1,0 +1,100 @@
+//! A folder with a small model, its tokenizer, text and a run's configuration; and the program to run on it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Inputs of a run, in a folder that goes away with it.
+pub struct Run {
+    folder: tempfile::TempDir,
+}
+
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+  "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 100, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
+
+const RUN: &str = r#"output_dir = "run"
+device = "cpu"
+[model]
+path = "model"
+init = "random"
+[data]
+train_files = ["text.txt"]
+text_documents = "line"
+val_set_size = 2
+max_length = 16
+[training]
+max_steps = 2
+per_device_train_batch_size = 2
+warmup_steps = 1
+"#;
+
+impl Run {
+    /// Fresh inputs.
+    pub fn new() -> Run {
+        let run = Run { folder: tempfile::tempdir().unwrap() };
+        let characters = (32..127u8).chain([b'\n']).map(|c| serde_json::to_string(&(c as char).to_string()).unwrap());
+        let entries: Vec<String> = characters.enumerate().map(|(i, c)| format!("{c}:{}", i + 1)).collect();
+        let tokenizer = format!(
+            r#"{{"version":"1.0","added_tokens":[{{"id":0,"content":"<|endoftext|>","single_word":false,"lstrip":false,"rstrip":false,
+               "normalized":false,"special":true}}],"model":{{"type":"BPE","vocab":{{"<|endoftext|>":0,{}}},"merges":[]}}}}"#,
+            entries.join(",")
+        );
+        run.write("model/tokenizer.json", tokenizer.as_bytes());
+        run.write("model/config.json", CONFIG.as_bytes());
+        let text: String = (0..30).map(|i| format!("line {} of the text\n", i * i)).collect();
+        run.write("text.txt", text.as_bytes());
+        run.write("run.toml", RUN.as_bytes());
+        run
+    }
+
+    /// A file or folder of it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a file of it.
+    pub fn write(&self, name: &str, bytes: &[u8]) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    /// Replaces text in a file of it, which must be there.
+    pub fn replace(&self, name: &str, from: &str, to: &str) {
+        let text = std::fs::read_to_string(self.path(name)).unwrap();
+        assert!(text.contains(from), "{name} has no {from}");
+        self.write(name, text.replace(from, to).as_bytes());
+    }
+
+    /// Runs the program in the folder.
+    pub fn ottava(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_ottava")).args(args).current_dir(self.folder.path()).output().unwrap()
+    }
+
+    /// Runs the program, which must succeed, and returns its standard output.
+    pub fn succeed(&self, args: &[&str]) -> String {
+        let output = self.ottava(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?} failed: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs the program, which must end with `code` and an error that holds all of `words`.
+    pub fn fail(&self, args: &[&str], code: i32, words: &[&str]) {
+        let output = self.ottava(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        for word in words {
+            assert!(error.contains(word), "{args:?}: no {word:?} in: {error}");
+        }
+        assert!(!error.contains("panicked"), "{error}");
+    }
+
+    /// A checkpoint of two steps.
+    pub fn checkpoint(&self) -> PathBuf {
+        let folder = Path::new("run/checkpoints/checkpoint-2");
+        if !self.path("run").exists() {
+            self.succeed(&["train", "run.toml"]);
+        }
+        folder.to_path_buf()
+    }
+}

@@ -1,0 +1,38 @@
+# `just` lists these; CONTRIBUTING.md says when to use which.
+
+# List the recipes
+default:
+    @just --list
+
+# Formatting, lints, documentation, dependencies
+check:
+    cargo fmt --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+    cargo deny check
+
+# All tests on the CPU, and on a GPU where there is one
+test *args:
+    if cargo nextest --version >/dev/null 2>&1; then cargo nextest run {{ args }}; else cargo test {{ args }}; fi
+
+# Parity and promises on a machine with a GPU, in one process per crate; fails without one
+gpu:
+    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor -- --test-threads=1
+    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1
+
+# Everything that is to be shown on a GPU, training runs included
+gpu-check:
+    scripts/gpu-check.sh
+
+# How long each op takes, against a copy of the same bytes; needs a GPU
+bench:
+    cargo run --release -p ottava-tensor --example kernels
+
+# Record the golden losses again, and show how they moved
+golden:
+    OTTAVA_GOLDEN=record cargo test -p ottava-lm --test promises golden
+    git diff --stat -- crates/ottava-lm/tests/data/golden_losses.json
+
+# Train on the bundled text
+quickstart:
+    cargo run --release -- train configs/quickstart.toml
