@@ -3,7 +3,7 @@
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
-use crate::param::Purpose;
+use crate::param::{Kept, Purpose};
 use crate::recipe::Precision;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -143,35 +143,39 @@ pub struct TrainingConfig {
 pub struct OptimizerConfig {
     /// Type of the moments of AdamW: `float32` or `bfloat16`.
     pub state_dtype: StateDType,
+    /// Type of the gradients of the blocks' matrices, where the model computes in bfloat16: `float32` or `bfloat16`.
+    pub gradient_dtype: StateDType,
     /// Whether weights are kept in float32 beside those of the compute type. Without, updates round the weights by chance.
     pub master_weights: bool,
 }
 
-/// Types of optimizer states.
+/// Types of gradients and optimizer states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StateDType {
-    /// 4 bytes a moment.
+    /// 4 bytes each.
     Float32,
-    /// 2 bytes a moment.
+    /// 2 bytes each.
     Bfloat16,
 }
 
 impl Default for OptimizerConfig {
     fn default() -> OptimizerConfig {
-        OptimizerConfig { state_dtype: StateDType::Float32, master_weights: true }
+        OptimizerConfig { state_dtype: StateDType::Float32, gradient_dtype: StateDType::Float32, master_weights: true }
     }
 }
 
 impl OptimizerConfig {
     /// What a model that is trained so is built for.
     pub fn purpose(&self) -> Purpose {
-        if self.master_weights { Purpose::Train } else { Purpose::TrainWithoutMasters }
+        Purpose::Train(Kept { masters: self.master_weights, gradients: self.gradient_dtype.dtype() })
     }
+}
 
-    /// Type of the moments.
-    pub fn moments(&self) -> DType {
-        match self.state_dtype {
+impl StateDType {
+    /// The type of tensors.
+    pub fn dtype(self) -> DType {
+        match self {
             StateDType::Float32 => DType::F32,
             StateDType::Bfloat16 => DType::BF16,
         }
@@ -390,7 +394,7 @@ impl RunConfig {
             epsilon: t.adam_epsilon,
             weight_decay: t.weight_decay,
             max_grad_norm: t.max_grad_norm,
-            state_dtype: self.optimizer.moments(),
+            state_dtype: self.optimizer.state_dtype.dtype(),
         }
     }
 

@@ -34,12 +34,24 @@ pub trait WeightSource {
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Masters and gradients are kept.
-    Train,
-    /// Gradients are kept, and 16-bit weights are the only ones there are: updates round them by chance.
-    TrainWithoutMasters,
+    /// Backward will run, with this beside the weights.
+    Train(Kept),
     /// Weights alone.
     Infer,
+}
+
+/// What training keeps of a 16-bit model beside its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Weights in F32. Without, updates round the 16-bit weights by chance.
+    pub masters: bool,
+    /// Type of the gradients of the blocks' matrices: F32 or BF16. All others are F32.
+    pub gradients: DType,
+}
+
+impl Kept {
+    /// Everything in F32.
+    pub const FULL: Kept = Kept { masters: true, gradients: DType::F32 };
 }
 
 impl Purpose {
@@ -71,7 +83,7 @@ pub struct Param {
     pub value: Tensor,
     /// The weights that the optimizer updates, F32; `None` where `value` is these, or nothing is trained.
     pub master: Option<Tensor>,
-    /// Gradient of the loss, F32 (F64 for F64), added to by backward; `None` where nothing is trained.
+    /// Gradient of the loss, F32 (F64 for F64) or as [`Param::matrix`] has it, added to by backward; `None` where nothing is trained.
     pub grad: Option<Tensor>,
     /// Whether the gradient counts as zero, whatever it holds: the first product of a step replaces it, which saves a pass over it.
     grad_is_clear: bool,
@@ -80,8 +92,23 @@ pub struct Param {
 }
 
 impl Param {
-    /// A parameter of the stacked `parts`, filled from the builder's weights.
+    /// A parameter of the stacked `parts`, filled from the builder's weights, with its gradient in the type of sums.
     pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
+        let sums = real_type(build.recipe.compute);
+        Param::with_gradient(build, parts, init, sums)
+    }
+
+    /// A matrix whose gradient is a product, in the type that the purpose names.
+    pub fn matrix(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
+        let compute = build.recipe.compute;
+        let dtype = match build.purpose {
+            Purpose::Train(kept) if compute == DType::BF16 => kept.gradients,
+            _ => real_type(compute),
+        };
+        Param::with_gradient(build, parts, init, dtype)
+    }
+
+    fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, gradient: DType) -> Result<Param> {
         let mut shape = parts[0].shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
         let mut full = Tensor::empty(build.device, &shape, DType::F32)?;
@@ -104,10 +131,10 @@ impl Param {
         }
         let compute = build.recipe.compute;
         let narrow = matches!(compute, DType::F16 | DType::BF16);
-        let grad =
-            build.purpose.trains().then(|| Tensor::zeros(build.device, &shape, real_type(compute))).transpose()?;
+        let grad = build.purpose.trains().then(|| Tensor::zeros(build.device, &shape, gradient)).transpose()?;
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
-        let master = (narrow && build.purpose == Purpose::Train).then_some(full);
+        let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
+        let master = (narrow && masters).then_some(full);
         Ok(Param { decay: shape.len() > 1, parts, value, master, grad, grad_is_clear: false })
     }
 

@@ -150,8 +150,11 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
     let keeps_masters = matches!(recipe.compute, DType::F16 | DType::BF16) && config.optimizer.master_weights;
     let masters = if keeps_masters { parameters * 4 } else { 0 };
     line("master weights, float32", masters);
-    line("gradients, float32", parameters * 4);
-    let moments = config.optimizer.moments();
+    let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
+    let gradients = if recipe.compute == DType::BF16 { config.optimizer.gradient_dtype.dtype() } else { DType::F32 };
+    line(&format!("gradients of the blocks' matrices, {gradients}"), matrices * gradients.size());
+    line("other gradients, float32", (parameters - matrices) * 4);
+    let moments = config.optimizer.state_dtype.dtype();
     line(&format!("Adam moments, {moments}"), parameters * 2 * moments.size());
     let pad = QuantizedTensor::padded;
     let codes: usize = c.block_linears().iter().map(|l| 2 * pad(l.n) * pad(l.k)).sum();

@@ -14,7 +14,8 @@ use crate::optim::{AdamWOptimizer, Schedule};
 use crate::param::Purpose;
 use crate::report::{EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
-use ottava_tensor::Device;
+use ottava_tensor::ops::cast;
+use ottava_tensor::{DType, Device};
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -409,7 +410,8 @@ fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf,
 
 fn not_finite(step: u64, loss: f64, params: &[&mut crate::param::Param]) -> Error {
     let bad = params.iter().find(|p| {
-        let grad = p.grad.as_ref().and_then(|g| g.to_vec::<f32>().ok());
+        let wide = p.grad.as_ref().and_then(|g| cast(g, DType::F32).ok());
+        let grad = wide.and_then(|g| g.to_vec::<f32>().ok());
         grad.is_some_and(|g| g.iter().any(|x| !x.is_finite()))
     });
     let first = match bad {

@@ -48,7 +48,7 @@ impl Linear {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()
         };
-        let weight = Param::new(build, part("weight", Some(inputs)), Init::Normal(std))?;
+        let weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
         let fp8 = build.recipe.casts.map(|casts| Fp8 {
             input: build.slots.add(format!("{name}.input"), casts.input),

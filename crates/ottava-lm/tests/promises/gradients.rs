@@ -7,7 +7,7 @@ use ottava_lm::Result;
 use ottava_lm::layer::{Context, GemmInput, Layer};
 use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Linear, Mlp, Norm, NormSaved};
 use ottava_lm::models::Decoder;
-use ottava_lm::param::{Param, Purpose};
+use ottava_lm::param::{Kept, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::{IGNORE_INDEX, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -240,7 +240,7 @@ fn family(architecture: &str, tied: bool) -> Value {
 }
 
 fn decoder(keys: Value) -> Decoder {
-    Decoder::new(&config(keys), &double(), &Device::Cpu, Purpose::Train, 5, &mut Seeded { std: 0.5 })
+    Decoder::new(&config(keys), &double(), &Device::Cpu, Purpose::Train(Kept::FULL), 5, &mut Seeded { std: 0.5 })
         .expect("it is built")
 }
 

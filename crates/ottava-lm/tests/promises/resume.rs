@@ -110,6 +110,7 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
     for device in devices() {
         let states = |narrow| OptimizerConfig {
             state_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
+            gradient_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
             master_weights: !narrow,
         };
         let all = RecipeName::ALL.into_iter().map(|recipe| (recipe, states(false)));

@@ -1,7 +1,7 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
-use ottava_lm::param::{Builder, Init, Param, Part, Purpose, WeightSource};
+use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWWeight, adamw, global_norm, normal};
@@ -64,7 +64,7 @@ pub fn build<L>(
     device: &Device,
     make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
 ) -> (L, ScalingState) {
-    let (purpose, slots) = (Purpose::Train, Slots::default());
+    let (purpose, slots) = (Purpose::Train(Kept::FULL), Slots::default());
     let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots };
     let layer = make(&mut build).expect("the layer is built");
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
@@ -87,7 +87,7 @@ pub fn tiny_llama() -> DecoderConfig {
 /// The model with seeded weights, ready for its first step.
 pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
     let mut decoder =
-        Decoder::new(config, recipe, device, Purpose::Train, 32, &mut Seeded { std }).expect("it is built");
+        Decoder::new(config, recipe, device, Purpose::Train(Kept::FULL), 32, &mut Seeded { std }).expect("it is built");
     decoder.quantize_weights().expect("its weights are cast");
     decoder
 }

@@ -73,13 +73,14 @@ const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]
 /// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
 pub fn kernels() -> Vec<(&'static Source, Defines)> {
     use super::*;
-    let typed: [&'static Source; 9] = [
+    let typed: [&'static Source; 10] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
         &cross_entropy::SOURCE,
         &embedding::SOURCE,
         &gemm::SOURCE,
+        &global_norm::SOURCE,
         &rmsnorm::SOURCE,
         &rope::SOURCE,
         &swiglu::SOURCE,
@@ -92,7 +93,7 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
         all.extend(quantize::VARIANTS.iter().map(|&defines| (source, defines)));
     }
     all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));
-    for source in [&delayed_scaling::SOURCE, &global_norm::SOURCE, &random::SOURCE] {
+    for source in [&delayed_scaling::SOURCE, &random::SOURCE] {
         all.push((source, &[]));
     }
     all

@@ -13,7 +13,7 @@ use serde_json::json;
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava bench kernels
-  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --state-dtype bfloat16 --no-master-weights
+  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json")]
 pub struct Bench {
     #[command(subcommand)]
@@ -70,6 +70,9 @@ struct Train {
     /// Type of the optimizer's moments: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = state_dtype)]
     state_dtype: StateDType,
+    /// Type of the gradients of the blocks' matrices: float32 or bfloat16.
+    #[arg(long, default_value = "float32", value_parser = state_dtype)]
+    gradient_dtype: StateDType,
     /// Keep no float32 weights; updates round by chance.
     #[arg(long)]
     no_master_weights: bool,
@@ -131,7 +134,11 @@ impl Train {
             seq_len: self.seq_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
-            optimizer: OptimizerConfig { state_dtype: self.state_dtype, master_weights: !self.no_master_weights },
+            optimizer: OptimizerConfig {
+                state_dtype: self.state_dtype,
+                gradient_dtype: self.gradient_dtype,
+                master_weights: !self.no_master_weights,
+            },
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {

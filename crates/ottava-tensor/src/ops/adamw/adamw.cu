@@ -1,5 +1,5 @@
 // Many parameters in one launch. Compiled without contraction, so each operation rounds as on the CPU.
-// `M` and `V` are the types of the moments. `COPY` is the type of the rounded copy of F32 weights, which may be null; or, with
+// `M` and `V` are the types of the moments, `G` that of the gradient. `COPY` is the type of the rounded copy of F32 weights, which may be null; or, with
 // `STOCHASTIC`, there are no F32 weights and `COPY` weights are rounded up or down by chance.
 // As many parameters as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
 #define CAPACITY 56
@@ -8,7 +8,7 @@ struct Part {
     COPY* copy;
     M* m;
     V* v;
-    const float* grad;
+    const G* grad;
     u64 n, end, seed;
     float keep, unused;
 };
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, float
     const u64 left = part.n - start, n = left < chunk ? left : chunk;
     M* m = part.m + start;
     V* v = part.v + start;
-    const float* grad = part.grad + start;
+    const G* grad = part.grad + start;
     COPY* copy = part.copy ? part.copy + start : nullptr;
 #ifdef STOCHASTIC
     const u64 eights = aligned(m, v, grad, copy) ? n / 8 : 0;
@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, float
 #endif
     for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
         const u64 at = 8 * g;
-        float w8[8], m8[8], v8[8];
-        const Eight<float> grads = load8(grad + at);
+        float w8[8], m8[8], v8[8], g8[8];
+        unpack8(load8(grad + at), g8);
 #ifdef STOCHASTIC
         unpack8(load8(copy + at), w8);
 #else
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, float
         unpack8(load8(v + at), v8);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            w8[i] = updated(w8[i], m8[i], v8[i], grads.at[i] * clip, part.keep, how);
+            w8[i] = updated(w8[i], m8[i], v8[i], g8[i] * clip, part.keep, how);
 #ifdef STOCHASTIC
             w8[i] = by_chance(w8[i], part.seed, start + at + i);
 #endif
@@ -88,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, float
     for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) {
         float m1 = load(m[i]), v1 = load(v[i]);
 #ifdef STOCHASTIC
-        const float w = by_chance(updated(load(copy[i]), m1, v1, grad[i] * clip, part.keep, how), part.seed, start + i);
+        const float w = by_chance(updated(load(copy[i]), m1, v1, load(grad[i]) * clip, part.keep, how), part.seed, start + i);
 #else
-        const float w = updated(master[i], m1, v1, grad[i] * clip, part.keep, how);
+        const float w = updated(master[i], m1, v1, load(grad[i]) * clip, part.keep, how);
         master[i] = w;
 #endif
         store(&m[i], m1);

@@ -14,12 +14,19 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scal
     }
     let clip = clip_factor(norm, how.max_norm);
     for parameter in parameters {
-        match (parameter.m.dtype(), parameter.v.dtype()) {
-            (DType::F32, DType::F32) => update::<f32, f32>(parameter, clip, how),
-            (DType::F32, _) => update::<f32, bf16>(parameter, clip, how),
-            (_, DType::F32) => update::<bf16, f32>(parameter, clip, how),
-            (_, _) => update::<bf16, bf16>(parameter, clip, how),
+        match parameter.grad.dtype() {
+            DType::F32 => with_gradient::<f32>(parameter, clip, how),
+            _ => with_gradient::<bf16>(parameter, clip, how),
         }
+    }
+}
+
+fn with_gradient<G: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
+    match (parameter.m.dtype(), parameter.v.dtype()) {
+        (DType::F32, DType::F32) => update::<f32, f32, G>(parameter, clip, how),
+        (DType::F32, _) => update::<f32, bf16, G>(parameter, clip, how),
+        (_, DType::F32) => update::<bf16, f32, G>(parameter, clip, how),
+        (_, _) => update::<bf16, bf16, G>(parameter, clip, how),
     }
 }
 
@@ -27,15 +34,19 @@ fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }
 
-fn update<M: Float<Real = f32>, V: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
+fn update<M: Float<Real = f32>, V: Float<Real = f32>, G: Float<Real = f32>>(
+    parameter: &mut AdamWParameter,
+    clip: f32,
+    how: &Scalars,
+) {
     let keep = how.keep(parameter.weight_decay);
-    let (m, v, grad) = (parameter.m.host_mut::<M>(), parameter.v.host_mut::<V>(), parameter.grad.host::<f32>());
+    let (m, v, grad) = (parameter.m.host_mut::<M>(), parameter.v.host_mut::<V>(), parameter.grad.host::<G>());
     let moments = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)).zip(grad.par_chunks(CHUNK));
     match &mut parameter.weight {
         AdamWWeight::Master { master, copy } => {
             master.host_mut::<f32>().par_chunks_mut(CHUNK).zip(moments).for_each(|(w, ((m, v), grad))| {
                 for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(grad) {
-                    *w = element(*w, m, v, g * clip, keep, how);
+                    *w = element(*w, m, v, g.load() * clip, keep, how);
                 }
             });
             match copy {
@@ -49,7 +60,7 @@ fn update<M: Float<Real = f32>, V: Float<Real = f32>>(parameter: &mut AdamWParam
             let chunks = weight.host_mut::<bf16>().par_chunks_mut(CHUNK).zip(moments).enumerate();
             chunks.for_each(|(chunk, (w, ((m, v), grad)))| {
                 for (i, (((w, m), v), g)) in w.iter_mut().zip(m).zip(v).zip(grad).enumerate() {
-                    let new = element(w.to_f32(), m, v, g * clip, keep, how);
+                    let new = element(w.to_f32(), m, v, g.load() * clip, keep, how);
                     *w = by_chance(new, seed, (chunk * CHUNK + i) as u64);
                 }
             });

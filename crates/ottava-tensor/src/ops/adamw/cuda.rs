@@ -5,19 +5,32 @@ use crate::{DType, Result, Tensor};
 
 kernel_source!("adamw");
 
+/// In the order of [`variant`].
 pub(crate) const VARIANTS: &[Defines] = &[
-    &[("M", "f32"), ("V", "f32"), ("COPY", "bf16")],
-    &[("M", "f32"), ("V", "f32"), ("COPY", "f16")],
-    &[("M", "f32"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
-    &[("M", "f32"), ("V", "bf16"), ("COPY", "bf16")],
-    &[("M", "f32"), ("V", "bf16"), ("COPY", "f16")],
-    &[("M", "f32"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
-    &[("M", "bf16"), ("V", "f32"), ("COPY", "bf16")],
-    &[("M", "bf16"), ("V", "f32"), ("COPY", "f16")],
-    &[("M", "bf16"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
-    &[("M", "bf16"), ("V", "bf16"), ("COPY", "bf16")],
-    &[("M", "bf16"), ("V", "bf16"), ("COPY", "f16")],
-    &[("M", "bf16"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "f32"), ("M", "f32"), ("V", "f32"), ("COPY", "bf16")],
+    &[("G", "f32"), ("M", "f32"), ("V", "f32"), ("COPY", "f16")],
+    &[("G", "f32"), ("M", "f32"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "f32"), ("M", "f32"), ("V", "bf16"), ("COPY", "bf16")],
+    &[("G", "f32"), ("M", "f32"), ("V", "bf16"), ("COPY", "f16")],
+    &[("G", "f32"), ("M", "f32"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "f32"), ("COPY", "bf16")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "f32"), ("COPY", "f16")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "bf16"), ("COPY", "bf16")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "bf16"), ("COPY", "f16")],
+    &[("G", "f32"), ("M", "bf16"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "f32"), ("COPY", "bf16")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "f32"), ("COPY", "f16")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "bf16"), ("COPY", "bf16")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "bf16"), ("COPY", "f16")],
+    &[("G", "bf16"), ("M", "f32"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "f32"), ("COPY", "bf16")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "f32"), ("COPY", "f16")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "f32"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "bf16"), ("COPY", "bf16")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "bf16"), ("COPY", "f16")],
+    &[("G", "bf16"), ("M", "bf16"), ("V", "bf16"), ("COPY", "bf16"), ("STOCHASTIC", "1")],
 ];
 
 /// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
@@ -33,7 +46,7 @@ fn variant(parameter: &AdamWParameter) -> usize {
         AdamWWeight::Master { copy: None, .. } => 0,
         AdamWWeight::Stochastic { .. } => 2,
     };
-    6 * narrow(parameter.m) + 3 * narrow(parameter.v) + weight
+    12 * narrow(parameter.grad) + 6 * narrow(parameter.m) + 3 * narrow(parameter.v) + weight
 }
 
 pub(super) fn adamw(gpu: &CudaDevice, parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) -> Result<()> {

@@ -93,7 +93,7 @@ pub struct AdamWParameter<'a> {
     pub m: &'a mut Tensor,
     /// Second moment, F32 or BF16.
     pub v: &'a mut Tensor,
-    /// Gradient, F32.
+    /// Gradient, F32 or BF16.
     pub grad: &'a Tensor,
     /// Share of the weight removed per unit of learning rate.
     pub weight_decay: f64,
@@ -124,7 +124,7 @@ fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
         tensor.expect_dtype(what, dtypes)?;
         tensor.expect_device(what, device)
     };
-    expect("adamw: grad", parameter.grad, &[DType::F32])?;
+    expect("adamw: grad", parameter.grad, &[DType::F32, DType::BF16])?;
     expect("adamw: m", parameter.m, &[DType::F32, DType::BF16])?;
     expect("adamw: v", parameter.v, &[DType::F32, DType::BF16])?;
     match &parameter.weight {

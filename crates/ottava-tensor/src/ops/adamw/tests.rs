@@ -10,9 +10,10 @@ struct Stored {
     copy: Option<DType>,
     m: DType,
     v: DType,
+    grad: DType,
 }
 
-const PLAIN: Stored = Stored { copy: Some(DType::BF16), m: DType::F32, v: DType::F32 };
+const PLAIN: Stored = Stored { copy: Some(DType::BF16), m: DType::F32, v: DType::F32, grad: DType::F32 };
 
 /// `count` updates of parameters with the weights and gradients in `inputs`, by turns, and the norm at the end.
 fn steps(inputs: &[Tensor], count: u64, stored: Stored) -> Result<Vec<Tensor>> {
@@ -26,7 +27,7 @@ fn steps(inputs: &[Tensor], count: u64, stored: Stored) -> Result<Vec<Tensor>> {
             Some(copy) => [pair[0].duplicate()?, zeros(copy)?],
             None => [zeros(DType::F32)?, cast(&pair[0], DType::BF16)?],
         };
-        tensors.push((weight, zeros(stored.m)?, zeros(stored.v)?, &pair[1]));
+        tensors.push((weight, zeros(stored.m)?, zeros(stored.v)?, cast(&pair[1], stored.grad)?));
     }
     for step in 1..=count {
         let mut parameters = Vec::new();
@@ -53,9 +54,9 @@ fn inputs(sizes: &[usize], norm: f32) -> Vec<Tensor> {
 fn adamw_agrees_across_devices() {
     for copy in [Some(DType::BF16), Some(DType::F16), None] {
         for m in [DType::F32, DType::BF16] {
-            for v in [DType::F32, DType::BF16] {
+            for (v, grad) in [DType::F32, DType::BF16].into_iter().flat_map(|v| [(v, DType::F32), (v, DType::BF16)]) {
                 let inputs = inputs(&[1, 257, 10_000, 16_384, 16_385, 40_003], 3.7);
-                parity(&inputs, Tolerance::Exact, |x| steps(x, 3, Stored { copy, m, v }));
+                parity(&inputs, Tolerance::Exact, |x| steps(x, 3, Stored { copy, m, v, grad }));
             }
         }
     }

@@ -1,6 +1,7 @@
+// `X` is the type of the tensors of one launch.
 // As many tensors as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
 #define CAPACITY 160
-struct Part { const float* x; u64 n, end; };
+struct Part { const X* x; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
 // Each block leaves the sum of squares of `chunk` elements of one tensor, that of which it is the end - blockIdx.x th from last.
@@ -8,16 +9,17 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
     int t = 0;
     while (t + 1 < count && blockIdx.x >= parts.at[t].end) t++;
     const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk;
-    const float* x = parts.at[t].x + start;
+    const X* x = parts.at[t].x + start;
     const u64 left = parts.at[t].n - start, n = left < chunk ? left : chunk, eights = aligned(x) ? n / 8 : 0;
     double sum = 0.0;
 #pragma unroll 2
     for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
-        const Eight<float> e = load8(x + 8 * g);
+        float e[8];
+        unpack8(load8(x + 8 * g), e);
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += (double)e.at[i] * (double)e.at[i];
+        for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
     }
-    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) sum += (double)x[i] * (double)x[i];
+    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) sum += (double)load(x[i]) * (double)load(x[i]);
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

@@ -9,11 +9,11 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// `sqrt(Σ x²)` over all elements of all F32 `tensors`, as F32 `[1]`. Squares and sums are kept in binary64.
+/// `sqrt(Σ x²)` over all elements of all F32 and BF16 `tensors`, as F32 `[1]`. Squares and sums are kept in binary64.
 pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let first = tensors.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?;
     for tensor in tensors {
-        tensor.expect_dtype("global_norm: tensor", &[DType::F32])?;
+        tensor.expect_dtype("global_norm: tensor", &[DType::F32, DType::BF16])?;
         tensor.expect_device("global_norm: tensor", first.device())?;
     }
     let mut norm = Tensor::empty(first.device(), &[1], DType::F32)?;
