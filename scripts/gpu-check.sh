@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that is to be shown on a GPU, in one go: parity and promises, the quick start, a 112 M-parameter Llama in BF16 and in both
-# FP8 recipes, and the saved folder against transformers. Takes about five minutes on an H200.
+# FP8 recipes, and the saved folder against transformers. Takes about two minutes on an H200.
 #
 # usage: scripts/gpu-check.sh [FOLDER]    FOLDER holds `ottava`, `tensor-tests` and `promises` built elsewhere; without it they are built here
 # RESULTS (default runs/gpu-check) receives metrics and plots. STEPS (default 300) is the length of the 112 M runs.
