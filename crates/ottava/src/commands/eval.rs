@@ -1,14 +1,11 @@
 //! `ottava eval`.
 
+use super::inference::Inference;
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::config::DeviceChoice;
 use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::param::Purpose;
-use ottava_lm::recipe::{Precision, RecipeName};
-use ottava_lm::trainer::build;
 use ottava_lm::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,12 +33,8 @@ pub struct Eval {
     /// The field of a JSON line that holds the text.
     #[arg(long, default_value = "text")]
     text_field: String,
-    /// Precision: fp32, bf16, fp8-delayed or fp8-current.
-    #[arg(long, default_value = "bf16")]
-    recipe: RecipeName,
-    /// Where to run: auto, cuda or cpu.
-    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    how: Inference,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte` and `tokens`.
     #[arg(long)]
     json: bool,
@@ -64,15 +57,12 @@ impl Eval {
         if seq_len == 0 || self.batch_size == 0 {
             return Err(Error::Config("--seq-len and --batch-size must be at least 1".into()));
         }
-        let device = crate::device::open(self.device)?;
         let documents = if self.lines { Documents::Line } else { Documents::File };
         let options = SourceOptions { text_documents: documents, text_field: self.text_field };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
-        let recipe = Precision { recipe: self.recipe, ..Precision::default() }.recipe();
-        let mut model = build(&config, &recipe, &device, Purpose::Infer, seq_len, Some(&self.model), 0)?;
-        model.quantize_weights()?;
+        let mut model = self.how.load(&self.model, &config, seq_len)?;
         let bytes = loader::validation_bytes(&dataset, &split);
         let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
         let result = evaluate(&mut model, batches, bytes)?;

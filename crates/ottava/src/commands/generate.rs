@@ -1,15 +1,12 @@
 //! `ottava generate`.
 
+use super::inference::Inference;
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
-use ottava_lm::config::DeviceChoice;
 use ottava_lm::data::Tokenizer;
 use ottava_lm::generate::{Sampling, generate};
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::param::Purpose;
-use ottava_lm::recipe::{Precision, RecipeName};
-use ottava_lm::trainer::build;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -36,12 +33,8 @@ pub struct Generate {
     /// Decides the draws.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Precision: fp32, bf16, fp8-delayed or fp8-current.
-    #[arg(long, default_value = "bf16")]
-    recipe: RecipeName,
-    /// Where to run: auto, cuda or cpu.
-    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    how: Inference,
     /// Print one JSON object with `prompt` and `text`.
     #[arg(long)]
     json: bool,
@@ -51,14 +44,11 @@ impl Generate {
     pub fn run(self) -> Result<()> {
         let config = ConfigFile::read(&self.model)?;
         let tokenizer = Tokenizer::load(&self.model)?;
-        let device = crate::device::open(self.device)?;
         let sizes = decoder_config(&config)?;
         // Positions beyond what is asked for would only cost memory.
         let wanted = tokenizer.encode(&self.prompt)?.len() + 1 + self.max_new_tokens;
         let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-        let recipe = Precision { recipe: self.recipe, ..Precision::default() }.recipe();
-        let mut model = build(&config, &recipe, &device, Purpose::Infer, capacity, Some(&self.model), 0)?;
-        model.quantize_weights()?;
+        let mut model = self.how.load(&self.model, &config, capacity)?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
             temperature: self.temperature,

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod doctor;
 pub mod eval;
 pub mod generate;
+mod inference;
 pub mod plan;
 pub mod prepare;
 pub mod train;
