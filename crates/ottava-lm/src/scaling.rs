@@ -97,35 +97,38 @@ impl ScalingState {
             let (value, rest) = op(Output::Plain)?;
             return Ok((GemmInput::Plain(plain(value)), rest));
         };
-        let format = self.slots[slot.0].1.format;
-        let (scale, value, rest) = match self.known_scale(slot)? {
-            Some(scale) => {
-                let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
-                let to = Fp8Output { format, scale: &scale, copies, statistics, slot: slot.0 };
-                let (codes, rest) = op(Output::Fp8(to))?;
-                let codes = codes.fp8().expect("an FP8 output gives codes");
-                return Ok((GemmInput::Quantized(codes), rest));
-            }
-            None => {
-                let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
-                let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
-                (ops::current_scale(&amax, format, self.current_scaling(slot))?, plain(value), rest)
-            }
-        };
-        let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
-        let codes = ops::quantize(&value, format, &scale, copies, statistics, slot.0)?;
-        Ok((GemmInput::Quantized(codes), rest))
+        let format = self.format(slot);
+        if let Some(scale) = self.known_scale(slot)? {
+            let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
+            let (codes, rest) = op(Output::Fp8(to))?;
+            return Ok((GemmInput::Quantized(codes.fp8().expect("an FP8 output gives codes")), rest));
+        }
+        let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
+        let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
+        let scale = ops::current_scale(&amax, format, self.current_scaling(slot))?;
+        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?), rest))
     }
 
     /// Casts a value that exists already, as its slot says, and measures it.
     pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
-        let format = self.slots[slot.0].1.format;
         let scale = match self.known_scale(slot)? {
             Some(scale) => scale,
-            None => ops::current_scale(&ops::amax(x)?, format, self.current_scaling(slot))?,
+            None => ops::current_scale(&ops::amax(x)?, self.format(slot), self.current_scaling(slot))?,
         };
-        let statistics = if self.observing { &mut self.statistics } else { &mut self.unobserved };
-        Ok(ops::quantize(x, format, &scale, copies, statistics, slot.0)?)
+        self.cast(slot, x, &scale, copies)
+    }
+
+    fn cast(&mut self, slot: Slot, x: &Tensor, scale: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
+        Ok(ops::quantize(x, self.format(slot), scale, copies, self.statistics_mut(), slot.0)?)
+    }
+
+    fn format(&self, slot: Slot) -> DType {
+        self.slots[slot.0].1.format
+    }
+
+    /// Where casts measure now.
+    fn statistics_mut(&mut self) -> &mut CastStatistics {
+        if self.observing { &mut self.statistics } else { &mut self.unobserved }
     }
 
     /// The scale of `slot` for this step, unless it depends on the very tensor.

@@ -112,13 +112,7 @@ impl Trainer {
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
         let sizes = decoder_config(&template.config)?;
-        if tokenizer.vocab_size() > sizes.vocabulary {
-            return Err(Error::Model(format!(
-                "the tokenizer has {} entries, `vocab_size` is {}: tokenizer and model do not belong together",
-                tokenizer.vocab_size(),
-                sizes.vocabulary
-            )));
-        }
+        tokenizer.check_fits(sizes.vocabulary)?;
         let weights = match (&resumed, config.model.init) {
             (Some((path, _)), _) => Some(path.as_path()),
             (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
@@ -185,7 +179,7 @@ impl Trainer {
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let max_steps = self.schedule.max_steps;
-        if self.step == 0 && !self.eval_losses.iter().any(|(step, _)| *step == 0) {
+        if self.step == 0 {
             let evaluation = self.evaluate()?;
             if let Some(evaluation) = evaluation {
                 self.metrics.append(0, &[("eval_loss", json!(evaluation.loss))])?;
@@ -227,17 +221,17 @@ impl Trainer {
             param.clear_grad();
         }
         // Every row is full, so the target tokens of the global batch are known before the first pass.
-        let targets = self.config.tokens_per_step();
+        let tokens = self.config.tokens_per_step();
         let mut losses = Vec::with_capacity(passes);
         for _ in 0..passes {
             let batch = self.batches.next_batch(rows);
-            let (inputs, targets_) = to_device(&batch, self.model.device())?;
-            losses.push(self.model.losses_and_gradients(&inputs, &targets_, rows, 1.0 / targets as f64)?);
+            let (inputs, targets) = to_device(&batch, self.model.device())?;
+            losses.push(self.model.losses_and_gradients(&inputs, &targets, rows, 1.0 / tokens as f64)?);
         }
         let mut params = self.model.parameters();
         let norm = AdamWOptimizer::grad_norm(&params)?;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]);
-        let loss = losses.iter().map(total).sum::<Result<f64>>()? / targets as f64;
+        let loss = losses.iter().map(total).sum::<Result<f64>>()? / tokens as f64;
         if !loss.is_finite() || !grad_norm.is_finite() {
             return Err(not_finite(step, loss, &params));
         }
@@ -246,14 +240,14 @@ impl Trainer {
         let casts = self.model.finish_step()?;
         self.model.device().synchronize()?;
         self.step = step;
-        self.tokens += targets;
+        self.tokens += tokens;
         Ok(StepReport {
             step,
             max_steps: self.schedule.max_steps,
             loss,
             grad_norm,
             learning_rate,
-            tokens_per_second: targets as f64 / begin.elapsed().as_secs_f64(),
+            tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory(self.model.device()),
             casts: (!self.model.scaling().is_empty()).then_some(casts),
             evaluation: None,

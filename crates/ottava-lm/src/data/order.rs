@@ -53,9 +53,12 @@ impl Permutation {
     }
 }
 
+/// What SplitMix64 adds to its state for the next number.
+pub(crate) const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+pub(crate) fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(MIX_STEP);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

@@ -95,6 +95,17 @@ impl Tokenizer {
         &self.eos_ids
     }
 
+    /// Errors when ids reach beyond a model's `vocabulary`.
+    pub fn check_fits(&self, vocabulary: usize) -> Result<()> {
+        if self.vocab_size() <= vocabulary {
+            return Ok(());
+        }
+        Err(Error::Model(format!(
+            "the tokenizer has {} entries, `vocab_size` is {vocabulary}: tokenizer and model do not belong together",
+            self.vocab_size()
+        )))
+    }
+
     /// The id that starts a text, if the tokenizer names one.
     pub fn bos_id(&self) -> Option<u32> {
         self.bos_id

@@ -1,6 +1,7 @@
 //! Completing texts: one token after another, with keys and values of the tokens before kept in a cache.
 
 use crate::data::Tokenizer;
+use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use ottava_tensor::ops::cast;
@@ -101,10 +102,9 @@ struct Draws(u64);
 
 impl Draws {
     fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        let bits = mix(self.0);
+        self.0 = self.0.wrapping_add(MIX_STEP);
+        (bits >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -112,3 +112,11 @@ template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) 
 
 // Whether eights may be moved at all these addresses. A null pointer does not stand in the way.
 template <class... P> __device__ __forceinline__ bool aligned(const P*... p) { return ((u64(p) | ...) & 15) == 0; }
+
+// The finaliser of SplitMix64 (Steele, Lea and Flood 2014), as in random/cpu.rs.
+__device__ __forceinline__ u64 hash(u64 x) {
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}

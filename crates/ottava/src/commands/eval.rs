@@ -45,14 +45,7 @@ impl Eval {
         let config = ConfigFile::read(&self.model)?;
         let sizes = decoder_config(&config)?;
         let tokenizer = Tokenizer::load(&self.model)?;
-        if tokenizer.vocab_size() > sizes.vocabulary {
-            return Err(Error::Model(format!(
-                "{}: the tokenizer has {} entries, `vocab_size` is {}",
-                self.model.display(),
-                tokenizer.vocab_size(),
-                sizes.vocabulary
-            )));
-        }
+        tokenizer.check_fits(sizes.vocabulary)?;
         let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
         if seq_len == 0 || self.batch_size == 0 {
             return Err(Error::Config("--seq-len and --batch-size must be at least 1".into()));

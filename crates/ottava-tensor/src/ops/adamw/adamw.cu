@@ -23,14 +23,6 @@ __device__ __forceinline__ float updated(float w, float& m, float& v, float g, f
     return decayed - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
 }
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
-__device__ __forceinline__ u64 hash(u64 x) {
-    x += 0x9E3779B97F4A7C15ull;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
 // Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays.
 __device__ __forceinline__ float by_chance(float x, u64 seed, u64 i) {
     const u32 bits = __float_as_uint(x);

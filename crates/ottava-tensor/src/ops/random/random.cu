@@ -1,11 +1,4 @@
 // One thread per element, in strides. Every operation rounds as in cpu.rs, which explains them.
-__device__ __forceinline__ u64 hash(u64 x) {
-    x += 0x9E3779B97F4A7C15ull;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
 __device__ double natural_logarithm(double x) {
     const i64 bits = __double_as_longlong(x);
     const int exponent = (int)(bits >> 52) - 1023;
