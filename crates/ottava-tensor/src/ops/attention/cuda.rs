@@ -20,7 +20,8 @@ fn fused(l: AttentionLayout) -> AttentionShape {
 }
 
 fn shared(floats: usize) -> Result<u32> {
-    let bytes = floats * size_of::<f32>();
+    // The compiler reads four scores at a time, beyond the last one where their number is no multiple of four.
+    let bytes = floats.next_multiple_of(4) * size_of::<f32>();
     if bytes > SHARED_BYTES {
         return Err(Error::Value(format!(
             "attention: {floats} scores do not fit this GPU path, which is for float32 and unusual head sizes; use bfloat16"
