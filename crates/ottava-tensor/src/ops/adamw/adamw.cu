@@ -158,9 +158,10 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, const
     block_raise(part.amax, largest);
 }
 
-// Each block updates a tile of a matrix and casts its new weights.
-extern "C" __global__ void __launch_bounds__(256, 4) adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated,
-                                                                u64* underflowed, u64* elements, const __grid_constant__ CastParts parts) {
+// Each block updates a tile of a matrix and casts its new weights. Wide loads want more registers than more blocks bring.
+extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 3 : 4)
+adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
+           const __grid_constant__ CastParts parts) {
     __shared__ Tile tile;
     if (!finite(*norm)) return;
     int t = 0;
