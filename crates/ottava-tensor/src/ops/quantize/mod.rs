@@ -83,26 +83,37 @@ pub fn quantize(
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
     let mut to = Fp8Output { format, scale, copies, statistics, slot };
     let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    match x.device() {
-        Device::Cpu => cpu::quantize(x, scale, &mut quantized, to.statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize(gpu, x, &mut quantized, &mut to)?,
-    }
+    cast_into(x, &mut quantized, &mut to)?;
     Ok(quantized)
+}
+
+/// As [`quantize`], over codes that there are: into the copies that `into` has, in its format.
+pub fn quantize_into(
+    x: &Tensor,
+    scale: &Tensor,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    x.expect("quantize_into: x", &[into.rows, into.columns])?;
+    x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
+    x.expect_device("quantize_into: x", into.scale_inv.device())?;
+    let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
+    check(&to, x.device())?;
+    cast_into(x, into, &mut to)
+}
+
+fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    match x.device() {
+        Device::Cpu => cpu::quantize(x, to.scale, into, to.statistics, to.slot),
+        Device::Cuda(gpu) => cuda::quantize(gpu, x, into, to)?,
+    }
+    Ok(())
 }
 
 /// Checks a destination for a matrix `[rows, columns]` and allocates what it asks for.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
-    to.scale.expect("quantize: scale", &[1])?;
-    to.scale.expect_dtype("quantize: scale", &[DType::F32])?;
-    to.scale.expect_device("quantize: scale", device)?;
-    to.statistics.amax.expect_device("quantize: statistics", device)?;
-    if !to.format.is_fp8() {
-        return Err(Error::Value(format!("quantize: {} is not an FP8 format", to.format)));
-    }
-    if to.slot >= to.statistics.amax.len() {
-        let entries = to.statistics.amax.len();
-        return Err(Error::Value(format!("quantize: slot {} of statistics with {entries} entries", to.slot)));
-    }
+    check(to, device)?;
     let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
     let copy = |wanted: bool, shape: &[usize]| wanted.then(|| Tensor::empty(device, shape, to.format)).transpose();
     Ok(QuantizedTensor {
@@ -114,6 +125,21 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
         rows,
         columns,
     })
+}
+
+fn check(to: &Fp8Output, device: &Device) -> Result<()> {
+    to.scale.expect("quantize: scale", &[1])?;
+    to.scale.expect_dtype("quantize: scale", &[DType::F32])?;
+    to.scale.expect_device("quantize: scale", device)?;
+    to.statistics.amax.expect_device("quantize: statistics", device)?;
+    if !to.format.is_fp8() {
+        return Err(Error::Value(format!("quantize: {} is not an FP8 format", to.format)));
+    }
+    if to.slot >= to.statistics.amax.len() {
+        let entries = to.statistics.amax.len();
+        return Err(Error::Value(format!("quantize: slot {} of statistics with {entries} entries", to.slot)));
+    }
+    Ok(())
 }
 
 /// Largest absolute value of `x` as F32 `[1]`; NaN is passed over, as the hardware's maximum does.
