@@ -628,10 +628,11 @@ fn a_recorded_graph_replays_the_same_bits() {
             // SAFETY: the buffer is live and of that length.
             unsafe { device.context.fill(buffer.ptr(), 0xff, buffer.len()).expect("a fill") };
         }
-        // SAFETY: all buffers are live.
-        unsafe { graph.replay().expect("a replay") };
+        graph.replay().expect("a replay");
         assert!(results() == eager);
     }
+    drop(out);
+    assert!(!graph.is_valid() && graph.replay().is_err(), "a buffer has gone");
     drop(graph);
     let refused = Graph::capture(&device, || Err(Error::Value("no work".to_string())));
     assert!(matches!(refused, Err(Error::Value(text)) if text == "no work"));
