@@ -1,7 +1,7 @@
 //! How fast a model trains: whole optimizer steps on random tokens, with nothing read from disk.
 
 use crate::checkpoint::RandomWeights;
-use crate::config::{OptimizerConfig, RunConfig};
+use crate::config::{MemoryConfig, OptimizerConfig, RunConfig};
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig, RopeKind, RopeScaling};
 use crate::optim::AdamWOptimizer;
@@ -25,6 +25,8 @@ pub struct TrainBench {
     pub steps: usize,
     /// What the optimizer keeps.
     pub optimizer: OptimizerConfig,
+    /// What else is kept.
+    pub memory: MemoryConfig,
 }
 
 /// What came out for one recipe.
@@ -96,9 +98,10 @@ impl TrainBench {
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes.clone() };
         let precision = Precision { recipe, ..Precision::default() };
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
+        let config =
+            RunConfig { optimizer: self.optimizer.clone(), memory: self.memory.clone(), ..RunConfig::default() };
         let mut model =
-            Decoder::new(&sizes, &precision.recipe(), device, self.optimizer.purpose(), self.seq_len, &mut weights)?;
-        let config = RunConfig { optimizer: self.optimizer.clone(), ..RunConfig::default() };
+            Decoder::new(&sizes, &precision.recipe(), device, config.purpose(), self.seq_len, &mut weights)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::Precision;
+use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ pub struct RunConfig {
     pub precision: Precision,
     /// What the optimizer keeps in which format.
     pub optimizer: OptimizerConfig,
+    /// What is kept, and what is made again.
+    pub memory: MemoryConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
 }
@@ -165,10 +168,31 @@ impl Default for OptimizerConfig {
     }
 }
 
-impl OptimizerConfig {
+/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`.
+    pub recompute: Recompute,
+    /// Whether FP8 codes of weights are kept for the whole step. Without, each product casts the weight that it reads.
+    pub weight_codes: bool,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> MemoryConfig {
+        MemoryConfig { recompute: Recompute::None, weight_codes: true }
+    }
+}
+
+impl RunConfig {
     /// What a model that is trained so is built for.
     pub fn purpose(&self) -> Purpose {
-        Purpose::Train(Kept { masters: self.master_weights, gradients: self.gradient_dtype.dtype() })
+        Purpose::Train(Kept {
+            masters: self.optimizer.master_weights,
+            gradients: self.optimizer.gradient_dtype.dtype(),
+            weight_codes: self.memory.weight_codes,
+            recompute: self.memory.recompute,
+        })
     }
 }
 
@@ -207,6 +231,7 @@ impl Default for RunConfig {
             training: TrainingConfig::default(),
             precision: Precision::default(),
             optimizer: OptimizerConfig::default(),
+            memory: MemoryConfig::default(),
             generation: GenerationConfig::default(),
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use crate::scaling::ScalingState;
+use crate::recompute::Recompute;
+use crate::scaling::{Frozen, ScalingState};
 use ottava_tensor::ops::Copies;
 use ottava_tensor::{QuantizedTensor, Tensor};
 
@@ -16,12 +17,14 @@ pub struct Context<'a> {
     pub seq_len: usize,
     /// Whether backward will follow, so that what it needs is made and kept.
     pub training: bool,
+    /// What backward makes again instead.
+    pub recompute: Recompute,
 }
 
 impl Context<'_> {
-    /// The copies of an FP8 input that this pass needs: backward contracts it over tokens.
-    pub fn input_copies(&self) -> Copies {
-        if self.training { Copies::Both } else { Copies::Rows }
+    /// The copies of an FP8 operand that forward makes: backward contracts it over tokens, if it does not make it again.
+    pub fn operand_copies(&self) -> Copies {
+        if self.training && !self.recompute.operands() { Copies::Both } else { Copies::Rows }
     }
 }
 
@@ -31,7 +34,7 @@ pub enum GemmInput {
     /// The value; a linear that computes in FP8 casts it itself.
     Plain(Tensor),
     /// Its FP8 codes, written by the op that produced the value.
-    Quantized(QuantizedTensor),
+    Quantized(QuantizedTensor, Frozen),
 }
 
 impl From<Tensor> for GemmInput {

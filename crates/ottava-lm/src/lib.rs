@@ -16,6 +16,7 @@ pub mod optim;
 pub mod param;
 pub mod plan;
 pub mod recipe;
+pub mod recompute;
 pub mod report;
 pub mod scaling;
 pub mod trainer;

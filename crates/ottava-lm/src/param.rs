@@ -1,9 +1,12 @@
-//! A trained tensor with its names, its binary32 master and its gradient.
+//! A trained tensor with its names, its binary32 master, its FP8 codes and its gradient.
 
 use crate::error::{Error, Result};
+use crate::layer::GemmInput;
 use crate::recipe::Recipe;
-use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt_add, gemm_nt_into, real_type};
-use ottava_tensor::{DType, Device, Tensor};
+use crate::recompute::Recompute;
+use crate::scaling::{Frozen, ScalingState, Slot};
+use ottava_tensor::ops::{Accumulation, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
+use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,11 +50,16 @@ pub struct Kept {
     pub masters: bool,
     /// Type of the gradients of the blocks' matrices: F32 or BF16. All others are F32.
     pub gradients: DType,
+    /// FP8 codes of weights, made once per step. Without, each product casts the weight that it reads.
+    pub weight_codes: bool,
+    /// Of forward's activations.
+    pub recompute: Recompute,
 }
 
 impl Kept {
-    /// Everything in F32.
-    pub const FULL: Kept = Kept { masters: true, gradients: DType::F32 };
+    /// Everything, in F32.
+    pub const FULL: Kept =
+        Kept { masters: true, gradients: DType::F32, weight_codes: true, recompute: Recompute::None };
 }
 
 impl Purpose {
@@ -83,12 +91,25 @@ pub struct Param {
     pub value: Tensor,
     /// The weights that the optimizer updates, F32; `None` where `value` is these, or nothing is trained.
     pub master: Option<Tensor>,
-    /// Gradient of the loss, F32 (F64 for F64) or as [`Param::matrix`] has it, added to by backward; `None` where nothing is trained.
+    /// Gradient of the loss, added to by backward; `None` before the first backward of a step, so that the memory serves forward.
     pub grad: Option<Tensor>,
-    /// Whether the gradient counts as zero, whatever it holds: the first product of a step replaces it, which saves a pass over it.
-    grad_is_clear: bool,
+    /// F32 (F64 for F64), or as [`Param::matrix`] has it.
+    grad_dtype: DType,
+    /// How FP8 products read it.
+    cast: Option<WeightCast>,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
+}
+
+/// The cast of a weight.
+struct WeightCast {
+    slot: Slot,
+    /// The copies that products will read.
+    copies: Copies,
+    /// The codes, where they are kept from product to product.
+    codes: Option<QuantizedTensor>,
+    keeps_codes: bool,
+    frozen: Frozen,
 }
 
 impl Param {
@@ -131,34 +152,74 @@ impl Param {
         }
         let compute = build.recipe.compute;
         let narrow = matches!(compute, DType::F16 | DType::BF16);
-        let grad = build.purpose.trains().then(|| Tensor::zeros(build.device, &shape, gradient)).transpose()?;
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
         let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
         let master = (narrow && masters).then_some(full);
-        Ok(Param { decay: shape.len() > 1, parts, value, master, grad, grad_is_clear: false })
+        Ok(Param { decay: shape.len() > 1, parts, value, master, grad: None, grad_dtype: gradient, cast: None })
     }
 
     /// Makes the gradient zero, before the first backward of a step.
     pub fn clear_grad(&mut self) {
-        self.grad_is_clear = true;
+        self.grad = None;
     }
 
     /// The gradient, for a layer's backward to add to.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
-        let grad = self.grad.as_mut().expect("backward runs on a model built for training");
-        if std::mem::take(&mut self.grad_is_clear) {
-            grad.fill_zero()?;
+        if self.grad.is_none() {
+            self.grad = Some(Tensor::zeros(self.value.device(), self.value.shape(), self.grad_dtype)?);
         }
-        Ok(grad)
+        Ok(self.grad.as_mut().expect("made just above"))
     }
 
-    /// Adds `a · bᵀ` to the gradient of a matrix.
+    /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step is the gradient.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
-        if std::mem::take(&mut self.grad_is_clear) {
-            let grad = self.grad.as_mut().expect("backward runs on a model built for training");
-            return Ok(gemm_nt_into(a, b, grad, accumulation)?);
+        match &mut self.grad {
+            Some(grad) => gemm_nt_add(a, b, grad, accumulation)?,
+            none => *none = Some(gemm_nt(a, b, self.grad_dtype, accumulation)?),
         }
-        Ok(gemm_nt_add(a, b, self.grad_mut()?, accumulation)?)
+        Ok(())
+    }
+
+    /// Has FP8 products read this matrix through the cast in `slot`, in a model built for `purpose`.
+    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) {
+        let (copies, keeps_codes) = match purpose {
+            Purpose::Train(kept) => (Copies::Both, kept.weight_codes),
+            Purpose::Infer => (Copies::Rows, true),
+        };
+        self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default() });
+    }
+
+    /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
+    pub fn quantize(&mut self, scaling: &mut ScalingState) -> Result<()> {
+        let Some(cast) = &mut self.cast else { return Ok(()) };
+        cast.frozen.replace(scaling.freeze(cast.slot, &self.value)?)?;
+        match &mut cast.codes {
+            _ if !cast.keeps_codes => {}
+            Some(codes) => scaling.quantize_weight_into(cast.slot, &cast.frozen, &self.value, codes)?,
+            none => *none = Some(scaling.quantize_weight(cast.slot, &cast.frozen, &self.value, cast.copies)?),
+        }
+        Ok(())
+    }
+
+    /// The codes that fprop reads: those that are kept, or new ones, which are measured.
+    pub fn codes_for_forward(&self, scaling: &mut ScalingState) -> Result<QuantizedTensor> {
+        let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
+        match &cast.codes {
+            Some(codes) => Ok(codes.clone()),
+            None => scaling.quantize_weight(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+        }
+    }
+
+    /// The codes that dgrad reads: those that are kept, or new ones.
+    pub fn codes_for_backward(&self, scaling: &mut ScalingState) -> Result<QuantizedTensor> {
+        let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
+        match &cast.codes {
+            Some(codes) => Ok(codes.clone()),
+            None => match scaling.quantize_again(Some(cast.slot), &cast.frozen, &self.value, Copies::Columns)? {
+                GemmInput::Quantized(codes, _) => Ok(codes),
+                GemmInput::Plain(_) => unreachable!("a cast gives codes"),
+            },
+        }
     }
 
     /// The most precise weights there are, to save.

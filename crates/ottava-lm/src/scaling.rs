@@ -25,6 +25,21 @@ impl Slots {
     }
 }
 
+/// The scale of an operand that may be made and cast again: its own, or nothing where its slot has one for the whole step.
+#[derive(Clone, Default)]
+pub struct Frozen(Option<Tensor>);
+
+impl Frozen {
+    /// Takes over another scale, in the memory of this one where there is some.
+    pub fn replace(&mut self, by: Frozen) -> Result<()> {
+        match (&mut self.0, by.0) {
+            (Some(old), Some(new)) => old.copy_from(0, &new)?,
+            (old, new) => *old = new,
+        }
+        Ok(())
+    }
+}
+
 /// How often casts lost something, over all casts since the last update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CastLosses {
@@ -101,25 +116,91 @@ impl ScalingState {
         if let Some(scale) = self.known_scale(slot)? {
             let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
             let (codes, rest) = op(Output::Fp8(to))?;
-            return Ok((GemmInput::Quantized(codes.fp8().expect("an FP8 output gives codes")), rest));
+            return Ok((quantized(codes, Frozen(None)), rest));
         }
         let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
         let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
         let scale = ops::current_scale(&amax, format, self.current_scaling(slot))?;
-        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?), rest))
+        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?, Frozen(Some(scale))), rest))
+    }
+
+    /// Runs once more an op of [`ScalingState::produce`], by the scale that it had; nothing is measured a second time.
+    pub fn again(
+        &mut self,
+        slot: Option<Slot>,
+        frozen: &Frozen,
+        copies: Copies,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<GemmInput> {
+        let Some(slot) = slot else { return Ok(GemmInput::Plain(plain(op(Output::Plain)?))) };
+        let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
+        let to = Fp8Output { format, scale: &scale, copies, statistics: &mut self.unobserved, slot: slot.0 };
+        Ok(quantized(op(Output::Fp8(to))?, frozen.clone()))
+    }
+
+    /// Casts once more a value that [`ScalingState::quantize`] has cast.
+    pub fn quantize_again(
+        &mut self,
+        slot: Option<Slot>,
+        frozen: &Frozen,
+        x: &Tensor,
+        copies: Copies,
+    ) -> Result<GemmInput> {
+        let Some(slot) = slot else { return Ok(GemmInput::Plain(x.clone())) };
+        let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
+        let codes = ops::quantize(x, format, &scale, copies, &mut self.unobserved, slot.0)?;
+        Ok(GemmInput::Quantized(codes, frozen.clone()))
     }
 
     /// Casts a value that exists already, as its slot says, and measures it.
-    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
-        let scale = match self.known_scale(slot)? {
-            Some(scale) => scale,
-            None => ops::current_scale(&ops::amax(x)?, self.format(slot), self.current_scaling(slot))?,
-        };
+    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<GemmInput> {
+        let frozen = self.freeze(slot, x)?;
+        let scale = self.frozen_scale(slot, &frozen)?;
+        Ok(GemmInput::Quantized(self.cast(slot, x, &scale, copies)?, frozen))
+    }
+
+    /// The scale that `x` has in this step, where it is its own.
+    pub fn freeze(&self, slot: Slot, x: &Tensor) -> Result<Frozen> {
+        Ok(Frozen(match self.known_scale(slot)? {
+            Some(_) => None,
+            None => Some(ops::current_scale(&ops::amax(x)?, self.format(slot), self.current_scaling(slot))?),
+        }))
+    }
+
+    /// Casts a weight by a scale from [`ScalingState::freeze`] and measures it.
+    pub fn quantize_weight(
+        &mut self,
+        slot: Slot,
+        frozen: &Frozen,
+        x: &Tensor,
+        copies: Copies,
+    ) -> Result<QuantizedTensor> {
+        let scale = self.frozen_scale(slot, frozen)?;
         self.cast(slot, x, &scale, copies)
+    }
+
+    /// As [`ScalingState::quantize_weight`], into the codes that there are.
+    pub fn quantize_weight_into(
+        &mut self,
+        slot: Slot,
+        frozen: &Frozen,
+        x: &Tensor,
+        into: &mut QuantizedTensor,
+    ) -> Result<()> {
+        let scale = self.frozen_scale(slot, frozen)?;
+        Ok(ops::quantize_into(x, &scale, into, self.statistics_mut(), slot.0)?)
     }
 
     fn cast(&mut self, slot: Slot, x: &Tensor, scale: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
         Ok(ops::quantize(x, self.format(slot), scale, copies, self.statistics_mut(), slot.0)?)
+    }
+
+    fn frozen_scale(&self, slot: Slot, frozen: &Frozen) -> Result<Tensor> {
+        match (&frozen.0, self.known_scale(slot)?) {
+            (Some(own), _) => Ok(own.clone()),
+            (None, Some(known)) => Ok(known),
+            (None, None) => unreachable!("a cast without a scale of its slot has one of its own"),
+        }
     }
 
     fn format(&self, slot: Slot) -> DType {
@@ -227,6 +308,10 @@ impl ScalingState {
         state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
         Ok(())
     }
+}
+
+fn quantized(codes: Produced, frozen: Frozen) -> GemmInput {
+    GemmInput::Quantized(codes.fp8().expect("an FP8 output gives codes"), frozen)
 }
 
 fn plain(value: Produced) -> Tensor {

@@ -119,15 +119,8 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.precision.recipe();
-        let mut model = build(
-            &template.config,
-            &recipe,
-            device,
-            config.optimizer.purpose(),
-            config.data.max_length,
-            weights,
-            config.seed,
-        )?;
+        let mut model =
+            build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);

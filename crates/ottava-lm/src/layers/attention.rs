@@ -38,11 +38,20 @@ pub struct Attention {
 
 /// Saved by [`Attention`].
 pub struct AttentionSaved {
-    input: LinearSaved,
-    qkv: Tensor, /* [T, (H + 2·H_kv)·D], rotated */
+    /// Its own input, which the norm before it may make again.
+    pub input: LinearSaved,
+    /// `[T, (H + 2·H_kv)·D]`, rotated; `None` where it is projected again.
+    qkv: Option<Tensor>,
     o: Tensor,   /* [T, H·D] */
     lse: Tensor, /* [B, H, S] */
     output: LinearSaved,
+}
+
+impl AttentionSaved {
+    /// The copies that an input made again needs: to be projected, and for wgrad.
+    pub fn input_copies(&self) -> Copies {
+        if self.qkv.is_none() { Copies::Both } else { Copies::Columns }
+    }
 }
 
 /// Keys and values of the tokens so far, of one sequence in one layer: `[capacity, 2·H_kv·D]`.
@@ -95,10 +104,11 @@ impl Attention {
         Ok(KvCache(Tensor::zeros(like.device(), &[capacity, width], like.dtype())?))
     }
 
-    /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`.
+    /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`, plus `residual`.
     pub fn forward_cached(
         &self,
         x: GemmInput,
+        residual: &Tensor,
         cache: &mut KvCache,
         start: usize,
         context: &mut Context,
@@ -107,7 +117,22 @@ impl Attention {
         let tokens = qkv.shape()[0];
         rope(&mut qkv, &self.rope_table, self.rope_layout(tokens, start), Rotation::Forward)?;
         let o = attention_cached(&qkv, &mut cache.0, self.layout(1, tokens), start)?;
-        Ok(self.output.forward(o.into(), context)?.0)
+        Ok(self.output.forward_plus(o.into(), Some(residual), context)?.0)
+    }
+
+    /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
+    pub fn forward_plus(
+        &self,
+        x: GemmInput,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, AttentionSaved)> {
+        let (mut qkv, input) = self.qkv.forward(x, context)?;
+        rope(&mut qkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Forward)?;
+        let (o, lse) = attention(&qkv, self.layout(context.batch, context.seq_len))?;
+        let (y, output) = self.output.forward_plus(o.clone().into(), residual, context)?;
+        let qkv = (!context.recompute.qkv()).then_some(qkv);
+        Ok((y, AttentionSaved { input, qkv, o, lse, output }))
     }
 }
 
@@ -116,23 +141,34 @@ impl Layer for Attention {
     type Saved = AttentionSaved;
 
     fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
-        let (mut qkv, input) = self.qkv.forward(x, context)?;
-        rope(&mut qkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Forward)?;
-        let (o, lse) = attention(&qkv, self.layout(context.batch, context.seq_len))?;
-        let (y, output) = self.output.forward(o.clone().into(), context)?;
-        Ok((y, AttentionSaved { input, qkv, o, lse, output }))
+        self.forward_plus(x, None, context)
     }
 
     fn backward(&mut self, dy: GemmInput, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
-        let d_o = self.output.backward(dy, saved.output, context)?;
-        let layout = self.layout(context.batch, context.seq_len);
-        let dqkv = attention_backward(&d_o, &saved.qkv, &saved.o, &saved.lse, layout)?;
-        drop((saved.qkv, saved.o, d_o));
-        let turned = self.rope_layout(context.seq_len, 0);
+        let AttentionSaved { input, qkv, o, lse, output } = saved;
+        let slot = self.output.input_slot();
+        let dy = self.output.cast_gradient(dy, context.scaling)?;
+        let operand = output.operand(|frozen| context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns))?;
+        self.output.wgrad(&dy, &operand)?;
+        drop(operand);
+        let d_o = self.output.dgrad(&dy, context.scaling)?;
+        drop(dy);
+        let input = input.operand(|_| unreachable!("the norm has made a dropped input again"))?;
+        let (layout, turns) = (self.layout(context.batch, context.seq_len), self.rope_layout(context.seq_len, 0));
+        let qkv = match qkv {
+            Some(qkv) => qkv,
+            None => {
+                let mut qkv = self.qkv.fprop(&input, None, context.scaling)?;
+                rope(&mut qkv, &self.rope_table, turns, Rotation::Forward)?;
+                qkv
+            }
+        };
+        let dqkv = attention_backward(&d_o, &qkv, &o, &lse, layout)?;
+        drop((qkv, o, d_o));
         let (dqkv, ()) = context.scaling.produce(self.qkv.gradient_slot(), Copies::Both, |output| {
-            Ok((rope_to(&dqkv, &self.rope_table, turned, Rotation::Backward, output)?, ()))
+            Ok((rope_to(&dqkv, &self.rope_table, turns, Rotation::Backward, output)?, ()))
         })?;
-        self.qkv.backward(dqkv, saved.input, context)
+        self.qkv.backward(dqkv, LinearSaved::Kept(input), context)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

@@ -1,11 +1,12 @@
 //! The transformer block: attention and MLP, each behind a norm and beside a residual connection.
 
-use super::{Attention, AttentionSaved, KvCache, Linear, Mlp, MlpSaved, Norm, NormSaved};
+use super::{Attention, AttentionSaved, KvCache, Linear, LinearSaved, Mlp, MlpSaved, Norm, NormSaved};
 use crate::error::Result;
 use crate::layer::{Context, Layer};
 use crate::param::Param;
+use crate::recompute::Recompute;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::add;
+use ottava_tensor::ops::Copies;
 
 /// `h = x + attention(norm(x))`;  `y = h + mlp(norm(h))`.
 pub struct Block {
@@ -20,7 +21,15 @@ pub struct Block {
 }
 
 /// Saved by [`Block`].
-pub struct BlockSaved {
+pub enum BlockSaved {
+    /// What the parts saved.
+    Parts(Box<Parts>),
+    /// The input alone: the block is run again.
+    Input(Tensor),
+}
+
+/// What the parts of a block saved.
+pub struct Parts {
     attention_norm: NormSaved,
     attention: AttentionSaved,
     mlp_norm: NormSaved,
@@ -42,9 +51,40 @@ impl Block {
         context: &mut Context,
     ) -> Result<Tensor> {
         let (normed, _) = self.attention_norm.forward(x, self.attention.input_slot(), context)?;
-        let out = self.attention.forward_cached(normed, cache, start, context)?;
-        let (h, normed, _) = self.mlp_norm.forward_sum(x, &out, self.mlp.input_slot(), context)?;
-        Ok(add(&h, &self.mlp.forward(normed, context)?.0)?)
+        let h = self.attention.forward_cached(normed, x, cache, start, context)?;
+        let (normed, _) = self.mlp_norm.forward(&h, self.mlp.input_slot(), context)?;
+        Ok(self.mlp.forward_plus(normed, Some(&h), context)?.0)
+    }
+
+    fn forward_parts(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, Parts)> {
+        let (normed, attention_norm) = self.attention_norm.forward(x, self.attention.input_slot(), context)?;
+        let (h, mut attention) = self.attention.forward_plus(normed, Some(x), context)?;
+        let (normed, mlp_norm) = self.mlp_norm.forward(&h, self.mlp.input_slot(), context)?;
+        let (y, mut mlp) = self.mlp.forward_plus(normed, Some(&h), context)?;
+        if context.recompute.operands() {
+            attention.input.drop_operand();
+            mlp.input.drop_operand();
+        }
+        Ok((y, Parts { attention_norm, attention, mlp_norm, mlp }))
+    }
+
+    fn backward_parts(&mut self, dy: Tensor, saved: Parts, context: &mut Context) -> Result<Tensor> {
+        let Parts { attention_norm, mut attention, mlp_norm, mut mlp } = saved;
+        let slot = self.mlp.input_slot();
+        mlp.input = LinearSaved::Kept(
+            mlp.input.operand(|frozen| self.mlp_norm.again(&mlp_norm, slot, &frozen, Copies::Columns, context))?,
+        );
+        let dnormed = self.mlp.backward(dy.clone().into(), mlp, context)?;
+        let dh = self.mlp_norm.backward(&dnormed, mlp_norm, Some(&dy))?;
+        drop((dy, dnormed));
+        let (slot, copies) = (self.attention.input_slot(), attention.input_copies());
+        attention.input = LinearSaved::Kept(
+            attention
+                .input
+                .operand(|frozen| self.attention_norm.again(&attention_norm, slot, &frozen, copies, context))?,
+        );
+        let dnormed = self.attention.backward(dh.clone().into(), attention, context)?;
+        self.attention_norm.backward(&dnormed, attention_norm, Some(&dh))
     }
 }
 
@@ -53,18 +93,25 @@ impl Layer for Block {
     type Saved = BlockSaved;
 
     fn forward(&self, x: Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
-        let (normed, attention_norm) = self.attention_norm.forward(&x, self.attention.input_slot(), context)?;
-        let (out, attention) = self.attention.forward(normed, context)?;
-        let (h, normed, mlp_norm) = self.mlp_norm.forward_sum(&x, &out, self.mlp.input_slot(), context)?;
-        let (out, mlp) = self.mlp.forward(normed, context)?;
-        Ok((add(&h, &out)?, BlockSaved { attention_norm, attention, mlp_norm, mlp }))
+        let (y, parts) = self.forward_parts(&x, context)?;
+        let saved = if context.recompute.blocks() { BlockSaved::Input(x) } else { BlockSaved::Parts(Box::new(parts)) };
+        Ok((y, saved))
     }
 
     fn backward(&mut self, dy: Tensor, saved: BlockSaved, context: &mut Context) -> Result<Tensor> {
-        let dnormed = self.mlp.backward(dy.clone().into(), saved.mlp, context)?;
-        let dh = self.mlp_norm.backward(&dnormed, saved.mlp_norm, Some(&dy))?;
-        let dnormed = self.attention.backward(dh.clone().into(), saved.attention, context)?;
-        self.attention_norm.backward(&dnormed, saved.attention_norm, Some(&dh))
+        match saved {
+            BlockSaved::Parts(parts) => self.backward_parts(dy, *parts, context),
+            BlockSaved::Input(x) => {
+                let whole = std::mem::replace(&mut context.recompute, Recompute::None);
+                // What was measured the first time is not measured again.
+                context.scaling.observe(false);
+                let again = self.forward_parts(&x, context);
+                context.scaling.observe(true);
+                let dx = self.backward_parts(dy, again?.1, context);
+                context.recompute = whole;
+                dx
+            }
+        }
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

@@ -2,11 +2,11 @@
 
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
-use crate::param::{Builder, Init, Param, Part, Purpose};
+use crate::param::{Builder, Init, Param, Part};
 use crate::recipe::Products;
-use crate::scaling::{ScalingState, Slot};
-use ottava_tensor::ops::{Copies, Operand, add_bias, bias_gradient, gemm_nt};
-use ottava_tensor::{QuantizedTensor, Tensor};
+use crate::scaling::{Frozen, ScalingState, Slot};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{Accumulation, Copies, Operand, add_bias, bias_gradient, gemm_nt, gemm_nt_plus};
 
 /// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`.
 pub struct Linear {
@@ -15,23 +15,39 @@ pub struct Linear {
     fp8: Option<Fp8>,
 }
 
-/// The FP8 side of a linear layer.
+/// The FP8 side of a linear layer; the weight's own cast is the parameter's.
 struct Fp8 {
     input: Slot,
-    weight_slot: Slot,
     grad_output: Slot,
     products: Products,
-    purpose: Purpose,
-    /// The weight's codes, made once per optimizer step by [`Linear::quantize_weight`].
-    weight: Option<QuantizedTensor>,
 }
 
-/// What backward reads of the input: the FP8 codes, contracted over tokens, or the input itself.
+/// What backward has of the input.
 pub enum LinearSaved {
-    /// `x` `[T, K]`.
-    Plain(Tensor),
-    /// The transposed codes of `x`.
-    Quantized(QuantizedTensor),
+    /// What wgrad reads: the transposed codes of `x`, or `x` `[T, K]` itself.
+    Kept(GemmInput),
+    /// Nothing but how it was cast: whoever made it makes it again.
+    Dropped(Frozen),
+}
+
+impl LinearSaved {
+    /// Forgets the operand.
+    pub fn drop_operand(&mut self) {
+        if let LinearSaved::Kept(x) = self {
+            *self = LinearSaved::Dropped(match x {
+                GemmInput::Plain(_) => Frozen::default(),
+                GemmInput::Quantized(_, frozen) => std::mem::take(frozen),
+            });
+        }
+    }
+
+    /// The operand, which `again` makes if it was dropped.
+    pub fn operand(self, again: impl FnOnce(Frozen) -> Result<GemmInput>) -> Result<GemmInput> {
+        match self {
+            LinearSaved::Kept(x) => Ok(x),
+            LinearSaved::Dropped(frozen) => again(frozen),
+        }
+    }
 }
 
 impl Linear {
@@ -48,38 +64,22 @@ impl Linear {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()
         };
-        let weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
+        let mut weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
-        let fp8 = build.recipe.casts.map(|casts| Fp8 {
-            input: build.slots.add(format!("{name}.input"), casts.input),
-            weight_slot: build.slots.add(format!("{name}.weight"), casts.weight),
-            grad_output: build.slots.add(format!("{name}.grad_output"), casts.grad_output),
-            products: build.recipe.products,
-            purpose: build.purpose,
-            weight: None,
+        let fp8 = build.recipe.casts.map(|casts| {
+            let input = build.slots.add(format!("{name}.input"), casts.input);
+            weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose);
+            let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+            Fp8 { input, grad_output, products: build.recipe.products }
         });
         Ok(Linear { weight, bias, fp8 })
     }
 
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize_weight(&mut self, scaling: &mut ScalingState) -> Result<()> {
-        if let Some(fp8) = &mut self.fp8 {
-            let copies = if fp8.purpose.trains() { Copies::Both } else { Copies::Rows };
-            // The old codes go first, so that at no time two copies are alive.
-            fp8.weight = None;
-            fp8.weight = Some(scaling.quantize(fp8.weight_slot, &self.weight.value, copies)?);
-        }
-        Ok(())
+        self.weight.quantize(scaling)
     }
-}
 
-impl Fp8 {
-    fn weight(&self) -> &QuantizedTensor {
-        self.weight.as_ref().expect("weights are quantized before the first forward")
-    }
-}
-
-impl Linear {
     /// The slot of the cast that a producer of this linear's input should write to, if there is one.
     pub fn input_slot(&self) -> Option<Slot> {
         self.fp8.as_ref().map(|fp8| fp8.input)
@@ -89,6 +89,96 @@ impl Linear {
     pub fn gradient_slot(&self) -> Option<Slot> {
         self.fp8.as_ref().filter(|_| self.bias.is_none()).map(|fp8| fp8.grad_output)
     }
+
+    /// [`Layer::forward`], plus `residual` `[T, N]` where there is one, which the product adds on its way out.
+    pub fn forward_plus(
+        &self,
+        x: GemmInput,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, LinearSaved)> {
+        let copies = context.operand_copies();
+        let x = self.cast_input(x, copies, context.scaling)?;
+        let y = self.fprop(&x, residual, context.scaling)?;
+        let saved = match x {
+            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
+            GemmInput::Quantized(codes, frozen) => {
+                LinearSaved::Kept(GemmInput::Quantized(codes.only_transposed(), frozen))
+            }
+            plain => LinearSaved::Kept(plain),
+        };
+        Ok((y, saved))
+    }
+
+    fn cast_input(&self, x: GemmInput, copies: Copies, scaling: &mut ScalingState) -> Result<GemmInput> {
+        match (x, &self.fp8) {
+            (GemmInput::Plain(x), Some(fp8)) => scaling.quantize(fp8.input, &x, copies),
+            (x, _) => Ok(x),
+        }
+    }
+
+    /// `x · Wᵀ + b + residual`, of an operand that has been cast.
+    pub fn fprop(&self, x: &GemmInput, residual: Option<&Tensor>, scaling: &mut ScalingState) -> Result<Tensor> {
+        let out = self.weight.value.dtype();
+        let product = |a, b, how| match residual {
+            Some(residual) => gemm_nt_plus(a, b, residual, how),
+            None => gemm_nt(a, b, out, how),
+        };
+        let mut y = match (x, &self.fp8) {
+            (GemmInput::Plain(x), None) => product(Operand::plain(x), Operand::plain(&self.weight.value), PLAIN)?,
+            (GemmInput::Quantized(x, _), Some(fp8)) => {
+                let weight = self.weight.codes_for_forward(scaling)?;
+                product(Operand::Rows(x), Operand::Rows(&weight), fp8.products.fprop)?
+            }
+            _ => unreachable!("an operand is cast where its linear is"),
+        };
+        if let Some(bias) = &self.bias {
+            add_bias(&mut y, &bias.value)?;
+        }
+        Ok(y)
+    }
+
+    /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
+    pub fn cast_gradient(&mut self, dy: GemmInput, scaling: &mut ScalingState) -> Result<GemmInput> {
+        if let Some(bias) = &mut self.bias {
+            let GemmInput::Plain(dy) = &dy else { unreachable!("a linear with a bias has no gradient slot") };
+            bias_gradient(dy, bias.grad_mut()?)?;
+        }
+        match (dy, &self.fp8) {
+            (GemmInput::Plain(dy), Some(fp8)) => scaling.quantize(fp8.grad_output, &dy, Copies::Both),
+            (dy, _) => Ok(dy),
+        }
+    }
+
+    /// `dy · W`, of a gradient that has been cast.
+    pub fn dgrad(&self, dy: &GemmInput, scaling: &mut ScalingState) -> Result<Tensor> {
+        let out = self.weight.value.dtype();
+        Ok(match (dy, &self.fp8) {
+            (GemmInput::Quantized(dy, _), Some(fp8)) => {
+                let weight = self.weight.codes_for_backward(scaling)?;
+                gemm_nt(Operand::Rows(dy), Operand::Columns(&weight), out, fp8.products.dgrad)?
+            }
+            (GemmInput::Plain(dy), None) => {
+                gemm_nt(Operand::plain(dy), Operand::plain_transposed(&self.weight.value), out, PLAIN)?
+            }
+            _ => unreachable!("a gradient is cast where its linear is"),
+        })
+    }
+
+    /// Adds `dyᵀ · x` to the gradient of the weight.
+    pub fn wgrad(&mut self, dy: &GemmInput, x: &GemmInput) -> Result<()> {
+        match (dy, x, &self.fp8) {
+            (GemmInput::Quantized(dy, _), GemmInput::Quantized(x, _), Some(fp8)) => {
+                let (a, b) = (Operand::Columns(dy), Operand::Columns(x));
+                self.weight.add_product_to_grad(a, b, fp8.products.wgrad)
+            }
+            (GemmInput::Plain(dy), GemmInput::Plain(x), None) => {
+                let (a, b) = (Operand::plain_transposed(dy), Operand::plain_transposed(x));
+                self.weight.add_product_to_grad(a, b, PLAIN)
+            }
+            _ => unreachable!("gradient and input are cast alike"),
+        }
+    }
 }
 
 impl Layer for Linear {
@@ -96,55 +186,15 @@ impl Layer for Linear {
     type Saved = LinearSaved;
 
     fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, LinearSaved)> {
-        let out = self.weight.value.dtype();
-        let (mut y, saved) = match (x, &self.fp8) {
-            (GemmInput::Plain(x), None) => {
-                let (a, b) = (Operand::plain(&x), Operand::plain(&self.weight.value));
-                (gemm_nt(a, b, out, PLAIN)?, LinearSaved::Plain(x))
-            }
-            (x, Some(fp8)) => {
-                let input = match x {
-                    GemmInput::Plain(x) => context.scaling.quantize(fp8.input, &x, context.input_copies())?,
-                    GemmInput::Quantized(input) => input,
-                };
-                let (a, b) = (Operand::Rows(&input), Operand::Rows(fp8.weight()));
-                let y = gemm_nt(a, b, out, fp8.products.fprop)?;
-                (y, LinearSaved::Quantized(input.only_transposed()))
-            }
-            (GemmInput::Quantized(_), None) => unreachable!("nobody casts for a linear without a slot"),
-        };
-        if let Some(bias) = &self.bias {
-            add_bias(&mut y, &bias.value)?;
-        }
-        Ok((y, saved))
+        self.forward_plus(x, None, context)
     }
 
     fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
-        if let Some(bias) = &mut self.bias {
-            let GemmInput::Plain(dy) = &dy else { unreachable!("a linear with a bias has no gradient slot") };
-            bias_gradient(dy, bias.grad_mut()?)?;
-        }
-        let out = self.weight.value.dtype();
-        match (saved, &self.fp8) {
-            (LinearSaved::Quantized(input), Some(fp8)) => {
-                let cast = match dy {
-                    GemmInput::Plain(dy) => context.scaling.quantize(fp8.grad_output, &dy, Copies::Both)?,
-                    GemmInput::Quantized(cast) => cast,
-                };
-                let (a, b) = (Operand::Columns(&cast), Operand::Columns(&input));
-                self.weight.add_product_to_grad(a, b, fp8.products.wgrad)?;
-                let (a, b) = (Operand::Rows(&cast), Operand::Columns(fp8.weight()));
-                Ok(gemm_nt(a, b, out, fp8.products.dgrad)?)
-            }
-            (LinearSaved::Plain(x), None) => {
-                let GemmInput::Plain(dy) = dy else { unreachable!("nobody casts for a linear without a slot") };
-                let (a, b) = (Operand::plain_transposed(&dy), Operand::plain_transposed(&x));
-                self.weight.add_product_to_grad(a, b, PLAIN)?;
-                let (a, b) = (Operand::plain(&dy), Operand::plain_transposed(&self.weight.value));
-                Ok(gemm_nt(a, b, out, PLAIN)?)
-            }
-            _ => unreachable!("a linear saves what its recipe makes it"),
-        }
+        let x = saved.operand(|_| unreachable!("what a linear alone saves is not dropped"))?;
+        let dy = self.cast_gradient(dy, context.scaling)?;
+        self.wgrad(&dy, &x)?;
+        drop(x);
+        self.dgrad(&dy, context.scaling)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
@@ -156,4 +206,4 @@ impl Layer for Linear {
 }
 
 /// Wide operands are always added up exactly.
-const PLAIN: ottava_tensor::ops::Accumulation = ottava_tensor::ops::Accumulation::Exact;
+const PLAIN: Accumulation = Accumulation::Exact;

@@ -16,9 +16,10 @@ pub struct Mlp {
 
 /// Saved by [`Mlp`].
 pub struct MlpSaved {
-    gate_up: LinearSaved,
+    /// Its own input, which the norm before it may make again.
+    pub input: LinearSaved,
     hidden: Tensor, /* [T, 2F] */
-    down: LinearSaved,
+    activated: LinearSaved,
 }
 
 impl Mlp {
@@ -36,12 +37,27 @@ impl Mlp {
     pub fn linears(&mut self) -> [&mut Linear; 2] {
         [&mut self.gate_up, &mut self.down]
     }
-}
 
-impl Mlp {
     /// The slot that a producer of its input should write to.
     pub fn input_slot(&self) -> Option<Slot> {
         self.gate_up.input_slot()
+    }
+
+    /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
+    pub fn forward_plus(
+        &self,
+        x: GemmInput,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, MlpSaved)> {
+        let (hidden, input) = self.gate_up.forward(x, context)?;
+        let (slot, copies) = (self.down.input_slot(), context.operand_copies());
+        let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
+        let (y, mut activated) = self.down.forward_plus(activated, residual, context)?;
+        if context.recompute.operands() {
+            activated.drop_operand();
+        }
+        Ok((y, MlpSaved { input, hidden, activated }))
     }
 }
 
@@ -50,20 +66,24 @@ impl Layer for Mlp {
     type Saved = MlpSaved;
 
     fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
-        let (hidden, gate_up) = self.gate_up.forward(x, context)?;
-        let (slot, copies) = (self.down.input_slot(), context.input_copies());
-        let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
-        let (y, down) = self.down.forward(activated, context)?;
-        Ok((y, MlpSaved { gate_up, hidden, down }))
+        self.forward_plus(x, None, context)
     }
 
     fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
-        let dactivated = self.down.backward(dy, saved.down, context)?;
-        let (dhidden, ()) = context.scaling.produce(self.gate_up.gradient_slot(), Copies::Both, |output| {
-            Ok((swiglu_backward_to(&dactivated, &saved.hidden, output)?, ()))
+        let (slot, hidden) = (self.down.input_slot(), saved.hidden);
+        let dy = self.down.cast_gradient(dy, context.scaling)?;
+        let activated = saved.activated.operand(|frozen| {
+            context.scaling.again(slot, &frozen, Copies::Columns, |output| Ok(swiglu_to(&hidden, output)?))
         })?;
-        drop((saved.hidden, dactivated));
-        self.gate_up.backward(dhidden, saved.gate_up, context)
+        self.down.wgrad(&dy, &activated)?;
+        drop(activated);
+        let dactivated = self.down.dgrad(&dy, context.scaling)?;
+        drop(dy);
+        let (dhidden, ()) = context.scaling.produce(self.gate_up.gradient_slot(), Copies::Both, |output| {
+            Ok((swiglu_backward_to(&dactivated, &hidden, output)?, ()))
+        })?;
+        drop((hidden, dactivated));
+        self.gate_up.backward(dhidden, saved.input, context)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

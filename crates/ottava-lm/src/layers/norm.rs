@@ -3,9 +3,9 @@
 use crate::error::Result;
 use crate::layer::{Context, GemmInput};
 use crate::param::{Builder, Init, Param, Part};
-use crate::scaling::Slot;
+use crate::scaling::{Frozen, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{add_rmsnorm_to, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
+use ottava_tensor::ops::{Copies, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -31,23 +31,22 @@ impl Norm {
     pub fn forward(&self, x: &Tensor, slot: Option<Slot>, context: &mut Context) -> Result<(GemmInput, NormSaved)> {
         let (y, rstd) = context
             .scaling
-            .produce(slot, context.input_copies(), |output| rmsnorm_to(x, &self.weight.value, self.eps, output))?;
+            .produce(slot, context.operand_copies(), |output| rmsnorm_to(x, &self.weight.value, self.eps, output))?;
         Ok((y, NormSaved { x: x.clone(), rstd }))
     }
 
-    /// Normalises the sum `a + b` for the cast in `slot`, in one pass with the sum, which is returned first.
-    pub fn forward_sum(
+    /// The output of [`Norm::forward`] once more, in `copies`, by the scale that it had.
+    pub fn again(
         &self,
-        a: &Tensor,
-        b: &Tensor,
+        saved: &NormSaved,
         slot: Option<Slot>,
+        frozen: &Frozen,
+        copies: Copies,
         context: &mut Context,
-    ) -> Result<(Tensor, GemmInput, NormSaved)> {
-        let (y, (sum, rstd)) = context.scaling.produce(slot, context.input_copies(), |output| {
-            let (sum, y, rstd) = add_rmsnorm_to(a, b, &self.weight.value, self.eps, output)?;
-            Ok((y, (sum, rstd)))
-        })?;
-        Ok((sum.clone(), y, NormSaved { x: sum, rstd }))
+    ) -> Result<GemmInput> {
+        context
+            .scaling
+            .again(slot, frozen, copies, |output| Ok(rmsnorm_to(&saved.x, &self.weight.value, self.eps, output)?.0))
     }
 
     /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.

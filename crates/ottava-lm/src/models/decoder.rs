@@ -6,6 +6,7 @@ use crate::layer::{Context, GemmInput, Layer};
 use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
 use crate::param::{Builder, Init, Param, Part, Purpose, WeightSource};
 use crate::recipe::Recipe;
+use crate::recompute::Recompute;
 use crate::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
 use ottava_tensor::{Device, Tensor};
@@ -123,6 +124,7 @@ pub struct Decoder {
     config: DecoderConfig,
     device: Device,
     recipe: Recipe,
+    recompute: Recompute,
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
@@ -162,7 +164,11 @@ impl Decoder {
         };
         let scaling = ScalingState::new(device, build.slots)?;
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
-        Ok(Decoder { config, device, recipe, embedding, blocks, norm, head, scaling })
+        let recompute = match purpose {
+            Purpose::Train(kept) => kept.recompute,
+            Purpose::Infer => Recompute::None,
+        };
+        Ok(Decoder { config, device, recipe, recompute, embedding, blocks, norm, head, scaling })
     }
 
     /// Its sizes.
@@ -221,7 +227,13 @@ impl Decoder {
     /// Losses `[batch · seq_len]` of I32 `targets` after I32 `inputs`, without gradients; leaves no trace in the scaling state.
     pub fn losses(&mut self, inputs: &Tensor, targets: &Tensor, batch: usize) -> Result<Tensor> {
         self.scaling.observe(false);
-        let mut context = Context { batch, seq_len: inputs.len() / batch, training: false, scaling: &mut self.scaling };
+        let mut context = Context {
+            batch,
+            seq_len: inputs.len() / batch,
+            training: false,
+            recompute: Recompute::None,
+            scaling: &mut self.scaling,
+        };
         let mut x = self.embedding.forward(inputs)?;
         for block in &self.blocks {
             x = block.forward(x, &mut context)?.0;
@@ -240,7 +252,13 @@ impl Decoder {
         scale: f64,
     ) -> Result<Tensor> {
         self.scaling.observe(true);
-        let mut context = Context { batch, seq_len: inputs.len() / batch, training: true, scaling: &mut self.scaling };
+        let mut context = Context {
+            batch,
+            seq_len: inputs.len() / batch,
+            training: true,
+            recompute: self.recompute,
+            scaling: &mut self.scaling,
+        };
         let mut x = self.embedding.forward(inputs)?;
         let mut saved = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
@@ -280,7 +298,13 @@ impl Decoder {
 
     fn forward_cached(&mut self, ids: &Tensor, caches: &mut [KvCache], start: usize) -> Result<Tensor> {
         self.scaling.observe(false);
-        let mut context = Context { batch: 1, seq_len: ids.len(), training: false, scaling: &mut self.scaling };
+        let mut context = Context {
+            batch: 1,
+            seq_len: ids.len(),
+            training: false,
+            recompute: Recompute::None,
+            scaling: &mut self.scaling,
+        };
         let mut x = self.embedding.forward(ids)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.forward_cached(&x, cache, start, &mut context)?;
@@ -311,6 +335,6 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -
 fn final_norm(norm: &Norm, x: &Tensor, context: &mut Context) -> Result<(Tensor, NormSaved)> {
     match norm.forward(x, None, context)? {
         (GemmInput::Plain(y), saved) => Ok((y, saved)),
-        (GemmInput::Quantized(_), _) => unreachable!("without a slot nothing is cast"),
+        (GemmInput::Quantized(..), _) => unreachable!("without a slot nothing is cast"),
     }
 }

@@ -5,6 +5,7 @@ mod determinism;
 mod golden;
 mod gradients;
 mod recipes;
+mod recompute;
 mod referee;
 mod resume;
 mod setup;

@@ -4,6 +4,7 @@ use crate::setup::{batch, build, decoder, devices, dot, gradients, recipe, recip
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_lm::recompute::Recompute;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -106,7 +107,13 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
         });
         linear.quantize_weight(&mut scaling).unwrap();
         let x = place(&operands.x);
-        let mut context = Context { scaling: &mut scaling, batch: 1, seq_len: x.shape()[0], training: true };
+        let mut context = Context {
+            scaling: &mut scaling,
+            batch: 1,
+            seq_len: x.shape()[0],
+            training: true,
+            recompute: Recompute::None,
+        };
         let (y, saved) = linear.forward(x.clone().into(), &mut context).unwrap();
         let dx = linear.backward(place(&operands.dy).into(), saved, &mut context).unwrap();
         scaling.update().unwrap();

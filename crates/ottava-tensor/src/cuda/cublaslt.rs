@@ -61,7 +61,7 @@ pub struct GemmSpec {
     pub scale: ScaleMode,
     /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
     pub fast_accumulation: bool,
-    /// Add to `out` instead of replacing it. A 16-bit `out` may round twice: the product, then the sum.
+    /// Add another matrix, laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
     pub accumulate: bool,
 }
 
@@ -129,13 +129,15 @@ impl GemmSpec {
 
 /// Device pointers of one product.
 #[derive(Clone, Copy)]
-pub(super) struct GemmPointers {
-    pub(super) a: u64,
-    pub(super) b: u64,
-    /// F32 multipliers, used with [`ScaleMode::PerTensor`].
-    pub(super) a_scale: u64,
-    pub(super) b_scale: u64,
-    pub(super) out: u64,
+pub(crate) struct GemmPointers {
+    pub(crate) a: u64,
+    pub(crate) b: u64,
+    /// F32 multipliers at multiples of 16, used with [`ScaleMode::PerTensor`].
+    pub(crate) a_scale: u64,
+    pub(crate) b_scale: u64,
+    /// What is added where the spec accumulates, and not read elsewhere; may be `out`.
+    pub(crate) addend: u64,
+    pub(crate) out: u64,
 }
 
 /// What one algorithm is, opaque to us (`cublasLtMatmulAlgo_t`).
@@ -200,11 +202,12 @@ const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 const WORKSPACE: usize = 32 << 20;
 /// What cuBLASLt 13.1 wants the address of a scale to be a multiple of, in bytes; at 4 it does not run the product.
 const SCALE_ALIGNMENT: u64 = 16;
-/// How many of the library's proposals are timed.
-const PROPOSALS: usize = 8;
-/// Runs of each proposal before and during timing; the shortest of the latter counts.
-const WARM_UPS: usize = 2;
-const TIMED: usize = 5;
+/// How many of the library's proposals are looked at, and how many of those race.
+const PROPOSALS: usize = 32;
+const FINALISTS: usize = 6;
+/// Turns of the race, and runs of each turn.
+const ROUNDS: usize = 4;
+const RUNS: usize = 3;
 
 /// `cudaDataType_t` of an element type that GEMMs take.
 fn cuda_type(dtype: DType) -> Result<i32> {
@@ -306,7 +309,7 @@ impl Gemms {
         pointers: &GemmPointers,
         scratch: impl FnOnce(usize) -> Result<u64>,
     ) -> Result<()> {
-        let alignment = alignment(&[pointers.a, pointers.b, pointers.out]);
+        let alignment = alignment(&[pointers.a, pointers.b, pointers.addend, pointers.out]);
         if spec.scale == ScaleMode::PerTensor {
             for (name, scale) in [("a", pointers.a_scale), ("b", pointers.b_scale)] {
                 if scale == 0 || !scale.is_multiple_of(SCALE_ALIGNMENT) {
@@ -353,22 +356,37 @@ impl Gemms {
             return Err(Error::Value(format!("gemm {spec:?} must run once before it is recorded in a graph")));
         }
         // Timing must not add to `out` again and again.
-        let scratch = if spec.accumulate { scratch(spec.m * spec.ldc * spec.out.size())? } else { pointers.out };
-        let target = GemmPointers { out: scratch, ..*pointers };
-        let mut best: Option<(f32, Algorithm)> = None;
+        let in_place = spec.accumulate && pointers.addend == pointers.out;
+        let target = match in_place.then(|| scratch(spec.m * spec.ldc * spec.out.size())).transpose()? {
+            Some(scratch) => GemmPointers { addend: scratch, out: scratch, ..*pointers },
+            None => *pointers,
+        };
+        // A first look at all, then a race of the best in turns, so that a chip that grows warm slows all of them alike.
         let mut refusal = None;
-        for candidate in plan.proposals(&self.library, spec, alignment)? {
-            // SAFETY: as the caller promised, and `scratch` has the size of `out`.
-            match unsafe { plan.time(&self.library, &candidate.algorithm, &target, self.workspace) } {
-                Ok(time) if best.is_none_or(|(least, _)| time < least) => best = Some((time, candidate.algorithm)),
-                Ok(_) => {}
+        let mut field = Vec::new();
+        for Candidate { algorithm, .. } in plan.proposals(&self.library, spec, alignment)? {
+            // SAFETY: as the caller promised, and a scratch buffer has the size of `out`.
+            match unsafe { plan.time(&self.library, &algorithm, &target, self.workspace, 1) } {
+                Ok(time) => field.push((time, algorithm)),
                 Err(error) => refusal = Some(error),
             }
         }
+        field.sort_by(|a, b| a.0.total_cmp(&b.0));
+        field.truncate(FINALISTS);
+        let mut totals = vec![0.0; field.len()];
+        for _ in 0..ROUNDS {
+            for ((_, algorithm), total) in field.iter().zip(&mut totals) {
+                // SAFETY: as above.
+                *total += unsafe { plan.time(&self.library, algorithm, &target, self.workspace, RUNS)? };
+            }
+        }
+        let best = field.iter().zip(&totals).min_by(|a, b| a.1.total_cmp(b.1));
         match (best, refusal) {
-            (Some((_, algorithm)), _) => {
-                plan.algorithm = algorithm;
-                self.choices.insert(key, algorithm);
+            (Some(((first, algorithm), total)), _) => {
+                let each = total / (ROUNDS * RUNS) as f32;
+                tracing::debug!("{key}: {each:.4} ms of {totals:?} (sums), {first:.4} at first");
+                plan.algorithm = *algorithm;
+                self.choices.insert(key, *algorithm);
                 Ok(plan)
             }
             (None, Some(error)) => Err(error),
@@ -559,7 +577,7 @@ impl Plan {
                 pointers.a,
                 self.second.handle,
                 (&raw const self.beta).cast(),
-                pointers.out,
+                pointers.addend,
                 self.out.handle,
                 pointers.out,
                 self.out.handle,
@@ -572,23 +590,26 @@ impl Plan {
         if status == 0 { Ok(()) } else { lt.check(status, "cublasLtMatmul") }
     }
 
-    /// Milliseconds of one run, the shortest of several.
+    /// Milliseconds of `runs` runs, after one that is not counted.
     ///
     /// # Safety
     /// As for [`Gemms::run`].
-    unsafe fn time(&self, lt: &Lt, algorithm: &Algorithm, pointers: &GemmPointers, workspace: u64) -> Result<f32> {
-        for _ in 0..WARM_UPS {
+    unsafe fn time(
+        &self,
+        lt: &Lt,
+        algorithm: &Algorithm,
+        pointers: &GemmPointers,
+        workspace: u64,
+        runs: usize,
+    ) -> Result<f32> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue(lt, algorithm, pointers, workspace)? };
+        let start = Event::record(&lt.context)?;
+        for _ in 0..runs {
             // SAFETY: the caller's promise.
             unsafe { self.enqueue(lt, algorithm, pointers, workspace)? };
         }
-        let mut events = vec![Event::record(&lt.context)?];
-        for _ in 0..TIMED {
-            // SAFETY: the caller's promise.
-            unsafe { self.enqueue(lt, algorithm, pointers, workspace)? };
-            events.push(Event::record(&lt.context)?);
-        }
-        let mut times = events.windows(2).map(|pair| pair[0].milliseconds_until(&pair[1]));
-        times.try_fold(f32::INFINITY, |least, time| Ok(least.min(time?)))
+        start.milliseconds_until(&Event::record(&lt.context)?)
     }
 }
 

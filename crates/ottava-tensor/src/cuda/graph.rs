@@ -1,14 +1,16 @@
 //! CUDA graphs: the work of a step recorded once and enqueued again with one call.
 
 use super::CudaDevice;
-use super::driver::Handle;
-use crate::error::Result;
+use super::driver::{Handle, lock};
+use super::pool::Footprint;
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Recorded work. It names the memory it was recorded with, which must still be allocated when it is replayed.
+/// Recorded work, with the memory that it names.
 pub struct Graph {
     device: Arc<CudaDevice>,
     graph: Handle,
+    footprint: Footprint,
 }
 
 // SAFETY: a graph may be used from any thread with its context bound, by one at a time: `replay` takes `&mut self`.
@@ -16,22 +18,32 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Records what `work` enqueues instead of running it. Kernels and products must have run once before, since
-    /// compiling and timing cannot be recorded; memory must not come from the driver meanwhile.
+    /// compiling and timing cannot be recorded; nothing may wait for the device, and memory must not come from the driver
+    /// meanwhile. Work that fails is not recorded, and whatever it has enqueued does not run.
     pub fn capture(device: &Arc<CudaDevice>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         device.context.begin_capture()?;
+        lock(&device.pool).begin_recording();
         let outcome = work();
+        let footprint = lock(&device.pool).end_recording();
         // The stream must leave the recording state also when the work failed, and then says so itself.
         let graph = device.context.end_capture();
         outcome?;
-        Ok(Graph { device: device.clone(), graph: graph? })
+        Ok(Graph { device: device.clone(), graph: graph?, footprint })
     }
 
-    /// Enqueues the recorded work.
-    ///
-    /// # Safety
-    /// All memory that was in use during the recording is still allocated to the same owners.
-    pub unsafe fn replay(&mut self) -> Result<()> {
-        // SAFETY: the caller's promise.
+    /// Whether all memory that was in use during the recording still belongs to the same owners, and what was given back
+    /// meanwhile to nobody: otherwise the work must be recorded anew.
+    pub fn is_valid(&mut self) -> bool {
+        lock(&self.device.pool).holds(&mut self.footprint)
+    }
+
+    /// Enqueues the recorded work. An error where it is no longer valid.
+    pub fn replay(&mut self) -> Result<()> {
+        if !self.is_valid() {
+            return Err(Error::Value("memory that recorded work names has changed its owner".into()));
+        }
+        // SAFETY: the work was recorded from calls that had buffers for all they name. Those that outlived the recording are
+        // there, with the same owners; the others' memory is free, and whoever takes it next is served after this work.
         unsafe { self.device.context.launch_graph(self.graph) }
     }
 }

@@ -16,6 +16,7 @@ mod pool;
 mod tests;
 
 pub use buffer::DeviceBuffer;
+pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward};
 pub use cudnn::{AttentionShape, plan_attention};
@@ -26,7 +27,7 @@ pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
 pub use pool::MemoryStats;
 
 use crate::error::Result;
-use cublaslt::{GemmPointers, Gemms};
+use cublaslt::Gemms;
 use cudnn::{Attention, Pass};
 use driver::{Context, Function, Module, lock};
 use pool::{Backing, Pool};
@@ -254,25 +255,15 @@ impl CudaDevice {
         Ok(function)
     }
 
-    /// Enqueues `out[M, N] = a · bᵀ`, or `+=`, as `spec` says. The first call of a spec times the library's algorithms
-    /// and waits for the device. Scales are device addresses of one F32 each, multiples of 16, or 0 with
-    /// [`ScaleMode::None`].
+    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` where `spec` accumulates. The first call of a spec times the library's
+    /// algorithms and waits for the device.
     ///
     /// # Safety
     /// The addresses name live memory of this device, as large as the spec makes it.
-    pub(crate) unsafe fn gemm(
-        self: &Arc<Self>,
-        spec: &GemmSpec,
-        a: u64,
-        b: u64,
-        a_scale: u64,
-        b_scale: u64,
-        out: u64,
-    ) -> Result<()> {
+    pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         let mut scratch = None;
-        let pointers = GemmPointers { a, b, a_scale, b_scale, out };
         // SAFETY: the caller's promise; the scratch buffer lives until the timing is over.
-        unsafe { lock(&self.gemms).run(spec, &pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
+        unsafe { lock(&self.gemms).run(spec, pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
     }
 
     /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.

@@ -52,6 +52,19 @@ struct Block {
     /// Address of the segment: blocks merge only within one.
     segment: u64,
     free: bool,
+    /// Which allocation it serves; means nothing while it is free.
+    owner: u64,
+}
+
+/// The memory that recorded work names.
+#[derive(Debug, Default)]
+pub(super) struct Footprint {
+    /// Blocks with an owner during the recording and after it, by address and owner.
+    owned: Vec<(u64, u64)>,
+    /// What was taken and given back meanwhile, by address and size.
+    passing: Vec<(u64, usize)>,
+    /// The pool's count of changes when all this was last seen to hold.
+    seen: u64,
 }
 
 /// The segments of one size class and the blocks they are cut into.
@@ -78,7 +91,7 @@ impl Heap {
         if size > bytes {
             let (rest, segment) = (address + bytes as u64, block.segment);
             block.bytes = bytes;
-            self.add_free(rest, Block { bytes: size - bytes, segment, free: true });
+            self.add_free(rest, Block { bytes: size - bytes, segment, free: true, owner: 0 });
         }
         Some(address)
     }
@@ -108,7 +121,7 @@ impl Heap {
 
     fn add_segment(&mut self, address: u64, bytes: usize) {
         self.segments.insert(address, bytes);
-        self.add_free(address, Block { bytes, segment: address, free: true });
+        self.add_free(address, Block { bytes, segment: address, free: true, owner: 0 });
     }
 
     /// Forgets the segments that are one free block, and returns their addresses and sizes.
@@ -120,6 +133,21 @@ impl Heap {
             self.remove_free(address, bytes);
         }
         idle
+    }
+
+    /// Whether `bytes` from `address` on belong to nobody. Free neighbours are one block.
+    fn is_free(&self, address: u64, bytes: usize) -> bool {
+        let block = self.blocks.range(..=address).next_back();
+        block.is_some_and(|(&at, block)| block.free && at + block.bytes as u64 >= address + bytes as u64)
+    }
+
+    /// The parts of `bytes` from `address` on that belong to nobody.
+    fn free_parts(&self, address: u64, bytes: usize) -> Vec<(u64, usize)> {
+        let end = address + bytes as u64;
+        let first = self.blocks.range(..=address).next_back().map_or(address, |(&at, _)| at);
+        let blocks = self.blocks.range(first..end).filter(|(_, block)| block.free);
+        let parts = blocks.map(|(&at, block)| (at.max(address), end.min(at + block.bytes as u64)));
+        parts.filter(|(from, to)| from < to).map(|(from, to)| (from, (to - from) as usize)).collect()
     }
 
     fn add_free(&mut self, address: u64, block: Block) {
@@ -139,11 +167,16 @@ pub(super) struct Pool<B: Backing> {
     small: Heap,
     large: Heap,
     stats: MemoryStats,
+    /// Allocations and returns so far; an allocation's number is its owner's.
+    changes: u64,
+    /// What was allocated since [`Pool::begin_recording`], by address and size.
+    recording: Option<Vec<(u64, usize)>>,
 }
 
 impl<B: Backing> Pool<B> {
     pub(super) fn new(backing: B) -> Pool<B> {
-        Pool { backing, small: Heap::new(SMALL), large: Heap::new(LARGE), stats: MemoryStats::default() }
+        let (small, large) = (Heap::new(SMALL), Heap::new(LARGE));
+        Pool { backing, small, large, stats: MemoryStats::default(), changes: 0, recording: None }
     }
 
     /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
@@ -160,13 +193,56 @@ impl<B: Backing> Pool<B> {
                 self.heap(bytes).take(rounded).expect("the new segment is large enough")
             }
         };
+        self.changes += 1;
+        let owner = self.changes;
+        self.heap(bytes).blocks.get_mut(&address).expect("the block just taken").owner = owner;
+        if let Some(recorded) = &mut self.recording {
+            recorded.push((address, rounded));
+        }
         self.stats.allocated += rounded;
         self.stats.peak = self.stats.peak.max(self.stats.allocated);
         Ok(address)
     }
 
+    /// Starts to note what is allocated.
+    pub(super) fn begin_recording(&mut self) {
+        self.recording = Some(Vec::new());
+    }
+
+    /// The memory that work may name which was enqueued since [`Pool::begin_recording`]: all that had an owner then or later.
+    pub(super) fn end_recording(&mut self) -> Footprint {
+        let mut recorded = self.recording.take().unwrap_or_default();
+        recorded.sort_unstable();
+        recorded.dedup();
+        let passing =
+            recorded.iter().flat_map(|&(at, bytes)| [&self.small, &self.large].map(|h| h.free_parts(at, bytes)));
+        let passing = passing.flatten().collect();
+        let live = |heap: &Heap| -> Vec<(u64, u64)> {
+            heap.blocks.iter().filter(|(_, block)| !block.free).map(|(&at, block)| (at, block.owner)).collect()
+        };
+        Footprint { owned: [live(&self.small), live(&self.large)].concat(), passing, seen: self.changes }
+    }
+
+    /// Whether all memory of a footprint still is what it was: with the same owner, or with none.
+    pub(super) fn holds(&self, footprint: &mut Footprint) -> bool {
+        if footprint.seen == self.changes {
+            return true;
+        }
+        let same = |&(at, owner): &(u64, u64)| {
+            let block = self.large.blocks.get(&at).or_else(|| self.small.blocks.get(&at));
+            block.is_some_and(|block| !block.free && block.owner == owner)
+        };
+        let free = |&(at, bytes): &(u64, usize)| self.small.is_free(at, bytes) || self.large.is_free(at, bytes);
+        let holds = footprint.owned.iter().all(same) && footprint.passing.iter().all(free);
+        if holds {
+            footprint.seen = self.changes;
+        }
+        holds
+    }
+
     /// Frees what [`Pool::allocate`] returned for a request of `bytes`.
     pub(super) fn give_back(&mut self, address: u64, bytes: usize) {
+        self.changes += 1;
         let freed = self.heap(bytes).give_back(address);
         self.stats.allocated -= freed;
     }
@@ -183,6 +259,7 @@ impl<B: Backing> Pool<B> {
     /// Gives segments without a live buffer back to the driver.
     pub(super) fn release_idle(&mut self) -> Result<()> {
         self.backing.synchronize()?;
+        self.changes += 1;
         for (address, bytes) in [self.small.remove_idle(), self.large.remove_idle()].concat() {
             self.stats.reserved -= bytes;
             self.backing.free(address)?;
@@ -386,6 +463,39 @@ mod tests {
             assert_eq!(step(&mut pool, &mut states).driver_allocations, first.driver_allocations);
         }
         assert!(first.reserved < first.peak * 5 / 4, "{first:?}");
+    }
+
+    #[test]
+    fn a_footprint_holds_while_owners_stay_and_passing_memory_is_free() {
+        let (mut pool, _) = pool(1 << 30);
+        let (before, other) = (pool.allocate(9 * MIB).expect("memory"), pool.allocate(100).expect("memory"));
+        pool.begin_recording();
+        let passing = pool.allocate(20 * MIB).expect("memory");
+        let kept = pool.allocate(34 * MIB).expect("memory");
+        pool.give_back(passing, 20 * MIB);
+        // Part of it taken a second time while recording, and kept: no longer passing.
+        let again = pool.allocate(4 * MIB).expect("memory");
+        assert_eq!(again, passing);
+        let mut footprint = pool.end_recording();
+        assert_eq!(footprint.passing, [(passing + 4 * MIB as u64, 16 * MIB)]);
+        assert!(pool.holds(&mut footprint));
+
+        // Memory that others take and give back in between does no harm, whatever part of the passing memory it is.
+        let guest = pool.allocate(15 * MIB).expect("memory");
+        assert!(!pool.holds(&mut footprint), "someone owns passing memory");
+        pool.give_back(guest, 15 * MIB);
+        assert!(pool.holds(&mut footprint));
+
+        for (address, bytes) in [(before, 9 * MIB), (other, 100), (kept, 34 * MIB), (again, 4 * MIB)] {
+            pool.begin_recording();
+            let mut footprint = pool.end_recording();
+            pool.give_back(address, bytes);
+            assert!(!pool.holds(&mut footprint), "an owner has gone");
+            assert_eq!(pool.allocate(bytes).expect("memory"), address);
+            assert!(!pool.holds(&mut footprint), "another owner is not the same");
+        }
+        pool.release_idle().expect("a driver");
+        check(&pool);
     }
 
     #[test]

@@ -256,6 +256,11 @@ struct Product {
     offset: usize,
 }
 
+/// What accumulates adds to `out`.
+fn pointers(a: u64, b: u64, a_scale: u64, b_scale: u64, out: u64) -> GemmPointers {
+    GemmPointers { a, b, a_scale, b_scale, addend: out, out }
+}
+
 impl Product {
     /// Runs the product and compares it with a sum in F64. Returns the largest error in units of the tolerance.
     fn error(&self, device: &Arc<CudaDevice>, random: &mut Random) -> Result<f64> {
@@ -274,7 +279,7 @@ impl Product {
         let scale_at = |index: usize| if scaled { scales[index].ptr() } else { 0 };
         let a_at = a.ptr() + self.offset as u64;
         // SAFETY: the buffers were made for this spec.
-        unsafe { device.gemm(spec, a_at, b.ptr(), scale_at(0), scale_at(1), out.ptr())? };
+        unsafe { device.gemm(spec, &pointers(a_at, b.ptr(), scale_at(0), scale_at(1), out.ptr()))? };
 
         let (a, b) = (values(spec.a, &a_bytes), values(spec.b, &b_bytes));
         let (before, after) = (values(spec.out, &out_bytes), values(spec.out, &download(&out)));
@@ -405,7 +410,8 @@ fn awkward_fp8_products_work_or_say_why_not() {
     let scaled = GemmSpec { scale: ScaleMode::PerTensor, ..aligned };
     for scales in [[0, 0], [bytes.ptr(), bytes.ptr() + 4]] {
         // SAFETY: the buffer is large enough for each role, and the scales are refused.
-        let outcome = unsafe { device.gemm(&scaled, bytes.ptr(), bytes.ptr(), scales[0], scales[1], bytes.ptr()) };
+        let outcome =
+            unsafe { device.gemm(&scaled, &pointers(bytes.ptr(), bytes.ptr(), scales[0], scales[1], bytes.ptr())) };
         assert!(matches!(outcome, Err(Error::Value(_))), "{outcome:?}");
     }
     let both = GemmSpec::contiguous([64, 64, 64], E5M2, E5M2, F32);
@@ -604,7 +610,7 @@ fn a_recorded_graph_replays_the_same_bits() {
     let work = || {
         // SAFETY: the buffers were made for the spec and the shape, and `reverse` is given 1000 floats.
         unsafe {
-            device.gemm(&spec, a.ptr(), b.ptr(), 0, 0, product.ptr())?;
+            device.gemm(&spec, &pointers(a.ptr(), b.ptr(), 0, 0, product.ptr()))?;
             let arguments = [Arg::Ptr(out.ptr()), Arg::Ptr(product.ptr()), Arg::I32(1000)];
             device.launch(&REVERSE, [1, 1, 1], 128, 4000, &arguments)?;
             device.attention_forward(&shape, 0.2, &forward)
@@ -622,10 +628,11 @@ fn a_recorded_graph_replays_the_same_bits() {
             // SAFETY: the buffer is live and of that length.
             unsafe { device.context.fill(buffer.ptr(), 0xff, buffer.len()).expect("a fill") };
         }
-        // SAFETY: all buffers are live.
-        unsafe { graph.replay().expect("a replay") };
+        graph.replay().expect("a replay");
         assert!(results() == eager);
     }
+    drop(out);
+    assert!(!graph.is_valid() && graph.replay().is_err(), "a buffer has gone");
     drop(graph);
     let refused = Graph::capture(&device, || Err(Error::Value("no work".to_string())));
     assert!(matches!(refused, Err(Error::Value(text)) if text == "no work"));
@@ -658,7 +665,8 @@ fn rates() {
         let result = device.alloc(n * n * out.size()).expect("memory");
         // SAFETY: the buffers were made for the spec.
         let time = seconds(&|| unsafe {
-            device.gemm(&spec, a_data.ptr(), b_data.ptr(), one_at, one_at, result.ptr()).expect("a product");
+            let at = pointers(a_data.ptr(), b_data.ptr(), one_at, one_at, result.ptr());
+            device.gemm(&spec, &at).expect("a product");
         });
         eprintln!("{a} {b} {out} fast {fast}: {:.0} TFLOP/s", 2.0 * (n as f64).powi(3) / time / 1e12);
     }

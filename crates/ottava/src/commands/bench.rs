@@ -4,8 +4,9 @@ use crate::output::print_json;
 use clap::{Args, Subcommand};
 use ottava_lm::Result;
 use ottava_lm::bench::{TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, OptimizerConfig, StateDType};
+use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType};
 use ottava_lm::recipe::RecipeName;
+use ottava_lm::recompute::Recompute;
 use ottava_tensor::bench::{copy_bandwidth, kernels};
 use serde_json::json;
 
@@ -76,6 +77,12 @@ struct Train {
     /// Keep no float32 weights; updates round by chance.
     #[arg(long)]
     no_master_weights: bool,
+    /// What backward computes again: none, norm-swiglu, attention or full.
+    #[arg(long, default_value = "none")]
+    recompute: Recompute,
+    /// Cast weights anew for each product instead of keeping their FP8 codes.
+    #[arg(long)]
+    no_weight_codes: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -139,6 +146,7 @@ impl Train {
                 gradient_dtype: self.gradient_dtype,
                 master_weights: !self.no_master_weights,
             },
+            memory: MemoryConfig { recompute: self.recompute, weight_codes: !self.no_weight_codes },
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {

@@ -1,5 +1,5 @@
-use super::{Accumulation, Operand};
-use crate::cuda::{Arg, CudaDevice, GemmSpec, Kernel, Major, ScaleMode};
+use super::{Accumulation, Addend, Operand};
+use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
 use std::sync::Arc;
@@ -12,12 +12,16 @@ pub(super) fn gemm(
     b: Operand,
     out: &mut Tensor,
     accumulation: Accumulation,
-    add: bool,
+    addend: Addend,
 ) -> Result<()> {
     let [m, n] = out.dims("gemm: out")?;
     let ((x, x_transposed), (y, y_transposed)) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
     if a.size("gemm: a")?.1 == 0 {
-        return if add { Ok(()) } else { out.fill_zero() };
+        return match addend {
+            Addend::None => out.fill_zero(),
+            Addend::Out => Ok(()),
+            Addend::Tensor(c) => out.copy_from(0, c),
+        };
     }
     let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
         true => (t.shape()[1], t.shape()[0]),
@@ -40,18 +44,25 @@ pub(super) fn gemm(
         ldc: columns,
         scale: if x.dtype().is_fp8() { ScaleMode::PerTensor } else { ScaleMode::None },
         fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
-        accumulate: add && !padded,
+        accumulate: !padded && !matches!(addend, Addend::None),
     };
     let scale = |operand: Operand| operand.scale_inv().map_or(0, Tensor::device_ptr);
     let mut temporary = None;
     if padded {
         temporary = Some(Tensor::empty(out.device(), &[rows, columns], out.dtype())?);
+        if let Addend::Tensor(c) = addend {
+            out.copy_from(0, c)?;
+        }
     }
     let into = temporary.as_mut().unwrap_or(out).device_ptr_mut();
-    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed.
-    unsafe { gpu.gemm(&spec, x.device_ptr(), y.device_ptr(), scale(a), scale(b), into)? };
+    let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
+    let (a, b, a_scale, b_scale) = (x.device_ptr(), y.device_ptr(), scale(a), scale(b));
+    let pointers = GemmPointers { a, b, a_scale, b_scale, addend: addend_at, out: into };
+    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed; what is added has the
+    // shape of `out`.
+    unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
-        Some(temporary) => crop(gpu, &temporary, out, add),
+        Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
     }
 }

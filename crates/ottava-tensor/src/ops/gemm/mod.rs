@@ -84,7 +84,18 @@ impl<'a> Operand<'a> {
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, out)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
-    product(a, b, &mut result, accumulation, false)?;
+    product(a, b, &mut result, accumulation, Addend::None)?;
+    Ok(result)
+}
+
+/// `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product and the residual connection around it. Types
+/// as in [`gemm_nt`]; the sum is rounded once.
+pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accumulation) -> Result<Tensor> {
+    let (m, n) = check(a, b, addend.dtype())?;
+    addend.expect("gemm: addend", &[m, n])?;
+    addend.expect_device("gemm: addend", a.matrix("gemm: a")?.0.device())?;
+    let mut result = addend.empty_like()?;
+    product(a, b, &mut result, accumulation, Addend::Tensor(addend))?;
     Ok(result)
 }
 
@@ -92,23 +103,38 @@ pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -
 pub fn gemm_nt_into(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype())?;
     into.expect("gemm: into", &[m, n])?;
-    product(a, b, into, accumulation, false)
+    product(a, b, into, accumulation, Addend::None)
 }
 
 /// `into += a · bᵀ`: weight gradients, added in place. Types as in [`gemm_nt`].
 pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype())?;
     into.expect("gemm: into", &[m, n])?;
-    product(a, b, into, accumulation, true)
+    product(a, b, into, accumulation, Addend::Out)
 }
 
-fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation, add: bool) -> Result<()> {
+/// What is added to a product.
+#[derive(Clone, Copy)]
+enum Addend<'a> {
+    None,
+    /// What the output holds.
+    Out,
+    /// Another tensor of the output's shape and type.
+    Tensor(&'a Tensor),
+}
+
+fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation, addend: Addend) -> Result<()> {
     if out.is_empty() {
         return Ok(());
     }
     match out.device().clone() {
-        Device::Cpu => cpu::gemm(a, b, out, add),
-        Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, add),
+        Device::Cpu => {
+            if let Addend::Tensor(addend) = addend {
+                out.copy_from(0, addend)?;
+            }
+            cpu::gemm(a, b, out, !matches!(addend, Addend::None))
+        }
+        Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, addend),
     }
 }
 

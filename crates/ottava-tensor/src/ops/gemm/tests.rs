@@ -90,6 +90,36 @@ fn accumulation_adds_once_to_what_was_there() {
 }
 
 #[test]
+fn a_residual_is_added_before_the_one_rounding() {
+    for [m, n, k] in SHAPES {
+        for dtype in [DType::F32, DType::BF16] {
+            let (a, b, c) = (normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], dtype));
+            let (a, b) = (Operand::plain(&a), Operand::plain(&b));
+            let wide = product(a, b, DType::F32).unwrap().to_vec::<f32>().unwrap();
+            let sum: Vec<f32> = wide.iter().zip(values(&c)).map(|(y, c)| y + c as f32).collect();
+            let expected = crate::ops::cast(&Tensor::from_slice(&Device::Cpu, &[m, n], &sum).unwrap(), dtype).unwrap();
+            let got = gemm_nt_plus(a, b, &c, Accumulation::Exact).unwrap();
+            assert_close("product plus residual", &expected, &got, Tolerance::Exact);
+        }
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], dtype)];
+            // The library may round product and sum one after the other.
+            let steps = if dtype == DType::F32 { 20.0 } else { 2.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |t| {
+                let sum = gemm_nt_plus(Operand::plain(&t[0]), Operand::plain(&t[1]), &t[2], Accumulation::Exact)?;
+                if dtype == DType::F32 {
+                    return Ok(vec![sum]);
+                }
+                let (qa, qb) =
+                    (fp8(&t[0], DType::E4M3, 64.0, Copies::Rows)?, fp8(&t[1], DType::E4M3, 16.0, Copies::Rows)?);
+                let fast = gemm_nt_plus(Operand::Rows(&qa), Operand::Rows(&qb), &t[2], Accumulation::Fast)?;
+                Ok(vec![sum, fast])
+            });
+        }
+    }
+}
+
+#[test]
 fn products_agree_across_devices() {
     for [m, n, k] in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {

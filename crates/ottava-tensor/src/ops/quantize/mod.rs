@@ -83,11 +83,32 @@ pub fn quantize(
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
     let mut to = Fp8Output { format, scale, copies, statistics, slot };
     let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    match x.device() {
-        Device::Cpu => cpu::quantize(x, scale, &mut quantized, to.statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize(gpu, x, &mut quantized, &mut to)?,
-    }
+    cast_into(x, &mut quantized, &mut to)?;
     Ok(quantized)
+}
+
+/// As [`quantize`], over codes that there are: into the copies that `into` has, in its format.
+pub fn quantize_into(
+    x: &Tensor,
+    scale: &Tensor,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    x.expect("quantize_into: x", &[into.rows, into.columns])?;
+    x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
+    x.expect_device("quantize_into: x", into.scale_inv.device())?;
+    let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
+    expect_cast(to.format, to.scale, to.statistics, to.slot, x.device())?;
+    cast_into(x, into, &mut to)
+}
+
+fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    match x.device() {
+        Device::Cpu => cpu::quantize(x, to.scale, into, to.statistics, to.slot),
+        Device::Cuda(gpu) => cuda::quantize(gpu, x, into, to)?,
+    }
+    Ok(())
 }
 
 /// Checks a destination for a matrix `[rows, columns]` and allocates what it asks for.

@@ -1,0 +1,68 @@
+//! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches.
+
+use crate::setup::{Seeded, batch, config, devices, gradients, recipes, tiny_llama};
+use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::recipe::Recipe;
+use ottava_lm::recompute::Recompute;
+use ottava_tensor::testing::values;
+use ottava_tensor::{Device, Tensor};
+use serde_json::json;
+
+const TOKENS: usize = 13;
+
+/// Everything that three steps of two micro-batches leave behind. Weights move by their gradients, so that each step's differ.
+fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> Vec<(String, Vec<f64>)> {
+    let mut weights = Seeded { std: 0.1 };
+    let mut decoder = Decoder::new(config, recipe, device, Purpose::Train(kept), 32, &mut weights).unwrap();
+    decoder.quantize_weights().unwrap();
+    let data = batch("recompute", 5, TOKENS, config.vocabulary);
+    let mut seen = Vec::new();
+    for step in 0..3 {
+        decoder.parameters().into_iter().for_each(|p| p.clear_grad());
+        for (start, end) in [(0, 2), (2, 5)] {
+            let part = |ids: &Tensor| ids.rows(start * TOKENS, end * TOKENS).unwrap().to_device(device).unwrap();
+            let losses = decoder.losses_and_gradients(&part(&data[0]), &part(&data[1]), end - start, 0.01).unwrap();
+            seen.push((format!("losses of step {step}"), values(&losses)));
+        }
+        seen.extend(gradients(&mut decoder));
+        for param in decoder.parameters() {
+            let (value, gradient) = (values(&param.value), values(param.grad.as_ref().unwrap()));
+            let moved: Vec<f32> = value.iter().zip(gradient).map(|(w, g)| (w - 0.3 * g) as f32).collect();
+            let moved = Tensor::from_slice(device, param.value.shape(), &moved).unwrap();
+            param.value = ottava_tensor::ops::cast(&moved, param.value.dtype()).unwrap();
+        }
+        decoder.finish_step().unwrap();
+        let arrays = decoder.scaling().arrays().unwrap().into_iter().filter(|(_, array)| array.len() > 1);
+        seen.extend(arrays.map(|(name, array)| (name, values(&array))));
+    }
+    seen
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    let qwen = config(json!({
+        "architectures": ["Qwen2ForCausalLM"], "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+        "tie_word_embeddings": true, "use_sliding_window": false,
+    }));
+    for config in [tiny_llama(), qwen] {
+        for (name, recipe) in recipes() {
+            for device in devices() {
+                let reference = run(&config, &recipe, &device, Kept::FULL);
+                for recompute in Recompute::ALL {
+                    for weight_codes in [true, false] {
+                        let seen = run(&config, &recipe, &device, Kept { recompute, weight_codes, ..Kept::FULL });
+                        for ((what, expected), (_, got)) in reference.iter().zip(&seen) {
+                            let policy = recompute.as_str();
+                            assert_eq!(
+                                expected, got,
+                                "{what}: {name} on {device}, {policy}, codes kept: {weight_codes}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
