@@ -85,28 +85,30 @@ impl ScalingState {
     }
 
     /// Runs an op that produces the operand of a linear, and has it write what the cast in `slot` asks for: the value itself where
-    /// there is no cast; codes in the same pass where the scale is known; the value and its amax, then codes, where the scale is
-    /// its own. The op's other results come along.
+    /// there is no cast; codes in the same pass where the scale is known; where the scale depends on the value, its amax alone, and
+    /// then, by the op run again, its codes. The op's other results come along.
     pub fn produce<T>(
         &mut self,
         slot: Option<Slot>,
         copies: Copies,
-        op: impl FnOnce(Output) -> ottava_tensor::Result<(Produced, T)>,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(GemmInput, T)> {
         let Some(slot) = slot else {
             let (value, rest) = op(Output::Plain)?;
-            return Ok((GemmInput::Plain(plain(value)), rest));
+            return Ok((GemmInput::Plain(value.plain().expect("a plain output gives a value")), rest));
         };
         let format = self.format(slot);
-        if let Some(scale) = self.known_scale(slot)? {
-            let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
-            let (codes, rest) = op(Output::Fp8(to))?;
-            return Ok((GemmInput::Quantized(codes.fp8().expect("an FP8 output gives codes")), rest));
-        }
-        let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
-        let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
-        let scale = ops::current_scale(&amax, format, self.current_scaling(slot))?;
-        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?), rest))
+        let scale = match self.known_scale(slot)? {
+            Some(scale) => scale,
+            None => {
+                let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
+                op(Output::Amax { amax: &mut amax })?;
+                ops::current_scale(&amax, format, self.current_scaling(slot))?
+            }
+        };
+        let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
+        let (codes, rest) = op(Output::Fp8(to))?;
+        Ok((GemmInput::Quantized(codes.fp8().expect("an FP8 output gives codes")), rest))
     }
 
     /// Casts a value that exists already, as its slot says, and measures it.
@@ -227,8 +229,4 @@ impl ScalingState {
         state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
         Ok(())
     }
-}
-
-fn plain(value: Produced) -> Tensor {
-    value.plain().expect("a plain output gives a value")
 }

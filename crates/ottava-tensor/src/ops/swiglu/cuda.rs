@@ -7,17 +7,25 @@ use crate::{QuantizedTensor, Result, Tensor};
 kernel_source!("swiglu");
 kernel_source!(FP8_SOURCE, "swiglu", "destination.cuh");
 
-pub(super) fn swiglu(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor, amax: Option<&mut Tensor>) -> Result<()> {
+pub(super) fn swiglu(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = y.dims("swiglu: y")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu" };
-    let args = [
-        Arg::Ptr(y.device_ptr_mut()),
-        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
-        Arg::Ptr(x.device_ptr()),
-        Arg::I32(hidden as i32),
-    ];
-    // SAFETY: `x` has rows of twice the width of those of `y`, and as many: one block for each; `amax` has one element.
+    let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
+    // SAFETY: `x` has rows of twice the width of those of `y`, and as many: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+    let [tokens, width] = x.dims("swiglu: x")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_amax" };
+    let args = [
+        Arg::Ptr(amax.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::I32(tokens as i32),
+        Arg::I32((width / 2) as i32),
+    ];
+    // SAFETY: `x` is `tokens · width`, and `amax` has one element.
+    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
 pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
@@ -29,24 +37,27 @@ pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTens
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_backward(
-    gpu: &CudaDevice,
-    dy: &Tensor,
-    x: &Tensor,
-    dx: &mut Tensor,
-    amax: Option<&mut Tensor>,
-) -> Result<()> {
+pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, dx: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_backward" };
+    let args =
+        [Arg::Ptr(dx.device_ptr_mut()), Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
+    // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many: one block for each.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+}
+
+pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+    let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_backward_amax" };
     let args = [
-        Arg::Ptr(dx.device_ptr_mut()),
-        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
+        Arg::Ptr(amax.device_ptr_mut()),
         Arg::Ptr(dy.device_ptr()),
         Arg::Ptr(x.device_ptr()),
+        Arg::I32(tokens as i32),
         Arg::I32(hidden as i32),
     ];
-    // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many: one block for each; `amax` has one element.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    // SAFETY: `dy` is `tokens · hidden`, `x` has rows of twice the width, and `amax` has one element.
+    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
 /// Whether both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes.

@@ -30,9 +30,14 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
-        (Device::Cuda(gpu), output) => {
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::swiglu_amax(gpu, x, amax)?;
+            Ok(Produced::Measured)
+        }
+        (Device::Cuda(gpu), Output::Plain) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cuda::swiglu(gpu, x, &mut y, output.amax(x.device())?)?;
+            cuda::swiglu(gpu, x, &mut y)?;
             Ok(Produced::Plain(y))
         }
     }
@@ -60,15 +65,15 @@ pub fn swiglu_backward_to(dy: &Tensor, x: &Tensor, output: Output) -> Result<Pro
             cuda::swiglu_backward_codes(gpu, dy, x, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
-        (Device::Cuda(gpu), output @ Output::Fp8(_)) => {
-            let mut dx = x.empty_like()?;
-            cuda::swiglu_backward(gpu, dy, x, &mut dx, None)?;
-            output.deliver(dx)
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::swiglu_backward_amax(gpu, dy, x, amax)?;
+            Ok(Produced::Measured)
         }
         (Device::Cuda(gpu), output) => {
             let mut dx = x.empty_like()?;
-            cuda::swiglu_backward(gpu, dy, x, &mut dx, output.amax(x.device())?)?;
-            Ok(Produced::Plain(dx))
+            cuda::swiglu_backward(gpu, dy, x, &mut dx)?;
+            output.deliver(dx)
         }
     }
 }

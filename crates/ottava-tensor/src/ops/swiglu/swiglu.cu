@@ -13,36 +13,29 @@ __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
 }
 
 #ifndef FORMAT
-// One block per row. `amax`, if not null, is raised to the largest absolute value written.
-extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, float* amax, const X* __restrict__ x, int F) {
+// One block per row.
+extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
     y += (u64)blockIdx.x * F;
     x += (u64)blockIdx.x * 2 * F;
     const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
-    float largest = 0.0f;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g);
         float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
-        const Eight<X> out = pack8<X>(v);
-        store8(y + 8 * g, out);
-        if (amax) largest = fmaxf(largest, largest8(out));
+        store8(y + 8 * g, pack8<X>(v));
     }
-    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-        store(&y[c], forward(load(x[c]), load(x[F + c])));
-        largest = fmaxf(largest, fabsf(load(y[c])));
-    }
-    block_raise(amax, largest);
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) store(&y[c], forward(load(x[c]), load(x[F + c])));
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, float* amax, const X* __restrict__ dy,
+// One block per row.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
                                                                   const X* __restrict__ x, int F) {
     dx += (u64)blockIdx.x * 2 * F;
     x += (u64)blockIdx.x * 2 * F;
     dy += (u64)blockIdx.x * F;
     const int eights = F % 8 == 0 && aligned(dx, dy, x) ? F / 8 : 0;
-    float largest = 0.0f;
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g), d = load8(dy + 8 * g);
         float v[2][8];
@@ -52,16 +45,64 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
             v[0][i] = g.gate;
             v[1][i] = g.up;
         }
-        const Eight<X> dgate = pack8<X>(v[0]), dup = pack8<X>(v[1]);
-        store8(dx + 8 * g, dgate);
-        store8(dx + F + 8 * g, dup);
-        if (amax) largest = fmaxf(largest, fmaxf(largest8(dgate), largest8(dup)));
+        store8(dx + 8 * g, pack8<X>(v[0]));
+        store8(dx + F + 8 * g, pack8<X>(v[1]));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
         const Gradient g = backward(load(dy[c]), load(x[c]), load(x[F + c]));
         store(&dx[c], g.gate);
         store(&dx[F + c], g.up);
-        largest = fmaxf(largest, fmaxf(fabsf(load(dx[c])), fabsf(load(dx[F + c]))));
+    }
+}
+
+// Largest absolute values alone. Blocks take every gridDim-th row.
+extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
+    const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
+    float largest = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const X* from = x + (u64)row * 2 * F;
+#pragma unroll 4
+        for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g);
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+            largest = fmaxf(largest, largest8(pack8<X>(v)));
+        }
+        for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+            X y;
+            store(&y, forward(load(from[c]), load(from[F + c])));
+            largest = fmaxf(largest, fabsf(load(y)));
+        }
+    }
+    block_raise(amax, largest);
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x,
+                                                                       int rows, int F) {
+    const int eights = F % 8 == 0 && aligned(dy, x) ? F / 8 : 0;
+    float largest = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const X *from = x + (u64)row * 2 * F, *d = dy + (u64)row * F;
+#pragma unroll 2
+        for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g), dy8 = load8(d + 8 * g);
+            float v[2][8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const Gradient g = backward(load(dy8.at[i]), load(gate.at[i]), load(up.at[i]));
+                v[0][i] = g.gate;
+                v[1][i] = g.up;
+            }
+            largest = fmaxf(largest, fmaxf(largest8(pack8<X>(v[0])), largest8(pack8<X>(v[1]))));
+        }
+        for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+            const Gradient g = backward(load(d[c]), load(from[c]), load(from[F + c]));
+            X dx[2];
+            store(&dx[0], g.gate);
+            store(&dx[1], g.up);
+            largest = fmaxf(largest, fmaxf(fabsf(load(dx[0])), fabsf(load(dx[1]))));
+        }
     }
     block_raise(amax, largest);
 }
