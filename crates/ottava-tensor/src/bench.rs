@@ -129,10 +129,16 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, both(&scale, &mut seen)).map(drop))?;
     row("swiglu, amax", bf16(2 * tf), &mut || swiglu_to(&gate_up, Output::Amax { amax: &mut amax }).map(drop))?;
     row("swiglu_backward, amax", bf16(3 * tf), &mut || {
-        swiglu_backward_to(&dy, &gate_up, Output::Amax { amax: &mut amax }).map(drop)
+        swiglu_backward_to(&dy, &gate_up, Output::Amax { amax: &mut amax }, None).map(drop)
     })?;
     row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
-        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen)).map(drop)
+        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), None).map(drop)
+    })?;
+    let mut unseen = CastStatistics::new(device, 1)?;
+    row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
+        let (format, scale, copies) = (DType::E4M3, &scale, Copies::Columns);
+        let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
+        swiglu_backward_to(&dy, &gate_up, both(scale, &mut seen), Some(activated)).map(drop)
     })?;
     drop((gate_up, dy));
 

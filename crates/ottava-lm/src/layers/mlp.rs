@@ -60,7 +60,7 @@ impl Layer for Mlp {
     fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
         let dactivated = self.down.backward(dy, saved.down, context)?;
         let (dhidden, ()) = context.scaling.produce(self.gate_up.gradient_slot(), Copies::Both, |output| {
-            Ok((swiglu_backward_to(&dactivated, &saved.hidden, output)?, ()))
+            Ok((swiglu_backward_to(&dactivated, &saved.hidden, output, None)?.0, ()))
         })?;
         drop((saved.hidden, dactivated));
         self.gate_up.backward(dhidden, saved.gate_up, context)

@@ -106,7 +106,8 @@ pub(super) mod tests {
         cast(&x, dtype).expect("a floating-point type")
     }
 
-    fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
+    /// Everything that a cast writes.
+    pub(crate) fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
         let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
         q.codes.iter().chain(&q.transposed).chain([&q.scale_inv]).cloned().chain(counts).collect()
     }
@@ -157,7 +158,9 @@ pub(super) mod tests {
                 [hostile("x", &[1 + t * c], dtype), hostile("y", &[1 + t * c], dtype), normals("w", &[c], dtype)];
             destinations(&inputs, |x, output| swiglu_to(&unaligned(&x[0], &[t, c])?, output));
             let dx = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c / 2])?, unaligned(&x[1], &[t, c])?]);
-            destinations(&inputs, |x, output| dx(x).and_then(|[dy, x]| swiglu_backward_to(&dy, &x, output)));
+            destinations(&inputs, |x, output| {
+                dx(x).and_then(|[dy, x]| Ok(swiglu_backward_to(&dy, &x, output, None)?.0))
+            });
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&unaligned(&x[0], &[t, c])?, &x[2], 1e-5, output)?.0));
             let both = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c])?, unaligned(&x[1], &[t, c])?]);
             destinations(&inputs, |x, output| {

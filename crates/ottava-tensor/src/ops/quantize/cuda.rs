@@ -18,6 +18,9 @@ pub(crate) const VARIANTS: &[Defines] = &[
 /// Side of the tiles in `destination.cuh`.
 const TILE: usize = 128;
 
+/// Shared memory of a tile of codes.
+pub(in crate::ops) const TILE_BYTES: u32 = (TILE * TILE) as u32;
+
 /// The defines for values of the type of `x` on their way to codes of `format`.
 pub(in crate::ops) fn fp8_variant(x: &Tensor, format: DType) -> Result<Defines> {
     let storage = launch::storage(x.dtype())?[0].1;
