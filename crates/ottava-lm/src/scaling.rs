@@ -100,28 +100,66 @@ impl ScalingState {
     }
 
     /// Runs an op that produces the operand of a linear, and has it write what the cast in `slot` asks for: the value itself where
-    /// there is no cast; codes in the same pass where the scale is known; the value and its amax, then codes, where the scale is
-    /// its own. The op's other results come along.
+    /// there is no cast; codes in the same pass where the scale is known; where the scale depends on the value, its amax alone, and
+    /// then, by the op run again, its codes. The op's other results come along.
     pub fn produce<T>(
         &mut self,
         slot: Option<Slot>,
         copies: Copies,
-        op: impl FnOnce(Output) -> ottava_tensor::Result<(Produced, T)>,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(GemmInput, T)> {
         let Some(slot) = slot else {
             let (value, rest) = op(Output::Plain)?;
-            return Ok((GemmInput::Plain(plain(value)), rest));
+            return Ok((GemmInput::Plain(value.plain().expect("a plain output gives a value")), rest));
         };
         let format = self.format(slot);
+        let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
+        let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
+        let (codes, rest) = op(Output::Fp8(to))?;
+        Ok((quantized(codes, frozen), rest))
+    }
+
+    /// As [`ScalingState::produce`], for an op that can also cast `again`, transposed, an operand that was cast in `again` before.
+    pub fn produce_beside(
+        &mut self,
+        slot: Option<Slot>,
+        again: Slot,
+        frozen: &Frozen,
+        mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(GemmInput, GemmInput)> {
+        let scale_again = self.frozen_scale(again, frozen)?;
+        let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
+        let beside = Fp8Output {
+            format: self.slots[again.0].1.format,
+            scale: &scale_again,
+            copies: Copies::Columns,
+            statistics: &mut self.unobserved,
+            slot: again.0,
+        };
+        let (made, codes) = match (slot, &own) {
+            (Some(slot), Some((scale, _))) => {
+                let (format, statistics) = (self.slots[slot.0].1.format, &mut self.statistics);
+                let to = Fp8Output { format, scale, copies: Copies::Both, statistics, slot: slot.0 };
+                op(Output::Fp8(to), Some(beside))?
+            }
+            _ => op(Output::Plain, Some(beside))?,
+        };
+        let made = match own {
+            Some((_, frozen)) => quantized(made, frozen),
+            None => GemmInput::Plain(made.plain().expect("a plain output gives a value")),
+        };
+        Ok((made, GemmInput::Quantized(codes.expect("it was asked for"), frozen.clone())))
+    }
+
+    /// The scale of what an op is about to produce; where it is its own, `measure` has the op tell its amax first.
+    fn scale_for(&self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Tensor, Frozen)> {
         if let Some(scale) = self.known_scale(slot)? {
-            let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
-            let (codes, rest) = op(Output::Fp8(to))?;
-            return Ok((quantized(codes, Frozen(None)), rest));
+            return Ok((scale, Frozen(None)));
         }
         let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
-        let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
-        let scale = ops::current_scale(&amax, format, self.current_scaling(slot))?;
-        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?, Frozen(Some(scale))), rest))
+        measure(Output::Amax { amax: &mut amax })?;
+        let scale = ops::current_scale(&amax, self.format(slot), self.current_scaling(slot))?;
+        Ok((scale.clone(), Frozen(Some(scale))))
     }
 
     /// Runs once more an op of [`ScalingState::produce`], by the scale that it had; nothing is measured a second time.

@@ -102,10 +102,7 @@ impl Linear {
         let y = self.fprop(&x, residual, context.scaling)?;
         let saved = match x {
             GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            GemmInput::Quantized(codes, frozen) => {
-                LinearSaved::Kept(GemmInput::Quantized(codes.only_transposed(), frozen))
-            }
-            plain => LinearSaved::Kept(plain),
+            x => LinearSaved::Kept(x.only_transposed()),
         };
         Ok((y, saved))
     }
@@ -192,9 +189,9 @@ impl Layer for Linear {
     fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
         let x = saved.operand(|_| unreachable!("what a linear alone saves is not dropped"))?;
         let dy = self.cast_gradient(dy, context.scaling)?;
-        self.wgrad(&dy, &x)?;
-        drop(x);
-        self.dgrad(&dy, context.scaling)
+        let dx = self.dgrad(&dy, context.scaling)?;
+        self.wgrad(&dy.only_transposed(), &x)?;
+        Ok(dx)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

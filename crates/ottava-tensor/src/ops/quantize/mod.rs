@@ -11,7 +11,7 @@ use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
-pub(super) use cuda::{destination, fp8_variant, tiles};
+pub(super) use cuda::{TILE_BYTES, destination, fp8_variant, tiles};
 
 /// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
 #[derive(Debug)]
