@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWWeight, adamw, global_norm};
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm};
 use ottava_tensor::{DType, Tensor};
 
 /// Constants of AdamW.
@@ -94,9 +94,12 @@ impl AdamWOptimizer {
                 None => AdamWWeight::Master { master: value, copy: None },
             };
             let grad = grad.as_ref().expect("a model built for training");
-            parameters.push(AdamWParameter { weight, m: &mut moments.m, v: &mut moments.v, grad, weight_decay });
+            let (m, v) = (&mut moments.m, &mut moments.v);
+            parameters.push(AdamWParameter { weight, m, v, grad, weight_decay, cast: None });
         }
-        adamw(&mut parameters, norm, &how)?;
+        let mut scalars = AdamWScalars::new(norm.device())?;
+        scalars.set(&how)?;
+        adamw(&mut parameters, &mut CastStatistics::new(norm.device(), 1)?, norm, &scalars)?;
         Ok(())
     }
 }

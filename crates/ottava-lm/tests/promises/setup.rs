@@ -4,7 +4,9 @@ use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::scaling::{ScalingState, Slots};
-use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWWeight, adamw, global_norm, normal};
+use ottava_tensor::ops::{
+    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm, normal,
+};
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -131,6 +133,9 @@ impl Training {
         self.step += 1;
         let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
         let how = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: self.step, max_norm: 1.0 };
+        let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
+        scalars.set(&how).expect("memory");
+        let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");
         for (param, [m, v]) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             let weight_decay = if param.decay { 0.1 } else { 0.0 };
             let Param { value, master, grad, .. } = param;
@@ -139,8 +144,8 @@ impl Training {
                 Some(master) => AdamWWeight::Master { master, copy: Some(value) },
                 None => AdamWWeight::Master { master: value, copy: None },
             };
-            let parameter = AdamWParameter { weight, m, v, grad, weight_decay };
-            adamw(&mut [parameter], &norm, &how).expect("an update");
+            let parameter = AdamWParameter { weight, m, v, grad, weight_decay, cast: None };
+            adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
             grad.fill_zero().expect("a gradient is cleared");
         }
         self.decoder.finish_step().expect("scales follow");

@@ -82,6 +82,15 @@ template <class T> __device__ __forceinline__ void unpack8(const Eight<T>& e, fl
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = load(e.at[i]);
 }
+// From whole words: one instruction each.
+__device__ __forceinline__ void unpack8(const Eight<bf16>& e, float* v) {
+    const u32 pairs[4] = {e.words[0].x, e.words[0].y, e.words[0].z, e.words[0].w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(pairs[i] << 16);
+        v[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000);
+    }
+}
 // Eight values, each rounded once, as `store` does; the narrow types in pairs.
 template <class T> __device__ __forceinline__ Eight<T> pack8(const float* v);
 template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {

@@ -44,9 +44,9 @@ template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
 __device__ __forceinline__ void round8(float* v) { unpack8(pack8<X>(v), v); }
 
 // The first `valid` of eight elements; the rest are zero.
-__device__ __forceinline__ Eight<X> fetch8(const X* p, int valid, bool wide) {
+template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
     if (wide) return load8(p);
-    Eight<X> e;
+    Eight<T> e;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         store(&e.at[i], 0.0f);
@@ -121,8 +121,8 @@ __device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row
             make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
-// Adds what the block saw to the statistics; a barrier for all threads. The first block of the grid writes the rest.
-__device__ __forceinline__ void measure(const Destination& to, const Seen& seen) {
+// Adds what the block saw to the statistics; a barrier for all threads. The `first` block of a matrix writes the rest.
+__device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first) {
     __shared__ u32 warps[3][8];
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
@@ -142,11 +142,14 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen)
     raise(to.amax, __uint_as_float(all[0]));
     if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
     if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
-    if (blockIdx.x == 0 && blockIdx.y == 0) {
+    if (first) {
         *to.scale_inv = 1.0f / to.scale;
         atomicAdd(to.elements, (u64)to.rows * to.columns);
     }
 }
+
+// Of a grid that has one matrix.
+__device__ __forceinline__ void measure(const Destination& to, const Seen& seen) { measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0); }
 
 // The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
 // likely to be in the cache still.

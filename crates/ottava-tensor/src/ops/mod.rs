@@ -21,7 +21,7 @@ mod rope;
 mod swiglu;
 mod transpose;
 
-pub use adamw::{AdamW, AdamWParameter, AdamWWeight, adamw};
+pub use adamw::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, WeightCast, adamw};
 pub use add::add;
 pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
 pub use bias::{add_bias, bias_gradient};

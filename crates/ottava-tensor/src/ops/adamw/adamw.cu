@@ -1,92 +1,192 @@
 // Many parameters in one launch. Compiled without contraction, so each operation rounds as on the CPU.
-// `M` and `V` are the types of the moments, `G` that of the gradient. `COPY` is the type of the rounded copy of F32 weights, which may be null; or, with
-// `STOCHASTIC`, there are no F32 weights and `COPY` weights are rounded up or down by chance.
-// As many parameters as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
-#define CAPACITY 56
-struct Part {
-    float* master;
-    COPY* copy;
-    M* m;
-    V* v;
-    const G* grad;
-    u64 n, end, seed;
-    float keep, unused;
+// `S` is the type of the moments, `G` that of the gradient. `W` is the type of the weights that are updated: f32, or bf16, which
+// are rounded up or down by chance. `X` is the type of the weights that layers read: that of a copy, or `W` where `copy` is null.
+
+// What changes from step to step, as in mod.rs.
+struct Scalars {
+    double learning_rate;
+    u64 step;
+    float step_size, take1, beta2, take2, correction2, epsilon, max_norm;
 };
-struct Parts { Part at[CAPACITY]; };
 
-struct Scalars { float step_size, take1, beta2, take2, correction2, epsilon; };
+struct Tensors {
+    W* weight;
+    X* copy;
+    S *m, *v;
+    const G* grad;
+    u64 seed;
+    double weight_decay;
+};
 
-__device__ __forceinline__ float updated(float w, float& m, float& v, float g, float keep, const Scalars& how) {
-    const float decayed = w * keep;
-    m = m + (g - m) * how.take1;
-    v = v * how.beta2 + g * g * how.take2;
-    return decayed - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
+// As many parameters as the arguments of a kernel hold; both numbers are also in cuda.rs. `end` counts blocks.
+struct Part {
+    Tensors of;
+    float* amax;
+    u64 n, end;
+};
+struct Parts { Part at[48]; };
+
+struct CastPart {
+    Tensors of;
+    unsigned char *codes, *transposed;
+    float* scale_inv;
+    const float* scale;
+    int rows, columns;
+    u32 slot, end;
+};
+struct CastParts { CastPart at[38]; };
+
+// What all elements of a parameter share.
+struct Update {
+    float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, inverse2;
+    u64 seed;
+    bool usual;
+};
+
+// Reciprocal, quotient and root by the compiler's own steps, without its test of each operand for exponents where they would not
+// do: `update8` makes one test for all. `r` is the reciprocal of `x`.
+__device__ __forceinline__ float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
+}
+__device__ __forceinline__ float quotient(float a, float x, float r) {
+    const float q = a * r;
+    return __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
+}
+__device__ __forceinline__ float root(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const float y = x * r;
+    return __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
+}
+
+__device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+__device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm) {
+    const float clip = s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm + 1e-6f), 1.0f);
+    const float keep = (float)(1.0 - s.learning_rate * of.weight_decay);
+    const bool usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0.0f && s.epsilon <= 1.0f;
+    return {clip, keep, s.step_size, s.take1, s.beta2, s.take2, s.correction2, s.epsilon, reciprocal(s.correction2), hash(of.seed ^ hash(s.step)), usual};
 }
 
 // Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays.
 __device__ __forceinline__ float by_chance(float x, u64 seed, u64 i) {
-    const u32 bits = __float_as_uint(x);
-    if ((bits & 0x7F800000) == 0x7F800000) return x;
-    return __uint_as_float(bits + (u32)(hash(seed ^ i) >> 48) & 0xFFFF0000);
+    return __uint_as_float(__float_as_uint(x) + (u32)(hash(seed ^ i) >> 48) & 0xFFFF0000);
 }
 
-extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, float max_norm, float step_size, float take1, float beta2,
-                                                        float take2, float correction2, float epsilon, int count, u64 chunk,
-                                                        const __grid_constant__ Parts parts) {
-    const Scalars how = {step_size, take1, beta2, take2, correction2, epsilon};
-    const float total = *norm;
-    if (!(fabsf(total) <= 3.402823466e38f)) return;
-    const float clip = max_norm == 0.0f ? 1.0f : fminf(max_norm / (total + 1e-6f), 1.0f);
-    int t = 0;
-    while (t + 1 < count && blockIdx.x >= parts.at[t].end) t++;
-    const Part& part = parts.at[t];
-    const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk;
-    const u64 left = part.n - start, n = left < chunk ? left : chunk;
-    M* m = part.m + start;
-    V* v = part.v + start;
-    const G* grad = part.grad + start;
-    COPY* copy = part.copy ? part.copy + start : nullptr;
-#ifdef STOCHASTIC
-    const u64 eights = aligned(m, v, grad, copy) ? n / 8 : 0;
-#else
-    float* master = part.master + start;
-    const u64 eights = aligned(m, v, grad, copy, master) ? n / 8 : 0;
-#endif
-    for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
-        const u64 at = 8 * g;
-        float w8[8], m8[8], v8[8], g8[8];
-        unpack8(load8(grad + at), g8);
-#ifdef STOCHASTIC
-        unpack8(load8(copy + at), w8);
-#else
-        unpack8(load8(master + at), w8);
-#endif
-        unpack8(load8(m + at), m8);
-        unpack8(load8(v + at), v8);
+// What layers read.
+__device__ __forceinline__ const X* read(const Tensors& of) { return of.copy ? of.copy : (const X*)of.weight; }
+
+// One element.
+__device__ __forceinline__ void update1(const Tensors& of, u64 i, const Update& how) {
+    const float g = load(of.grad[i]) * how.clip, m0 = load(of.m[i]);
+    const float m = m0 + (g - m0) * how.take1, v = load(of.v[i]) * how.beta2 + g * g * how.take2;
+    float w = load(of.weight[i]) * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
+    if (sizeof(W) == 2 && finite(w)) w = by_chance(w, how.seed, i);
+    store(&of.m[i], m);
+    store(&of.v[i], v);
+    store(&of.weight[i], w);
+    if (of.copy) store(&of.copy[i], w);
+}
+
+// Eight elements from a multiple of eight on, at addresses for wide accesses. False, and nothing is written, where one of them
+// is out of the ordinary. `w`: the new weights as layers read them.
+__device__ __forceinline__ bool update8(const Tensors& of, u64 at, const Update& how, float* w) {
+    float m[8], v[8], g[8], smallest_v = 1.0f, smallest_q = 1.0f, nothing = 0.0f;
+    const Eight<G> raw_g = load8(of.grad + at);
+    const Eight<W> raw_w = load8(of.weight + at);
+    const Eight<S> raw_m = load8(of.m + at), raw_v = load8(of.v + at);
+    unpack8(raw_g, g);
+    unpack8(raw_w, w);
+    unpack8(raw_m, m);
+    unpack8(raw_v, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            w8[i] = updated(w8[i], m8[i], v8[i], g8[i] * clip, part.keep, how);
-#ifdef STOCHASTIC
-            w8[i] = by_chance(w8[i], part.seed, start + at + i);
-#endif
+    for (int i = 0; i < 8; i++) {
+        g[i] *= how.clip;
+        m[i] = m[i] + (g[i] - m[i]) * how.take1;
+        v[i] = v[i] * how.beta2 + g[i] * g[i] * how.take2;
+        const float denominator = quotient(root(v[i]), how.correction2, how.inverse2) + how.epsilon;
+        const float q = quotient(m[i], denominator, reciprocal(denominator));
+        w[i] = w[i] * how.keep - how.step_size * q;
+        smallest_v = fminf(smallest_v, v[i]);
+        smallest_q = fminf(smallest_q, fabsf(q));
+        // Infinity and NaN make it NaN.
+        nothing = __fmaf_rn(w[i], 0.0f, nothing);
+        if (sizeof(W) == 2) w[i] = by_chance(w[i], how.seed ^ at, i);
+    }
+    if (!(smallest_v >= 0x1p-100f && smallest_q >= 0x1p-40f && nothing == 0.0f)) return false;
+    store8(of.m + at, pack8<S>(m));
+    store8(of.v + at, pack8<S>(v));
+    store8(of.weight + at, pack8<W>(w));
+    if (sizeof(X) < sizeof(W)) {
+        const Eight<X> copy = pack8<X>(w);
+        store8(of.copy + at, copy);
+        unpack8(copy, w);
+    }
+    return true;
+}
+
+// The first `valid` of eight elements; `wide` where they are all and at addresses for wide accesses. In `w`, what does not exist
+// is zero.
+__device__ __forceinline__ void update(const Tensors& of, u64 at, int valid, bool wide, const Update& how, float* w) {
+    if (wide && how.usual && update8(of, at, how, w)) return;
+#pragma unroll 1
+    for (int i = 0; i < valid; i++) update1(of, at + i, how);
+    unpack8(fetch8(read(of) + at, valid, wide), w);
+}
+
+__device__ __forceinline__ bool aligned(const Tensors& of) { return aligned(of.weight, of.copy, of.m, of.v, of.grad); }
+
+// Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights where there is one.
+extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
+    if (!finite(*norm)) return;
+    int t = 0;
+    while (blockIdx.x >= parts.at[t].end) t++;
+    const Part& part = parts.at[t];
+    const Update how = update_of(part.of, *scalars, *norm);
+    const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk, end = min(start + chunk, part.n);
+    const bool together = aligned(part.of);
+    float largest = 0.0f;
+    for (u64 at = start + 8 * threadIdx.x; at < end; at += 8 * blockDim.x) {
+        const int valid = min(end - at, 8ull);
+        float w[8];
+        update(part.of, at, valid, together && valid == 8, how, w);
+#pragma unroll
+        for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(w[i]));
+    }
+    block_raise(part.amax, largest);
+}
+
+// Each block updates a tile of a matrix and casts its new weights. Wide loads want more registers than more blocks bring.
+extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 3 : 4)
+adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
+           const __grid_constant__ CastParts parts) {
+    __shared__ Tile tile;
+    if (!finite(*norm)) return;
+    int t = 0;
+    while (blockIdx.x >= parts.at[t].end) t++;
+    const CastPart& part = parts.at[t];
+    const Update how = update_of(part.of, *scalars, *norm);
+    const int rows = part.rows, columns = part.columns, padded_rows = (rows + 15) / 16 * 16, padded_columns = (columns + 15) / 16 * 16;
+    const Destination to = {part.codes, part.transposed, part.scale_inv, amax + part.slot, saturated + part.slot, underflowed + part.slot,
+                            elements + part.slot, *part.scale, rows, columns, padded_rows, padded_columns};
+    const int block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), across = max((columns + TILE - 1) / TILE, 1);
+    const int row0 = block / across * TILE, column0 = block % across * TILE, column = threadIdx.x % 16 * 8;
+    const int valid = min(columns - column0 - column, 8);
+    const bool together = columns % 8 == 0 && aligned(part.of);
+    Seen seen;
+#pragma unroll 1
+    for (int row = threadIdx.x / 16; row < TILE; row += 16) {
+        uint2 eight = make_uint2(0, 0);
+        if (row0 + row < rows && valid > 0) {
+            const u64 at = (u64)(row0 + row) * columns + column0 + column;
+            float w[8];
+            update(part.of, at, valid, together, how, w);
+            eight = encode8(w, to.scale, seen);
         }
-        store8(m + at, pack8<M>(m8));
-        store8(v + at, pack8<V>(v8));
-#ifndef STOCHASTIC
-        store8(master + at, pack8<f32>(w8));
-#endif
-        if (copy) store8(copy + at, pack8<COPY>(w8));
+        put(to, tile, row0, column0, row, column, eight);
     }
-    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) {
-        float m1 = load(m[i]), v1 = load(v[i]);
-#ifdef STOCHASTIC
-        const float w = by_chance(updated(load(copy[i]), m1, v1, load(grad[i]) * clip, part.keep, how), part.seed, start + i);
-#else
-        const float w = updated(master[i], m1, v1, load(grad[i]) * clip, part.keep, how);
-        master[i] = w;
-#endif
-        store(&m[i], m1);
-        store(&v[i], v1);
-        if (copy) store(&copy[i], w);
-    }
+    measure(to, seen, block == 0);
+    flush(to, tile, row0, column0);
 }

@@ -1,5 +1,6 @@
-use super::{AdamWParameter, AdamWWeight, Scalars, stochastic_seed};
+use super::{AdamWParameter, AdamWWeight, CastStatistics, Scalars, WeightCast};
 use crate::element::Float;
+use crate::ops::quantize;
 use crate::ops::random::hash;
 use crate::{DType, Tensor};
 use half::{bf16, f16};
@@ -7,7 +8,7 @@ use rayon::prelude::*;
 
 const CHUNK: usize = 1 << 14;
 
-pub(super) fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) {
+pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
     let norm = norm.host::<f32>()[0];
     if !norm.is_finite() {
         return;
@@ -18,15 +19,20 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scal
             DType::F32 => with_gradient::<f32>(parameter, clip, how),
             _ => with_gradient::<bf16>(parameter, clip, how),
         }
+        match &mut parameter.cast {
+            None => {}
+            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax),
+            Some(WeightCast::Codes { scale, slot, into }) => {
+                quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
+            }
+        }
     }
 }
 
 fn with_gradient<G: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
-    match (parameter.m.dtype(), parameter.v.dtype()) {
-        (DType::F32, DType::F32) => update::<f32, f32, G>(parameter, clip, how),
-        (DType::F32, _) => update::<f32, bf16, G>(parameter, clip, how),
-        (_, DType::F32) => update::<bf16, f32, G>(parameter, clip, how),
-        (_, _) => update::<bf16, bf16, G>(parameter, clip, how),
+    match parameter.m.dtype() {
+        DType::F32 => update::<f32, G>(parameter, clip, how),
+        _ => update::<bf16, G>(parameter, clip, how),
     }
 }
 
@@ -34,13 +40,9 @@ fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }
 
-fn update<M: Float<Real = f32>, V: Float<Real = f32>, G: Float<Real = f32>>(
-    parameter: &mut AdamWParameter,
-    clip: f32,
-    how: &Scalars,
-) {
+fn update<S: Float<Real = f32>, G: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
     let keep = how.keep(parameter.weight_decay);
-    let (m, v, grad) = (parameter.m.host_mut::<M>(), parameter.v.host_mut::<V>(), parameter.grad.host::<G>());
+    let (m, v, grad) = (parameter.m.host_mut::<S>(), parameter.v.host_mut::<S>(), parameter.grad.host::<G>());
     let moments = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)).zip(grad.par_chunks(CHUNK));
     match &mut parameter.weight {
         AdamWWeight::Master { master, copy } => {
@@ -56,7 +58,7 @@ fn update<M: Float<Real = f32>, V: Float<Real = f32>, G: Float<Real = f32>>(
             }
         }
         AdamWWeight::Stochastic { weight, seed } => {
-            let seed = stochastic_seed(*seed, how.step);
+            let seed = how.stochastic_seed(*seed);
             let chunks = weight.host_mut::<bf16>().par_chunks_mut(CHUNK).zip(moments).enumerate();
             chunks.for_each(|(chunk, (w, ((m, v), grad)))| {
                 for (i, (((w, m), v), g)) in w.iter_mut().zip(m).zip(v).zip(grad).enumerate() {
@@ -68,18 +70,11 @@ fn update<M: Float<Real = f32>, V: Float<Real = f32>, G: Float<Real = f32>>(
     }
 }
 
-fn element<M: Float<Real = f32>, V: Float<Real = f32>>(
-    w: f32,
-    m: &mut M,
-    v: &mut V,
-    g: f32,
-    keep: f32,
-    how: &Scalars,
-) -> f32 {
+fn element<S: Float<Real = f32>>(w: f32, m: &mut S, v: &mut S, g: f32, keep: f32, how: &Scalars) -> f32 {
     let decayed = w * keep;
     let m1 = m.load() + (g - m.load()) * how.take1;
     let v1 = v.load() * how.beta2 + g * g * how.take2;
-    (*m, *v) = (M::store(m1), V::store(v1));
+    (*m, *v) = (S::store(m1), S::store(v1));
     let denominator = v1.sqrt() / how.correction2 + how.epsilon;
     decayed - how.step_size * (m1 / denominator)
 }

@@ -1,12 +1,16 @@
-//! AdamW with decoupled weight decay. Loshchilov and Hutter 2019, arXiv:1711.05101; order of operations as in PyTorch.
+//! AdamW with decoupled weight decay, and the cast of the new weights for the next step's products in the same pass. Loshchilov
+//! and Hutter 2019, arXiv:1711.05101; order of operations as in PyTorch.
 
 mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::quantize::{CastStatistics, expect_amax, expect_cast};
 use super::random::hash;
+use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Result, Tensor};
+use bytemuck::{Pod, Zeroable};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
@@ -27,7 +31,9 @@ pub struct AdamW {
     pub max_norm: f64,
 }
 
-/// What the arithmetic of one element needs, each rounded once from F64.
+/// What the arithmetic of one element needs, each rounded once from F64; laid out as in adamw.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
 struct Scalars {
     learning_rate: f64,
     step: u64,
@@ -38,6 +44,7 @@ struct Scalars {
     correction2: f32,
     epsilon: f32,
     max_norm: f32,
+    unused: f32,
 }
 
 impl AdamW {
@@ -53,6 +60,7 @@ impl AdamW {
             correction2: correction(self.beta2).sqrt() as f32,
             epsilon: self.epsilon as f32,
             max_norm: self.max_norm as f32,
+            unused: 0.0,
         }
     }
 }
@@ -61,6 +69,34 @@ impl Scalars {
     /// What decay leaves of a weight.
     fn keep(&self, weight_decay: f64) -> f32 {
         (1.0 - self.learning_rate * weight_decay) as f32
+    }
+
+    /// What an element's number is mixed with.
+    fn stochastic_seed(&self, seed: u64) -> u64 {
+        hash(seed ^ hash(self.step))
+    }
+}
+
+/// The scalars of an update in the device's memory: work that was recorded once reads those of the present step.
+#[derive(Debug)]
+pub struct AdamWScalars {
+    /// The bytes of a [`Scalars`].
+    words: Tensor,
+}
+
+impl AdamWScalars {
+    /// To be [set](AdamWScalars::set) before the first update.
+    pub fn new(device: &Device) -> Result<AdamWScalars> {
+        Ok(AdamWScalars { words: Tensor::zeros(device, &[size_of::<Scalars>() / 8], DType::I64)? })
+    }
+
+    /// Replaces them, in the order of the stream, and waits for it; so not while work is recorded.
+    pub fn set(&mut self, how: &AdamW) -> Result<()> {
+        self.words.write_bytes(bytemuck::bytes_of(&how.scalars()))
+    }
+
+    fn host(&self) -> Scalars {
+        bytemuck::cast_slice(self.words.host::<i64>())[0]
     }
 }
 
@@ -84,6 +120,33 @@ pub enum AdamWWeight<'a> {
     },
 }
 
+impl AdamWWeight<'_> {
+    /// The weights as layers read them: the copy, where there is one.
+    fn read(&self) -> &Tensor {
+        match self {
+            AdamWWeight::Master { copy: Some(copy), .. } => copy,
+            AdamWWeight::Master { master, copy: None } => master,
+            AdamWWeight::Stochastic { weight, .. } => weight,
+        }
+    }
+}
+
+/// What an update makes of the new weights, as layers read them, for the products of the next step.
+#[derive(Debug)]
+pub enum WeightCast<'a> {
+    /// F32 `[1]`, raised to their largest absolute value: for a scale that depends on it.
+    Amax(&'a mut Tensor),
+    /// Their FP8 codes, by a scale that is known: what [`quantize`](super::quantize()) would give and measure.
+    Codes {
+        /// F32 `[1]`: multiplied before the cast.
+        scale: &'a Tensor,
+        /// The entry of the statistics.
+        slot: usize,
+        /// What an earlier cast of the same matrix gave. The copies it has are written in place, and `scale_inv`.
+        into: &'a mut QuantizedTensor,
+    },
+}
+
 /// The tensors of one parameter, all of one shape.
 #[derive(Debug)]
 pub struct AdamWParameter<'a> {
@@ -91,34 +154,43 @@ pub struct AdamWParameter<'a> {
     pub weight: AdamWWeight<'a>,
     /// First moment, F32 or BF16.
     pub m: &'a mut Tensor,
-    /// Second moment, F32 or BF16.
+    /// Second moment, of the type of the first.
     pub v: &'a mut Tensor,
     /// Gradient, F32 or BF16.
     pub grad: &'a Tensor,
     /// Share of the weight removed per unit of learning rate.
     pub weight_decay: f64,
+    /// What is made of the new weights by the way. Codes are of a matrix `[R, C]`.
+    pub cast: Option<WeightCast<'a>>,
 }
 
 /// One update of all `parameters`: with `g = grad · min(1, max_norm / (norm + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
-/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Moments in BF16 are rounded to nearest
-/// after the weights have taken their exact values. Exact on every device: each operation is rounded on its own.
-pub fn adamw(parameters: &mut [AdamWParameter], norm: &Tensor, how: &AdamW) -> Result<()> {
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor measurements. Moments in
+/// BF16 are rounded to nearest after the weights have taken their exact values. Casts measure into `statistics`. Exact on every
+/// device: each operation is rounded on its own.
+pub fn adamw(
+    parameters: &mut [AdamWParameter],
+    statistics: &mut CastStatistics,
+    norm: &Tensor,
+    scalars: &AdamWScalars,
+) -> Result<()> {
     norm.expect("adamw: norm", &[1])?;
     norm.expect_dtype("adamw: norm", &[DType::F32])?;
+    scalars.words.expect_device("adamw: scalars", norm.device())?;
     for parameter in &*parameters {
-        check(parameter, norm.device())?;
+        check(parameter, statistics, norm.device())?;
     }
     match norm.device() {
-        Device::Cpu => cpu::adamw(parameters, norm, &how.scalars()),
-        Device::Cuda(gpu) => cuda::adamw(gpu, parameters, norm, &how.scalars())?,
+        Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
+        Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
     }
     Ok(())
 }
 
-fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
+fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Device) -> Result<()> {
     let expect = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
         tensor.expect(what, parameter.grad.shape())?;
         tensor.expect_dtype(what, dtypes)?;
@@ -126,17 +198,33 @@ fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
     };
     expect("adamw: grad", parameter.grad, &[DType::F32, DType::BF16])?;
     expect("adamw: m", parameter.m, &[DType::F32, DType::BF16])?;
-    expect("adamw: v", parameter.v, &[DType::F32, DType::BF16])?;
+    expect("adamw: v", parameter.v, &[parameter.m.dtype()])?;
     match &parameter.weight {
         AdamWWeight::Master { master, copy } => {
             expect("adamw: master", master, &[DType::F32])?;
-            copy.as_ref().map_or(Ok(()), |copy| expect("adamw: copy", copy, &[DType::F16, DType::BF16]))
+            copy.as_ref().map_or(Ok(()), |copy| expect("adamw: copy", copy, &[DType::F16, DType::BF16]))?;
         }
-        AdamWWeight::Stochastic { weight, .. } => expect("adamw: weight", weight, &[DType::BF16]),
+        AdamWWeight::Stochastic { weight, .. } => expect("adamw: weight", weight, &[DType::BF16])?,
     }
-}
-
-/// What an element's number is mixed with.
-fn stochastic_seed(seed: u64, step: u64) -> u64 {
-    hash(seed ^ hash(step))
+    match &parameter.cast {
+        None => Ok(()),
+        Some(WeightCast::Amax(amax)) => expect_amax(amax, device),
+        Some(WeightCast::Codes { scale, slot, into }) => {
+            expect_cast(into.format, scale, statistics, *slot, device)?;
+            parameter.grad.expect("adamw: grad", &[into.rows, into.columns])?;
+            let [rows, columns] = [into.rows, into.columns].map(QuantizedTensor::padded);
+            let copy = |what: &str, copy: &Option<Tensor>, shape: [usize; 2]| {
+                copy.as_ref().map_or(Ok(()), |copy| {
+                    copy.expect(what, &shape)?;
+                    copy.expect_dtype(what, &[into.format])?;
+                    copy.expect_device(what, device)
+                })
+            };
+            copy("adamw: codes", &into.codes, [rows, columns])?;
+            copy("adamw: transposed codes", &into.transposed, [columns, rows])?;
+            into.scale_inv.expect("adamw: scale_inv", &[1])?;
+            into.scale_inv.expect_dtype("adamw: scale_inv", &[DType::F32])?;
+            into.scale_inv.expect_device("adamw: scale_inv", device)
+        }
+    }
 }

@@ -6,7 +6,8 @@ use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub(super) fn quantize(
+/// Into buffers that exist; their padding is zero already.
+pub(in crate::ops) fn quantize(
     x: &Tensor,
     scale: &Tensor,
     out: &mut QuantizedTensor,
@@ -87,7 +88,7 @@ fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &
     Seen { amax: f32::from_bits(amax), saturated: saturated.into(), underflowed: underflowed.into() }
 }
 
-pub(super) fn amax(x: &Tensor, amax: &mut Tensor) {
+pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor) {
     let largest = with_float!(x.dtype(), S => x
         .host::<S>()
         .par_iter()

@@ -1,6 +1,6 @@
 //! FP8 quantization with one scale per tensor, and the measurements that choose scales.
 
-mod cpu;
+pub(super) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
@@ -99,7 +99,7 @@ pub fn quantize_into(
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
     let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
-    check(&to, x.device())?;
+    expect_cast(to.format, to.scale, to.statistics, to.slot, x.device())?;
     cast_into(x, into, &mut to)
 }
 
@@ -113,7 +113,7 @@ fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Resu
 
 /// Checks a destination for a matrix `[rows, columns]` and allocates what it asks for.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
-    check(to, device)?;
+    expect_cast(to.format, to.scale, to.statistics, to.slot, device)?;
     let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
     let copy = |wanted: bool, shape: &[usize]| wanted.then(|| Tensor::empty(device, shape, to.format)).transpose();
     Ok(QuantizedTensor {
@@ -127,17 +127,24 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
     })
 }
 
-fn check(to: &Fp8Output, device: &Device) -> Result<()> {
-    to.scale.expect("quantize: scale", &[1])?;
-    to.scale.expect_dtype("quantize: scale", &[DType::F32])?;
-    to.scale.expect_device("quantize: scale", device)?;
-    to.statistics.amax.expect_device("quantize: statistics", device)?;
-    if !to.format.is_fp8() {
-        return Err(Error::Value(format!("quantize: {} is not an FP8 format", to.format)));
+/// Checks what a cast on `device` reads and where it measures.
+pub(super) fn expect_cast(
+    format: DType,
+    scale: &Tensor,
+    statistics: &CastStatistics,
+    slot: usize,
+    device: &Device,
+) -> Result<()> {
+    scale.expect("quantize: scale", &[1])?;
+    scale.expect_dtype("quantize: scale", &[DType::F32])?;
+    scale.expect_device("quantize: scale", device)?;
+    statistics.amax.expect_device("quantize: statistics", device)?;
+    if !format.is_fp8() {
+        return Err(Error::Value(format!("quantize: {format} is not an FP8 format")));
     }
-    if to.slot >= to.statistics.amax.len() {
-        let entries = to.statistics.amax.len();
-        return Err(Error::Value(format!("quantize: slot {} of statistics with {entries} entries", to.slot)));
+    if slot >= statistics.amax.len() {
+        let entries = statistics.amax.len();
+        return Err(Error::Value(format!("quantize: slot {slot} of statistics with {entries} entries")));
     }
     Ok(())
 }
