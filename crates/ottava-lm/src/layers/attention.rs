@@ -79,11 +79,6 @@ impl Attention {
         })
     }
 
-    /// The linears, for [`Linear::quantize_weight`].
-    pub fn linears(&mut self) -> [&mut Linear; 2] {
-        [&mut self.qkv, &mut self.output]
-    }
-
     /// The slot that a producer of its input should write to.
     pub fn input_slot(&self) -> Option<Slot> {
         self.qkv.input_slot()

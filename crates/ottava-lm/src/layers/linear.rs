@@ -66,18 +66,11 @@ impl Linear {
         };
         let mut weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
-        let fp8 = build.recipe.casts.map(|casts| {
-            let input = build.slots.add(format!("{name}.input"), casts.input);
-            weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose);
-            let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
-            Fp8 { input, grad_output, products: build.recipe.products }
-        });
-        Ok(Linear { weight, bias, fp8 })
-    }
-
-    /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
-    pub fn quantize_weight(&mut self, scaling: &mut ScalingState) -> Result<()> {
-        self.weight.quantize(scaling)
+        let Some(casts) = build.recipe.casts else { return Ok(Linear { weight, bias, fp8: None }) };
+        let input = build.slots.add(format!("{name}.input"), casts.input);
+        weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose)?;
+        let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products: build.recipe.products }) })
     }
 
     /// The slot of the cast that a producer of this linear's input should write to, if there is one.

@@ -33,11 +33,6 @@ impl Mlp {
         })
     }
 
-    /// The linears, for [`Linear::quantize_weight`].
-    pub fn linears(&mut self) -> [&mut Linear; 2] {
-        [&mut self.gate_up, &mut self.down]
-    }
-
     /// The slot that a producer of its input should write to.
     pub fn input_slot(&self) -> Option<Slot> {
         self.gate_up.input_slot()

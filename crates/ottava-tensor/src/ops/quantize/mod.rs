@@ -36,13 +36,6 @@ impl CastStatistics {
             elements: Tensor::zeros(device, &[n], DType::I64)?,
         })
     }
-
-    /// Clears the counters, and leaves amax to the scaling update that consumes it.
-    pub fn clear_counters(&mut self) -> Result<()> {
-        self.saturated.fill_zero()?;
-        self.underflowed.fill_zero()?;
-        self.elements.fill_zero()
-    }
 }
 
 /// Which copies of the codes a matrix product will read.
