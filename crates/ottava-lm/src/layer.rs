@@ -37,6 +37,16 @@ pub enum GemmInput {
     Quantized(QuantizedTensor, Frozen),
 }
 
+impl GemmInput {
+    /// Without the copy that is contracted along the columns, once no product needs it.
+    pub fn only_transposed(self) -> GemmInput {
+        match self {
+            GemmInput::Quantized(codes, frozen) => GemmInput::Quantized(codes.only_transposed(), frozen),
+            plain => plain,
+        }
+    }
+}
+
 impl From<Tensor> for GemmInput {
     fn from(x: Tensor) -> GemmInput {
         GemmInput::Plain(x)

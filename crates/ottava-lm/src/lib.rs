@@ -19,6 +19,7 @@ pub mod recipe;
 pub mod recompute;
 pub mod report;
 pub mod scaling;
+pub mod step;
 pub mod trainer;
 
 pub use error::{Error, Result};

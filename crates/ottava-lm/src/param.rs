@@ -5,7 +5,7 @@ use crate::layer::GemmInput;
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
 use crate::scaling::{Frozen, ScalingState, Slot};
-use ottava_tensor::ops::{Accumulation, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
+use ottava_tensor::ops::{self, Accumulation, AdamWWeight, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
@@ -110,6 +110,18 @@ struct WeightCast {
     codes: Option<QuantizedTensor>,
     keeps_codes: bool,
     frozen: Frozen,
+    /// F32 `[1]`: of the new weights, for a scale of their own.
+    amax: Tensor,
+}
+
+/// How the weights that an update is about to make will be cast.
+pub enum NextCast {
+    /// Not at all, or by each product.
+    None,
+    /// By a scale, F32 `[1]`, that is known.
+    Known(Tensor),
+    /// By a scale of their own, from their amax.
+    Own,
 }
 
 impl Param {
@@ -181,12 +193,14 @@ impl Param {
     }
 
     /// Has FP8 products read this matrix through the cast in `slot`, in a model built for `purpose`.
-    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) {
+    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) -> Result<()> {
         let (copies, keeps_codes) = match purpose {
             Purpose::Train(kept) => (Copies::Both, kept.weight_codes),
             Purpose::Infer => (Copies::Rows, true),
         };
-        self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default() });
+        let amax = Tensor::zeros(self.value.device(), &[1], DType::F32)?;
+        self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax });
+        Ok(())
     }
 
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
@@ -199,6 +213,54 @@ impl Param {
             none => *none = Some(scaling.quantize_weight(cast.slot, &cast.frozen, &self.value, cast.copies)?),
         }
         Ok(())
+    }
+
+    /// How the weights that an update is about to make will be cast, by the scales of now.
+    pub fn next_cast(&self, scaling: &ScalingState) -> Result<NextCast> {
+        let Some(cast) = &self.cast else { return Ok(NextCast::None) };
+        Ok(match scaling.known_scale(cast.slot)? {
+            Some(scale) if cast.keeps_codes => NextCast::Known(scale),
+            Some(_) => NextCast::None,
+            None => NextCast::Own,
+        })
+    }
+
+    /// What an optimizer reads and writes: the weights, what becomes of their cast meanwhile, and the gradient. `seed` is this
+    /// parameter's own.
+    pub fn for_update<'a>(
+        &'a mut self,
+        seed: u64,
+        next: &'a NextCast,
+    ) -> Result<(AdamWWeight<'a>, Option<ops::WeightCast<'a>>, &'a Tensor)> {
+        let Param { value, master, grad, cast, .. } = self;
+        let weight = match master {
+            Some(master) => AdamWWeight::Master { master, copy: Some(value) },
+            None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
+            None => AdamWWeight::Master { master: value, copy: None },
+        };
+        let cast = match (cast, next) {
+            (None, _) | (_, NextCast::None) => None,
+            (Some(cast), NextCast::Known(scale)) => {
+                let into = cast.codes.as_mut().expect("weights are quantized before the first step");
+                Some(ops::WeightCast::Codes { scale, slot: cast.slot.index(), into })
+            }
+            (Some(cast), NextCast::Own) => {
+                cast.amax.fill_zero()?;
+                Some(ops::WeightCast::Amax(&mut cast.amax))
+            }
+        };
+        Ok((weight, cast, grad.as_ref().expect("backward has run")))
+    }
+
+    /// Casts updated weights whose scale had to wait for their amax.
+    pub fn finish_update(&mut self, scaling: &mut ScalingState) -> Result<()> {
+        let NextCast::Own = self.next_cast(scaling)? else { return Ok(()) };
+        let cast = self.cast.as_mut().expect("it has a next cast");
+        cast.frozen.replace(scaling.own_scale(cast.slot, &cast.amax)?)?;
+        match &mut cast.codes {
+            Some(codes) => scaling.quantize_weight_into(cast.slot, &cast.frozen, &self.value, codes),
+            None => Ok(()),
+        }
     }
 
     /// The codes that fprop reads: those that are kept, or new ones, which are measured.

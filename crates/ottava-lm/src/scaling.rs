@@ -17,6 +17,13 @@ pub struct Slot(usize);
 #[derive(Default)]
 pub struct Slots(Vec<(String, Cast)>);
 
+impl Slot {
+    /// Its entry in statistics.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 impl Slots {
     /// A slot for the cast called `name`.
     pub fn add(&mut self, name: String, cast: Cast) -> Slot {
@@ -40,7 +47,7 @@ impl Frozen {
     }
 }
 
-/// How often casts lost something, over all casts since the last update.
+/// How often casts lost something.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CastLosses {
     /// Share of elements beyond the largest finite value.
@@ -57,6 +64,8 @@ pub struct ScalingState {
     unobserved: CastStatistics,
     delayed: Option<DelayedState>,
     observing: bool,
+    /// Saturated, underflowed and all elements when losses were last asked for.
+    counted: [i64; 3],
 }
 
 struct DelayedState {
@@ -96,32 +105,70 @@ impl ScalingState {
             }
         };
         let (statistics, unobserved) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
-        Ok(ScalingState { slots, statistics, unobserved, delayed, observing: true })
+        Ok(ScalingState { slots, statistics, unobserved, delayed, observing: true, counted: [0; 3] })
     }
 
     /// Runs an op that produces the operand of a linear, and has it write what the cast in `slot` asks for: the value itself where
-    /// there is no cast; codes in the same pass where the scale is known; the value and its amax, then codes, where the scale is
-    /// its own. The op's other results come along.
+    /// there is no cast; codes in the same pass where the scale is known; where the scale depends on the value, its amax alone, and
+    /// then, by the op run again, its codes. The op's other results come along.
     pub fn produce<T>(
         &mut self,
         slot: Option<Slot>,
         copies: Copies,
-        op: impl FnOnce(Output) -> ottava_tensor::Result<(Produced, T)>,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(GemmInput, T)> {
         let Some(slot) = slot else {
             let (value, rest) = op(Output::Plain)?;
-            return Ok((GemmInput::Plain(plain(value)), rest));
+            return Ok((GemmInput::Plain(value.plain().expect("a plain output gives a value")), rest));
         };
         let format = self.format(slot);
+        let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
+        let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
+        let (codes, rest) = op(Output::Fp8(to))?;
+        Ok((quantized(codes, frozen), rest))
+    }
+
+    /// As [`ScalingState::produce`], for an op that can also cast `again`, transposed, an operand that was cast in `again` before.
+    pub fn produce_beside(
+        &mut self,
+        slot: Option<Slot>,
+        again: Slot,
+        frozen: &Frozen,
+        mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(GemmInput, GemmInput)> {
+        let scale_again = self.frozen_scale(again, frozen)?;
+        let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
+        let beside = Fp8Output {
+            format: self.slots[again.0].1.format,
+            scale: &scale_again,
+            copies: Copies::Columns,
+            statistics: &mut self.unobserved,
+            slot: again.0,
+        };
+        let (made, codes) = match (slot, &own) {
+            (Some(slot), Some((scale, _))) => {
+                let (format, statistics) = (self.slots[slot.0].1.format, &mut self.statistics);
+                let to = Fp8Output { format, scale, copies: Copies::Both, statistics, slot: slot.0 };
+                op(Output::Fp8(to), Some(beside))?
+            }
+            _ => op(Output::Plain, Some(beside))?,
+        };
+        let made = match own {
+            Some((_, frozen)) => quantized(made, frozen),
+            None => GemmInput::Plain(made.plain().expect("a plain output gives a value")),
+        };
+        Ok((made, GemmInput::Quantized(codes.expect("it was asked for"), frozen.clone())))
+    }
+
+    /// The scale of what an op is about to produce; where it is its own, `measure` has the op tell its amax first.
+    fn scale_for(&self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Tensor, Frozen)> {
         if let Some(scale) = self.known_scale(slot)? {
-            let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
-            let (codes, rest) = op(Output::Fp8(to))?;
-            return Ok((quantized(codes, Frozen(None)), rest));
+            return Ok((scale, Frozen(None)));
         }
         let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
-        let (value, rest) = op(Output::PlainWithAmax { amax: &mut amax })?;
-        let scale = ops::current_scale(&amax, format, self.current_scaling(slot))?;
-        Ok((GemmInput::Quantized(self.cast(slot, &plain(value), &scale, copies)?, Frozen(Some(scale))), rest))
+        measure(Output::Amax { amax: &mut amax })?;
+        let frozen = self.own_scale(slot, &amax)?;
+        Ok((self.frozen_scale(slot, &frozen)?, frozen))
     }
 
     /// Runs once more an op of [`ScalingState::produce`], by the scale that it had; nothing is measured a second time.
@@ -163,8 +210,13 @@ impl ScalingState {
     pub fn freeze(&self, slot: Slot, x: &Tensor) -> Result<Frozen> {
         Ok(Frozen(match self.known_scale(slot)? {
             Some(_) => None,
-            None => Some(ops::current_scale(&ops::amax(x)?, self.format(slot), self.current_scaling(slot))?),
+            None => return self.own_scale(slot, &ops::amax(x)?),
         }))
+    }
+
+    /// The scale of a tensor with `amax` F32 `[1]`, where it is its own.
+    pub fn own_scale(&self, slot: Slot, amax: &Tensor) -> Result<Frozen> {
+        Ok(Frozen(Some(ops::current_scale(amax, self.format(slot), self.current_scaling(slot))?)))
     }
 
     /// Casts a weight by a scale from [`ScalingState::freeze`] and measures it.
@@ -208,12 +260,12 @@ impl ScalingState {
     }
 
     /// Where casts measure now.
-    fn statistics_mut(&mut self) -> &mut CastStatistics {
+    pub(crate) fn statistics_mut(&mut self) -> &mut CastStatistics {
         if self.observing { &mut self.statistics } else { &mut self.unobserved }
     }
 
     /// The scale of `slot` for this step, unless it depends on the very tensor.
-    fn known_scale(&self, slot: Slot) -> Result<Option<Tensor>> {
+    pub(crate) fn known_scale(&self, slot: Slot) -> Result<Option<Tensor>> {
         match (self.slots[slot.0].1.scaling, &self.delayed) {
             (Scaling::Current(_), _) | (_, None) => Ok(None),
             (_, Some(state)) if state.updates == 0 && state.first_step == FirstStep::Current => Ok(None),
@@ -233,15 +285,8 @@ impl ScalingState {
         self.observing = observing;
     }
 
-    /// Ends an optimizer step: histories roll and scales follow. Returns what the casts of the step lost.
-    pub fn update(&mut self) -> Result<CastLosses> {
-        let sum = |t: &Tensor| -> Result<f64> { Ok(t.to_vec::<i64>()?.iter().sum::<i64>() as f64) };
-        let elements = sum(&self.statistics.elements)?.max(1.0);
-        let losses = CastLosses {
-            saturated: sum(&self.statistics.saturated)? / elements,
-            underflowed: sum(&self.statistics.underflowed)? / elements,
-        };
-        self.statistics.clear_counters()?;
+    /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.
+    pub fn update(&mut self) -> Result<()> {
         match &mut self.delayed {
             Some(state) => {
                 let amax = &mut self.statistics.amax;
@@ -250,7 +295,24 @@ impl ScalingState {
             }
             None => self.statistics.amax.fill_zero()?,
         }
-        Ok(losses)
+        Ok(())
+    }
+
+    /// Counts an update whose work was recorded and is enqueued again.
+    pub fn count_replayed_update(&mut self) {
+        if let Some(state) = &mut self.delayed {
+            state.updates += 1;
+        }
+    }
+
+    /// What casts have lost since this was last asked.
+    pub fn losses(&mut self) -> Result<CastLosses> {
+        let sum = |t: &Tensor| -> Result<i64> { Ok(t.to_vec::<i64>()?.iter().sum()) };
+        let CastStatistics { saturated, underflowed, elements, .. } = &self.statistics;
+        let counts = [sum(saturated)?, sum(underflowed)?, sum(elements)?];
+        let before = std::mem::replace(&mut self.counted, counts);
+        let since = |i: usize| (counts[i] - before[i]) as f64;
+        Ok(CastLosses { saturated: since(0) / since(2).max(1.0), underflowed: since(1) / since(2).max(1.0) })
     }
 
     /// True when the model has no FP8 casts.

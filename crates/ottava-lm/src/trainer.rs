@@ -8,14 +8,14 @@ use crate::checkpoint::{
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
-use crate::evaluate::{Evaluation, evaluate, to_device, total};
+use crate::evaluate::{Evaluation, evaluate};
 use crate::models::{ConfigFile, Decoder, decoder_config};
 use crate::optim::{AdamWOptimizer, Schedule};
 use crate::param::Purpose;
 use crate::report::{EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device};
+use crate::step::{StepResult, TrainStep};
+use ottava_tensor::Device;
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,7 @@ pub struct Trainer {
     /// The model, for samples after the run.
     pub model: Decoder,
     optimizer: AdamWOptimizer,
+    work: TrainStep,
     schedule: Schedule,
     dataset: Arc<TokenDataset>,
     split: Split,
@@ -129,6 +130,9 @@ impl Trainer {
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
         }
         model.quantize_weights()?;
+        let t = &config.training;
+        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+        let work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
         let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
         let max_steps = match config.training.max_steps {
             0 => {
@@ -154,6 +158,7 @@ impl Trainer {
             tokenizer,
             model,
             optimizer,
+            work,
             dataset,
             split,
             batches,
@@ -209,29 +214,17 @@ impl Trainer {
         let begin = Instant::now();
         let step = self.step + 1;
         let t = &self.config.training;
-        let (rows, passes) = (t.per_device_train_batch_size, t.gradient_accumulation_steps);
-        for param in self.model.parameters() {
-            param.clear_grad();
+        for pass in 0..t.gradient_accumulation_steps {
+            let batch = self.batches.next_batch(t.per_device_train_batch_size);
+            self.work.load(pass, &batch)?;
         }
-        // Every row is full, so the target tokens of the global batch are known before the first pass.
         let tokens = self.config.tokens_per_step();
-        let mut losses = Vec::with_capacity(passes);
-        for _ in 0..passes {
-            let batch = self.batches.next_batch(rows);
-            let (inputs, targets) = to_device(&batch, self.model.device())?;
-            losses.push(self.model.losses_and_gradients(&inputs, &targets, rows, 1.0 / tokens as f64)?);
-        }
-        let mut params = self.model.parameters();
-        let norm = AdamWOptimizer::grad_norm(&params)?;
-        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]);
-        let loss = losses.iter().map(total).sum::<Result<f64>>()? / tokens as f64;
-        if !loss.is_finite() || !grad_norm.is_finite() {
-            return Err(not_finite(step, loss, &params));
-        }
         let learning_rate = self.schedule.at(step);
-        self.optimizer.step(&mut params, &norm, learning_rate)?;
-        let casts = self.model.finish_step()?;
-        self.model.device().synchronize()?;
+        let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
+        }
+        let casts = self.model.scaling().losses()?;
         self.step = step;
         self.tokens += tokens;
         Ok(StepReport {
@@ -395,14 +388,9 @@ fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf,
     Ok(Some((path, progress)))
 }
 
-fn not_finite(step: u64, loss: f64, params: &[&mut crate::param::Param]) -> Error {
-    let bad = params.iter().find(|p| {
-        let wide = p.grad.as_ref().and_then(|g| cast(g, DType::F32).ok());
-        let grad = wide.and_then(|g| g.to_vec::<f32>().ok());
-        grad.is_some_and(|g| g.iter().any(|x| !x.is_finite()))
-    });
-    let first = match bad {
-        Some(param) => format!("the first gradient that is not finite is that of `{}`", param.name()),
+fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> Error {
+    let first = match bad_gradient {
+        Some(name) => format!("the first gradient that is not finite is that of `{name}`"),
         None => "all gradients are finite but their norm is not".to_string(),
     };
     Error::NonFinite(format!(

@@ -4,11 +4,13 @@ use super::families::{FamilyTime, by_family};
 use super::model;
 use crate::checkpoint::RandomWeights;
 use crate::config::{MemoryConfig, OptimizerConfig, RunConfig};
+use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
 use crate::recipe::{Precision, RecipeName};
-use ottava_tensor::{Device, Tensor};
+use crate::step::TrainStep;
+use ottava_tensor::Device;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -74,21 +76,12 @@ impl TrainBench {
         let begin = Instant::now();
         model.quantize_weights()?;
         let mut tokens = RandomTokens { state: 7, vocabulary: sizes.vocabulary as u64 };
+        let mut work = TrainStep::new(&model, 1, self.micro_batch, self.seq_len)?;
         let mut step = || -> Result<(f64, f64)> {
-            let count = self.micro_batch * self.seq_len;
-            let (inputs, targets) = (tokens.draw(device, count)?, tokens.draw(device, count)?);
-            device.synchronize()?;
+            work.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;
             let begin = Instant::now();
-            let losses = model.losses_and_gradients(&inputs, &targets, self.micro_batch, 1.0 / count as f64)?;
-            let mut params = model.parameters();
-            let norm = AdamWOptimizer::grad_norm(&params)?;
-            optimizer.step(&mut params, &norm, 1e-4)?;
-            for param in params {
-                param.clear_grad();
-            }
-            model.finish_step()?;
-            device.synchronize()?;
-            Ok((begin.elapsed().as_secs_f64(), crate::evaluate::total(&losses)? / count as f64))
+            let done = work.run(&mut model, &mut optimizer, 1e-4)?;
+            Ok((begin.elapsed().as_secs_f64(), done.loss))
         };
         step()?;
         let first_step_seconds = begin.elapsed().as_secs_f64();
@@ -128,13 +121,13 @@ struct RandomTokens {
 }
 
 impl RandomTokens {
-    fn draw(&mut self, device: &Device, count: usize) -> Result<Tensor> {
-        let ids: Vec<i32> = (0..count)
-            .map(|_| {
-                self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                ((self.state >> 33) % self.vocabulary) as i32
-            })
-            .collect();
-        Ok(Tensor::from_slice(device, &[count], &ids)?)
+    fn draw(&mut self, rows: usize, seq_len: usize) -> Batch {
+        let mut ids = || (0..rows * seq_len).map(|_| self.next()).collect();
+        Batch { inputs: ids(), targets: ids(), rows, seq_len }
+    }
+
+    fn next(&mut self) -> i32 {
+        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 33) % self.vocabulary) as i32
     }
 }

@@ -79,11 +79,6 @@ impl Attention {
         })
     }
 
-    /// The linears, for [`Linear::quantize_weight`].
-    pub fn linears(&mut self) -> [&mut Linear; 2] {
-        [&mut self.qkv, &mut self.output]
-    }
-
     /// The slot that a producer of its input should write to.
     pub fn input_slot(&self) -> Option<Slot> {
         self.qkv.input_slot()
@@ -148,11 +143,10 @@ impl Layer for Attention {
         let AttentionSaved { input, qkv, o, lse, output } = saved;
         let slot = self.output.input_slot();
         let dy = self.output.cast_gradient(dy, context.scaling)?;
-        let operand = output.operand(|frozen| context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns))?;
-        self.output.wgrad(&dy, &operand)?;
-        drop(operand);
         let d_o = self.output.dgrad(&dy, context.scaling)?;
-        drop(dy);
+        let operand = output.operand(|frozen| context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns))?;
+        self.output.wgrad(&dy.only_transposed(), &operand)?;
+        drop(operand);
         let input = input.operand(|_| unreachable!("the norm has made a dropped input again"))?;
         let (layout, turns) = (self.layout(context.batch, context.seq_len), self.rope_layout(context.seq_len, 0));
         let qkv = match qkv {

@@ -1,6 +1,6 @@
 //! The transformer block: attention and MLP, each behind a norm and beside a residual connection.
 
-use super::{Attention, AttentionSaved, KvCache, Linear, LinearSaved, Mlp, MlpSaved, Norm, NormSaved};
+use super::{Attention, AttentionSaved, KvCache, LinearSaved, Mlp, MlpSaved, Norm, NormSaved};
 use crate::error::Result;
 use crate::layer::{Context, Layer};
 use crate::param::Param;
@@ -37,11 +37,6 @@ pub struct Parts {
 }
 
 impl Block {
-    /// The linears, for [`Linear::quantize_weight`].
-    pub fn linears(&mut self) -> impl Iterator<Item = &mut Linear> {
-        self.attention.linears().into_iter().chain(self.mlp.linears())
-    }
-
     /// Forward for new tokens of one sequence; see [`Attention::forward_cached`].
     pub fn forward_cached(
         &self,

@@ -66,18 +66,11 @@ impl Linear {
         };
         let mut weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
-        let fp8 = build.recipe.casts.map(|casts| {
-            let input = build.slots.add(format!("{name}.input"), casts.input);
-            weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose);
-            let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
-            Fp8 { input, grad_output, products: build.recipe.products }
-        });
-        Ok(Linear { weight, bias, fp8 })
-    }
-
-    /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
-    pub fn quantize_weight(&mut self, scaling: &mut ScalingState) -> Result<()> {
-        self.weight.quantize(scaling)
+        let Some(casts) = build.recipe.casts else { return Ok(Linear { weight, bias, fp8: None }) };
+        let input = build.slots.add(format!("{name}.input"), casts.input);
+        weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose)?;
+        let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products: build.recipe.products }) })
     }
 
     /// The slot of the cast that a producer of this linear's input should write to, if there is one.
@@ -102,10 +95,7 @@ impl Linear {
         let y = self.fprop(&x, residual, context.scaling)?;
         let saved = match x {
             GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            GemmInput::Quantized(codes, frozen) => {
-                LinearSaved::Kept(GemmInput::Quantized(codes.only_transposed(), frozen))
-            }
-            plain => LinearSaved::Kept(plain),
+            x => LinearSaved::Kept(x.only_transposed()),
         };
         Ok((y, saved))
     }
@@ -192,9 +182,9 @@ impl Layer for Linear {
     fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
         let x = saved.operand(|_| unreachable!("what a linear alone saves is not dropped"))?;
         let dy = self.cast_gradient(dy, context.scaling)?;
-        self.wgrad(&dy, &x)?;
-        drop(x);
-        self.dgrad(&dy, context.scaling)
+        let dx = self.dgrad(&dy, context.scaling)?;
+        self.wgrad(&dy.only_transposed(), &x)?;
+        Ok(dx)
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

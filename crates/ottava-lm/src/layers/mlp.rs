@@ -6,7 +6,7 @@ use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
 use crate::scaling::Slot;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, swiglu_backward_to, swiglu_to};
+use ottava_tensor::ops::{Copies, swiglu, swiglu_backward_to, swiglu_to};
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
 pub struct Mlp {
@@ -31,11 +31,6 @@ impl Mlp {
             gate_up: Linear::new(build, &format!("{name}.gate_up_proj"), &gate_up, channels, bias, std)?,
             down: Linear::new(build, &format!("{name}.down_proj"), &[part("down_proj", channels)], hidden, bias, std)?,
         })
-    }
-
-    /// The linears, for [`Linear::quantize_weight`].
-    pub fn linears(&mut self) -> [&mut Linear; 2] {
-        [&mut self.gate_up, &mut self.down]
     }
 
     /// The slot that a producer of its input should write to.
@@ -72,17 +67,27 @@ impl Layer for Mlp {
     fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
         let (slot, hidden) = (self.down.input_slot(), saved.hidden);
         let dy = self.down.cast_gradient(dy, context.scaling)?;
-        let activated = saved.activated.operand(|frozen| {
-            context.scaling.again(slot, &frozen, Copies::Columns, |output| Ok(swiglu_to(&hidden, output)?))
-        })?;
-        self.down.wgrad(&dy, &activated)?;
-        drop(activated);
         let dactivated = self.down.dgrad(&dy, context.scaling)?;
-        drop(dy);
-        let (dhidden, ()) = context.scaling.produce(self.gate_up.gradient_slot(), Copies::Both, |output| {
-            Ok((swiglu_backward_to(&dactivated, &hidden, output)?, ()))
-        })?;
+        let dy = dy.only_transposed();
+        let gradient = self.gate_up.gradient_slot();
+        let (dhidden, activated) = match (saved.activated, slot) {
+            // The pass that makes the gradient has all that the activation is made of in its hands.
+            (LinearSaved::Dropped(frozen), Some(slot)) => {
+                context.scaling.produce_beside(gradient, slot, &frozen, |output, activated| {
+                    Ok(swiglu_backward_to(&dactivated, &hidden, output, activated)?)
+                })?
+            }
+            (activated, _) => {
+                let activated = activated.operand(|_| Ok(swiglu(&hidden)?.into()))?;
+                let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
+                    Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
+                })?;
+                (dhidden, activated)
+            }
+        };
         drop((hidden, dactivated));
+        self.down.wgrad(&dy, &activated)?;
+        drop((dy, activated));
         self.gate_up.backward(dhidden, saved.input, context)
     }
 

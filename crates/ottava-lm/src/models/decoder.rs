@@ -7,7 +7,7 @@ use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache,
 use crate::param::{Builder, Init, Param, Part, Purpose, WeightSource};
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
-use crate::scaling::{CastLosses, ScalingState, Slots};
+use crate::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
 use ottava_tensor::{Device, Tensor};
 
@@ -193,6 +193,11 @@ impl Decoder {
 
     /// All parameters, always in the same order.
     pub fn parameters(&mut self) -> Vec<&mut Param> {
+        self.parameters_and_scaling().0
+    }
+
+    /// All parameters, and the scaling state of all casts.
+    pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         let mut all = Vec::new();
         let mut visit = |param| all.push(param);
         visit(&mut self.embedding.table);
@@ -203,25 +208,17 @@ impl Decoder {
         if let Some(head) = &mut self.head {
             visit(head);
         }
-        all
+        (all, &mut self.scaling)
     }
 
-    /// Casts all weights with the current scales. To be called after building, loading and each optimizer update: it is the one
-    /// place where weights are quantized.
+    /// Casts all weights with the current scales, to be called after building and loading; updates cast the weights they make.
     pub fn quantize_weights(&mut self) -> Result<()> {
         // These casts belong to the coming step, also where an evaluation went before.
         self.scaling.observe(true);
-        for linear in self.blocks.iter_mut().flat_map(Block::linears) {
-            linear.quantize_weight(&mut self.scaling)?;
-        }
-        Ok(())
-    }
-
-    /// Ends an optimizer step for the scales: histories roll, weights are cast anew. Returns what the step's casts lost.
-    pub fn finish_step(&mut self) -> Result<CastLosses> {
-        let losses = self.scaling.update()?;
-        self.quantize_weights()?;
-        Ok(losses)
+        let (params, scaling) = self.parameters_and_scaling();
+        params.into_iter().try_for_each(|param| param.quantize(scaling))?;
+        // What they lose counts for no step, since the step before may have been another process.
+        self.scaling.losses().map(drop)
     }
 
     /// Losses `[batch · seq_len]` of I32 `targets` after I32 `inputs`, without gradients; leaves no trace in the scaling state.

@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm};
+use crate::scaling::ScalingState;
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, adamw, global_norm};
 use ottava_tensor::{DType, Tensor};
 
 /// Constants of AdamW.
@@ -27,6 +28,7 @@ pub struct AdamWOptimizer {
     config: AdamWConfig,
     moments: Vec<Moments>,
     steps: u64,
+    scalars: AdamWScalars,
 }
 
 /// The two moments of one parameter, of its shape.
@@ -42,7 +44,8 @@ impl AdamWOptimizer {
     pub fn new(config: AdamWConfig, params: &[&mut Param]) -> Result<AdamWOptimizer> {
         let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), config.state_dtype);
         let moments = params.iter().map(|p| Ok(Moments { m: zeros(p)?, v: zeros(p)? })).collect::<Result<_>>()?;
-        Ok(AdamWOptimizer { config, moments, steps: 0 })
+        let device = params.first().expect("a model has parameters").value.device();
+        Ok(AdamWOptimizer { config, moments, steps: 0, scalars: AdamWScalars::new(device)? })
     }
 
     /// Updates done so far.
@@ -72,34 +75,30 @@ impl AdamWOptimizer {
         Ok(global_norm(&grads)?)
     }
 
-    /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
-    /// changes no weight.
-    pub fn step(&mut self, params: &mut [&mut Param], norm: &Tensor, learning_rate: f64) -> Result<()> {
+    /// Counts a step and sets its scalars, before any of its work is enqueued.
+    pub fn begin_step(&mut self, learning_rate: f64) -> Result<()> {
         self.steps += 1;
-        let how = AdamW {
+        Ok(self.scalars.set(&AdamW {
             learning_rate,
             beta1: self.config.beta1,
             beta2: self.config.beta2,
             epsilon: self.config.epsilon,
             step: self.steps,
             max_norm: self.config.max_grad_norm,
-        };
+        })?)
+    }
+
+    /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
+    /// changes no weight. Weights with a cast by a known scale are cast in the same pass.
+    pub fn step(&mut self, params: &mut [&mut Param], scaling: &mut ScalingState, norm: &Tensor) -> Result<()> {
+        let next = params.iter().map(|param| param.next_cast(scaling)).collect::<Result<Vec<_>>>()?;
         let mut parameters = Vec::with_capacity(params.len());
-        for (seed, (param, moments)) in (0..).zip(params.iter_mut().zip(&mut self.moments)) {
+        for (seed, ((param, moments), next)) in (0..).zip(params.iter_mut().zip(&mut self.moments).zip(&next)) {
             let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };
-            let Param { value, master, grad, .. } = &mut **param;
-            let weight = match master {
-                Some(master) => AdamWWeight::Master { master, copy: Some(value) },
-                None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
-                None => AdamWWeight::Master { master: value, copy: None },
-            };
-            let grad = grad.as_ref().expect("a model built for training");
+            let (weight, cast, grad) = param.for_update(seed, next)?;
             let (m, v) = (&mut moments.m, &mut moments.v);
-            parameters.push(AdamWParameter { weight, m, v, grad, weight_decay, cast: None });
+            parameters.push(AdamWParameter { weight, m, v, grad, weight_decay, cast });
         }
-        let mut scalars = AdamWScalars::new(norm.device())?;
-        scalars.set(&how)?;
-        adamw(&mut parameters, &mut CastStatistics::new(norm.device(), 1)?, norm, &scalars)?;
-        Ok(())
+        Ok(adamw(&mut parameters, scaling.statistics_mut(), norm, &self.scalars)?)
     }
 }

@@ -9,3 +9,4 @@ mod recompute;
 mod referee;
 mod resume;
 mod setup;
+mod steps;

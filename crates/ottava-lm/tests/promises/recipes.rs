@@ -1,6 +1,8 @@
 //! What FP8 does to products and gradients, against the same products in F64 and the same model in BF16.
 
-use crate::setup::{batch, build, decoder, devices, dot, gradients, recipe, recipes, relative_error, tiny_llama};
+use crate::setup::{
+    batch, build, decoder, devices, dot, finish_step, gradients, recipe, recipes, relative_error, tiny_llama,
+};
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -105,7 +107,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
             weight.value = place(&operands.weight);
             weight.clear_grad();
         });
-        linear.quantize_weight(&mut scaling).unwrap();
+        linear.parameters(&mut |param| param.quantize(&mut scaling).unwrap());
         let x = place(&operands.x);
         let mut context = Context {
             scaling: &mut scaling,
@@ -202,7 +204,7 @@ fn fp8_gradients_of_a_model_point_where_those_in_bf16_do() {
                 decoder.losses_and_gradients(&inputs, &targets, rows, 1.0 / (rows * tokens) as f64).unwrap();
                 let seen = gradients(&mut decoder);
                 decoder.parameters().into_iter().for_each(|p| p.clear_grad());
-                decoder.finish_step().unwrap();
+                finish_step(&mut decoder);
                 seen
             };
             // The second step of delayed scaling reads scales that the first one left.

@@ -1,6 +1,6 @@
 //! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches.
 
-use crate::setup::{Seeded, batch, config, devices, gradients, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, config, devices, finish_step, gradients, recipes, tiny_llama};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
@@ -32,7 +32,7 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> 
             let moved = Tensor::from_slice(device, param.value.shape(), &moved).unwrap();
             param.value = ottava_tensor::ops::cast(&moved, param.value.dtype()).unwrap();
         }
-        decoder.finish_step().unwrap();
+        finish_step(&mut decoder);
         let arrays = decoder.scaling().arrays().unwrap().into_iter().filter(|(_, array)| array.len() > 1);
         seen.extend(arrays.map(|(name, array)| (name, values(&array))));
     }

@@ -3,7 +3,7 @@
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
-use ottava_lm::scaling::{ScalingState, Slots};
+use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm, normal,
 };
@@ -94,6 +94,14 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
     decoder
 }
 
+/// Ends a step for scales and weights, as an update does. Returns what its casts lost.
+pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
+    decoder.scaling().update().expect("scales follow");
+    let losses = decoder.scaling().losses().expect("counters");
+    decoder.quantize_weights().expect("weights follow");
+    losses
+}
+
 /// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.
 pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Tensor; 2] {
     let noise = integers(name, rows * (seq_len + 1), 8 * vocabulary).to_vec::<i32>().expect("integers");
@@ -148,7 +156,7 @@ impl Training {
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
             grad.fill_zero().expect("a gradient is cleared");
         }
-        self.decoder.finish_step().expect("scales follow");
+        finish_step(&mut self.decoder);
         mean(&losses)
     }
 

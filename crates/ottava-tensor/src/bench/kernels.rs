@@ -63,9 +63,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         rmsnorm_backward_add(&b, &a, &weight, &rstd, &mut dweight, &other).map(drop)
     })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
-    row("rmsnorm, value and amax", bf16(2 * tc), &mut || {
-        rmsnorm_to(&a, &weight, 1e-5, Output::PlainWithAmax { amax: &mut amax }).map(drop)
-    })?;
+    row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
     row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {
         add_rmsnorm_to(&a, &b, &weight, 1e-5, both(&scale, &mut seen)).map(drop)
@@ -80,6 +78,9 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
         rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
     })?;
+    row("rope_backward, amax", bf16(3 * tc), &mut || {
+        rope_to(&qkv, &table, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
+    })?;
     row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
     row("bias_gradient", bf16(3 * tc), &mut || bias_gradient(&qkv, &mut dbias))?;
@@ -89,8 +90,18 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("swiglu", bf16(3 * tf), &mut || swiglu(&gate_up).map(drop))?;
     row("swiglu_backward", bf16(5 * tf), &mut || swiglu_backward(&dy, &gate_up).map(drop))?;
     row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, both(&scale, &mut seen)).map(drop))?;
+    row("swiglu, amax", bf16(2 * tf), &mut || swiglu_to(&gate_up, Output::Amax { amax: &mut amax }).map(drop))?;
+    row("swiglu_backward, amax", bf16(3 * tf), &mut || {
+        swiglu_backward_to(&dy, &gate_up, Output::Amax { amax: &mut amax }, None).map(drop)
+    })?;
     row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
-        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen)).map(drop)
+        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), None).map(drop)
+    })?;
+    let mut unseen = CastStatistics::new(device, 1)?;
+    row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
+        let (format, scale, copies) = (DType::E4M3, &scale, Copies::Columns);
+        let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
+        swiglu_backward_to(&dy, &gate_up, both(scale, &mut seen), Some(activated)).map(drop)
     })?;
     drop((gate_up, dy));
 

@@ -491,7 +491,7 @@ mod tests {
             let mut footprint = pool.end_recording();
             pool.give_back(address, bytes);
             assert!(!pool.holds(&mut footprint), "an owner has gone");
-            assert_eq!(pool.allocate(bytes).expect("memory"), address);
+            pool.allocate(bytes).expect("memory");
             assert!(!pool.holds(&mut footprint), "another owner is not the same");
         }
         pool.release_idle().expect("a driver");

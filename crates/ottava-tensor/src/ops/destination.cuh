@@ -3,11 +3,16 @@
 // Blocks have 256 threads. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
 #define TILE 128
 
-#define DESTINATION                                                                                                    \
-    unsigned char *codes, unsigned char *transposed, float *scale_inv, float *amax, u64 *saturated, u64 *underflowed,  \
-        u64 *elements, const float *scale, int rows, int columns, int padded_rows, int padded_columns
-#define THE_DESTINATION                                                                                                \
-    { codes, transposed, scale_inv, amax, saturated, underflowed, elements, *scale, rows, columns, padded_rows, padded_columns }
+// The parameters of a kernel that name a destination, and the destination that they name. A second one has a prefix.
+#define DESTINATION_OF(p)                                                                                              \
+    unsigned char *p##codes, unsigned char *p##transposed, float *p##scale_inv, float *p##amax, u64 *p##saturated,     \
+        u64 *p##underflowed, u64 *p##elements, const float *p##scale, int p##rows, int p##columns, int p##padded_rows, \
+        int p##padded_columns
+#define THE_DESTINATION_OF(p)                                                                                          \
+    { p##codes, p##transposed, p##scale_inv, p##amax, p##saturated, p##underflowed, p##elements, *p##scale, p##rows,   \
+      p##columns, p##padded_rows, p##padded_columns }
+#define DESTINATION DESTINATION_OF()
+#define THE_DESTINATION THE_DESTINATION_OF()
 
 struct Destination {
     unsigned char *codes, *transposed;
@@ -58,7 +63,7 @@ struct Seen {
 
 // Codes of eight values in two words. Only groups whose extremes tell that something is lost are counted one by one: the
 // product by a positive scale keeps their order.
-__device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
+template <class T = FORMAT> __device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
     float a[8], largest = fabsf(v[0]), smallest = fabsf(v[0]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -67,20 +72,20 @@ __device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen
         smallest = fminf(smallest, fabsf(v[i]));
     }
     seen.amax = fmaxf(seen.amax, largest);
-    if (largest * scale > Fp8<FORMAT>::largest || smallest * scale <= Fp8<FORMAT>::vanishing) {
+    if (largest * scale > Fp8<T>::largest || smallest * scale <= Fp8<T>::vanishing) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            seen.beyond += fabsf(a[i]) > Fp8<FORMAT>::largest;
-            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<FORMAT>::vanishing;
+            seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
+            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
         }
     }
-    return make_uint2(encode<FORMAT>(a[0], a[1]) | encode<FORMAT>(a[2], a[3]) << 16,
-                      encode<FORMAT>(a[4], a[5]) | encode<FORMAT>(a[6], a[7]) << 16);
+    return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
+                      encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
 // The codes of a tile, four to a word. Exchanging words by the number of the row's sixteen keeps both ways of access free
 // of bank conflicts.
-struct Tile {
+struct alignas(16) Tile {
     u32 words[TILE * TILE / 4];
     __device__ __forceinline__ u32* at(int row, int word) { return words + row * (TILE / 4) + (word ^ (row / 16 * 4)); }
 };

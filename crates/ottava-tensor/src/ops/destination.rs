@@ -5,15 +5,16 @@
 //! [`quantize`](super::quantize()), bit for bit: values are rounded to the tensor's type first, and those are cast and measured.
 
 use super::quantize::{self, CastStatistics, Copies};
-use crate::{DType, Device, QuantizedTensor, Result, Tensor};
+use crate::{DType, QuantizedTensor, Result, Tensor};
 
 /// What a producing op writes.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// The value.
     Plain,
-    /// The value; `amax`, F32 `[1]`, is raised to its largest absolute value. For a scale that depends on it.
-    PlainWithAmax {
+    /// No value: `amax`, F32 `[1]`, is raised to its largest absolute value. For a scale that depends on it, before the op runs
+    /// again with [`Output::Fp8`]: its inputs are read twice, which is less than a value written, measured and read.
+    Amax {
         /// Zero, or what else was measured for the same scale.
         amax: &'a mut Tensor,
     },
@@ -39,49 +40,40 @@ pub struct Fp8Output<'a> {
 /// What an op has written.
 #[derive(Clone, Debug)]
 pub enum Produced {
-    /// For [`Output::Plain`] and [`Output::PlainWithAmax`].
+    /// For [`Output::Plain`].
     Plain(Tensor),
+    /// For [`Output::Amax`], which writes nothing.
+    Measured,
     /// For [`Output::Fp8`].
     Fp8(QuantizedTensor),
 }
 
 impl Produced {
-    /// The plain value. `None` for codes.
+    /// The plain value. `None` for anything else.
     pub fn plain(self) -> Option<Tensor> {
         match self {
             Produced::Plain(value) => Some(value),
-            Produced::Fp8(_) => None,
+            Produced::Measured | Produced::Fp8(_) => None,
         }
     }
 
-    /// The operand. `None` for a plain value.
+    /// The operand. `None` for anything else.
     pub fn fp8(self) -> Option<QuantizedTensor> {
         match self {
-            Produced::Plain(_) => None,
+            Produced::Plain(_) | Produced::Measured => None,
             Produced::Fp8(quantized) => Some(quantized),
         }
     }
 }
 
-impl<'a> Output<'a> {
-    /// What a kernel that writes the plain value raises by the way, checked.
-    pub(super) fn amax(self, device: &Device) -> Result<Option<&'a mut Tensor>> {
-        match self {
-            Output::PlainWithAmax { amax } => {
-                quantize::expect_amax(amax, device)?;
-                Ok(Some(amax))
-            }
-            Output::Plain | Output::Fp8(_) => Ok(None),
-        }
-    }
-
+impl Output<'_> {
     /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
     pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
         match self {
             Output::Plain => Ok(Produced::Plain(value)),
-            Output::PlainWithAmax { amax } => {
+            Output::Amax { amax } => {
                 quantize::raise_amax(&value, amax)?;
-                Ok(Produced::Plain(value))
+                Ok(Produced::Measured)
             }
             Output::Fp8(to) => {
                 let quantized = quantize::quantize(&value, to.format, to.scale, to.copies, to.statistics, to.slot)?;
@@ -114,7 +106,8 @@ pub(super) mod tests {
         cast(&x, dtype).expect("a floating-point type")
     }
 
-    fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
+    /// Everything that a cast writes.
+    pub(crate) fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
         let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
         q.codes.iter().chain(&q.transposed).chain([&q.scale_inv]).cloned().chain(counts).collect()
     }
@@ -127,8 +120,8 @@ pub(super) mod tests {
             let plain = op(&inputs, Output::Plain).unwrap().plain().unwrap();
 
             let mut amax = Tensor::zeros(&device, &[1], DType::F32).unwrap();
-            let with_amax = op(&inputs, Output::PlainWithAmax { amax: &mut amax }).unwrap().plain().unwrap();
-            assert_close("the value beside its amax", &plain, &with_amax, Tolerance::Exact);
+            let produced = op(&inputs, Output::Amax { amax: &mut amax }).unwrap();
+            assert!(matches!(produced, Produced::Measured), "{produced:?}");
             assert_close("amax", &crate::ops::amax(&plain).unwrap(), &amax, Tolerance::Exact);
 
             for (format, copies, scale) in [
@@ -165,7 +158,9 @@ pub(super) mod tests {
                 [hostile("x", &[1 + t * c], dtype), hostile("y", &[1 + t * c], dtype), normals("w", &[c], dtype)];
             destinations(&inputs, |x, output| swiglu_to(&unaligned(&x[0], &[t, c])?, output));
             let dx = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c / 2])?, unaligned(&x[1], &[t, c])?]);
-            destinations(&inputs, |x, output| dx(x).and_then(|[dy, x]| swiglu_backward_to(&dy, &x, output)));
+            destinations(&inputs, |x, output| {
+                dx(x).and_then(|[dy, x]| Ok(swiglu_backward_to(&dy, &x, output, None)?.0))
+            });
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&unaligned(&x[0], &[t, c])?, &x[2], 1e-5, output)?.0));
             let both = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c])?, unaligned(&x[1], &[t, c])?]);
             destinations(&inputs, |x, output| {

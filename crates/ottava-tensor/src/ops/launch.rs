@@ -42,6 +42,12 @@ pub(crate) fn eights(n: usize) -> [u32; 3] {
     elements(n.div_ceil(8))
 }
 
+/// A grid for kernels that only read, at most one block for each of `n` pieces. What fits on a GPU at once: more blocks cost more
+/// than they bring.
+pub(crate) fn readers(n: usize) -> [u32; 3] {
+    [n.clamp(1, 132 * 8) as u32, 1, 1]
+}
+
 /// Threads of a block that holds a row of `n` elements in registers, `each` in a thread, as long as 8192 are enough.
 pub(crate) fn row_threads(n: usize, each: usize) -> u32 {
     (n.div_ceil(each).next_multiple_of(32)).clamp(32, 8192 / each) as u32

@@ -18,8 +18,8 @@ pub(crate) const VARIANTS: &[Defines] = &[
 /// Side of the tiles in `destination.cuh`.
 const TILE: usize = 128;
 
-/// What fits on a GPU at once: reading alone, more blocks cost more than they bring.
-const AMAX_BLOCKS: u32 = 1056;
+/// Shared memory of a tile of codes.
+pub(in crate::ops) const TILE_BYTES: u32 = (TILE * TILE) as u32;
 
 /// The defines for values of the type of `x` on their way to codes of `format`.
 pub(in crate::ops) fn fp8_variant(x: &Tensor, format: DType) -> Result<Defines> {
@@ -69,7 +69,7 @@ pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()
     let kernel = Kernel { source: &SOURCE, defines: fp8_variant(x, DType::E4M3)?, entry: "amax" };
     let args = [Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
     // SAFETY: `amax` has one element and `x` `x.len()`.
-    unsafe { gpu.launch(&kernel, [launch::eights(x.len())[0].min(AMAX_BLOCKS), 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
 }
 
 pub(super) fn current_scale(

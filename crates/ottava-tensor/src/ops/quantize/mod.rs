@@ -11,7 +11,7 @@ use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
-pub(super) use cuda::{destination, fp8_variant, tiles};
+pub(super) use cuda::{TILE_BYTES, destination, fp8_variant, tiles};
 
 /// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
 #[derive(Debug)]
@@ -35,13 +35,6 @@ impl CastStatistics {
             underflowed: Tensor::zeros(device, &[n], DType::I64)?,
             elements: Tensor::zeros(device, &[n], DType::I64)?,
         })
-    }
-
-    /// Clears the counters, and leaves amax to the scaling update that consumes it.
-    pub fn clear_counters(&mut self) -> Result<()> {
-        self.saturated.fill_zero()?;
-        self.underflowed.fill_zero()?;
-        self.elements.fill_zero()
     }
 }
 

@@ -80,11 +80,18 @@ fn on_gpu(
     rstd: &mut Tensor,
     output: Output,
 ) -> Result<Produced> {
-    let Output::Fp8(mut to) = output else {
-        let mut y = x.empty_like()?;
-        let amax = output.amax(x.device())?;
-        cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, amax)?;
-        return Ok(Produced::Plain(y));
+    let mut to = match output {
+        Output::Plain => {
+            let mut y = x.empty_like()?;
+            cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, None)?;
+            return Ok(Produced::Plain(y));
+        }
+        Output::Amax { amax } => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+            return Ok(Produced::Measured);
+        }
+        Output::Fp8(to) => to,
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;

@@ -12,7 +12,7 @@ __device__ __forceinline__ float sum_of_256(const float* v) {
 }
 
 // One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
-// x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y.
+// x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y, also of one that is not written.
 extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
                 unpack8(v[k], a);
                 store8(sum + row + c, v[k]);
             }
-            if (y && c < C) w[k] = load8(weight + c);
+            if ((y || amax) && c < C) w[k] = load8(weight + c);
             const float total = sum_of_256(a);
             if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
         }
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
         for (int i = 0; i < (C + 255) / 256; i++) squares += sums[i];
         const float r = 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
         if (threadIdx.x == 0) rstd[blockIdx.x] = r;
-        if (!y) return;
+        if (!y && !amax) return;
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
 #pragma unroll
             for (int i = 0; i < 8; i++) a[i] = load(v[k].at[i]) * r * load(w[k].at[i]);
             v[k] = pack8<X>(a);
-            store8(y + row + c, v[k]);
+            if (y) store8(y + row + c, v[k]);
             if (amax) largest = fmaxf(largest, largest8(v[k]));
         }
     } else {
@@ -70,10 +70,12 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
         }
         const float r = 1.0f / sqrtf(block_sum(squares) / C + eps);
         if (threadIdx.x == 0) rstd[blockIdx.x] = r;
-        if (!y) return;
+        if (!y && !amax) return;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            store(&y[row + c], load(in[row + c]) * r * load(weight[c]));
-            largest = fmaxf(largest, fabsf(load(y[row + c])));
+            X out;
+            store(&out, load(in[row + c]) * r * load(weight[c]));
+            if (y) y[row + c] = out;
+            largest = fmaxf(largest, fabsf(load(out)));
         }
     }
     block_raise(amax, largest);

@@ -36,6 +36,32 @@ pub(super) fn rope(
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
+pub(super) fn rope_amax(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    table: &Tensor,
+    layout: RopeLayout,
+    rotation: Rotation,
+    amax: &mut Tensor,
+) -> Result<()> {
+    let [tokens, width] = x.dims("rope: x")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rope_amax" };
+    let args = [
+        Arg::Ptr(amax.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(table.device_ptr()),
+        Arg::I32(tokens as i32),
+        Arg::I32(width as i32),
+        Arg::I32(layout.heads as i32),
+        Arg::I32(layout.head_dim as i32),
+        Arg::I32(layout.seq_len as i32),
+        Arg::I32(layout.start as i32),
+        turn(rotation),
+    ];
+    // SAFETY: as in `rope`; `amax` has one element.
+    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
+}
+
 /// Whether a tile of codes holds whole heads, and all reads start at multiples of 16 bytes.
 pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
     [16, 32, 64, 128].contains(&layout.head_dim)

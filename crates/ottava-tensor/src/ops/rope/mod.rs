@@ -55,6 +55,11 @@ pub fn rope_to(x: &Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotatio
             cuda::rope_codes(gpu, x, table, layout, rotation, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::rope_amax(gpu, x, table, layout, rotation, amax)?;
+            Ok(Produced::Measured)
+        }
         (_, output) => {
             let mut y = x.duplicate()?;
             rope(&mut y, table, layout, rotation)?;

@@ -1,4 +1,4 @@
-// Turns eight pairs; `turn` is 1 or -1. `angles` is the row of the table at the first pair, `half` cosines before its sine.
+// Turns eight pairs; `turn` is 1 or -1.
 __device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
     float u[8], v[8];
 #pragma unroll
@@ -12,6 +12,12 @@ __device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const E
 }
 
 #ifndef FORMAT
+__device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin, float turn) {
+    const float a = load(first), b = load(second), s = sin * turn;
+    store(&first, a * cos - b * s);
+    store(&second, b * cos + a * s);
+}
+
 // Grid over rows; threads stride over the pairs of its rotated heads, eight at a time where rows are aligned.
 extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, int seq_len, int start, float turn) {
     X* row = x + (u64)blockIdx.x * width;
@@ -30,12 +36,42 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
         return;
     }
     for (int p = threadIdx.x; p < heads * half; p += blockDim.x) {
-        X* first = row + p / half * dim + p % half;
-        const float cos = angles[p % half], sin = angles[half + p % half] * turn;
-        const float a = load(first[0]), b = load(first[half]);
-        store(&first[0], a * cos - b * sin);
-        store(&first[half], b * cos + a * sin);
+        X* at = row + p / half * dim + p % half;
+        turn1(at[0], at[half], angles[p % half], angles[half + p % half], turn);
     }
+}
+
+// The largest absolute value of the turned matrix, of which nothing is written. Blocks take every gridDim-th row.
+extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X* __restrict__ x, const float* __restrict__ table, int rows,
+                                                            int width, int heads, int dim, int seq_len, int start, float turn) {
+    const int half = dim / 2, turned = heads * dim;
+    const bool wide = half % 8 == 0 && width % 8 == 0 && aligned(x, table);
+    float largest = 0.0f;
+    for (int t = blockIdx.x; t < rows; t += gridDim.x) {
+        const X* row = x + (u64)t * width;
+        const float* angles = table + (u64)(start + t % seq_len) * dim;
+        if (wide) {
+            const int eights = half / 8;
+#pragma unroll 2
+            for (int p = threadIdx.x; p < heads * eights; p += blockDim.x) {
+                const X* at = row + p / eights * dim + p % eights * 8;
+                Eight<X> first = load8(at), second = load8(at + half);
+                turn8(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
+                largest = fmaxf(largest, fmaxf(largest8(first), largest8(second)));
+            }
+#pragma unroll 2
+            for (int c = turned + 8 * threadIdx.x; c < width; c += 8 * blockDim.x) largest = fmaxf(largest, largest8(load8(row + c)));
+        } else {
+            for (int p = threadIdx.x; p < heads * half; p += blockDim.x) {
+                const X* at = row + p / half * dim + p % half;
+                X first = at[0], second = at[half];
+                turn1(first, second, angles[p % half], angles[half + p % half], turn);
+                largest = fmaxf(largest, fmaxf(fabsf(load(first)), fabsf(load(second))));
+            }
+            for (int c = turned + threadIdx.x; c < width; c += blockDim.x) largest = fmaxf(largest, fabsf(load(row[c])));
+        }
+    }
+    block_raise(amax, largest);
 }
 #else
 // Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight

@@ -5,9 +5,9 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::destination::{Output, Produced};
+use super::destination::{Fp8Output, Output, Produced};
 use super::{expect_compute, quantize};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
@@ -30,9 +30,14 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
-        (Device::Cuda(gpu), output) => {
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::swiglu_amax(gpu, x, amax)?;
+            Ok(Produced::Measured)
+        }
+        (Device::Cuda(gpu), Output::Plain) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cuda::swiglu(gpu, x, &mut y, output.amax(x.device())?)?;
+            cuda::swiglu(gpu, x, &mut y)?;
             Ok(Produced::Plain(y))
         }
     }
@@ -40,37 +45,59 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
 
 /// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`.
 pub fn swiglu_backward(dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-    Ok(swiglu_backward_to(dy, x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
+    Ok(swiglu_backward_to(dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
-/// [`swiglu_backward`] written to `output`.
-pub fn swiglu_backward_to(dy: &Tensor, x: &Tensor, output: Output) -> Result<Produced> {
-    let shape = halves(x)?;
-    dy.expect("swiglu_backward: dy", &shape)?;
+/// [`swiglu_backward`] written to `output`, and with `activated` also what [`swiglu_to`] writes there, in the same pass where that is
+/// possible: what the product after the activation needs again for its weight's gradient, and forward need not keep.
+///
+/// `activated` does not go with [`Output::Amax`], after which the op runs again: an error.
+pub fn swiglu_backward_to(
+    dy: &Tensor,
+    x: &Tensor,
+    output: Output,
+    activated: Option<Fp8Output>,
+) -> Result<(Produced, Option<QuantizedTensor>)> {
+    if activated.is_some() && matches!(output, Output::Amax { .. }) {
+        return Err(Error::Value(
+            "swiglu_backward: an amax alone is measured, and codes of the activation are wanted too".into(),
+        ));
+    }
+    let [tokens, hidden] = halves(x)?;
+    dy.expect("swiglu_backward: dy", &[tokens, hidden])?;
     dy.expect_dtype("swiglu_backward: dy", &[x.dtype()])?;
     dy.expect_device("swiglu_backward: dy", x.device())?;
-    match (x.device(), output) {
+    let produced = match (x.device(), output) {
         (Device::Cpu, output) => {
             let mut dx = x.empty_like()?;
             cpu::swiglu_backward(dy, x, &mut dx);
-            output.deliver(dx)
+            output.deliver(dx)?
         }
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x) => {
-            let mut quantized = quantize::prepare(&to, x.device(), shape[0], 2 * shape[1])?;
-            cuda::swiglu_backward_codes(gpu, dy, x, &mut quantized, &mut to)?;
-            Ok(Produced::Fp8(quantized))
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, activated.as_ref()) => {
+            let mut dx = quantize::prepare(&to, x.device(), tokens, 2 * hidden)?;
+            let mut activated = match activated {
+                Some(to) => Some((quantize::prepare(&to, x.device(), tokens, hidden)?, to)),
+                None => None,
+            };
+            cuda::swiglu_backward_codes(gpu, dy, x, (&mut dx, &mut to), activated.as_mut())?;
+            return Ok((Produced::Fp8(dx), activated.map(|(codes, _)| codes)));
         }
-        (Device::Cuda(gpu), output @ Output::Fp8(_)) => {
-            let mut dx = x.empty_like()?;
-            cuda::swiglu_backward(gpu, dy, x, &mut dx, None)?;
-            output.deliver(dx)
+        (Device::Cuda(gpu), Output::Amax { amax }) => {
+            quantize::expect_amax(amax, x.device())?;
+            cuda::swiglu_backward_amax(gpu, dy, x, amax)?;
+            Produced::Measured
         }
         (Device::Cuda(gpu), output) => {
             let mut dx = x.empty_like()?;
-            cuda::swiglu_backward(gpu, dy, x, &mut dx, output.amax(x.device())?)?;
-            Ok(Produced::Plain(dx))
+            cuda::swiglu_backward(gpu, dy, x, &mut dx)?;
+            output.deliver(dx)?
         }
-    }
+    };
+    let activated = match activated {
+        Some(to) => swiglu_to(x, Output::Fp8(to))?.fp8(),
+        None => None,
+    };
+    Ok((produced, activated))
 }
 
 fn halves(x: &Tensor) -> Result<[usize; 2]> {

@@ -13,36 +13,29 @@ __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
 }
 
 #ifndef FORMAT
-// One block per row. `amax`, if not null, is raised to the largest absolute value written.
-extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, float* amax, const X* __restrict__ x, int F) {
+// One block per row.
+extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
     y += (u64)blockIdx.x * F;
     x += (u64)blockIdx.x * 2 * F;
     const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
-    float largest = 0.0f;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g);
         float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
-        const Eight<X> out = pack8<X>(v);
-        store8(y + 8 * g, out);
-        if (amax) largest = fmaxf(largest, largest8(out));
+        store8(y + 8 * g, pack8<X>(v));
     }
-    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-        store(&y[c], forward(load(x[c]), load(x[F + c])));
-        largest = fmaxf(largest, fabsf(load(y[c])));
-    }
-    block_raise(amax, largest);
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) store(&y[c], forward(load(x[c]), load(x[F + c])));
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, float* amax, const X* __restrict__ dy,
+// One block per row.
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
                                                                   const X* __restrict__ x, int F) {
     dx += (u64)blockIdx.x * 2 * F;
     x += (u64)blockIdx.x * 2 * F;
     dy += (u64)blockIdx.x * F;
     const int eights = F % 8 == 0 && aligned(dx, dy, x) ? F / 8 : 0;
-    float largest = 0.0f;
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
         const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g), d = load8(dy + 8 * g);
         float v[2][8];
@@ -52,16 +45,64 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
             v[0][i] = g.gate;
             v[1][i] = g.up;
         }
-        const Eight<X> dgate = pack8<X>(v[0]), dup = pack8<X>(v[1]);
-        store8(dx + 8 * g, dgate);
-        store8(dx + F + 8 * g, dup);
-        if (amax) largest = fmaxf(largest, fmaxf(largest8(dgate), largest8(dup)));
+        store8(dx + 8 * g, pack8<X>(v[0]));
+        store8(dx + F + 8 * g, pack8<X>(v[1]));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
         const Gradient g = backward(load(dy[c]), load(x[c]), load(x[F + c]));
         store(&dx[c], g.gate);
         store(&dx[F + c], g.up);
-        largest = fmaxf(largest, fmaxf(fabsf(load(dx[c])), fabsf(load(dx[F + c]))));
+    }
+}
+
+// Largest absolute values alone. Blocks take every gridDim-th row.
+extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
+    const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
+    float largest = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const X* from = x + (u64)row * 2 * F;
+#pragma unroll 4
+        for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g);
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+            largest = fmaxf(largest, largest8(pack8<X>(v)));
+        }
+        for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+            X y;
+            store(&y, forward(load(from[c]), load(from[F + c])));
+            largest = fmaxf(largest, fabsf(load(y)));
+        }
+    }
+    block_raise(amax, largest);
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x,
+                                                                       int rows, int F) {
+    const int eights = F % 8 == 0 && aligned(dy, x) ? F / 8 : 0;
+    float largest = 0.0f;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        const X *from = x + (u64)row * 2 * F, *d = dy + (u64)row * F;
+#pragma unroll 2
+        for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g), dy8 = load8(d + 8 * g);
+            float v[2][8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const Gradient g = backward(load(dy8.at[i]), load(gate.at[i]), load(up.at[i]));
+                v[0][i] = g.gate;
+                v[1][i] = g.up;
+            }
+            largest = fmaxf(largest, fmaxf(largest8(pack8<X>(v[0])), largest8(pack8<X>(v[1]))));
+        }
+        for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
+            const Gradient g = backward(load(d[c]), load(from[c]), load(from[F + c]));
+            X dx[2];
+            store(&dx[0], g.gate);
+            store(&dx[1], g.up);
+            largest = fmaxf(largest, fmaxf(fabsf(load(dx[0])), fabsf(load(dx[1]))));
+        }
     }
     block_raise(amax, largest);
 }
@@ -88,22 +129,19 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_codes(DESTINATION, cons
     quantize_tile<4>(to, Activations{x, columns, columns % 8 == 0 && aligned(x)});
 }
 
-// Grid (F / 128, T / 128), 256 threads: a tile of the gates' gradient and the one of the ups'. F is a multiple of 16.
-extern "C" __global__ void __launch_bounds__(256, 4) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
-    __shared__ Tile gates, ups;
-    const Destination to = THE_DESTINATION;
-    const int F = columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
-    // The two halves as destinations of their own, so that a tile ends where its half does.
-    Destination half[2] = {to, to};
-    Seen seen;
+// A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16.
+template <bool ACTIVATED>
+__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activated, Tile* tiles, const X* dy, const X* x) {
+    const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
+    Seen seen, activated_seen;
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += 2) {
         Eight<X> gate[2], up[2], d[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int row = row0 + (sweep + k) * 16 + threadIdx.x / 16;
-            if (row >= rows || column0 + column >= F) continue;
-            const X* from = x + (u64)row * columns + column0 + column;
+            if (row >= to.rows || column0 + column >= F) continue;
+            const X* from = x + (u64)row * to.columns + column0 + column;
             gate[k] = load8(from);
             up[k] = load8(from + F);
             d[k] = load8(dy + (u64)row * F + column0 + column);
@@ -111,33 +149,61 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_backward_codes(DESTI
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int row = (sweep + k) * 16 + threadIdx.x / 16;
-            uint2 eight[2] = {};
-            if (row0 + row < rows && column0 + column < F) {
-                float v[2][8];
+            uint2 eight[3] = {};
+            if (row0 + row < to.rows && column0 + column < F) {
+                float v[3][8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
                     v[0][i] = g.gate;
                     v[1][i] = g.up;
+                    if (ACTIVATED) v[2][i] = forward(load(gate[k].at[i]), load(up[k].at[i]));
                 }
                 round8(v[0]);
                 round8(v[1]);
                 eight[0] = encode8(v[0], to.scale, seen);
                 eight[1] = encode8(v[1], to.scale, seen);
+                if (ACTIVATED) {
+                    round8(v[2]);
+                    eight[2] = encode8<e4m3>(v[2], activated.scale, activated_seen);
+                }
             }
-            *(uint2*)gates.at(row, column / 4) = eight[0];
-            *(uint2*)ups.at(row, column / 4) = eight[1];
-            if (codes && row0 + row < padded_rows && column0 + column < F) {
-                unsigned char* at = codes + (u64)(row0 + row) * padded_columns + column0 + column;
+            *(uint2*)tiles[0].at(row, column / 4) = eight[0];
+            *(uint2*)tiles[1].at(row, column / 4) = eight[1];
+            if (ACTIVATED) put(activated, tiles[2], row0, column0, row, column, eight[2]);
+            if (to.codes && row0 + row < to.padded_rows && column0 + column < F) {
+                unsigned char* at = to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column;
                 *(uint2*)at = eight[0];
                 *(uint2*)(at + F) = eight[1];
             }
         }
     }
     measure(to, seen);
-    half[0].padded_columns = half[1].padded_columns = F;
-    if (transposed) half[1].transposed += (u64)F * padded_rows;
-    flush(half[0], gates, row0, column0);
-    flush(half[1], ups, row0, column0);
+    // The two halves as destinations of their own, so that a tile ends where its half does.
+    Destination half = to;
+    half.padded_columns = F;
+    flush(half, tiles[0], row0, column0);
+    if (half.transposed) half.transposed += (u64)F * to.padded_rows;
+    flush(half, tiles[1], row0, column0);
+    if (ACTIVATED) {
+        flush(activated, tiles[2], row0, column0);
+        __syncthreads();
+        measure(activated, activated_seen);
+    }
+}
+
+// Grid (F / 128, T / 128), 256 threads.
+extern "C" __global__ void __launch_bounds__(256, 4) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
+    __shared__ Tile tiles[2];
+    const Destination to = THE_DESTINATION;
+    backward_tiles<false>(to, to, tiles, dy, x);
+}
+
+// The same, with three tiles of dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(256, 3)
+    swiglu_backward_and_activated_codes(DESTINATION, DESTINATION_OF(activated_), const X* dy, const X* x) {
+    extern __shared__ Tile tiles_of_the_launch[];
+    const Destination to = THE_DESTINATION, activated = THE_DESTINATION_OF(activated_);
+    backward_tiles<true>(to, activated, tiles_of_the_launch, dy, x);
 }
 #endif

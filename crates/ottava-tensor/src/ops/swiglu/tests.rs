@@ -1,6 +1,7 @@
 use super::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
-use crate::ops::destination::tests::{destinations, hostile};
-use crate::testing::{Tolerance, normals, parity, values};
+use crate::ops::destination::tests::{all, destinations, hostile};
+use crate::ops::{CastStatistics, Copies, Fp8Output, Output};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
 #[test]
@@ -31,7 +32,53 @@ fn swiglu_writes_to_every_destination() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)];
             destinations(&inputs, |x, output| swiglu_to(&x[0], output));
-            destinations(&inputs, |x, output| swiglu_backward_to(&x[1], &x[0], output));
+            destinations(&inputs, |x, output| Ok(swiglu_backward_to(&x[1], &x[0], output, None)?.0));
         }
     }
+}
+
+#[test]
+fn backward_writes_the_activation_as_forward_does() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, f) in [(3, 7), (17, 48), (129, 144), (257, 264), (130, 272)] {
+            for (dtype, format) in [(DType::F32, DType::E4M3), (DType::BF16, DType::E4M3), (DType::BF16, DType::E5M2)] {
+                for copies in [Copies::Columns, Copies::Both] {
+                    let [x, dy] = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)]
+                        .map(|x| x.to_device(&device).unwrap());
+                    let scales = [3.7f32, 40.0].map(|scale| Tensor::from_slice(&device, &[1], &[scale]).unwrap());
+                    let mut seen = [(); 4].map(|()| CastStatistics::new(&device, 2).unwrap());
+                    let [gradient, both, activation, with_gradient] = &mut seen;
+                    let to =
+                        |format, copies, scale, statistics| Fp8Output { format, scale, copies, statistics, slot: 1 };
+
+                    let alone = Output::Fp8(to(DType::E5M2, Copies::Both, &scales[0], gradient));
+                    let alone = swiglu_backward_to(&dy, &x, alone, None).unwrap().0.fp8().unwrap();
+                    let forward = Output::Fp8(to(format, copies, &scales[1], activation));
+                    let forward = swiglu_to(&x, forward).unwrap().fp8().unwrap();
+                    let output = Output::Fp8(to(DType::E5M2, Copies::Both, &scales[0], both));
+                    let again = to(format, copies, &scales[1], with_gradient);
+                    let (dx, again) = swiglu_backward_to(&dy, &x, output, Some(again)).unwrap();
+
+                    let [gradient, both, activation, with_gradient] = &seen;
+                    let expected = all(&alone, gradient).into_iter().chain(all(&forward, activation));
+                    let got = all(&dx.fp8().unwrap(), both).into_iter().chain(all(&again.unwrap(), with_gradient));
+                    for (i, (expected, got)) in expected.zip(got).enumerate() {
+                        let what = format!("[{t}, {f}] {dtype} {format} {copies:?}, part {i} on {device}");
+                        assert_close(&what, &expected, &got, Tolerance::Exact);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_amax_alone_leaves_no_room_for_the_activation() {
+    let (x, dy) = (normals("x", &[2, 4], DType::F32), normals("dy", &[2, 2], DType::F32));
+    let (mut amax, scale) = (Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap(), normals("s", &[1], DType::F32));
+    let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+    let (format, copies) = (DType::E4M3, Copies::Columns);
+    let activated = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 0 };
+    let error = swiglu_backward_to(&dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();
+    assert!(error.to_string().contains("amax alone"), "{error}");
 }

@@ -1,0 +1,106 @@
+//! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
+
+use crate::setup::{Seeded, batch, devices, recipes, tiny_llama};
+use ottava_lm::data::Batch;
+use ottava_lm::models::Decoder;
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::recipe::Recipe;
+use ottava_lm::recompute::Recompute;
+use ottava_lm::step::TrainStep;
+use ottava_tensor::testing::{integers, values};
+use ottava_tensor::{DType, Device};
+
+const ROWS: usize = 3;
+const TOKENS: usize = 13;
+const STEPS: usize = 5;
+
+/// Losses, norms, weights, moments and scales after five steps of two micro-batches; `between` runs after each.
+fn run(
+    recipe: &Recipe,
+    device: &Device,
+    kept: Kept,
+    recorded: bool,
+    mut between: impl FnMut(&mut Decoder),
+) -> Vec<(String, Vec<f64>)> {
+    let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
+    let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+    model.quantize_weights().unwrap();
+    let state_dtype = if kept.masters { DType::F32 } else { DType::BF16 };
+    let config =
+        AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0, state_dtype };
+    let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
+    let work = TrainStep::new(&model, 2, ROWS, TOKENS).unwrap();
+    let mut work = if recorded { work } else { work.eager() };
+    let mut seen = Vec::new();
+    for step in 0..STEPS {
+        for pass in 0..2 {
+            let [inputs, targets] = batch(&format!("step {step}, {pass}"), ROWS, TOKENS, sizes.vocabulary)
+                .map(|ids| ids.to_vec::<i32>().unwrap());
+            work.load(pass, &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS }).unwrap();
+        }
+        let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64).unwrap();
+        seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
+        let lost = model.scaling().losses().unwrap();
+        seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
+        between(&mut model);
+    }
+    assert!(seen[0].1[0] > seen[2 * STEPS - 2].1[0], "the loss falls: {seen:?}");
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
+        seen.push((param.name().to_string(), values(param.full())));
+        seen.push((format!("moments of {}", param.name()), [values(&moments.m), values(&moments.v)].concat()));
+    }
+    let arrays = model.scaling().arrays().unwrap().into_iter();
+    seen.extend(arrays.filter(|(_, a)| a.dtype() == DType::F32).map(|(name, array)| (name, values(&array))));
+    seen
+}
+
+fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, Vec<f64>)]) {
+    for ((name, expected), (_, got)) in expected.iter().zip(got) {
+        assert!(expected == got, "{what}: {name} differs");
+    }
+}
+
+const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_codes: true, recompute: Recompute::None };
+
+#[test]
+fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
+    // On the CPU nothing is recorded, and this compares two equal runs.
+    for device in devices() {
+        for (name, recipe) in recipes() {
+            for kept in [
+                Kept::FULL,
+                LEAN,
+                Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
+                Kept { recompute: Recompute::Full, ..Kept::FULL },
+            ] {
+                let eager = run(&recipe, &device, kept, false, |_| {});
+                expect_same(
+                    &format!("{name} on {device}, {kept:?}"),
+                    &eager,
+                    &run(&recipe, &device, kept, true, |_| {}),
+                );
+                // An evaluation takes and returns memory between steps.
+                let evaluate = |model: &mut Decoder| {
+                    let ids = integers("ids", 2 * TOKENS, 96).to_device(&device).unwrap();
+                    model.losses(&ids, &ids, 2).unwrap();
+                };
+                let evaluated = run(&recipe, &device, kept, true, evaluate);
+                expect_same(&format!("{name} on {device}, {kept:?}, evaluated"), &eager, &evaluated);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_update_casts_weights_as_a_cast_of_their_own_would() {
+    for device in devices() {
+        for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+            for kept in [Kept::FULL, LEAN] {
+                let cast_by_update = run(&recipe, &device, kept, false, |_| {});
+                let cast_again = run(&recipe, &device, kept, false, |model| model.quantize_weights().unwrap());
+                expect_same(&format!("{name} on {device}, {kept:?}"), &cast_by_update, &cast_again);
+            }
+        }
+    }
+}
