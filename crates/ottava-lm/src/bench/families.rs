@@ -20,8 +20,11 @@ const FAMILIES: [(&str, &[&str]); 14] = [
     ("head and loss", &["cross_entropy", "cross_entropy_gradient"]),
     ("attention", &["attention", "row_products", "attention_dq", "attention_dkv"]),
     ("norms and residuals", &["rmsnorm", "rmsnorm_codes", "rmsnorm_backward", "add"]),
-    ("SwiGLU", &["swiglu", "swiglu_codes", "swiglu_backward", "swiglu_backward_codes"]),
-    ("RoPE", &["rope", "rope_codes"]),
+    (
+        "SwiGLU",
+        &["swiglu", "swiglu_amax", "swiglu_codes", "swiglu_backward", "swiglu_backward_amax", "swiglu_backward_codes"],
+    ),
+    ("RoPE", &["rope", "rope_amax", "rope_codes"]),
     ("casts and scales", &["quantize", "amax", "current_scale", "delayed_scaling", "transpose", "cast"]),
     ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),
     ("embedding", &["embedding", "embedding_gradient"]),

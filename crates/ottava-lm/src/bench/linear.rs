@@ -67,11 +67,18 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType) 
         Ok(())
     };
     // A first step, since delayed scales are known from the second on.
-    linear.quantize_weight(&mut scaling)?;
+    quantize(&mut linear, &mut scaling)?;
     pass(&mut linear, &mut scaling)?;
     scaling.update()?;
-    linear.quantize_weight(&mut scaling)?;
+    quantize(&mut linear, &mut scaling)?;
     time_for(device, ROUND_MILLISECONDS, || pass(&mut linear, &mut scaling))
+}
+
+/// Casts the weight for the coming step.
+fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
+    let mut params = Vec::new();
+    linear.parameters(&mut |param| params.push(param));
+    params.into_iter().try_for_each(|param| param.quantize(scaling))
 }
 
 /// Times each linear of a block in every recipe, and hands each row to `report`.
