@@ -12,6 +12,7 @@ mod graph;
 mod load;
 mod nvrtc;
 mod pool;
+mod profile;
 #[cfg(test)]
 mod tests;
 
@@ -25,12 +26,14 @@ pub use graph::Graph;
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
 pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
 pub use pool::MemoryStats;
+pub use profile::Call;
 
 use crate::error::Result;
 use cublaslt::Gemms;
 use cudnn::{Attention, Pass};
 use driver::{Context, Function, Module, lock};
 use pool::{Backing, Pool};
+use profile::Profile;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
@@ -98,6 +101,7 @@ pub struct CudaDevice {
     /// Opened by the first attention: nothing else needs cuDNN.
     attention: Mutex<Option<Attention>>,
     pool: Mutex<Pool<Arc<Context>>>,
+    profile: Profile,
     // Last, so that what uses the context goes first.
     context: Arc<Context>,
 }
@@ -133,6 +137,7 @@ impl CudaDevice {
             gemms: Mutex::new(Gemms::open(&context)?),
             attention: Mutex::default(),
             pool: Mutex::new(Pool::new(context.clone())),
+            profile: Profile::default(),
             context,
         }))
     }
@@ -228,8 +233,10 @@ impl CudaDevice {
         let function = self.function(kernel)?;
         let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
-        // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
-        unsafe { self.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+        self.profiled(Call::Kernel(kernel.entry), || {
+            // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
+            unsafe { self.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+        })
     }
 
     /// The kernel, compiled and loaded on first use.
@@ -262,8 +269,10 @@ impl CudaDevice {
     /// The addresses name live memory of this device, as large as the spec makes it.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         let mut scratch = None;
-        // SAFETY: the caller's promise; the scratch buffer lives until the timing is over.
-        unsafe { lock(&self.gemms).run(spec, pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
+        self.profiled(Call::Gemm(*spec), || {
+            // SAFETY: the caller's promise; the scratch buffer lives until the timing is over.
+            unsafe { lock(&self.gemms).run(spec, pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
+        })
     }
 
     /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
@@ -278,8 +287,10 @@ impl CudaDevice {
     ) -> Result<()> {
         self.with_attention(|attention| {
             let workspace = self.alloc(attention.prepare(shape, Pass::Forward)?)?;
-            // SAFETY: the caller's promise, and a workspace of the size asked for.
-            unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+            self.profiled(Call::AttentionForward, || {
+                // SAFETY: the caller's promise, and a workspace of the size asked for.
+                unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+            })
         })
     }
 
@@ -297,8 +308,10 @@ impl CudaDevice {
             let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
             let row_sum = self.alloc(shape.lse_len() * 4)?;
             let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
-            // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
-            unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+            self.profiled(Call::AttentionBackward, || {
+                // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
+                unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+            })
         })
     }
 

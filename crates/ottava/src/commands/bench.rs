@@ -2,18 +2,23 @@
 
 use crate::output::print_json;
 use clap::{Args, Subcommand};
-use ottava_lm::Result;
-use ottava_lm::bench::{TrainBench, TrainRow};
+use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
 use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType};
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
-use ottava_tensor::bench::{copy_bandwidth, kernels};
+use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
+use ottava_tensor::bench::{Rates, attention, copy_bandwidth, kernels};
 use serde_json::json;
 
 /// Measure this machine: kernels against the memory's speed, and whole training steps.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava bench kernels
+  ottava bench gemm --model llama-2-7b --tokens 8192
+  ottava bench linear --recipes bf16,fp8-delayed,fp8-current
+  ottava bench linear --sweep --recipes fp8-delayed
+  ottava bench attention --seq-lens 1024,4096
   ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json")]
 pub struct Bench {
@@ -24,6 +29,9 @@ pub struct Bench {
 #[derive(Subcommand)]
 enum What {
     Kernels(Kernels),
+    Gemm(Gemm),
+    Linear(Linear),
+    Attention(Attention),
     Train(Train),
 }
 
@@ -39,6 +47,78 @@ struct Kernels {
     /// Width of the feed-forward layers.
     #[arg(long, default_value_t = 11_008)]
     hidden: usize,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Time the products of a model's linear layers beside the best rate of their types.
+#[derive(Args)]
+struct Gemm {
+    /// A model that `bench train` knows.
+    #[arg(long, default_value = "llama-2-7b")]
+    model: String,
+    /// Rows of the activations.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
+    /// Recipes whose products to time.
+    #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed")]
+    recipes: Vec<RecipeName>,
+    /// Type of the gradients of weights: float32 or bfloat16.
+    #[arg(long, default_value = "float32", value_parser = state_dtype)]
+    gradient_dtype: StateDType,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Time whole linear layers, forward and backward with their casts, beside their bare products.
+#[derive(Args)]
+struct Linear {
+    /// A model that `bench train` knows.
+    #[arg(long, default_value = "llama-2-7b")]
+    model: String,
+    /// Rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
+    #[arg(long, value_delimiter = ',')]
+    tokens: Vec<usize>,
+    /// Recipes to compare; speed-ups are over the first. With --sweep, the first that is not bf16 against it.
+    #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
+    recipes: Vec<RecipeName>,
+    /// Type of the gradients of weights: float32 or bfloat16.
+    #[arg(long, default_value = "float32", value_parser = state_dtype)]
+    gradient_dtype: StateDType,
+    /// Time a grid of shapes instead of a model's, to see where FP8 pays.
+    #[arg(long)]
+    sweep: bool,
+    /// Inputs and outputs of the grid.
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384", requires = "sweep")]
+    sizes: Vec<usize>,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Time attention, forward and backward, beside the best rate of a BF16 product.
+#[derive(Args)]
+struct Attention {
+    /// A model that `bench train` knows.
+    #[arg(long, default_value = "llama-2-7b")]
+    model: String,
+    /// Tokens of a micro-batch.
+    #[arg(long, default_value_t = 8192)]
+    tokens: usize,
+    /// Tokens per sequence, in turn.
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192")]
+    seq_lens: Vec<usize>,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -95,6 +175,9 @@ impl Bench {
     pub fn run(self) -> Result<()> {
         match self.what {
             What::Kernels(command) => command.run(),
+            What::Gemm(command) => command.run(),
+            What::Linear(command) => command.run(),
+            What::Attention(command) => command.run(),
             What::Train(command) => command.run(),
         }
     }
@@ -105,7 +188,6 @@ impl Kernels {
         let device = crate::device::open(self.device)?;
         let bandwidth = copy_bandwidth(&device)?;
         let rows = kernels(&device, self.tokens, self.channels, self.hidden)?;
-        let share = |floor: f64, time: f64| 100.0 * floor / time;
         if self.json {
             let rows: Vec<_> = rows
                 .iter()
@@ -127,6 +209,166 @@ impl Kernels {
                 r.bytes as f64 / r.milliseconds / 1e6,
                 share(r.floor_milliseconds, r.milliseconds)
             );
+        }
+        Ok(())
+    }
+}
+
+/// Percent of what is possible.
+fn share(floor: f64, time: f64) -> f64 {
+    100.0 * floor / time
+}
+
+/// The device and what it does best, which a table begins with.
+fn measure(choice: DeviceChoice, json: bool) -> Result<(Device, Rates)> {
+    let device = crate::device::open(choice)?;
+    let rates = Rates::measure(&device)?;
+    if !json {
+        println!(
+            "{device}: a large product {:.0} TFLOP/s in BF16, {:.0} in FP8; a copy {:.0} GB/s",
+            rates.bf16_flops / 1e12,
+            rates.fp8_flops / 1e12,
+            rates.copy_bytes / 1e9
+        );
+    }
+    Ok((device, rates))
+}
+
+impl Gemm {
+    fn run(self) -> Result<()> {
+        let model = bench::model(&self.model)?;
+        let (device, rates) = measure(self.device, self.json)?;
+        if !self.json {
+            println!(
+                "{:<22} {:<6} {:<12} {:>20} {:>9} {:>9} {:>11}",
+                "linear", "", "recipe", "T x N x K", "ms", "TFLOP/s", "% of floor"
+            );
+        }
+        let mut rows = Vec::new();
+        bench::gemms(&device, &model, self.tokens, &self.recipes, self.gradient_dtype.dtype(), &rates, |row| {
+            let [t, n, k] = row.sizes;
+            if !self.json {
+                println!(
+                    "{:<22} {:<6} {:<12} {:>20} {:>9.3} {:>9.0} {:>11.0}",
+                    row.linear,
+                    format!("{:?}", row.product).to_lowercase(),
+                    row.recipe.as_str(),
+                    format!("{t} x {n} x {k}"),
+                    row.milliseconds,
+                    2e-9 * (t * n * k) as f64 / row.milliseconds,
+                    share(row.floor_milliseconds, row.milliseconds)
+                );
+            }
+            rows.push(row);
+        })?;
+        if self.json {
+            print_json(&json!({"device": device.to_string(), "model": self.model, "rates": rates, "rows": rows}));
+        }
+        Ok(())
+    }
+}
+
+impl Linear {
+    fn run(self) -> Result<()> {
+        if self.sweep {
+            return self.sweep();
+        }
+        let model = bench::model(&self.model)?;
+        let (device, rates) = measure(self.device, self.json)?;
+        let tokens = if self.tokens.is_empty() { vec![8192] } else { self.tokens };
+        if !self.json {
+            println!(
+                "{:<22} {:<12} {:>20} {:>9} {:>12} {:>9} {:>11} {:>9}",
+                "linear", "recipe", "T x N x K", "ms", "products ms", "ratio", "% of floor", "speed-up"
+            );
+        }
+        let (mut rows, mut first) = (Vec::new(), None);
+        let gradients = self.gradient_dtype.dtype();
+        bench::linears(&device, &model, &tokens, &self.recipes, gradients, &rates, |row| {
+            let [t, n, k] = row.sizes;
+            if row.recipe == self.recipes[0] {
+                first = Some(row.milliseconds);
+            }
+            if !self.json {
+                println!(
+                    "{:<22} {:<12} {:>20} {:>9.3} {:>12.3} {:>9.3} {:>11.0} {:>9.3}",
+                    row.linear,
+                    row.recipe.as_str(),
+                    format!("{t} x {n} x {k}"),
+                    row.milliseconds,
+                    row.products_milliseconds,
+                    row.milliseconds / row.products_milliseconds,
+                    share(row.floor_milliseconds, row.milliseconds),
+                    first.unwrap_or(row.milliseconds) / row.milliseconds
+                );
+            }
+            rows.push(row);
+        })?;
+        if self.json {
+            print_json(&json!({"device": device.to_string(), "model": self.model, "rates": rates, "rows": rows}));
+        }
+        Ok(())
+    }
+
+    fn sweep(self) -> Result<()> {
+        let device = crate::device::open(self.device)?;
+        let tokens = if self.tokens.is_empty() { vec![1024, 4096, 8192, 32_768] } else { self.tokens };
+        let Some(&name) = self.recipes.iter().find(|&&name| name != RecipeName::Bf16) else {
+            return Err(Error::Config("a sweep compares BF16 with another recipe; name one in --recipes".into()));
+        };
+        let mut cells: Vec<SweepCell> = Vec::new();
+        bench::sweep(&device, &tokens, &self.sizes, name, self.gradient_dtype.dtype(), |cell| {
+            let ([t, n, k], ratio) = (cell.sizes, cell.milliseconds / cell.bf16_milliseconds);
+            if !self.json {
+                if n == self.sizes[0] && k == self.sizes[0] {
+                    println!(
+                        "{t} tokens: time of {} / time of bf16, by outputs (down) and inputs (across)",
+                        name.as_str()
+                    );
+                    let across: String = self.sizes.iter().map(|k| format!(" {k:>7}")).collect();
+                    println!("{:>7}{across}", "");
+                }
+                let start = if k == self.sizes[0] { format!("{n:>7}") } else { String::new() };
+                let end = if Some(&k) == self.sizes.last() { "\n" } else { "" };
+                print!("{start} {ratio:>7.3}{end}");
+            }
+            cells.push(cell);
+        })?;
+        if self.json {
+            print_json(&json!({"device": device.to_string(), "recipe": name, "cells": cells}));
+        }
+        Ok(())
+    }
+}
+
+impl Attention {
+    fn run(self) -> Result<()> {
+        let model = bench::model(&self.model)?;
+        let (device, rates) = measure(self.device, self.json)?;
+        if !self.json {
+            println!("{:>9} {:>9} {:<9} {:>9} {:>9} {:>11}", "batch", "sequence", "", "ms", "TFLOP/s", "% of floor");
+        }
+        let mut rows = Vec::new();
+        for &seq_len in &self.seq_lens {
+            let row = attention(&device, bench::attention_layout(&model, self.tokens, seq_len)?)?;
+            for (i, pass) in ["forward", "backward"].into_iter().enumerate() {
+                let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
+                if !self.json {
+                    println!(
+                        "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}",
+                        row.batch,
+                        row.seq_len,
+                        pass,
+                        row.milliseconds[i],
+                        rate / 1e12,
+                        share(rate, rates.bf16_flops)
+                    );
+                }
+            }
+            rows.push(row);
+        }
+        if self.json {
+            print_json(&json!({"device": device.to_string(), "model": self.model, "rates": rates, "rows": rows}));
         }
         Ok(())
     }
@@ -172,11 +414,25 @@ impl Train {
             }
             rows.push(row);
         }
+        if !self.json {
+            print_families(&rows);
+        }
         if self.json {
             print_json(&json!({"device": device.to_string(), "model": bench.model, "seq_len": bench.seq_len,
                                "micro_batch": bench.micro_batch, "rows": rows}));
         }
         Ok(())
+    }
+}
+
+/// Where the time of one more step went, recipe by recipe.
+fn print_families(rows: &[TrainRow]) {
+    for row in rows.iter().filter(|row| !row.families.is_empty()) {
+        let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
+        println!("\n{:<24} {:>9} {:>9}", row.recipe.as_str(), "ms", "% of step");
+        for family in &row.families {
+            println!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
+        }
     }
 }
 

@@ -168,3 +168,42 @@ fn bench_times_a_small_model_in_every_recipe() {
     assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }
+
+#[test]
+fn bench_times_products_layers_and_attention() {
+    let run = Run::new();
+    let bench = |what: &str, more: &[&str]| {
+        let model = ["--model", "qwen2.5-0.5b", "--device", "cpu"];
+        run.succeed(&[&["bench", what][..], &model, more].concat())
+    };
+    let positive = |value: &serde_json::Value| assert!(value.as_f64().unwrap() > 0.0, "{value}");
+
+    let gemm = json(&bench("gemm", &["--tokens", "2", "--json"]));
+    let rows = gemm["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4 * 3 * 2, "four linears, three products, two recipes");
+    positive(&gemm["rates"]["fp8_flops"]);
+    for row in rows {
+        positive(&row["milliseconds"]);
+        positive(&row["floor_milliseconds"]);
+    }
+    assert_eq!(rows[1]["out"], "bfloat16");
+
+    let linear = json(&bench("linear", &["--tokens", "2", "--recipes", "bf16,fp8-delayed", "--json"]));
+    assert_eq!(linear["rows"].as_array().unwrap().len(), 4 * 2);
+    for row in linear["rows"].as_array().unwrap() {
+        positive(&row["products_milliseconds"]);
+    }
+    let table = bench("linear", &["--tokens", "1", "--recipes", "fp8-current"]);
+    assert!(table.contains("mlp.down_proj") && table.contains("speed-up"), "{table}");
+
+    let sweep = ["--sweep", "--sizes", "16,24", "--tokens", "1,3"];
+    let cells = json(&bench("linear", &[&sweep[..], &["--json"]].concat()));
+    assert_eq!(cells["cells"].as_array().unwrap().len(), 8);
+    assert_eq!(cells["recipe"], "fp8-delayed");
+    assert_eq!(bench("linear", &sweep).lines().count(), 2 * (2 + 2));
+
+    let attention = json(&bench("attention", &["--tokens", "8", "--seq-lens", "4,8", "--json"]));
+    assert_eq!(attention["rows"][0]["batch"], 2);
+    positive(&attention["rows"][1]["milliseconds"][1]);
+    run.fail(&["bench", "attention", "--seq-lens", "0", "--device", "cpu"], 1, &["at least 1"]);
+}

@@ -1,10 +1,12 @@
 //! How fast a model trains: whole optimizer steps on random tokens, with nothing read from disk.
 
+use super::families::{FamilyTime, by_family};
+use super::model;
 use crate::checkpoint::RandomWeights;
 use crate::config::{MemoryConfig, OptimizerConfig, RunConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, DecoderConfig, RopeKind, RopeScaling};
+use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
 use crate::recipe::{Precision, RecipeName};
 use crate::step::TrainStep;
@@ -15,7 +17,7 @@ use std::time::Instant;
 /// What is timed.
 #[derive(Clone, Debug)]
 pub struct TrainBench {
-    /// A name of [`models`].
+    /// A name of [`models`](super::models).
     pub model: String,
     /// Blocks, if not as many as the model has.
     pub layers: Option<usize>,
@@ -48,56 +50,18 @@ pub struct TrainRow {
     pub first_step_seconds: f64,
     /// Loss of the last step, to see that something was computed.
     pub loss: f64,
-}
-
-/// Shapes of known models: `(name, config)`.
-pub fn models() -> Vec<(&'static str, DecoderConfig)> {
-    let shape = |vocabulary, channels, hidden, layers, heads, kv_heads| DecoderConfig {
-        vocabulary,
-        channels,
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        head_dim: channels / heads,
-        max_positions: 1 << 17,
-        norm_eps: 1e-5,
-        tied: false,
-        init_std: 0.02,
-        rope: RopeScaling { theta: 10_000.0, kind: RopeKind::Default },
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        window: None,
-    };
-    let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| DecoderConfig {
-        qkv_bias: true,
-        tied,
-        ..shape(vocabulary, channels, hidden, layers, heads, kv_heads)
-    };
-    vec![
-        ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
-        ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
-        ("llama-3-8b", shape(128_256, 4096, 14_336, 32, 32, 8)),
-        ("qwen2.5-0.5b", qwen(151_936, 896, 4864, 24, 14, 2, true)),
-        ("qwen2.5-1.5b", qwen(151_936, 1536, 8960, 28, 12, 2, true)),
-        ("qwen2.5-3b", qwen(151_936, 2048, 11_008, 36, 16, 2, true)),
-        ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
-    ]
+    /// Where the device's time went in one more step, whose calls were timed one by one. Empty on the CPU.
+    pub families: Vec<FamilyTime>,
 }
 
 impl TrainBench {
     /// Times `recipe` on `device`.
     pub fn run(&self, recipe: RecipeName, device: &Device) -> Result<TrainRow> {
-        let known = models();
-        let Some((_, sizes)) = known.iter().find(|(name, _)| *name == self.model) else {
-            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-            return Err(Error::Config(format!("there is no model `{}`; there are {}", self.model, names.join(", "))));
-        };
+        let sizes = model(&self.model)?;
         if self.steps == 0 || self.seq_len == 0 || self.micro_batch == 0 || self.layers == Some(0) {
             return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
         }
-        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes.clone() };
+        let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
         let precision = Precision { recipe, ..Precision::default() };
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
         let config =
@@ -126,6 +90,17 @@ impl TrainBench {
         let mut seconds: Vec<f64> = timed.iter().map(|(seconds, _)| *seconds).collect();
         seconds.sort_by(f64::total_cmp);
         let median = seconds[seconds.len() / 2];
+        let mut families = Vec::new();
+        if let Device::Cuda(gpu) = device {
+            // Call by call, since a recorded step is one; once before, since memory comes from elsewhere.
+            let mut work = work.eager();
+            work.run(&mut model, &mut optimizer, 1e-4)?;
+            gpu.start_profile();
+            let begin = Instant::now();
+            work.run(&mut model, &mut optimizer, 1e-4)?;
+            let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+            families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
+        }
         let tokens_per_second = (self.micro_batch * self.seq_len) as f64 / median;
         Ok(TrainRow {
             recipe,
@@ -138,6 +113,7 @@ impl TrainBench {
             },
             first_step_seconds,
             loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
+            families,
         })
     }
 }

@@ -1,49 +1,12 @@
-//! Timing of the ops against what the memory allows: `ottava bench kernels` and `examples/kernels.rs` print it.
+//! Memory-bound ops beside a copy of as many bytes.
 
+use super::{copy_bandwidth, time};
 use crate::ops::*;
 use crate::{DType, Device, Result, Tensor};
-use std::time::Instant;
-
-/// Rounds whose median is reported.
-const ROUNDS: usize = 5;
 
 /// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
 const VOCABULARY: usize = 32_000;
 const CHUNK: usize = 2048;
-
-/// Median milliseconds of one `op`: five rounds of `iterations` each, between two events of the compute stream, or by the
-/// clock on the CPU. A first, untimed run compiles the kernels.
-pub fn time(device: &Device, iterations: usize, mut op: impl FnMut() -> Result<()>) -> Result<f64> {
-    op()?;
-    device.synchronize()?;
-    let mut rounds = [0.0; ROUNDS];
-    for round in &mut rounds {
-        let total = match device {
-            Device::Cpu => {
-                let start = Instant::now();
-                (0..iterations).try_for_each(|_| op())?;
-                start.elapsed().as_secs_f64() * 1e3
-            }
-            Device::Cuda(gpu) => {
-                let start = gpu.record()?;
-                (0..iterations).try_for_each(|_| op())?;
-                f64::from(start.milliseconds_until(&gpu.record()?)?)
-            }
-        };
-        *round = total / iterations as f64;
-    }
-    rounds.sort_by(f64::total_cmp);
-    Ok(rounds[ROUNDS / 2])
-}
-
-/// Bytes per second of a large copy within `device`, reads and writes both counted.
-pub fn copy_bandwidth(device: &Device) -> Result<f64> {
-    let bytes: usize = if matches!(device, Device::Cpu) { 64 << 20 } else { 1 << 30 };
-    let from = Tensor::zeros(device, &[bytes / 4], DType::F32)?;
-    let mut to = from.empty_like()?;
-    let milliseconds = time(device, 10, || to.copy_from(0, &from))?;
-    Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
-}
 
 /// One op at one size.
 #[derive(Clone, Debug)]

@@ -1,0 +1,112 @@
+//! Where the device's time goes in a step.
+
+use ottava_tensor::cuda::{Call, GemmSpec, Major};
+use serde::Serialize;
+
+/// Time of calls that do alike.
+#[derive(Clone, Debug, Serialize)]
+pub struct FamilyTime {
+    /// What they do.
+    pub family: &'static str,
+    /// Milliseconds of a step.
+    pub milliseconds: f64,
+}
+
+/// Families in the order of a table, with the kernels that belong to them.
+const FAMILIES: [(&str, &[&str]); 14] = [
+    ("linears, fprop", &[]),
+    ("linears, dgrad", &[]),
+    ("linears, wgrad", &[]),
+    ("head and loss", &["cross_entropy", "cross_entropy_gradient"]),
+    ("attention", &["attention", "row_products", "attention_dq", "attention_dkv"]),
+    ("norms and residuals", &["rmsnorm", "rmsnorm_codes", "rmsnorm_backward", "add"]),
+    (
+        "SwiGLU",
+        &["swiglu", "swiglu_amax", "swiglu_codes", "swiglu_backward", "swiglu_backward_amax", "swiglu_backward_codes"],
+    ),
+    ("RoPE", &["rope", "rope_amax", "rope_codes"]),
+    ("casts and scales", &["quantize", "amax", "current_scale", "delayed_scaling", "transpose", "cast"]),
+    ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),
+    ("embedding", &["embedding", "embedding_gradient"]),
+    ("gradient norm", &["sum_of_squares", "root_of_sum"]),
+    ("optimizer", &["adamw", "adamw_cast"]),
+    ("other kernels", &[]),
+];
+
+/// Sums `calls`, each with its milliseconds, over a step of `tokens` that took `step` milliseconds; the last entry is what lies
+/// between them.
+pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: usize) -> Vec<FamilyTime> {
+    let mut times: Vec<_> = FAMILIES.iter().map(|&(family, _)| FamilyTime { family, milliseconds: 0.0 }).collect();
+    for (call, milliseconds) in calls {
+        let family = family(call, tokens, vocabulary);
+        let time = times.iter_mut().find(|time| time.family == family).expect("families are those of the table");
+        time.milliseconds += milliseconds;
+    }
+    let between = step - times.iter().map(|time| time.milliseconds).sum::<f64>();
+    times.push(FamilyTime { family: "copies, fills and gaps", milliseconds: between });
+    times.retain(|time| time.milliseconds > 0.0);
+    times
+}
+
+fn family(call: &Call, tokens: usize, vocabulary: usize) -> &'static str {
+    match call {
+        Call::Kernel(name) => {
+            FAMILIES.iter().find(|(_, kernels)| kernels.contains(name)).map_or("other kernels", |(family, _)| family)
+        }
+        Call::Gemm(spec) => product(spec, tokens, vocabulary),
+        Call::AttentionForward | Call::AttentionBackward => "attention",
+    }
+}
+
+/// Which product of a linear layer, or of the head, a specification is. FP8 operands all lie alike, so there accumulation and sizes
+/// must tell.
+fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize) -> &'static str {
+    let padded = |n: usize| n.next_multiple_of(16);
+    let one_of = |size: usize| [spec.m, spec.n, spec.k].contains(&size);
+    match (spec.a_layout, spec.b_layout) {
+        _ if one_of(vocabulary) || one_of(padded(vocabulary)) => "head and loss",
+        (Major::MN, Major::MN) => "linears, wgrad",
+        (Major::K, Major::MN) => "linears, dgrad",
+        _ if !spec.a.is_fp8() || spec.fast_accumulation => "linears, fprop",
+        _ if spec.k == padded(tokens) && spec.m != padded(tokens) => "linears, wgrad",
+        _ => "linears, dgrad",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_tensor::DType::{BF16, E4M3, E5M2};
+
+    #[test]
+    fn products_are_told_apart() {
+        let fp8 = |size, a| Call::Gemm(GemmSpec::contiguous(size, a, E4M3, BF16));
+        let fast =
+            |size| Call::Gemm(GemmSpec { fast_accumulation: true, ..GemmSpec::contiguous(size, E4M3, E4M3, BF16) });
+        let wide = GemmSpec::contiguous([96, 64, 32], BF16, BF16, BF16);
+        let dgrad = Call::Gemm(GemmSpec { b_layout: Major::MN, ..wide });
+        let wgrad = Call::Gemm(GemmSpec { a_layout: Major::MN, b_layout: Major::MN, ..wide });
+        let calls = [
+            (fast([96, 64, 32]), 1.0),
+            (Call::Gemm(wide), 1.0),
+            (fp8([96, 32, 64], E5M2), 4.0),
+            (dgrad, 4.0),
+            (fp8([64, 32, 96], E5M2), 16.0),
+            (wgrad, 16.0),
+            (Call::Gemm(GemmSpec::contiguous([96, 1000, 32], BF16, BF16, BF16)), 64.0),
+            (Call::Kernel("cross_entropy"), 64.0),
+            (Call::Kernel("a new one"), 128.0),
+        ];
+        let times = by_family(&calls, 500.0, 96, 1000);
+        let times: Vec<_> = times.iter().map(|time| (time.family, time.milliseconds)).collect();
+        let expected = [
+            ("linears, fprop", 2.0),
+            ("linears, dgrad", 8.0),
+            ("linears, wgrad", 32.0),
+            ("head and loss", 128.0),
+            ("other kernels", 128.0),
+            ("copies, fills and gaps", 202.0),
+        ];
+        assert_eq!(times, expected);
+    }
+}

@@ -1,0 +1,94 @@
+//! The products of a model's linear layers.
+
+use super::expect_positive;
+use crate::error::Result;
+use crate::models::DecoderConfig;
+use crate::recipe::{Precision, Recipe, RecipeName};
+use ottava_tensor::bench::{Operands, Product, Rates, gemm_milliseconds};
+use ottava_tensor::ops::real_type;
+use ottava_tensor::{DType, Device};
+use serde::Serialize;
+
+/// One product as training runs it.
+#[derive(Clone, Debug, Serialize)]
+pub struct GemmRow {
+    /// Whose it is, as `mlp.down_proj`.
+    pub linear: &'static str,
+    /// Which of its three.
+    pub product: Product,
+    /// The recipe that it is of.
+    pub recipe: RecipeName,
+    /// Tokens, outputs and inputs.
+    pub sizes: [usize; 3],
+    /// Type of the result.
+    pub out: &'static str,
+    /// Measured.
+    pub milliseconds: f64,
+    /// At the best rate of its types.
+    pub floor_milliseconds: f64,
+}
+
+/// Floating-point operations of one product of these sizes.
+pub(super) fn flops([tokens, outputs, inputs]: [usize; 3]) -> f64 {
+    2.0 * tokens as f64 * outputs as f64 * inputs as f64
+}
+
+/// The recipe called `name` with its usual settings.
+pub(super) fn recipe(name: RecipeName) -> Recipe {
+    Precision { recipe: name, ..Precision::default() }.recipe()
+}
+
+/// What the recipe's products read.
+pub(super) fn operands(recipe: &Recipe) -> Operands {
+    match recipe.casts {
+        None => Operands::Plain(recipe.compute),
+        Some(casts) => Operands::Fp8 {
+            input: casts.input.format,
+            weight: casts.weight.format,
+            grad_output: casts.grad_output.format,
+        },
+    }
+}
+
+/// Milliseconds of `product` by itself, and the type of its result; gradients of weights in type `gradients` where the recipe lets
+/// them be.
+pub(super) fn milliseconds(
+    device: &Device,
+    recipe: &Recipe,
+    product: Product,
+    sizes: [usize; 3],
+    gradients: DType,
+) -> Result<(f64, DType)> {
+    let (out, accumulation) = match product {
+        Product::Fprop => (recipe.compute, recipe.products.fprop),
+        Product::Dgrad => (recipe.compute, recipe.products.dgrad),
+        Product::Wgrad if recipe.compute == DType::BF16 => (gradients, recipe.products.wgrad),
+        Product::Wgrad => (real_type(recipe.compute), recipe.products.wgrad),
+    };
+    Ok((gemm_milliseconds(device, product, sizes, operands(recipe), out, accumulation)?, out))
+}
+
+/// Times the three products of each linear of a block, in every recipe, and hands each row to `report`.
+pub fn gemms(
+    device: &Device,
+    model: &DecoderConfig,
+    tokens: usize,
+    recipes: &[RecipeName],
+    gradients: DType,
+    rates: &Rates,
+    mut report: impl FnMut(GemmRow),
+) -> Result<()> {
+    expect_positive(&[tokens])?;
+    for linear in model.block_linears() {
+        for product in Product::ALL {
+            for &name in recipes {
+                let (recipe, sizes) = (recipe(name), [tokens, linear.n, linear.k]);
+                let (milliseconds, out) = milliseconds(device, &recipe, product, sizes, gradients)?;
+                let floor_milliseconds = flops(sizes) / rates.flops(operands(&recipe)) * 1e3;
+                let (linear, recipe, out) = (linear.name, name, out.name());
+                report(GemmRow { linear, product, recipe, sizes, out, milliseconds, floor_milliseconds });
+            }
+        }
+    }
+    Ok(())
+}

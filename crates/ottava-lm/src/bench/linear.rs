@@ -1,0 +1,141 @@
+//! Whole linear layers, with their casts, beside their bare products.
+
+use super::expect_positive;
+use super::gemm::{flops, milliseconds, operands, recipe};
+use crate::checkpoint::RandomWeights;
+use crate::error::Result;
+use crate::layer::{Context, Layer};
+use crate::layers::Linear;
+use crate::models::DecoderConfig;
+use crate::param::{Builder, Kept, Purpose};
+use crate::recipe::{Recipe, RecipeName};
+use crate::recompute::Recompute;
+use crate::scaling::{ScalingState, Slots};
+use ottava_tensor::bench::{Product, Rates, time_for};
+use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::{DType, Device};
+use serde::Serialize;
+
+/// One linear in one recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinearRow {
+    /// Which of a block, as `mlp.down_proj`.
+    pub linear: &'static str,
+    /// The recipe.
+    pub recipe: RecipeName,
+    /// Tokens, outputs and inputs.
+    pub sizes: [usize; 3],
+    /// Forward and backward, with the casts of input and gradient; the weight has been cast before.
+    pub milliseconds: f64,
+    /// Its three products by themselves.
+    pub products_milliseconds: f64,
+    /// Its products at the best rate of their types, and its casts at the speed of a copy.
+    pub floor_milliseconds: f64,
+}
+
+/// One shape in BF16 and in another recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct SweepCell {
+    /// Tokens, outputs and inputs.
+    pub sizes: [usize; 3],
+    /// Forward and backward in BF16.
+    pub bf16_milliseconds: f64,
+    /// The same in the other recipe.
+    pub milliseconds: f64,
+}
+
+/// What a round of a layer's passes lasts at least.
+const ROUND_MILLISECONDS: f64 = 10.0;
+
+/// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them.
+fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType) -> Result<f64> {
+    let [tokens, outputs, inputs] = sizes;
+    let mut weights = RandomWeights { seed: 1, device: device.clone() };
+    let kept = Kept { masters: false, gradients, ..Kept::FULL };
+    let (purpose, slots) = (Purpose::Train(kept), Slots::default());
+    let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots };
+    let mut linear = Linear::new(&mut build, "linear", &[("linear".into(), outputs)], inputs, false, 0.02)?;
+    let mut scaling = ScalingState::new(device, build.slots)?;
+    let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
+    let (x, dy) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
+    let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
+        let mut context = Context { scaling, batch: 1, seq_len: tokens, training: true, recompute: Recompute::None };
+        let (y, saved) = linear.forward(x.clone().into(), &mut context)?;
+        drop(y);
+        linear.backward(dy.clone().into(), saved, &mut context)?;
+        linear.parameters(&mut |param| param.clear_grad());
+        Ok(())
+    };
+    // A first step, since delayed scales are known from the second on.
+    quantize(&mut linear, &mut scaling)?;
+    pass(&mut linear, &mut scaling)?;
+    scaling.update()?;
+    quantize(&mut linear, &mut scaling)?;
+    time_for(device, ROUND_MILLISECONDS, || pass(&mut linear, &mut scaling))
+}
+
+/// Casts the weight for the coming step.
+fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
+    let mut params = Vec::new();
+    linear.parameters(&mut |param| params.push(param));
+    params.into_iter().try_for_each(|param| param.quantize(scaling))
+}
+
+/// Times each linear of a block in every recipe, and hands each row to `report`.
+pub fn linears(
+    device: &Device,
+    model: &DecoderConfig,
+    tokens: &[usize],
+    recipes: &[RecipeName],
+    gradients: DType,
+    rates: &Rates,
+    mut report: impl FnMut(LinearRow),
+) -> Result<()> {
+    expect_positive(tokens)?;
+    for &tokens in tokens {
+        for linear in model.block_linears() {
+            for &name in recipes {
+                let (recipe, sizes) = (recipe(name), [tokens, linear.n, linear.k]);
+                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, gradients));
+                let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
+                let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.n + linear.k));
+                let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;
+                report(LinearRow {
+                    linear: linear.name,
+                    recipe: name,
+                    sizes,
+                    milliseconds: layer(device, &recipe, sizes, gradients)?,
+                    products_milliseconds: products,
+                    floor_milliseconds: floor * 1e3,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Times square and oblong linears of all `sizes` in BF16 and in the recipe called `name`, and hands each shape to `report`.
+pub fn sweep(
+    device: &Device,
+    tokens: &[usize],
+    sizes: &[usize],
+    name: RecipeName,
+    gradients: DType,
+    mut report: impl FnMut(SweepCell),
+) -> Result<()> {
+    expect_positive(tokens)?;
+    expect_positive(sizes)?;
+    for &tokens in tokens {
+        for &outputs in sizes {
+            for &inputs in sizes {
+                let sizes = [tokens, outputs, inputs];
+                report(SweepCell {
+                    sizes,
+                    bf16_milliseconds: layer(device, &recipe(RecipeName::Bf16), sizes, gradients)?,
+                    milliseconds: layer(device, &recipe(name), sizes, gradients)?,
+                });
+            }
+        }
+    }
+    Ok(())
+}

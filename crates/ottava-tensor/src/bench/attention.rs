@@ -1,0 +1,32 @@
+//! Attention beside the best rate of a BF16 product.
+
+use super::time_for;
+use crate::ops::{AttentionLayout, attention as forward, attention_backward, cast, normal};
+use crate::{DType, Device, Result};
+
+/// Attention of one shape.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct AttentionRow {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Milliseconds of forward, then of backward.
+    pub milliseconds: [f64; 2],
+    /// FLOPs of each: the half of the scores that the mask leaves, five products instead of two in backward.
+    pub flops: [f64; 2],
+}
+
+/// Times causal attention in BF16, forward and backward, on random data.
+pub fn attention(device: &Device, layout: AttentionLayout) -> Result<AttentionRow> {
+    let AttentionLayout { batch, seq_len, heads, head_dim, .. } = layout;
+    let random = |width, seed| cast(&normal(device, &[batch * seq_len, width], 1.0, seed)?, DType::BF16);
+    let (qkv, d_o) = (random(layout.qkv_width(), 1)?, random(layout.output_width(), 2)?);
+    let (o, lse) = forward(&qkv, layout)?;
+    let milliseconds = [
+        time_for(device, 10.0, || forward(&qkv, layout).map(drop))?,
+        time_for(device, 10.0, || attention_backward(&d_o, &qkv, &o, &lse, layout).map(drop))?,
+    ];
+    let product = (batch * heads * head_dim) as f64 * (seq_len as f64).powi(2);
+    Ok(AttentionRow { batch, seq_len, milliseconds, flops: [2.0 * product, 5.0 * product] })
+}

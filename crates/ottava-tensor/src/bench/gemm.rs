@@ -1,0 +1,146 @@
+//! The products of linear layers beside the best rate of a large product.
+
+use super::{copy_bandwidth, time_for};
+use crate::ops::{Accumulation, CastStatistics, Copies, Operand, cast, gemm_nt, gemm_nt_into, normal, quantize};
+use crate::{DType, Device, QuantizedTensor, Result, Tensor};
+
+/// What a round of products lasts at least.
+const ROUND_MILLISECONDS: f64 = 10.0;
+
+/// A product of a linear layer with `N` outputs and `K` inputs, over `T` tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Product {
+    /// `y = x · Wᵀ`, `[T, N]`.
+    Fprop,
+    /// `dx = dy · W`, `[T, K]`.
+    Dgrad,
+    /// `dW = dyᵀ · x`, `[N, K]`.
+    Wgrad,
+}
+
+impl Product {
+    /// All, in the order of a step.
+    pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
+}
+
+/// What the operands of products are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Operands {
+    /// Matrices of this type.
+    Plain(DType),
+    /// FP8 codes of these formats.
+    Fp8 {
+        /// Of `x`.
+        input: DType,
+        /// Of `W`.
+        weight: DType,
+        /// Of `dy`.
+        grad_output: DType,
+    },
+}
+
+/// A random operand in the form that products read.
+enum Matrix {
+    Plain(Tensor),
+    Fp8(QuantizedTensor),
+}
+
+impl Matrix {
+    /// Normal values; codes use most of the format's range, since a chip's speed depends on how many bits flip.
+    fn random(device: &Device, shape: [usize; 2], dtype: DType, seed: u64) -> Result<Matrix> {
+        let x = cast(&normal(device, &shape, 1.0, seed)?, if dtype.is_fp8() { DType::BF16 } else { dtype })?;
+        if !dtype.is_fp8() {
+            return Ok(Matrix::Plain(x));
+        }
+        let largest = dtype.max_finite().expect("an FP8 format has a largest finite value");
+        let scale = Tensor::from_slice(device, &[1], &[largest / 6.0])?;
+        let mut unread = CastStatistics::new(device, 1)?;
+        Ok(Matrix::Fp8(quantize(&x, dtype, &scale, Copies::Both, &mut unread, 0)?))
+    }
+
+    fn rows(&self) -> Operand<'_> {
+        match self {
+            Matrix::Plain(x) => Operand::plain(x),
+            Matrix::Fp8(codes) => Operand::Rows(codes),
+        }
+    }
+
+    fn columns(&self) -> Operand<'_> {
+        match self {
+            Matrix::Plain(x) => Operand::plain_transposed(x),
+            Matrix::Fp8(codes) => Operand::Columns(codes),
+        }
+    }
+}
+
+/// Median milliseconds of `product` for `[T, N, K]` on random operands, with results in type `out`.
+pub fn gemm_milliseconds(
+    device: &Device,
+    product: Product,
+    [tokens, outputs, inputs]: [usize; 3],
+    operands: Operands,
+    out: DType,
+    accumulation: Accumulation,
+) -> Result<f64> {
+    let [input, weight, grad_output] = match operands {
+        Operands::Plain(dtype) => [dtype; 3],
+        Operands::Fp8 { input, weight, grad_output } => [input, weight, grad_output],
+    };
+    let x = || Matrix::random(device, [tokens, inputs], input, 1);
+    let w = || Matrix::random(device, [outputs, inputs], weight, 2);
+    let dy = || Matrix::random(device, [tokens, outputs], grad_output, 3);
+    match product {
+        Product::Fprop => {
+            let (x, w) = (x()?, w()?);
+            time_for(device, ROUND_MILLISECONDS, || gemm_nt(x.rows(), w.rows(), out, accumulation).map(drop))
+        }
+        Product::Dgrad => {
+            let (dy, w) = (dy()?, w()?);
+            time_for(device, ROUND_MILLISECONDS, || gemm_nt(dy.rows(), w.columns(), out, accumulation).map(drop))
+        }
+        Product::Wgrad => {
+            let (dy, x) = (dy()?, x()?);
+            let mut dw = Tensor::empty(device, &[outputs, inputs], out)?;
+            let mut product = || gemm_nt_into(dy.columns(), x.columns(), &mut dw, accumulation);
+            time_for(device, ROUND_MILLISECONDS, &mut product)
+        }
+    }
+}
+
+/// What a device does best in this run, which everything else is measured by.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Rates {
+    /// FLOP/s of a large product of BF16 operands.
+    pub bf16_flops: f64,
+    /// The same of FP8 operands, with fast sums.
+    pub fp8_flops: f64,
+    /// Bytes per second of a copy, reads and writes both counted.
+    pub copy_bytes: f64,
+}
+
+impl Rates {
+    /// Measures them, products at 8192 cubed; less on the CPU, where they are only to exist.
+    pub fn measure(device: &Device) -> Result<Rates> {
+        let size: usize = if matches!(device, Device::Cpu) { 64 } else { 8192 };
+        let rate = |operands| {
+            let how = (DType::BF16, Accumulation::Fast);
+            let milliseconds = gemm_milliseconds(device, Product::Fprop, [size; 3], operands, how.0, how.1)?;
+            Ok::<_, crate::Error>(2.0 * (size as f64).powi(3) / (milliseconds * 1e-3))
+        };
+        let codes = DType::E4M3;
+        Ok(Rates {
+            bf16_flops: rate(Operands::Plain(DType::BF16))?,
+            fp8_flops: rate(Operands::Fp8 { input: codes, weight: codes, grad_output: codes })?,
+            copy_bytes: copy_bandwidth(device)?,
+        })
+    }
+
+    /// FLOP/s for `operands`.
+    pub fn flops(&self, operands: Operands) -> f64 {
+        match operands {
+            Operands::Plain(_) => self.bf16_flops,
+            Operands::Fp8 { .. } => self.fp8_flops,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Timing of the ops against what the machine allows: of memory-bound ones, a copy of as many bytes; of products and attention, the
+//! best rate of a large product. `ottava bench` and `examples/kernels.rs` print it.
+
+mod attention;
+mod gemm;
+mod kernels;
+
+pub use attention::{AttentionRow, attention};
+pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
+pub use kernels::{KernelRow, kernels};
+
+use crate::{DType, Device, Error, Result, Tensor};
+use std::time::Instant;
+
+/// Rounds whose median is reported.
+const ROUNDS: usize = 5;
+
+/// Median milliseconds of one `op`: five rounds of `iterations` each, between two events of the compute stream, or by the
+/// clock on the CPU. A first, untimed run compiles the kernels.
+pub fn time<E: From<Error>>(
+    device: &Device,
+    iterations: usize,
+    mut op: impl FnMut() -> std::result::Result<(), E>,
+) -> std::result::Result<f64, E> {
+    op()?;
+    device.synchronize()?;
+    let mut rounds = [0.0; ROUNDS];
+    for round in &mut rounds {
+        *round = total(device, iterations, &mut op)? / iterations as f64;
+    }
+    rounds.sort_by(f64::total_cmp);
+    Ok(rounds[ROUNDS / 2])
+}
+
+/// As [`time`], with as many iterations as make a round last about `milliseconds`.
+pub fn time_for<E: From<Error>>(
+    device: &Device,
+    milliseconds: f64,
+    mut op: impl FnMut() -> std::result::Result<(), E>,
+) -> std::result::Result<f64, E> {
+    op()?;
+    let one = total(device, 1, &mut op)?;
+    time(device, (milliseconds / one).clamp(1.0, 100.0) as usize, op)
+}
+
+/// Milliseconds of `iterations` in a row.
+fn total<E: From<Error>>(
+    device: &Device,
+    iterations: usize,
+    op: &mut impl FnMut() -> std::result::Result<(), E>,
+) -> std::result::Result<f64, E> {
+    Ok(match device {
+        Device::Cpu => {
+            let start = Instant::now();
+            (0..iterations).try_for_each(|_| op())?;
+            start.elapsed().as_secs_f64() * 1e3
+        }
+        Device::Cuda(gpu) => {
+            let start = gpu.record()?;
+            (0..iterations).try_for_each(|_| op())?;
+            f64::from(start.milliseconds_until(&gpu.record()?)?)
+        }
+    })
+}
+
+/// Bytes per second of a large copy within `device`, reads and writes both counted.
+pub fn copy_bandwidth(device: &Device) -> Result<f64> {
+    let bytes: usize = if matches!(device, Device::Cpu) { 64 << 20 } else { 1 << 30 };
+    let from = Tensor::zeros(device, &[bytes / 4], DType::F32)?;
+    let mut to = from.empty_like()?;
+    let milliseconds = time(device, 10, || to.copy_from(0, &from))?;
+    Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
+}
