@@ -4,6 +4,7 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::models::{DecoderConfig, LinearShape};
 use crate::recipe::{Cast, Casts, Recipe, Scaling};
+use crate::recompute::Recompute;
 use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
 use ottava_tensor::{DType, Device, QuantizedTensor};
 use serde::Serialize;
@@ -150,36 +151,66 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
     let keeps_masters = matches!(recipe.compute, DType::F16 | DType::BF16) && config.optimizer.master_weights;
     let masters = if keeps_masters { parameters * 4 } else { 0 };
     line("master weights, float32", masters);
-    let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
-    let gradients = if recipe.compute == DType::BF16 { config.optimizer.gradient_dtype.dtype() } else { DType::F32 };
-    line(&format!("gradients of the blocks' matrices, {gradients}"), matrices * gradients.size());
-    line("other gradients, float32", (parameters - matrices) * 4);
     let moments = config.optimizer.state_dtype.dtype();
     line(&format!("Adam moments, {moments}"), parameters * 2 * moments.size());
     let pad = QuantizedTensor::padded;
-    let codes: usize = c.block_linears().iter().map(|l| 2 * pad(l.n) * pad(l.k)).sum();
-    line("FP8 codes of weights, with transposes", if recipe.casts.is_some() { codes * c.layers } else { 0 });
+    let codes = |l: &LinearShape| pad(l.n) * pad(l.k);
+    let all_codes: usize = c.block_linears().iter().map(|l| 2 * codes(l)).sum();
+    match (&recipe.casts, config.memory.weight_codes) {
+        (None, _) => {}
+        (Some(_), true) => line("FP8 codes of weights, with transposes", all_codes * c.layers),
+        (Some(_), false) => {
+            line("FP8 codes of the weight at hand", c.block_linears().iter().map(codes).max().unwrap_or(0));
+        }
+    }
 
-    let q = c.heads * c.head_dim;
-    let qkv = q + 2 * c.kv_heads * c.head_dim;
-    // Per token: inputs of both norms, qkv, attention output, gate and up; then what the four linears keep of their inputs.
-    let activations =
-        (2 * c.channels + qkv + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
-    let inputs = match recipe.casts {
-        Some(_) => 2 * c.channels + q + c.hidden,
-        // The attention output is the very tensor that the output projection keeps.
-        None => (2 * c.channels + c.hidden) * size,
-    };
-    line("saved activations of one micro-batch", tokens * (activations + inputs) * c.layers);
+    let saved = activations(c, recipe, config.memory.recompute) * tokens;
+    line(&format!("saved activations of one micro-batch, recompute {}", config.memory.recompute.as_str()), saved);
+    let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
+    let dtype = if recipe.compute == DType::BF16 { config.optimizer.gradient_dtype.dtype() } else { DType::F32 };
+    let gradients = matrices * dtype.size() + (parameters - matrices) * 4;
+    if config.training.gradient_accumulation_steps > 1 {
+        line(&format!("gradients, {dtype}, of one micro-batch while the next runs"), gradients);
+    } else {
+        // Backward frees the activations of a block before it makes the gradients of the next.
+        line(&format!("gradients, {dtype}, beyond what activations leave"), gradients.saturating_sub(saved));
+    }
     let chunk = tokens.min(2048);
     line(
         "logits of a chunk of tokens, and the gradients around the head",
-        chunk * c.vocabulary * size + 4 * tokens * c.channels * size,
+        chunk * c.vocabulary * size + 4 * tokens * c.channels * size + c.vocabulary * c.channels * 4,
     );
+    let qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
     let largest = (4 * c.hidden * size + if recipe.casts.is_some() { 4 * c.hidden } else { 0 }).max(2 * qkv * size);
     line("temporaries of backward", tokens * largest);
     if matches!(device, Device::Cuda(_)) {
         line("workspace of cuBLASLt", 32 << 20);
     }
     lines
+}
+
+/// Bytes that forward keeps for backward, per token.
+fn activations(c: &DecoderConfig, recipe: &Recipe, recompute: Recompute) -> usize {
+    let size = recipe.compute.size();
+    let q = c.heads * c.head_dim;
+    let qkv = q + 2 * c.kv_heads * c.head_dim;
+    let block = |recompute: Recompute| {
+        // Inputs of both norms, attention's output, gate and up; then Q, K and V, and what the linears keep of their inputs.
+        let mut bytes = (2 * c.channels + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
+        if !recompute.qkv() {
+            bytes += qkv * size;
+        }
+        if !recompute.operands() {
+            bytes += match recipe.casts {
+                Some(_) => 2 * c.channels + q + c.hidden,
+                // The attention's output is the very tensor that the output projection keeps.
+                None => (2 * c.channels + c.hidden) * size,
+            };
+        }
+        bytes
+    };
+    match recompute {
+        Recompute::Full => c.layers * c.channels * size + block(Recompute::None),
+        policy => c.layers * block(policy),
+    }
 }

@@ -204,10 +204,12 @@ const WORKSPACE: usize = 32 << 20;
 const SCALE_ALIGNMENT: u64 = 16;
 /// How many of the library's proposals are looked at, and how many of those race.
 const PROPOSALS: usize = 32;
-const FINALISTS: usize = 6;
-/// Turns of the race, and runs of each turn.
-const ROUNDS: usize = 4;
-const RUNS: usize = 3;
+const FINALISTS: usize = 4;
+/// Turns of the race.
+const ROUNDS: usize = 3;
+/// Milliseconds of the warm-up before it and of each turn. Under load the power limit sets the pace, after some milliseconds.
+const WARM_UP: f32 = 100.0;
+const TURN: f32 = 12.0;
 
 /// `cudaDataType_t` of an element type that GEMMs take.
 fn cuda_type(dtype: DType) -> Result<i32> {
@@ -361,7 +363,7 @@ impl Gemms {
             Some(scratch) => GemmPointers { addend: scratch, out: scratch, ..*pointers },
             None => *pointers,
         };
-        // A first look at all, then a race of the best in turns, so that a chip that grows warm slows all of them alike.
+        // A first look at all, then a race of the best under load and in turns, so that a chip that grows warm slows all of them alike.
         let mut refusal = None;
         let mut field = Vec::new();
         for Candidate { algorithm, .. } in plan.proposals(&self.library, spec, alignment)? {
@@ -374,17 +376,21 @@ impl Gemms {
         field.sort_by(|a, b| a.0.total_cmp(&b.0));
         field.truncate(FINALISTS);
         let mut totals = vec![0.0; field.len()];
-        for _ in 0..ROUNDS {
-            for ((_, algorithm), total) in field.iter().zip(&mut totals) {
-                // SAFETY: as above.
-                *total += unsafe { plan.time(&self.library, algorithm, &target, self.workspace, RUNS)? };
+        if let [(time, leader), _, ..] = field.as_slice() {
+            let runs = |span: f32| (span / time.max(1e-3)).ceil() as usize;
+            // SAFETY: as above.
+            unsafe { plan.time(&self.library, leader, &target, self.workspace, runs(WARM_UP))? };
+            for _ in 0..ROUNDS {
+                for ((_, algorithm), total) in field.iter().zip(&mut totals) {
+                    // SAFETY: as above.
+                    *total += unsafe { plan.time(&self.library, algorithm, &target, self.workspace, runs(TURN))? };
+                }
             }
         }
         let best = field.iter().zip(&totals).min_by(|a, b| a.1.total_cmp(b.1));
         match (best, refusal) {
-            (Some(((first, algorithm), total)), _) => {
-                let each = total / (ROUNDS * RUNS) as f32;
-                tracing::debug!("{key}: {each:.4} ms of {totals:?} (sums), {first:.4} at first");
+            (Some(((_, algorithm), _)), _) => {
+                tracing::debug!("{key}: milliseconds of the race {totals:?}");
                 plan.algorithm = *algorithm;
                 self.choices.insert(key, *algorithm);
                 Ok(plan)

@@ -249,6 +249,8 @@ pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usiz
 pub(super) struct Attention {
     api: &'static Api,
     plans: HashMap<(AttentionShape, Pass), Plan>,
+    /// Whether the backward plan of a shape clears the sum of dq itself, where that is known.
+    clears_dq_sum: HashMap<AttentionShape, bool>,
     // After the plans, which are of this session.
     session: Session,
     context: Arc<Context>,
@@ -262,7 +264,7 @@ impl Attention {
         let api = api()?;
         context.bind()?;
         let session = Session::open(api, context.stream())?;
-        Ok(Attention { api, plans: HashMap::new(), session, context: context.clone() })
+        Ok(Attention { api, plans: HashMap::new(), clears_dq_sum: HashMap::new(), session, context: context.clone() })
     }
 
     /// Bytes of scratch memory a pass needs; makes its plan on the first call.
@@ -295,8 +297,48 @@ impl Attention {
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
     ///
     /// # Safety
-    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum` `[B, H, T, D]`, both F32, the latter zeros.
+    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum` `[B, H, T, D]`, both F32.
     pub(super) unsafe fn backward(
+        &mut self,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionBackward,
+        sums: [u64; 2],
+        workspace: u64,
+    ) -> Result<()> {
+        // Nothing promises that a plan clears the sum of dq, and most do. So a first run starts from NaN, and tells.
+        let clears = self.clears_dq_sum.get(shape).copied();
+        let bytes = shape.lse_len() * shape.head_dim * 4;
+        match clears {
+            Some(true) => {}
+            // SAFETY: the caller's promise.
+            Some(false) => unsafe { self.context.fill(sums[1], 0, bytes)? },
+            // SAFETY: as above.
+            None => unsafe { self.context.fill(sums[1], 0xff, bytes)? },
+        }
+        // SAFETY: as above.
+        unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace)? };
+        if clears.is_some() {
+            return Ok(());
+        }
+        let clears = !self.has_nan(pointers.dq, shape.head_dim)?;
+        self.clears_dq_sum.insert(*shape, clears);
+        // SAFETY: as above.
+        if clears { Ok(()) } else { unsafe { self.backward(shape, scale, pointers, sums, workspace) } }
+    }
+
+    /// Whether there is a NaN among `count` BF16 values. Waits for the stream.
+    fn has_nan(&self, address: u64, count: usize) -> Result<bool> {
+        let mut bits = vec![0u16; count];
+        // SAFETY: the caller's promise of the backward pass, and a wait that keeps `bits` borrowed.
+        unsafe { self.context.copy_to_host(bits.as_mut_ptr().cast(), address, 2 * count)? };
+        self.context.synchronize()?;
+        Ok(bits.iter().any(|bits| half::bf16::from_bits(*bits).is_nan()))
+    }
+
+    /// # Safety
+    /// As for [`Attention::backward`].
+    unsafe fn enqueue_backward(
         &self,
         shape: &AttentionShape,
         scale: f32,

@@ -66,7 +66,8 @@ const ATTRIBUTE_MULTIPROCESSOR_COUNT: i32 = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: i32 = 75;
 const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
 const STREAM_NON_BLOCKING: u32 = 1;
-const CAPTURE_THREAD_LOCAL: i32 = 1;
+/// Lets memory come from the driver meanwhile, which has nothing to do with the stream.
+const CAPTURE_RELAXED: i32 = 2;
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
 /// Shared memory a kernel may ask for without raising the function's limit, in bytes.
 const DEFAULT_SHARED: u32 = 48 << 10;
@@ -384,7 +385,7 @@ impl Context {
     pub(super) fn begin_capture(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
-        let status = unsafe { (self.api.stream_begin_capture)(self.stream, CAPTURE_THREAD_LOCAL) };
+        let status = unsafe { (self.api.stream_begin_capture)(self.stream, CAPTURE_RELAXED) };
         self.check(status, "cuStreamBeginCapture")
     }
 

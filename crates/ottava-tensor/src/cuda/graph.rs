@@ -18,8 +18,7 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Records what `work` enqueues instead of running it. Kernels and products must have run once before, since
-    /// compiling and timing cannot be recorded; nothing may wait for the device, and memory must not come from the driver
-    /// meanwhile. Work that fails is not recorded, and whatever it has enqueued does not run.
+    /// compiling and timing cannot be recorded; nothing may wait for the device meanwhile. Work that fails is not recorded, and whatever it has enqueued does not run.
     pub fn capture<E: From<Error>>(device: &Arc<CudaDevice>, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         device.context.begin_capture()?;
         lock(&device.pool).begin_recording();

@@ -307,9 +307,7 @@ impl CudaDevice {
         self.with_attention(|attention| {
             let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
             let row_sum = self.alloc(shape.lse_len() * 4)?;
-            // Versions 9.14 and 9.19 clear this sum themselves on Hopper, but nothing promises that.
-            let mut dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
-            dq_sum.fill_zero(0, dq_sum.len())?;
+            let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
             self.profiled(Call::AttentionBackward, || {
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
                 unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
