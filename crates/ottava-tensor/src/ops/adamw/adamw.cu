@@ -44,7 +44,7 @@ struct Update {
 };
 
 // Reciprocal, quotient and root by the compiler's own steps, without its test of each operand for exponents where they would not
-// do: `update8` makes one test for all. `r` is the reciprocal of `x`.
+// do and the branch after it: `update8` makes one test for all. `r` is the reciprocal of `x`.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -54,11 +54,16 @@ __device__ __forceinline__ float quotient(float a, float x, float r) {
     const float q = a * r;
     return __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
 }
+// Of any number that is not infinite: small ones are multiplied by a power of two and back, both exactly.
 __device__ __forceinline__ float root(float x) {
+    const bool small = x < 0x1p-80f;
+    if (small) x *= 0x1p80f;
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    const float y = x * r;
-    return __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
+    float y = x * r;
+    y = __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
+    if (small) y *= 0x1p-40f;
+    return x == 0.0f ? x : y;
 }
 
 __device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
@@ -66,7 +71,7 @@ __device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466
 __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm) {
     const float clip = s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm + 1e-6f), 1.0f);
     const float keep = (float)(1.0 - s.learning_rate * of.weight_decay);
-    const bool usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0.0f && s.epsilon <= 1.0f;
+    const bool usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0x1p-50f && s.epsilon <= 1.0f;
     return {clip, keep, s.step_size, s.take1, s.beta2, s.take2, s.correction2, s.epsilon, reciprocal(s.correction2), hash(of.seed ^ hash(s.step)), usual};
 }
 
@@ -90,17 +95,27 @@ __device__ __forceinline__ void update1(const Tensors& of, u64 i, const Update& 
     if (of.copy) store(&of.copy[i], w);
 }
 
-// Eight elements from a multiple of eight on, at addresses for wide accesses. False, and nothing is written, where one of them
-// is out of the ordinary. `w`: the new weights as layers read them.
-__device__ __forceinline__ bool update8(const Tensors& of, u64 at, const Update& how, float* w) {
-    float m[8], v[8], g[8], smallest_v = 1.0f, smallest_q = 1.0f, nothing = 0.0f;
-    const Eight<G> raw_g = load8(of.grad + at);
-    const Eight<W> raw_w = load8(of.weight + at);
-    const Eight<S> raw_m = load8(of.m + at), raw_v = load8(of.v + at);
-    unpack8(raw_g, g);
-    unpack8(raw_w, w);
-    unpack8(raw_m, m);
-    unpack8(raw_v, v);
+// What an update reads of eight elements, from a multiple of eight on, at addresses for wide accesses.
+struct Raw {
+    Eight<G> g;
+    Eight<W> w;
+    Eight<S> m, v;
+};
+__device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, u64 at) {
+    raw.g = load8(of.grad + at);
+    raw.w = load8(of.weight + at);
+    raw.m = load8(of.m + at);
+    raw.v = load8(of.v + at);
+}
+
+// Updates them. False, and nothing is written, where one of them is out of the ordinary. `w`: the new weights as layers read them.
+__device__ __forceinline__ bool update8(const Raw& raw, const Tensors& of, u64 at, const Update& how, float* w) {
+    float m[8], v[8], g[8], nothing = 0.0f;
+    bool exact = true;
+    unpack8(raw.g, g);
+    unpack8(raw.w, w);
+    unpack8(raw.m, m);
+    unpack8(raw.v, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         g[i] *= how.clip;
@@ -108,14 +123,15 @@ __device__ __forceinline__ bool update8(const Tensors& of, u64 at, const Update&
         v[i] = v[i] * how.beta2 + g[i] * g[i] * how.take2;
         const float denominator = quotient(root(v[i]), how.correction2, how.inverse2) + how.epsilon;
         const float q = quotient(m[i], denominator, reciprocal(denominator));
-        w[i] = w[i] * how.keep - how.step_size * q;
-        smallest_v = fminf(smallest_v, v[i]);
-        smallest_q = fminf(smallest_q, fabsf(q));
+        const float decayed = w[i] * how.keep, step = how.step_size * q;
+        w[i] = decayed - step;
+        // A quotient is right unless it is tiny, and then it is far from changing a weight of ordinary size.
+        exact &= fabsf(q) >= 0x1p-40f || fabsf(step) < fabsf(decayed) * 0x1p-30f;
         // Infinity and NaN make it NaN.
         nothing = __fmaf_rn(w[i], 0.0f, nothing);
         if (sizeof(W) == 2) w[i] = by_chance(w[i], how.seed ^ at, i);
     }
-    if (!(smallest_v >= 0x1p-100f && smallest_q >= 0x1p-40f && nothing == 0.0f)) return false;
+    if (!(exact && nothing == 0.0f)) return false;
     store8(of.m + at, pack8<S>(m));
     store8(of.v + at, pack8<S>(v));
     store8(of.weight + at, pack8<W>(w));
@@ -127,10 +143,9 @@ __device__ __forceinline__ bool update8(const Tensors& of, u64 at, const Update&
     return true;
 }
 
-// The first `valid` of eight elements; `wide` where they are all and at addresses for wide accesses. In `w`, what does not exist
-// is zero.
-__device__ __forceinline__ void update(const Tensors& of, u64 at, int valid, bool wide, const Update& how, float* w) {
-    if (wide && how.usual && update8(of, at, how, w)) return;
+// Updates the first `valid` of eight elements one by one; `wide` where they are all and at addresses for wide accesses. In `w`, what
+// does not exist is zero.
+__device__ __forceinline__ void one_by_one(const Tensors& of, u64 at, int valid, bool wide, const Update& how, float* w) {
 #pragma unroll 1
     for (int i = 0; i < valid; i++) update1(of, at + i, how);
     unpack8(fetch8(read(of) + at, valid, wide), w);
@@ -150,16 +165,23 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, const
     float largest = 0.0f;
     for (u64 at = start + 8 * threadIdx.x; at < end; at += 8 * blockDim.x) {
         const int valid = min(end - at, 8ull);
+        const bool wide = together && valid == 8;
+        bool done = false;
         float w[8];
-        update(part.of, at, valid, together && valid == 8, how, w);
+        if (wide && how.usual) {
+            Raw raw;
+            fetch(raw, part.of, at);
+            done = update8(raw, part.of, at, how, w);
+        }
+        if (!done) one_by_one(part.of, at, valid, wide, how, w);
 #pragma unroll
         for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(w[i]));
     }
     block_raise(part.amax, largest);
 }
 
-// Each block updates a tile of a matrix and casts its new weights. Wide loads want more registers than more blocks bring.
-extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 3 : 4)
+// Each block updates a tile of a matrix and casts its new weights. The loads under way want more registers than more blocks bring.
+extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 2 : 3)
 adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
            const __grid_constant__ CastParts parts) {
     __shared__ Tile tile;
@@ -176,13 +198,22 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     const int valid = min(columns - column0 - column, 8);
     const bool together = columns % 8 == 0 && aligned(part.of);
     Seen seen;
+    // What the next row needs is on its way while this one is computed.
+    Raw next;
+    const auto fetch_row = [&](int row) {
+        if (together && row < TILE && row0 + row < rows && valid > 0)
+            fetch(next, part.of, (u64)(row0 + row) * columns + column0 + column);
+    };
+    fetch_row(threadIdx.x / 16);
 #pragma unroll 1
     for (int row = threadIdx.x / 16; row < TILE; row += 16) {
+        const Raw raw = next;
+        fetch_row(row + 16);
         uint2 eight = make_uint2(0, 0);
         if (row0 + row < rows && valid > 0) {
             const u64 at = (u64)(row0 + row) * columns + column0 + column;
             float w[8];
-            update(part.of, at, valid, together, how, w);
+            if (!(together && how.usual && update8(raw, part.of, at, how, w))) one_by_one(part.of, at, valid, together, how, w);
             eight = encode8(w, to.scale, seen);
         }
         put(to, tile, row0, column0, row, column, eight);
