@@ -88,13 +88,21 @@ fn on_gpu(
         }
         Output::Amax { amax } => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+            if residual.is_none() && cuda::fits_registers(x, weight) {
+                cuda::rmsnorm_amax(gpu, x, weight, eps, rstd, amax)?;
+            } else {
+                cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+            }
             return Ok(Produced::Measured);
         }
         Output::Fp8(to) => to,
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+    if residual.is_none() && cuda::fits_strips(gpu, x, weight) {
+        cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
+        return Ok(Produced::Fp8(quantized));
+    }
     // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
     let x = match residual {
         None => {

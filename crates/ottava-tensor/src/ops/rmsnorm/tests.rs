@@ -1,5 +1,5 @@
 use super::{add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
-use crate::ops::destination::tests::{destinations, hostile};
+use crate::ops::destination::tests::{destinations, destinations_on, hostile};
 use crate::ops::{Output, add};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device};
@@ -44,6 +44,34 @@ fn rmsnorm_writes_to_every_destination() {
             let inputs = [hostile("a", &[t, c], dtype), hostile("b", &[t, c], dtype), normals("w", &[c], dtype)];
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&x[0], &x[2], 1e-5, output)?.0));
             destinations(&inputs, |x, output| Ok(add_rmsnorm_to(&x[0], &x[1], &x[2], 1e-5, output)?.1));
+        }
+    }
+}
+
+#[test]
+fn many_rows_are_written_as_few_are() {
+    let Some(gpu) = gpu() else { return };
+    // Groups of every number, strips that end within one, and rows that are too long for shared memory.
+    for (t, c) in [
+        (2117, 16),
+        (2300, 144),
+        (4400, 896),
+        (2200, 1040),
+        (2240, 1536),
+        (2130, 3584),
+        (4300, 4096),
+        (2177, 7168),
+        (2113, 7184),
+    ] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("a", &[t, c], dtype), normals("w", &[c], dtype)];
+            let (_, rstd) =
+                rmsnorm(&inputs[0].to_device(&gpu).unwrap(), &inputs[1].to_device(&gpu).unwrap(), 1e-5).unwrap();
+            destinations_on(&gpu, &inputs, |x, output| {
+                let (y, again) = rmsnorm_to(&x[0], &x[1], 1e-5, output)?;
+                assert_close("rstd", &rstd, &again, Tolerance::Exact);
+                Ok(y)
+            });
         }
     }
 }
