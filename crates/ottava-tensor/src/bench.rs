@@ -93,13 +93,16 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rmsnorm", bf16(2 * tc), &mut || rmsnorm(&a, &weight, 1e-5).map(drop))?;
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
-    row("rmsnorm_backward", bf16(3 * tc), &mut || rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight).map(drop))?;
+    row("rmsnorm_backward", bf16(3 * tc), &mut || {
+        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, RmsnormBackward::default()).map(drop)
+    })?;
 
     let other = random(&[t, c], DType::BF16)?;
-    row("rmsnorm_backward, + dresidual", bf16(4 * tc), &mut || {
-        rmsnorm_backward_add(&b, &a, &weight, &rstd, &mut dweight, &other).map(drop)
-    })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    row("rmsnorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
+        let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
+        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
+    })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
     row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {

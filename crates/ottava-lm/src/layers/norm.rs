@@ -5,7 +5,7 @@ use crate::layer::{Context, GemmInput};
 use crate::param::{Builder, Init, Param, Part};
 use crate::scaling::Slot;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{add_rmsnorm_to, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
+use ottava_tensor::ops::{RmsnormBackward, add_rmsnorm_to, rmsnorm_backward, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -54,9 +54,7 @@ impl Norm {
     pub fn backward(&mut self, dy: &Tensor, saved: NormSaved, around: Option<&Tensor>) -> Result<Tensor> {
         let weight = self.weight.value.clone();
         let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
-        Ok(match around {
-            Some(around) => rmsnorm_backward_add(dy, x, weight, rstd, grad, around)?,
-            None => rmsnorm_backward(dy, x, weight, rstd, grad)?,
-        })
+        let beside = RmsnormBackward { dresidual: around, amax: None };
+        Ok(rmsnorm_backward(dy, x, weight, rstd, grad, beside)?)
     }
 }

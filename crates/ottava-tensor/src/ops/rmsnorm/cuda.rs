@@ -7,8 +7,10 @@ use crate::{DType, QuantizedTensor, Result, Tensor};
 kernel_source!("rmsnorm");
 kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
 
-/// Blocks of the backward pass, each with its part of dweight: two for each of the 132 multiprocessors of a Hopper GPU.
-const PARTS: usize = 264;
+/// Blocks of the backward pass on one multiprocessor at most, each with its part of dweight; and the shared memory that their
+/// rows on the way may fill.
+const MOST_PARTS: usize = 4;
+const STAGES_BYTES: usize = 216 << 10;
 
 /// Dynamic shared memory beside a little static one: beyond 48 KiB in all, a launch has it only if it asks for more than that.
 fn shared_bytes(dynamic: usize) -> u32 {
@@ -150,14 +152,25 @@ pub(super) struct Backward<'a> {
     pub residual: Option<&'a Tensor>,
 }
 
-pub(super) fn rmsnorm_backward(gpu: &CudaDevice, from: Backward, dx: &mut Tensor, dweight: &mut Tensor) -> Result<()> {
+pub(super) fn rmsnorm_backward(
+    gpu: &CudaDevice,
+    from: Backward,
+    dx: &mut Tensor,
+    dweight: &mut Tensor,
+    amax: Option<&mut Tensor>,
+) -> Result<()> {
     let [tokens, channels] = from.x.dims("rmsnorm_backward: x")?;
-    let parts = tokens.min(PARTS);
+    let threads = launch::row_threads(channels, 8);
+    let at_once = (1024 / threads as usize).min(MOST_PARTS);
+    let parts = tokens.min(gpu.sm_count() * at_once);
     let mut partial = Tensor::empty(from.x.device(), &[parts, channels], DType::F32)?;
+    let stage = threads as usize * 8 * from.x.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
+    let depth = (STAGES_BYTES / at_once / stage).clamp(2, 4);
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.x.dtype())?, entry: "rmsnorm_backward" };
     let args = [
         Arg::Ptr(dx.device_ptr_mut()),
         Arg::Ptr(partial.device_ptr_mut()),
+        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(from.dy.device_ptr()),
         Arg::Ptr(from.x.device_ptr()),
         Arg::Ptr(from.weight.device_ptr()),
@@ -165,8 +178,10 @@ pub(super) fn rmsnorm_backward(gpu: &CudaDevice, from: Backward, dx: &mut Tensor
         Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
         Arg::I32(tokens as i32),
         Arg::I32(channels as i32),
+        Arg::I32(depth as i32),
     ];
-    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`; `partial` has a row per block.
-    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], launch::row_threads(channels, 8), 0, &args)? };
+    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; `partial` has a row per block, and
+    // shared memory `depth` places for eight channels of each input per thread.
+    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };
     bias::add_partial_sums(gpu, &partial, dweight)
 }

@@ -164,33 +164,55 @@ __device__ __forceinline__ float row_sum(float x, float* warps) {
     return x;
 }
 
+// Sends eight elements to shared memory, without passing through registers.
+__device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
+#pragma unroll
+    for (int w = 0; w < sizeof(X) / 2; w++)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w) : "memory");
+}
+
 // Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
-// added to dx. A thread keeps eight channels, and while one row is worked on, the next is on its way.
-extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float* partial, const X* dy, const X* x, const X* weight,
-                                                                    const float* rstd, const X* residual, int rows, int C) {
+// added to dx; `amax`, if not null, is raised to the largest absolute value of what is written. A thread keeps eight channels,
+// and while one row is worked on, the next `depth - 1` (1 to 3) are on the way to its places in dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_backward(X* dx, float* partial, float* amax, const X* dy, const X* x, const X* weight, const float* rstd,
+                     const X* residual, int rows, int C, int depth) {
     __shared__ float warps[2][32];
     partial += (u64)blockIdx.x * C;
+    float largest = 0.0f;
     int turn = 0;
     if (C % 8 == 0 && C <= 8 * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
-        const int c = 8 * threadIdx.x;
+        extern __shared__ uint4 rows_of_the_launch[];
+        const int c = 8 * threadIdx.x, kinds = residual ? 3 : 2;
         const bool mine = c < C;
-        Eight<X> w = {}, next_d = {}, next_v = {};
-        float sums[8] = {}, next_r = 0.0f;
-        const auto fetch = [&](int row) {
-            if (row >= rows) return;
-            next_r = rstd[row];
-            if (!mine) return;
-            next_d = load8(dy + (u64)row * C + c);
-            next_v = load8(x + (u64)row * C + c);
+        const auto place = [&](int kind, int stage) { return (Eight<X>*)rows_of_the_launch + (stage * kinds + kind) * blockDim.x + threadIdx.x; };
+        const auto send = [&](int row, int stage) {
+            if (mine && row < rows) {
+                const u64 at = (u64)row * C + c;
+                send8(place(0, stage), dy + at);
+                send8(place(1, stage), x + at);
+                if (residual) send8(place(2, stage), residual + at);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
         };
+        Eight<X> w = {};
+        float sums[8] = {};
         if (mine) w = load8(weight + c);
-        fetch(blockIdx.x);
-        for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+        for (int stage = 0; stage < depth - 1; stage++) send(blockIdx.x + stage * gridDim.x, stage);
+        float next_r = rstd[blockIdx.x];
+        for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
             const float r = next_r;
-            const Eight<X> d = next_d, v = next_v;
-            Eight<X> more;
-            if (residual && mine) more = load8(residual + (u64)row * C + c);
-            fetch(row + gridDim.x);
+            // Into the place of the row before, which all its threads are done with: each reads only what it sent.
+            send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
+            if (row + gridDim.x < rows) next_r = rstd[row + gridDim.x];
+            if (depth == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
+            else if (depth == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
+            else asm volatile("cp.async.wait_group 3;" ::: "memory");
+            Eight<X> d = {}, v = {};
+            if (mine) {
+                d = *place(0, stage);
+                v = *place(1, stage);
+            }
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -205,14 +227,17 @@ extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float
             for (int i = 0; i < 8; i++) out[i] = r * (load(d.at[i]) * load(w.at[i]) - load(v.at[i]) * r * projection);
             Eight<X> rounded = pack8<X>(out);
             if (residual) {
+                const Eight<X> more = *place(2, stage);
                 unpack8(rounded, out);
 #pragma unroll
                 for (int i = 0; i < 8; i++) out[i] += load(more.at[i]);
                 rounded = pack8<X>(out);
             }
             store8(dx + (u64)row * C + c, rounded);
+            if (amax) largest = fmaxf(largest, largest8(rounded));
         }
         if (mine) store8(partial + c, pack8<f32>(sums));
+        block_raise(amax, largest);
         return;
     }
     for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
@@ -229,8 +254,10 @@ extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float
             X* out = dx + (u64)row * C + c;
             store(out, r * (load(d[c]) * load(weight[c]) - load(v[c]) * r * projection));
             if (residual) store(out, load(*out) + load(residual[(u64)row * C + c]));
+            largest = fmaxf(largest, fabsf(load(*out)));
         }
     }
+    block_raise(amax, largest);
 }
 #else
 // The weights of this thread's columns serve all rows of its tile.
