@@ -9,6 +9,7 @@ const ROUNDS: usize = 5;
 
 /// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
 const VOCABULARY: usize = 32_000;
+const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
 
 /// Median milliseconds of one `op`: five rounds of `iterations` each, between two events of the compute stream, or by the
@@ -159,6 +160,11 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
     row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets).map(drop))?;
     row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
+        cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
+    })?;
+    let vocabulary = LONG_VOCABULARY;
+    let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
+    row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
         cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
     })?;
     drop(logits);
