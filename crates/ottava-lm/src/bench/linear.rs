@@ -44,11 +44,13 @@ pub struct SweepCell {
     pub milliseconds: f64,
 }
 
-/// What a round of a layer's passes lasts at least.
-const ROUND_MILLISECONDS: f64 = 10.0;
+/// What a round of a layer's passes lasts about; as long as one of bare products, for the same warmth of the chip, but in a sweep.
+const ROUND_MILLISECONDS: f64 = 40.0;
+const SWEEP_MILLISECONDS: f64 = 10.0;
 
-/// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them.
-fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType) -> Result<f64> {
+/// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them, from rounds of about `round`
+/// milliseconds.
+fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType, round: f64) -> Result<f64> {
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let kept = Kept { masters: false, gradients, ..Kept::FULL };
@@ -71,7 +73,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType) 
     pass(&mut linear, &mut scaling)?;
     scaling.update()?;
     quantize(&mut linear, &mut scaling)?;
-    time_for(device, ROUND_MILLISECONDS, || pass(&mut linear, &mut scaling))
+    time_for(device, round, || pass(&mut linear, &mut scaling))
 }
 
 /// Casts the weight for the coming step.
@@ -104,7 +106,7 @@ pub fn linears(
                     linear: linear.name,
                     recipe: name,
                     sizes,
-                    milliseconds: layer(device, &recipe, sizes, gradients)?,
+                    milliseconds: layer(device, &recipe, sizes, gradients, ROUND_MILLISECONDS)?,
                     products_milliseconds: products,
                     floor_milliseconds: floor * 1e3,
                 });
@@ -129,11 +131,8 @@ pub fn sweep(
         for &outputs in sizes {
             for &inputs in sizes {
                 let sizes = [tokens, outputs, inputs];
-                report(SweepCell {
-                    sizes,
-                    bf16_milliseconds: layer(device, &recipe(RecipeName::Bf16), sizes, gradients)?,
-                    milliseconds: layer(device, &recipe(name), sizes, gradients)?,
-                });
+                let time = |name| layer(device, &recipe(name), sizes, gradients, SWEEP_MILLISECONDS);
+                report(SweepCell { sizes, bf16_milliseconds: time(RecipeName::Bf16)?, milliseconds: time(name)? });
             }
         }
     }

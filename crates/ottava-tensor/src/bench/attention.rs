@@ -1,5 +1,6 @@
 //! Attention beside the best rate of a BF16 product.
 
+use super::gemm::ROUND_MILLISECONDS;
 use super::time_for;
 use crate::ops::{AttentionLayout, attention as forward, attention_backward, cast, normal};
 use crate::{DType, Device, Result};
@@ -24,8 +25,8 @@ pub fn attention(device: &Device, layout: AttentionLayout) -> Result<AttentionRo
     let (qkv, d_o) = (random(layout.qkv_width(), 1)?, random(layout.output_width(), 2)?);
     let (o, lse) = forward(&qkv, layout)?;
     let milliseconds = [
-        time_for(device, 10.0, || forward(&qkv, layout).map(drop))?,
-        time_for(device, 10.0, || attention_backward(&d_o, &qkv, &o, &lse, layout).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || forward(&qkv, layout).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, &qkv, &o, &lse, layout).map(drop))?,
     ];
     let product = (batch * heads * head_dim) as f64 * (seq_len as f64).powi(2);
     Ok(AttentionRow { batch, seq_len, milliseconds, flops: [2.0 * product, 5.0 * product] })

@@ -4,8 +4,8 @@ use super::{copy_bandwidth, time_for};
 use crate::ops::{Accumulation, CastStatistics, Copies, Operand, cast, gemm_nt, gemm_nt_into, normal, quantize};
 use crate::{DType, Device, QuantizedTensor, Result, Tensor};
 
-/// What a round of products lasts at least.
-const ROUND_MILLISECONDS: f64 = 10.0;
+/// What a round of products lasts about: long enough for the chip to be as warm, and so as slow, as in training.
+pub(super) const ROUND_MILLISECONDS: f64 = 40.0;
 
 /// A product of a linear layer with `N` outputs and `K` inputs, over `T` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
