@@ -33,11 +33,29 @@ impl Context<'_> {
 pub enum GemmInput {
     /// The value; a linear that computes in FP8 casts it itself.
     Plain(Tensor),
+    /// The value and its amax, F32 `[1]`, for a linear that casts it by a scale of its own.
+    Measured(Tensor, Tensor),
     /// Its FP8 codes, written by the op that produced the value.
     Quantized(QuantizedTensor, Frozen),
 }
 
 impl GemmInput {
+    /// The value of an operand that has not been cast.
+    pub fn value(&self) -> &Tensor {
+        match self {
+            GemmInput::Plain(x) | GemmInput::Measured(x, _) => x,
+            GemmInput::Quantized(..) => unreachable!("codes have no value beside them"),
+        }
+    }
+
+    /// [`GemmInput::value`], by value.
+    pub fn into_value(self) -> Tensor {
+        match self {
+            GemmInput::Plain(x) | GemmInput::Measured(x, _) => x,
+            GemmInput::Quantized(..) => unreachable!("codes have no value beside them"),
+        }
+    }
+
     /// Without the copy that is contracted along the columns, once no product needs it.
     pub fn only_transposed(self) -> GemmInput {
         match self {

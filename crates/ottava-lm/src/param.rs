@@ -279,7 +279,7 @@ impl Param {
             Some(codes) => Ok(codes.clone()),
             None => match scaling.quantize_again(Some(cast.slot), &cast.frozen, &self.value, Copies::Columns)? {
                 GemmInput::Quantized(codes, _) => Ok(codes),
-                GemmInput::Plain(_) => unreachable!("a cast gives codes"),
+                _ => unreachable!("a cast gives codes"),
             },
         }
     }

@@ -206,6 +206,23 @@ impl ScalingState {
         Ok(GemmInput::Quantized(self.cast(slot, x, &scale, copies)?, frozen))
     }
 
+    /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it has a scale.
+    pub fn amax_for(&self, slot: Option<Slot>) -> Result<Option<Tensor>> {
+        match slot {
+            Some(slot) if self.known_scale(slot)?.is_none() => {
+                Ok(Some(Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// As [`ScalingState::quantize`], for a value with a scale of its own whose amax is known.
+    pub fn quantize_measured(&mut self, slot: Slot, x: &Tensor, amax: &Tensor, copies: Copies) -> Result<GemmInput> {
+        let frozen = self.own_scale(slot, amax)?;
+        let scale = self.frozen_scale(slot, &frozen)?;
+        Ok(GemmInput::Quantized(self.cast(slot, x, &scale, copies)?, frozen))
+    }
+
     /// The scale that `x` has in this step, where it is its own.
     pub fn freeze(&self, slot: Slot, x: &Tensor) -> Result<Frozen> {
         Ok(Frozen(match self.known_scale(slot)? {

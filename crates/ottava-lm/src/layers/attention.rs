@@ -84,6 +84,11 @@ impl Attention {
         self.qkv.input_slot()
     }
 
+    /// The slot that a producer of its output's gradient should measure for.
+    pub fn gradient_slot(&self) -> Option<Slot> {
+        self.output.gradient_slot()
+    }
+
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }

@@ -2,9 +2,10 @@
 
 use super::{Attention, AttentionSaved, KvCache, LinearSaved, Mlp, MlpSaved, Norm, NormSaved};
 use crate::error::Result;
-use crate::layer::{Context, Layer};
+use crate::layer::{Context, GemmInput, Layer};
 use crate::param::Param;
 use crate::recompute::Recompute;
+use crate::scaling::Slot;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Copies;
 
@@ -63,14 +64,48 @@ impl Block {
         Ok((y, Parts { attention_norm, attention, mlp_norm, mlp }))
     }
 
-    fn backward_parts(&mut self, dy: Tensor, saved: Parts, context: &mut Context) -> Result<Tensor> {
+    /// The slot of the cast that the gradient of its output goes to first.
+    pub fn gradient_slot(&self) -> Option<Slot> {
+        self.mlp.gradient_slot()
+    }
+
+    /// [`Layer::backward`], with the result measured for the cast in `next`, which reads it.
+    pub fn backward_for(
+        &mut self,
+        dy: GemmInput,
+        saved: BlockSaved,
+        next: Option<Slot>,
+        context: &mut Context,
+    ) -> Result<GemmInput> {
+        match saved {
+            BlockSaved::Parts(parts) => self.backward_parts(dy, *parts, next, context),
+            BlockSaved::Input(x) => {
+                let whole = std::mem::replace(&mut context.recompute, Recompute::None);
+                // What was measured the first time is not measured again.
+                context.scaling.observe(false);
+                let again = self.forward_parts(&x, context);
+                context.scaling.observe(true);
+                let dx = self.backward_parts(dy, again?.1, next, context);
+                context.recompute = whole;
+                dx
+            }
+        }
+    }
+
+    fn backward_parts(
+        &mut self,
+        dy: GemmInput,
+        saved: Parts,
+        next: Option<Slot>,
+        context: &mut Context,
+    ) -> Result<GemmInput> {
         let Parts { attention_norm, mut attention, mlp_norm, mut mlp } = saved;
         let slot = self.mlp.input_slot();
         mlp.input = LinearSaved::Kept(
             mlp.input.operand(|frozen| self.mlp_norm.again(&mlp_norm, slot, &frozen, Copies::Columns, context))?,
         );
-        let dnormed = self.mlp.backward(dy.clone().into(), mlp, context)?;
-        let dh = self.mlp_norm.backward(&dnormed, mlp_norm, Some(&dy))?;
+        let dnormed = self.mlp.backward(dy.clone(), mlp, context)?;
+        let dh = self.mlp_norm.backward_for(&dnormed, mlp_norm, dy.value(), self.attention.gradient_slot(), context)?;
         drop((dy, dnormed));
         let (slot, copies) = (self.attention.input_slot(), attention.input_copies());
         attention.input = LinearSaved::Kept(
@@ -78,8 +113,8 @@ impl Block {
                 .input
                 .operand(|frozen| self.attention_norm.again(&attention_norm, slot, &frozen, copies, context))?,
         );
-        let dnormed = self.attention.backward(dh.clone().into(), attention, context)?;
-        self.attention_norm.backward(&dnormed, attention_norm, Some(&dh))
+        let dnormed = self.attention.backward(dh.clone(), attention, context)?;
+        self.attention_norm.backward_for(&dnormed, attention_norm, dh.value(), next, context)
     }
 }
 
@@ -94,19 +129,7 @@ impl Layer for Block {
     }
 
     fn backward(&mut self, dy: Tensor, saved: BlockSaved, context: &mut Context) -> Result<Tensor> {
-        match saved {
-            BlockSaved::Parts(parts) => self.backward_parts(dy, *parts, context),
-            BlockSaved::Input(x) => {
-                let whole = std::mem::replace(&mut context.recompute, Recompute::None);
-                // What was measured the first time is not measured again.
-                context.scaling.observe(false);
-                let again = self.forward_parts(&x, context);
-                context.scaling.observe(true);
-                let dx = self.backward_parts(dy, again?.1, context);
-                context.recompute = whole;
-                dx
-            }
-        }
+        Ok(self.backward_for(dy.into(), saved, None, context)?.into_value())
     }
 
     fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {

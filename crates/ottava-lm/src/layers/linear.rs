@@ -35,7 +35,7 @@ impl LinearSaved {
     pub fn drop_operand(&mut self) {
         if let LinearSaved::Kept(x) = self {
             *self = LinearSaved::Dropped(match x {
-                GemmInput::Plain(_) => Frozen::default(),
+                GemmInput::Plain(_) | GemmInput::Measured(..) => Frozen::default(),
                 GemmInput::Quantized(_, frozen) => std::mem::take(frozen),
             });
         }
@@ -131,11 +131,16 @@ impl Linear {
     /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
     pub fn cast_gradient(&mut self, dy: GemmInput, scaling: &mut ScalingState) -> Result<GemmInput> {
         if let Some(bias) = &mut self.bias {
-            let GemmInput::Plain(dy) = &dy else { unreachable!("a linear with a bias has no gradient slot") };
+            let (GemmInput::Plain(dy) | GemmInput::Measured(dy, _)) = &dy else {
+                unreachable!("a linear with a bias has no gradient slot")
+            };
             bias_gradient(dy, bias.grad_mut()?)?;
         }
         match (dy, &self.fp8) {
             (GemmInput::Plain(dy), Some(fp8)) => scaling.quantize(fp8.grad_output, &dy, Copies::Both),
+            (GemmInput::Measured(dy, amax), Some(fp8)) => {
+                scaling.quantize_measured(fp8.grad_output, &dy, &amax, Copies::Both)
+            }
             (dy, _) => Ok(dy),
         }
     }

@@ -38,6 +38,11 @@ impl Mlp {
         self.gate_up.input_slot()
     }
 
+    /// The slot that a producer of its output's gradient should measure for.
+    pub fn gradient_slot(&self) -> Option<Slot> {
+        self.down.gradient_slot()
+    }
+
     /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
     pub fn forward_plus(
         &self,
@@ -46,7 +51,8 @@ impl Mlp {
         context: &mut Context,
     ) -> Result<(Tensor, MlpSaved)> {
         let (hidden, input) = self.gate_up.forward(x, context)?;
-        let (slot, copies) = (self.down.input_slot(), context.operand_copies());
+        // SwiGLU's backward makes the transposed codes by the way, so forward never does.
+        let (slot, copies) = (self.down.input_slot(), Copies::Rows);
         let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
         let (y, mut activated) = self.down.forward_plus(activated, residual, context)?;
         if context.recompute.operands() {

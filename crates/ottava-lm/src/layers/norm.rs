@@ -5,7 +5,7 @@ use crate::layer::{Context, GemmInput};
 use crate::param::{Builder, Init, Param, Part};
 use crate::scaling::{Frozen, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
+use ottava_tensor::ops::{Copies, RmsnormBackward, rmsnorm_backward, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -51,11 +51,30 @@ impl Norm {
 
     /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.
     pub fn backward(&mut self, dy: &Tensor, saved: NormSaved, around: Option<&Tensor>) -> Result<Tensor> {
+        self.backward_beside(dy, saved, RmsnormBackward { dresidual: around, amax: None })
+    }
+
+    /// The same with its amax, where the cast in `next`, which reads it, wants that.
+    pub fn backward_for(
+        &mut self,
+        dy: &Tensor,
+        saved: NormSaved,
+        around: &Tensor,
+        next: Option<Slot>,
+        context: &mut Context,
+    ) -> Result<GemmInput> {
+        let mut amax = context.scaling.amax_for(next)?;
+        let beside = RmsnormBackward { dresidual: Some(around), amax: amax.as_mut() };
+        let dx = self.backward_beside(dy, saved, beside)?;
+        Ok(match amax {
+            Some(amax) => GemmInput::Measured(dx, amax),
+            None => GemmInput::Plain(dx),
+        })
+    }
+
+    fn backward_beside(&mut self, dy: &Tensor, saved: NormSaved, beside: RmsnormBackward) -> Result<Tensor> {
         let weight = self.weight.value.clone();
         let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
-        Ok(match around {
-            Some(around) => rmsnorm_backward_add(dy, x, weight, rstd, grad, around)?,
-            None => rmsnorm_backward(dy, x, weight, rstd, grad)?,
-        })
+        Ok(rmsnorm_backward(dy, x, weight, rstd, grad, beside)?)
     }
 }

@@ -266,11 +266,13 @@ impl Decoder {
         let (normed, kept) = final_norm(&self.norm, &x, &mut context)?;
         let weight = self.head.as_mut().unwrap_or(&mut self.embedding.table);
         let (losses, dnormed) = Head::losses_and_gradient(&normed, weight, targets, scale)?;
-        let mut dx = self.norm.backward(&dnormed, kept, None)?;
-        for (block, kept) in self.blocks.iter_mut().zip(saved).rev() {
-            dx = block.backward(dx, kept, &mut context)?;
+        let mut dx = GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?);
+        for (i, kept) in saved.into_iter().enumerate().rev() {
+            // What leaves a block is first cast by the block before it.
+            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot());
+            dx = self.blocks[i].backward_for(dx, kept, next, &mut context)?;
         }
-        self.embedding.backward(&dx, inputs)?;
+        self.embedding.backward(dx.value(), inputs)?;
         Ok(losses)
     }
 
@@ -330,8 +332,6 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -
 
 /// The norm before the head, which reads it in high precision.
 fn final_norm(norm: &Norm, x: &Tensor, context: &mut Context) -> Result<(Tensor, NormSaved)> {
-    match norm.forward(x, None, context)? {
-        (GemmInput::Plain(y), saved) => Ok((y, saved)),
-        (GemmInput::Quantized(..), _) => unreachable!("without a slot nothing is cast"),
-    }
+    let (y, saved) = norm.forward(x, None, context)?;
+    Ok((y.into_value(), saved))
 }

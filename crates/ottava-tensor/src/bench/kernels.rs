@@ -6,6 +6,7 @@ use crate::{DType, Device, Result, Tensor};
 
 /// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
 const VOCABULARY: usize = 32_000;
+const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
 
 /// One op at one size.
@@ -56,13 +57,16 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rmsnorm", bf16(2 * tc), &mut || rmsnorm(&a, &weight, 1e-5).map(drop))?;
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
-    row("rmsnorm_backward", bf16(3 * tc), &mut || rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight).map(drop))?;
+    row("rmsnorm_backward", bf16(3 * tc), &mut || {
+        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, RmsnormBackward::default()).map(drop)
+    })?;
 
     let other = random(&[t, c], DType::BF16)?;
-    row("rmsnorm_backward, + dresidual", bf16(4 * tc), &mut || {
-        rmsnorm_backward_add(&b, &a, &weight, &rstd, &mut dweight, &other).map(drop)
-    })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    row("rmsnorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
+        let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
+        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
+    })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
     row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {
@@ -119,6 +123,11 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
     row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets).map(drop))?;
     row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
+        cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
+    })?;
+    let vocabulary = LONG_VOCABULARY;
+    let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
+    row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
         cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
     })?;
     drop(logits);

@@ -204,12 +204,12 @@ const WORKSPACE: usize = 32 << 20;
 const SCALE_ALIGNMENT: u64 = 16;
 /// How many of the library's proposals are looked at, and how many of those race.
 const PROPOSALS: usize = 32;
-const FINALISTS: usize = 4;
+const FINALISTS: usize = 8;
 /// Turns of the race.
 const ROUNDS: usize = 3;
 /// Milliseconds of the warm-up before it and of each turn. Under load the power limit sets the pace, after some milliseconds.
 const WARM_UP: f32 = 100.0;
-const TURN: f32 = 12.0;
+const TURN: f32 = 15.0;
 
 /// `cudaDataType_t` of an element type that GEMMs take.
 fn cuda_type(dtype: DType) -> Result<i32> {

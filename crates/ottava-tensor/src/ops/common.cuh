@@ -82,8 +82,8 @@ template <class T> __device__ __forceinline__ void unpack8(const Eight<T>& e, fl
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = load(e.at[i]);
 }
-// From whole words: one instruction each.
-__device__ __forceinline__ void unpack8(const Eight<bf16>& e, float* v) {
+// In pairs, one instruction for each value.
+template <> __device__ __forceinline__ void unpack8<bf16>(const Eight<bf16>& e, float* v) {
     const u32 pairs[4] = {e.words[0].x, e.words[0].y, e.words[0].z, e.words[0].w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -117,6 +117,16 @@ template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) 
 #pragma unroll
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
     return largest;
+}
+template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
+    // The larger absolute values of two pairs, with signs that mean nothing; NaN gives way to a number.
+    const auto larger = [](u32 a, u32 b) {
+        u32 c;
+        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+        return c;
+    };
+    const u32 pair = larger(larger(e.words[0].x, e.words[0].y), larger(e.words[0].z, e.words[0].w));
+    return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
 }
 
 // Whether eights may be moved at all these addresses. A null pointer does not stand in the way.

@@ -1,6 +1,6 @@
 // The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
 // registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes.
-// Blocks have 256 threads. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
+// Blocks have 256 threads, unless a kernel says otherwise. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
 #define TILE 128
 
 // The parameters of a kernel that name a destination, and the destination that they name. A second one has a prefix.
@@ -97,17 +97,13 @@ __device__ __forceinline__ void put(const Destination& to, Tile& tile, int row0,
         *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column) = eight;
 }
 
-// Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
-__device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
-    if (!to.transposed) return;
-    const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
-    if (row >= to.padded_rows || column >= to.padded_columns) return;
+// Writes four columns of sixteen rows as rows of sixteen bytes: `word(i)` holds the codes of row i, and the columns' rows in
+// `transposed` lie `pitch` bytes apart.
+template <class Word> __device__ __forceinline__ void turn(const Word& word, unsigned char* transposed, u64 pitch) {
     u32 turned[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        u32 w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = *tile.at(sixteen * 16 + k * 4 + i, word);
+        const u32 w[4] = {word(4 * k), word(4 * k + 1), word(4 * k + 2), word(4 * k + 3)};
         const u32 low01 = __byte_perm(w[0], w[1], 0x5140), low23 = __byte_perm(w[2], w[3], 0x5140);
         const u32 high01 = __byte_perm(w[0], w[1], 0x7362), high23 = __byte_perm(w[2], w[3], 0x7362);
         turned[0][k] = __byte_perm(low01, low23, 0x5410);
@@ -117,13 +113,20 @@ __device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *(uint4*)(to.transposed + (u64)(column + j) * to.padded_rows + row) =
-            make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+        *(uint4*)(transposed + j * pitch) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+}
+
+// Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
+__device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
+    if (!to.transposed) return;
+    const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
+    if (row >= to.padded_rows || column >= to.padded_columns) return;
+    turn([&](int i) { return *tile.at(sixteen * 16 + i, word); }, to.transposed + (u64)column * to.padded_rows + row, to.padded_rows);
 }
 
 // Adds what the block saw to the statistics; a barrier for all threads. The `first` block of a matrix writes the rest.
 __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first) {
-    __shared__ u32 warps[3][8];
+    __shared__ u32 warps[3][32];
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
     if (threadIdx.x % 32 == 0) {
@@ -134,7 +137,7 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen,
     __syncthreads();
     if (threadIdx.x > 0) return;
     u32 all[3] = {};
-    for (int w = 0; w < 8; w++) {
+    for (int w = 0; w < blockDim.x / 32; w++) {
         all[0] = max(all[0], warps[0][w]);
         all[1] += warps[1][w];
         all[2] += warps[2][w];

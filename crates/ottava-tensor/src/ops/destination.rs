@@ -116,31 +116,40 @@ pub(super) mod tests {
     /// Exactly so, because both come from the same sums and are rounded to the tensor's type before anything else.
     pub(crate) fn destinations(inputs: &[Tensor], op: impl Fn(&[Tensor], Output) -> Result<Produced>) {
         for device in std::iter::once(Device::Cpu).chain(gpu()) {
-            let inputs: Vec<_> = inputs.iter().map(|x| x.to_device(&device).unwrap()).collect();
-            let plain = op(&inputs, Output::Plain).unwrap().plain().unwrap();
+            destinations_on(&device, inputs, &op);
+        }
+    }
 
-            let mut amax = Tensor::zeros(&device, &[1], DType::F32).unwrap();
-            let produced = op(&inputs, Output::Amax { amax: &mut amax }).unwrap();
-            assert!(matches!(produced, Produced::Measured), "{produced:?}");
-            assert_close("amax", &crate::ops::amax(&plain).unwrap(), &amax, Tolerance::Exact);
+    /// [`destinations`] on one device, for sizes that take a CPU too long.
+    pub(crate) fn destinations_on(
+        device: &Device,
+        inputs: &[Tensor],
+        op: impl Fn(&[Tensor], Output) -> Result<Produced>,
+    ) {
+        let inputs: Vec<_> = inputs.iter().map(|x| x.to_device(device).unwrap()).collect();
+        let plain = op(&inputs, Output::Plain).unwrap().plain().unwrap();
 
-            for (format, copies, scale) in [
-                (DType::E4M3, Copies::Both, 3.7f32),
-                (DType::E5M2, Copies::Both, 1e-3),
-                (DType::E4M3, Copies::Rows, 1e-3),
-                (DType::E5M2, Copies::Columns, 300.0),
-            ] {
-                let scale = Tensor::from_slice(&device, &[1], &[scale]).unwrap();
-                let mut expected = CastStatistics::new(&device, 3).unwrap();
-                let mut seen = CastStatistics::new(&device, 3).unwrap();
-                let q = quantize::quantize(&plain, format, &scale, copies, &mut expected, 1).unwrap();
-                let expected = all(&q, &expected);
-                let to = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 1 };
-                let q = op(&inputs, Output::Fp8(to)).unwrap().fp8().unwrap();
-                for (i, (expected, got)) in expected.iter().zip(all(&q, &seen)).enumerate() {
-                    let what = format!("{:?} {format} {copies:?}, part {i} on {device}", plain.shape());
-                    assert_close(&what, expected, &got, Tolerance::Exact);
-                }
+        let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
+        let produced = op(&inputs, Output::Amax { amax: &mut amax }).unwrap();
+        assert!(matches!(produced, Produced::Measured), "{produced:?}");
+        assert_close("amax", &crate::ops::amax(&plain).unwrap(), &amax, Tolerance::Exact);
+
+        for (format, copies, scale) in [
+            (DType::E4M3, Copies::Both, 3.7f32),
+            (DType::E5M2, Copies::Both, 1e-3),
+            (DType::E4M3, Copies::Rows, 1e-3),
+            (DType::E5M2, Copies::Columns, 300.0),
+        ] {
+            let scale = Tensor::from_slice(device, &[1], &[scale]).unwrap();
+            let mut expected = CastStatistics::new(device, 3).unwrap();
+            let mut seen = CastStatistics::new(device, 3).unwrap();
+            let q = quantize::quantize(&plain, format, &scale, copies, &mut expected, 1).unwrap();
+            let expected = all(&q, &expected);
+            let to = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 1 };
+            let q = op(&inputs, Output::Fp8(to)).unwrap().fp8().unwrap();
+            for (i, (expected, got)) in expected.iter().zip(all(&q, &seen)).enumerate() {
+                let what = format!("{:?} {format} {copies:?}, part {i} on {device}", plain.shape());
+                assert_close(&what, expected, &got, Tolerance::Exact);
             }
         }
     }

@@ -16,21 +16,31 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
     return {largest, a.sum * exponential(a.largest - largest) + b.sum * exponential(b.largest - largest)};
 }
 
-// The logarithm of the sum of the exponentials of a row.
-__device__ __forceinline__ float log_sum_exp(const X* row, int V) {
+// The logarithm of the sum of the exponentials of a row, of which the first `kept` eights are left in `keep`. `LOADS` of a
+// thread are on their way at a time: few where many blocks share a multiprocessor.
+template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, int V, Eight<X>* keep, int kept) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
-#pragma unroll 2
-    for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        float v[8];
-        unpack8(load8(row + 8 * g), v);
-        const float largest = fmaxf(s.largest, fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]))));
-        if (largest > s.largest) s = {largest, s.sum * exponential(s.largest - largest)};
-        float e[8];
+#pragma unroll (LOADS == 1 ? 2 : 1)
+    for (int g0 = threadIdx.x; g0 < eights; g0 += LOADS * blockDim.x) {
+        Eight<X> e[LOADS];
 #pragma unroll
-        for (int i = 0; i < 8; i++) e[i] = exponential(v[i] - s.largest);
-        s.sum += ((e[0] + e[1]) + (e[2] + e[3])) + ((e[4] + e[5]) + (e[6] + e[7]));
+        for (int k = 0; k < LOADS; k++)
+            if (g0 + k * blockDim.x < eights) e[k] = load8(row + 8 * (g0 + k * blockDim.x));
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const int g = g0 + k * blockDim.x;
+            if (g >= eights) continue;
+            if (g < kept) keep[g] = e[k];
+            float v[8];
+            unpack8(e[k], v);
+            const float largest = fmaxf(s.largest, fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7]))));
+            if (largest > s.largest) s = {largest, s.sum * exponential(s.largest - largest)};
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = exponential(v[i] - s.largest);
+            s.sum += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        }
     }
     for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) {
         const float x = load(row[v]);
@@ -54,26 +64,38 @@ extern "C" __global__ void cross_entropy(float* losses, const X* logits, const i
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
-    const float lse = log_sum_exp(row, V);
+    const float lse = log_sum_exp<1>(row, V, nullptr, 0);
     if (threadIdx.x == 0) losses[blockIdx.x] = lse - load(row[target]);
 }
 
-extern "C" __global__ void cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, float scale) {
+// What of a row fits into dynamic shared memory is read once: `kept` eights. The rest is likely to be in the cache still.
+extern "C" __global__ void __launch_bounds__(768, 2)
+    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, float scale, int kept) {
+    extern __shared__ uint4 row_of_the_launch[];
+    Eight<X>* keep = (Eight<X>*)row_of_the_launch;
     X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
-    const float lse = ignored ? 0.0f : log_sum_exp(row, V);
-    if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - load(row[target]);
+    const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept);
+    const float at_target = ignored ? 0.0f : load(row[target]);
+    if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;
     __syncthreads();
-    const auto gradient = [&](float x, int v) { return ignored ? 0.0f : (exponential(x - lse) - (v == target ? 1.0f : 0.0f)) * scale; };
+    const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot) * scale; };
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
+        // Each thread reads what it kept itself.
+        Eight<X> e = {};
+        if (!ignored) {
+            if (g < kept) e = keep[g];
+            else e = load8(row + 8 * g);
+        }
         float v[8];
-        unpack8(load8(row + 8 * g), v);
+        unpack8(e, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = gradient(v[i], 8 * g + i);
+        for (int i = 0; i < 8; i++) v[i] = gradient(v[i], 0.0f);
         store8(row + 8 * g, pack8<X>(v));
+        if (g == target / 8) store(&row[target], gradient(at_target, 1.0f));
     }
-    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(load(row[v]), v));
+    for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(load(row[v]), v == target ? 1.0f : 0.0f));
 }

@@ -7,8 +7,10 @@ kernel_source!("cross_entropy");
 /// Threads of a row that is read once.
 const THREADS: u32 = 128;
 
-/// Threads of a row that is read again: fewer rows are at work, so that the cache still holds them.
-const GRADIENT_THREADS: u32 = 512;
+/// Threads of a row whose gradient is made, and the shared memory that keeps it: three short rows share a multiprocessor, or two
+/// long ones. What is not kept is read twice, from the cache: two long rows overlap better than one that is kept whole.
+const SHORT_ROWS: (u32, usize) = (512, 72 << 10);
+const LONG_ROWS: (u32, usize) = (768, 108 << 10);
 
 pub(super) fn cross_entropy(gpu: &CudaDevice, logits: &Tensor, targets: &Tensor, losses: &mut Tensor) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
@@ -32,13 +34,19 @@ pub(super) fn cross_entropy_gradient(
 ) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(logits.dtype())?, entry: "cross_entropy_gradient" };
+    let eight = 8 * logits.dtype().size();
+    let row = vocabulary / 8 * eight;
+    let (threads, most) = if row <= SHORT_ROWS.1 { SHORT_ROWS } else { LONG_ROWS };
+    let kept = row.min(most);
     let args = [
         Arg::Ptr(losses.device_ptr_mut()),
         Arg::Ptr(logits.device_ptr_mut()),
         Arg::Ptr(targets.device_ptr()),
         Arg::I32(vocabulary as i32),
         Arg::F32(scale as f32),
+        Arg::I32((kept / eight) as i32),
     ];
-    // SAFETY: as in `cross_entropy`.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], GRADIENT_THREADS, 0, &args) }
+    // More than the kept row, so that a launch that needs more than 48 KiB with its static part asks for it.
+    // SAFETY: as in `cross_entropy`; shared memory holds `kept` bytes.
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
 }

@@ -9,35 +9,44 @@ extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int c
 }
 
 // Grid over tokens, 512 threads: the block of an id's first token adds up all tokens with that id, in order, so that no
-// atomics are needed and the sum is always the same. It lists those tokens, LISTED candidates at a time; then each thread
-// adds up eight channels of the list.
+// atomics are needed and the sum is always the same. It lists those tokens, four candidates per thread at a time; then each
+// thread adds up eight channels of the list.
 #define LISTED 2048
 extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels) {
     __shared__ int list[LISTED];
     __shared__ int counts[16];
     const int first = blockIdx.x, id = ids[first], lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int earlier = 0;
+#pragma unroll 8
     for (int t = threadIdx.x; t < first; t += blockDim.x) earlier |= ids[t] == id;
     if (__syncthreads_or(earlier)) return;
     const bool wide = channels % 8 == 0 && aligned(dtable, dy);
     for (int start = first; start < tokens; start += LISTED) {
-        int listed = 0;
-        for (int base = start; base < min(start + LISTED, tokens); base += blockDim.x) {
-            const int t = base + threadIdx.x;
-            const bool hit = t < tokens && ids[t] == id;
-            // Counting every block of candidates alike keeps the list in order.
-            const u32 hits = __ballot_sync(0xFFFFFFFF, hit);
-            if (lane == 0) counts[warp] = __popc(hits);
-            __syncthreads();
-            int at = listed + __popc(hits & ((1u << lane) - 1));
-            for (int w = 0; w < 16; w++) {
-                if (w < warp) at += counts[w];
-                listed += counts[w];
-            }
-            if (hit) list[at] = t;
-            __syncthreads();
+        u32 hits = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int t = start + 4 * threadIdx.x + k;
+            if (t < tokens && ids[t] == id) hits |= 1u << k;
         }
-        for (int c = 8 * threadIdx.x; listed > 0 && c < channels; c += 8 * blockDim.x) {
+        // Every thread is done with the list before.
+        if (!__syncthreads_or(hits)) continue;
+        // Counting the candidates before one's own keeps the list in order.
+        int at = __popc(hits), listed = 0;
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const int before = __shfl_up_sync(0xFFFFFFFF, at, offset);
+            if (lane >= offset) at += before;
+        }
+        if (lane == 31) counts[warp] = at;
+        __syncthreads();
+        at -= __popc(hits);
+        for (int w = 0; w < 16; w++) {
+            if (w < warp) at += counts[w];
+            listed += counts[w];
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) if (hits >> k & 1) list[at++] = start + 4 * threadIdx.x + k;
+        __syncthreads();
+        for (int c = 8 * threadIdx.x; c < channels; c += 8 * blockDim.x) {
             float* to = dtable + (u64)id * channels + c;
             if (wide) {
                 Eight<float> sum = load8(to);
@@ -56,6 +65,5 @@ extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtab
                 }
             }
         }
-        __syncthreads();
     }
 }

@@ -4,6 +4,7 @@
 struct Part { const X* x; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
+// Squares are added in binary32 by eights and from there on in binary64, whose conversions would cost more than the memory.
 // Each block leaves the sum of squares of `chunk` elements of one tensor, that of which it is the end - blockIdx.x th from last.
 extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial, int count, u64 chunk, const __grid_constant__ Parts parts) {
     int t = 0;
@@ -14,8 +15,15 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
     double sum = 0.0;
 #pragma unroll 2
     for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
-        float e[8];
+        float e[8], eight = 0.0f;
         unpack8(load8(x + 8 * g), e);
+#pragma unroll
+        for (int i = 0; i < 8; i++) eight += e[i] * e[i];
+        if (eight > 1e-30f && eight < 1e30f) {
+            sum += (double)eight;
+            continue;
+        }
+        // What binary32 cannot hold, or not well.
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
     }

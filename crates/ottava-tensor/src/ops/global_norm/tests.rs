@@ -17,6 +17,15 @@ fn more_tensors_than_one_launch_takes() {
 }
 
 #[test]
+fn squares_beyond_binary32_count() {
+    for size in [1e25f32, 1e-30] {
+        let x: Vec<f32> = (0..5000).map(|i| size * (1.0 + (i % 7) as f32)).collect();
+        let x = Tensor::from_slice(&Device::Cpu, &[x.len()], &x).unwrap();
+        parity(&[x], Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![global_norm(&[&x[0]])?]));
+    }
+}
+
+#[test]
 fn tensors_count_as_one_vector() {
     let tensor = |v: &[f32]| Tensor::from_slice(&Device::Cpu, &[v.len()], v).unwrap();
     let norm = global_norm(&[&tensor(&[2.0, 3.0]), &tensor(&[6.0])]).unwrap();

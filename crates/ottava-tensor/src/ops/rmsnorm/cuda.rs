@@ -7,8 +7,15 @@ use crate::{DType, QuantizedTensor, Result, Tensor};
 kernel_source!("rmsnorm");
 kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
 
-/// Blocks of the backward pass, each with its part of dweight: two for each of the 132 multiprocessors of a Hopper GPU.
-const PARTS: usize = 264;
+/// Blocks of the backward pass on one multiprocessor at most, each with its part of dweight; and the shared memory that their
+/// rows on the way may fill.
+const MOST_PARTS: usize = 4;
+const STAGES_BYTES: usize = 216 << 10;
+
+/// Dynamic shared memory beside a little static one: beyond 48 KiB in all, a launch has it only if it asks for more than that.
+fn shared_bytes(dynamic: usize) -> u32 {
+    dynamic as u32 + 16
+}
 
 /// The row that is normalised: `x`, or the sum of `x` and `residual`, which goes to `sum`.
 pub(super) struct Row<'a> {
@@ -27,7 +34,8 @@ pub(super) fn rmsnorm(
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
     let [tokens, channels] = row.x.dims("rmsnorm: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(row.x.dtype())?, entry: "rmsnorm" };
+    let defines = launch::storage(row.x.dtype())?;
+    let kernel = Kernel { source: &SOURCE, defines, entry: "rmsnorm" };
     let (residual, sum) = row.residual.map_or((0, 0), |(residual, sum)| (residual.device_ptr(), sum.device_ptr_mut()));
     let args = [
         Arg::Ptr(y.map_or(0, Tensor::device_ptr_mut)),
@@ -42,6 +50,37 @@ pub(super) fn rmsnorm(
     ];
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; one block per token.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
+}
+
+/// Whether rows lie in the registers of a block, eight channels in each thread.
+pub(super) fn fits_registers(x: &Tensor, weight: &Tensor) -> bool {
+    weight.len().is_multiple_of(8) && weight.len() <= 8192 && launch::aligned(&[x, weight])
+}
+
+/// `rstd` and the amax alone, where [`fits_registers`] holds.
+pub(super) fn rmsnorm_amax(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    rstd: &mut Tensor,
+    amax: &mut Tensor,
+) -> Result<()> {
+    let [tokens, channels] = x.dims("rmsnorm: x")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
+    let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
+    let at_once = gpu.sm_count() * (1024 / threads as usize);
+    let args = [
+        Arg::Ptr(rstd.device_ptr_mut()),
+        Arg::Ptr(amax.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(weight.device_ptr()),
+        Arg::I32(tokens as i32),
+        Arg::I32(channels as i32),
+        Arg::F32(eps as f32),
+    ];
+    // SAFETY: `x` is `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; there is a thread for eight channels.
+    unsafe { gpu.launch(&kernel, [tokens.div_ceil(rows_at_a_time).min(at_once) as u32, 1, 1], threads, 0, &args) }
 }
 
 /// Casts the normalised `x`, whose `rstd` is known.
@@ -61,6 +100,49 @@ pub(super) fn rmsnorm_codes(
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }
 
+/// Rows of a strip of `rmsnorm_strips`, and the shared memory that its codes may fill.
+const STRIP: usize = 32;
+const STRIP_BYTES: usize = 224 << 10;
+
+/// Whether one pass does what [`rmsnorm`] and [`rmsnorm_codes`] do in two: whole strips fit into shared memory, and there are
+/// enough of them.
+pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weight: &Tensor) -> bool {
+    let (rows, columns) = (x.shape()[0], x.shape()[1]);
+    columns.is_multiple_of(QuantizedTensor::PAD)
+        && columns.next_multiple_of(128) * STRIP <= STRIP_BYTES
+        && 2 * rows.div_ceil(STRIP) > gpu.sm_count()
+        && launch::aligned(&[x, weight])
+}
+
+pub(super) fn rmsnorm_strips(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    rstd: &mut Tensor,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let defines = quantize::fp8_variant(x, to.format)?;
+    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rmsnorm_strips" };
+    let (rows, columns) = (out.rows, out.columns);
+    let group = columns.div_ceil(8).next_multiple_of(32);
+    let groups = [8, 4, 2, 1].into_iter().find(|groups| groups * group <= 1024).expect("a strip fits 7168 channels");
+    let threads = groups * group;
+    let shared = if out.transposed.is_some() { columns.next_multiple_of(128) * STRIP } else { 0 };
+    let at_once = gpu.sm_count() * (1024 / threads).min(STRIP_BYTES / shared.max(1)).max(1);
+    let more = [
+        Arg::Ptr(rstd.device_ptr_mut()),
+        Arg::Ptr(x.device_ptr()),
+        Arg::Ptr(weight.device_ptr()),
+        Arg::F32(eps as f32),
+        Arg::I32(group as i32),
+    ];
+    let (grid, args) = ([rows.div_ceil(STRIP).min(at_once) as u32, 1, 1], quantize::destination(out, to, &more));
+    // SAFETY: `x` is `rows · columns`, `rstd` has a value per row and `weight` one per column; `fits_strips` holds.
+    unsafe { gpu.launch(&kernel, grid, threads as u32, shared_bytes(shared), &args) }
+}
+
 /// The tensors that backward reads.
 pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
@@ -70,14 +152,25 @@ pub(super) struct Backward<'a> {
     pub residual: Option<&'a Tensor>,
 }
 
-pub(super) fn rmsnorm_backward(gpu: &CudaDevice, from: Backward, dx: &mut Tensor, dweight: &mut Tensor) -> Result<()> {
+pub(super) fn rmsnorm_backward(
+    gpu: &CudaDevice,
+    from: Backward,
+    dx: &mut Tensor,
+    dweight: &mut Tensor,
+    amax: Option<&mut Tensor>,
+) -> Result<()> {
     let [tokens, channels] = from.x.dims("rmsnorm_backward: x")?;
-    let parts = tokens.min(PARTS);
+    let threads = launch::row_threads(channels, 8);
+    let at_once = (1024 / threads as usize).min(MOST_PARTS);
+    let parts = tokens.min(gpu.sm_count() * at_once);
     let mut partial = Tensor::empty(from.x.device(), &[parts, channels], DType::F32)?;
+    let stage = threads as usize * 8 * from.x.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
+    let depth = (STAGES_BYTES / at_once / stage).clamp(2, 4);
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.x.dtype())?, entry: "rmsnorm_backward" };
     let args = [
         Arg::Ptr(dx.device_ptr_mut()),
         Arg::Ptr(partial.device_ptr_mut()),
+        Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(from.dy.device_ptr()),
         Arg::Ptr(from.x.device_ptr()),
         Arg::Ptr(from.weight.device_ptr()),
@@ -85,8 +178,10 @@ pub(super) fn rmsnorm_backward(gpu: &CudaDevice, from: Backward, dx: &mut Tensor
         Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
         Arg::I32(tokens as i32),
         Arg::I32(channels as i32),
+        Arg::I32(depth as i32),
     ];
-    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`; `partial` has a row per block.
-    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], launch::row_threads(channels, 8), 0, &args)? };
+    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; `partial` has a row per block, and
+    // shared memory `depth` places for eight channels of each input per thread.
+    unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };
     bias::add_partial_sums(gpu, &partial, dweight)
 }

@@ -88,13 +88,21 @@ fn on_gpu(
         }
         Output::Amax { amax } => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+            if residual.is_none() && cuda::fits_registers(x, weight) {
+                cuda::rmsnorm_amax(gpu, x, weight, eps, rstd, amax)?;
+            } else {
+                cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+            }
             return Ok(Produced::Measured);
         }
         Output::Fp8(to) => to,
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+    if residual.is_none() && cuda::fits_strips(gpu, x, weight) {
+        cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
+        return Ok(Produced::Fp8(quantized));
+    }
     // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
     let x = match residual {
         None => {
@@ -111,41 +119,25 @@ fn on_gpu(
     Ok(Produced::Fp8(quantized))
 }
 
+/// What [`rmsnorm_backward`] does beside its gradient, in the same pass.
+#[derive(Debug, Default)]
+pub struct RmsnormBackward<'a> {
+    /// Added to `dx`, as [`add`](super::add()) adds: the gradient that goes around the block on the residual connection.
+    pub dresidual: Option<&'a Tensor>,
+    /// F32 `[1]`, raised to the largest absolute value of what is returned, as by [`amax`](super::amax()): for its cast.
+    pub amax: Option<&'a mut Tensor>,
+}
+
 /// Gradient of [`rmsnorm`]: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))`; `dweight += Σ_t dy · n`.
 ///
-/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`.
+/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`.
 pub fn rmsnorm_backward(
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
     rstd: &Tensor,
     dweight: &mut Tensor,
-) -> Result<Tensor> {
-    backward(dy, x, weight, rstd, dweight, None)
-}
-
-/// `dresidual +` the `dx` of [`rmsnorm_backward`], as [`add`](super::add()) adds them: the gradient that leaves a block and goes around it.
-pub fn rmsnorm_backward_add(
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    rstd: &Tensor,
-    dweight: &mut Tensor,
-    dresidual: &Tensor,
-) -> Result<Tensor> {
-    dresidual.expect("rmsnorm_backward_add: dresidual", x.shape())?;
-    dresidual.expect_dtype("rmsnorm_backward_add: dresidual", &[x.dtype()])?;
-    dresidual.expect_device("rmsnorm_backward_add: dresidual", x.device())?;
-    backward(dy, x, weight, rstd, dweight, Some(dresidual))
-}
-
-fn backward(
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    rstd: &Tensor,
-    dweight: &mut Tensor,
-    dresidual: Option<&Tensor>,
+    beside: RmsnormBackward,
 ) -> Result<Tensor> {
     let [tokens, channels] = x.dims("rmsnorm_backward: x")?;
     expect_compute("rmsnorm_backward: x", x)?;
@@ -157,19 +149,30 @@ fn backward(
     rstd.expect_dtype("rmsnorm_backward: rstd", &[real_type(x.dtype())])?;
     dweight.expect("rmsnorm_backward: dweight", &[channels])?;
     expect_gradient("rmsnorm_backward: dweight", dweight, x)?;
+    let RmsnormBackward { dresidual, amax } = beside;
+    if let Some(dresidual) = dresidual {
+        dresidual.expect("rmsnorm_backward: dresidual", x.shape())?;
+        dresidual.expect_dtype("rmsnorm_backward: dresidual", &[x.dtype()])?;
+        dresidual.expect_device("rmsnorm_backward: dresidual", x.device())?;
+    }
+    if let Some(amax) = &amax {
+        quantize::expect_amax(amax, x.device())?;
+    }
     let mut dx = x.empty_like()?;
     match x.device() {
         Device::Cpu => {
             cpu::rmsnorm_backward(dy, x, weight, rstd, &mut dx, dweight);
-            match dresidual {
-                Some(dresidual) => super::add(dresidual, &dx),
-                None => Ok(dx),
+            if let Some(dresidual) = dresidual {
+                dx = super::add(dresidual, &dx)?;
+            }
+            if let Some(amax) = amax {
+                quantize::raise_amax(&dx, amax)?;
             }
         }
         Device::Cuda(gpu) => {
             let from = cuda::Backward { dy, x, weight, rstd, residual: dresidual };
-            cuda::rmsnorm_backward(gpu, from, &mut dx, dweight)?;
-            Ok(dx)
+            cuda::rmsnorm_backward(gpu, from, &mut dx, dweight, amax)?;
         }
     }
+    Ok(dx)
 }

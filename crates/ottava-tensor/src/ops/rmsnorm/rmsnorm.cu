@@ -1,8 +1,5 @@
-#ifndef FORMAT
-// Where rows are aligned and short enough, they lie in the registers of their block, eight channels per thread and place.
-#define PLACES 2
-
-// The sum of the squares of the 256 channels of a warp.
+// The sum of the squares of the 256 channels of a warp. The sum of a row is that of these, in order, in every kernel: so rstd
+// is the same whatever the destination.
 __device__ __forceinline__ float sum_of_256(const float* v) {
     float sum = 0.0f;
 #pragma unroll
@@ -10,6 +7,82 @@ __device__ __forceinline__ float sum_of_256(const float* v) {
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
     return sum;
 }
+
+// Rows that a group of threads, with eight channels each, takes at a time; and warps of a group at most.
+#define ROWS (8 / (int)sizeof(X))
+#define WARPS 32
+
+// The rstd of ROWS rows in the registers of a group of whole warps: of row k in lane k of each. `sums`, WARPS for each row, are
+// the group's, others than in the call before, and zero at first; `barrier` is its own too.
+__device__ __forceinline__ float rstd_of_rows(const Eight<X>* rows, float* sums, int threads, int barrier, int C, float eps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % threads / 32;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        float v[8];
+        unpack8(rows[k], v);
+        const float sum = sum_of_256(v);
+        if (lane == 0) sums[k * WARPS + warp] = sum;
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    float squares = 0.0f;
+    if (lane < ROWS) {
+        // Four at a time: zeros beyond the last change nothing.
+        for (int i = 0; i < (C + 1023) / 1024; i++) {
+            const float4 four = ((const float4*)(sums + lane * WARPS))[i];
+            squares = squares + four.x + four.y + four.z + four.w;
+        }
+    }
+    return 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
+}
+
+// Clears the `n` sums of a block.
+__device__ __forceinline__ void clear(float* sums, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sums[i] = 0.0f;
+    __syncthreads();
+}
+
+#ifndef FORMAT
+// The amax of rmsnorm, and rstd, for rows of C <= 8192 channels, a multiple of 8, at aligned addresses. Blocks, as many as run at
+// once, take ROWS rows at a time while their next ones are on the way.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_amax(float* rstd, float* amax, const X* x, const X* weight, int rows, int C, float eps) {
+    __shared__ alignas(16) float sums[2][ROWS][WARPS];
+    const int lane = threadIdx.x % 32, c = 8 * threadIdx.x;
+    const bool mine = c < C;
+    Eight<X> next[ROWS] = {};
+    float w[8] = {}, largest = 0.0f;
+    if (mine) unpack8(load8(weight + c), w);
+    const auto fetch = [&](int row0) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++)
+            if (mine && row0 + k < rows) next[k] = load8(x + (u64)(row0 + k) * C + c);
+    };
+    int turn = 0;
+    fetch(blockIdx.x * ROWS);
+    clear(sums[0][0], 2 * ROWS * WARPS);
+    for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= 1) {
+        Eight<X> now[ROWS];
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) now[k] = next[k];
+        fetch(row0 + gridDim.x * ROWS);
+        const float r = rstd_of_rows(now, sums[turn][0], blockDim.x, 0, C, eps);
+        if (threadIdx.x < ROWS && row0 + lane < rows) rstd[row0 + lane] = r;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            const float row_rstd = __shfl_sync(0xFFFFFFFF, r, k);
+            if (row0 + k >= rows) continue;
+            float v[8];
+            unpack8(now[k], v);
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * w[i];
+            if (mine) largest = fmaxf(largest, largest8(pack8<X>(v)));
+        }
+    }
+    block_raise(amax, largest);
+}
+
+// Where rows are aligned and short enough, they lie in the registers of their block, eight channels per thread and place.
+#define PLACES 2
 
 // One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
 // x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y, also of one that is not written.
@@ -91,33 +164,55 @@ __device__ __forceinline__ float row_sum(float x, float* warps) {
     return x;
 }
 
+// Sends eight elements to shared memory, without passing through registers.
+__device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
+#pragma unroll
+    for (int w = 0; w < sizeof(X) / 2; w++)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w) : "memory");
+}
+
 // Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
-// added to dx. A thread keeps eight channels, and while one row is worked on, the next is on its way.
-extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float* partial, const X* dy, const X* x, const X* weight,
-                                                                    const float* rstd, const X* residual, int rows, int C) {
+// added to dx; `amax`, if not null, is raised to the largest absolute value of what is written. A thread keeps eight channels,
+// and while one row is worked on, the next `depth - 1` (1 to 3) are on the way to its places in dynamic shared memory.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_backward(X* dx, float* partial, float* amax, const X* dy, const X* x, const X* weight, const float* rstd,
+                     const X* residual, int rows, int C, int depth) {
     __shared__ float warps[2][32];
     partial += (u64)blockIdx.x * C;
+    float largest = 0.0f;
     int turn = 0;
     if (C % 8 == 0 && C <= 8 * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
-        const int c = 8 * threadIdx.x;
+        extern __shared__ uint4 rows_of_the_launch[];
+        const int c = 8 * threadIdx.x, kinds = residual ? 3 : 2;
         const bool mine = c < C;
-        Eight<X> w = {}, next_d = {}, next_v = {};
-        float sums[8] = {}, next_r = 0.0f;
-        const auto fetch = [&](int row) {
-            if (row >= rows) return;
-            next_r = rstd[row];
-            if (!mine) return;
-            next_d = load8(dy + (u64)row * C + c);
-            next_v = load8(x + (u64)row * C + c);
+        const auto place = [&](int kind, int stage) { return (Eight<X>*)rows_of_the_launch + (stage * kinds + kind) * blockDim.x + threadIdx.x; };
+        const auto send = [&](int row, int stage) {
+            if (mine && row < rows) {
+                const u64 at = (u64)row * C + c;
+                send8(place(0, stage), dy + at);
+                send8(place(1, stage), x + at);
+                if (residual) send8(place(2, stage), residual + at);
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
         };
+        Eight<X> w = {};
+        float sums[8] = {};
         if (mine) w = load8(weight + c);
-        fetch(blockIdx.x);
-        for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+        for (int stage = 0; stage < depth - 1; stage++) send(blockIdx.x + stage * gridDim.x, stage);
+        float next_r = rstd[blockIdx.x];
+        for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
             const float r = next_r;
-            const Eight<X> d = next_d, v = next_v;
-            Eight<X> more;
-            if (residual && mine) more = load8(residual + (u64)row * C + c);
-            fetch(row + gridDim.x);
+            // Into the place of the row before, which all its threads are done with: each reads only what it sent.
+            send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
+            if (row + gridDim.x < rows) next_r = rstd[row + gridDim.x];
+            if (depth == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
+            else if (depth == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
+            else asm volatile("cp.async.wait_group 3;" ::: "memory");
+            Eight<X> d = {}, v = {};
+            if (mine) {
+                d = *place(0, stage);
+                v = *place(1, stage);
+            }
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -132,14 +227,17 @@ extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float
             for (int i = 0; i < 8; i++) out[i] = r * (load(d.at[i]) * load(w.at[i]) - load(v.at[i]) * r * projection);
             Eight<X> rounded = pack8<X>(out);
             if (residual) {
+                const Eight<X> more = *place(2, stage);
                 unpack8(rounded, out);
 #pragma unroll
                 for (int i = 0; i < 8; i++) out[i] += load(more.at[i]);
                 rounded = pack8<X>(out);
             }
             store8(dx + (u64)row * C + c, rounded);
+            if (amax) largest = fmaxf(largest, largest8(rounded));
         }
         if (mine) store8(partial + c, pack8<f32>(sums));
+        block_raise(amax, largest);
         return;
     }
     for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
@@ -156,8 +254,10 @@ extern "C" __global__ void __launch_bounds__(1024) rmsnorm_backward(X* dx, float
             X* out = dx + (u64)row * C + c;
             store(out, r * (load(d[c]) * load(weight[c]) - load(v[c]) * r * projection));
             if (residual) store(out, load(*out) + load(residual[(u64)row * C + c]));
+            largest = fmaxf(largest, fabsf(load(*out)));
         }
     }
+    block_raise(amax, largest);
 }
 #else
 // The weights of this thread's columns serve all rows of its tile.
@@ -186,5 +286,74 @@ extern "C" __global__ void __launch_bounds__(256, 4) rmsnorm_codes(DESTINATION, 
     Normed source = {x, rstd, columns, wide};
     if (column < columns) source.weight = fetch8(weight + column, columns - column, wide);
     quantize_tile<4>(to, source);
+}
+
+// Both passes in one, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of
+// 32 rows in turn: fewer would write less than a sector of each row of the transpose. In a block, groups of threads take ROWS
+// rows of the strip at a time, while their next rows are on the way. The codes of a strip lie in dynamic shared memory, if a
+// transpose is wanted, until they are turned.
+#define STRIP 32
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_strips(DESTINATION, float* rstd, const X* x, const X* weight, float eps, int group_threads) {
+    extern __shared__ uint4 strip_of_the_launch[];
+    // The groups share its columns; there are 8, 4, 2 or 1 of them.
+    __shared__ alignas(16) float sums[2][ROWS][WARPS];
+    const Destination to = THE_DESTINATION;
+    const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
+    const int lane = threadIdx.x % 32;
+    const bool mine = c < columns;
+    // Exchanging halves of 32 words in the lower rows keeps the turning free of bank conflicts.
+    const int pitch = (columns + 127) / 128 * 32;
+    const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
+    Eight<X> w = {}, next[ROWS] = {};
+    if (mine) w = load8(weight + c);
+    const auto fetch = [&](int row0) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++)
+            if (mine && row0 >= 0 && row0 + k < rows) next[k] = load8(x + (u64)(row0 + k) * columns + c);
+    };
+    Seen seen;
+    // From the end, as `first_row`.
+    int turn_of_sums = 0, strip0 = ((padded_rows - 1) / STRIP - (int)blockIdx.x) * STRIP;
+    fetch(strip0 + group * ROWS);
+    clear(sums[0][0], 2 * ROWS * WARPS);
+    for (; strip0 >= 0; strip0 -= gridDim.x * STRIP) {
+#pragma unroll 1
+        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= 1) {
+            Eight<X> now[ROWS];
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) now[k] = next[k];
+            fetch(row + step < STRIP ? strip0 + row + step : strip0 - (int)gridDim.x * STRIP + group * ROWS);
+            const float r = rstd_of_rows(now, &sums[turn_of_sums][0][WARPS / groups * group], group_threads, 1 + group, columns, eps);
+            if (c < 8 * ROWS && strip0 + row + lane < rows) rstd[strip0 + row + lane] = r;
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const float row_rstd = __shfl_sync(0xFFFFFFFF, r, k);
+                const int out = strip0 + row + k;
+                if (!mine || out >= padded_rows) continue;
+                uint2 eight = make_uint2(0, 0);
+                if (out < rows) {
+                    float v[8], weights[8];
+                    unpack8(now[k], v);
+                    unpack8(w, weights);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * weights[i];
+                    round8(v);
+                    eight = encode8(v, to.scale, seen);
+                }
+                if (codes) *(uint2*)(codes + (u64)out * columns + c) = eight;
+                if (transposed) *(uint2*)at(row + k, c / 4) = eight;
+            }
+        }
+        if (!transposed) continue;
+        __syncthreads();
+        for (int i = threadIdx.x; i < columns / 2; i += blockDim.x) {
+            const int half = i % 2 * 16, word = i / 2;
+            if (strip0 + half < padded_rows)
+                turn([&](int k) { return *at(half + k, word); }, transposed + (u64)word * 4 * padded_rows + strip0 + half, padded_rows);
+        }
+        __syncthreads();
+    }
+    measure(to, seen);
 }
 #endif

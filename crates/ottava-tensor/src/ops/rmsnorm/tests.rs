@@ -1,8 +1,8 @@
-use super::{add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_backward_add, rmsnorm_to};
-use crate::ops::destination::tests::{destinations, hostile};
-use crate::ops::{Output, add};
+use super::{RmsnormBackward, add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_to};
+use crate::ops::destination::tests::{destinations, destinations_on, hostile};
+use crate::ops::{Output, add, amax};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
-use crate::{DType, Device};
+use crate::{DType, Device, Tensor};
 
 #[test]
 fn rmsnorm_agrees_across_devices() {
@@ -19,7 +19,7 @@ fn rmsnorm_agrees_across_devices() {
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (y, rstd) = rmsnorm(&x[0], &x[1], 1e-6)?;
                 let mut dweight = x[3].duplicate()?;
-                let dx = rmsnorm_backward(&x[2], &x[0], &x[1], &rstd, &mut dweight)?;
+                let dx = rmsnorm_backward(&x[2], &x[0], &x[1], &rstd, &mut dweight, RmsnormBackward::default())?;
                 Ok(vec![y, rstd, dx, dweight])
             });
         }
@@ -49,9 +49,37 @@ fn rmsnorm_writes_to_every_destination() {
 }
 
 #[test]
+fn many_rows_are_written_as_few_are() {
+    let Some(gpu) = gpu() else { return };
+    // Groups of every number, strips that end within one, and rows that are too long for shared memory.
+    for (t, c) in [
+        (2117, 16),
+        (2300, 144),
+        (4400, 896),
+        (2200, 1040),
+        (2240, 1536),
+        (2130, 3584),
+        (4300, 4096),
+        (2177, 7168),
+        (2113, 7184),
+    ] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("a", &[t, c], dtype), normals("w", &[c], dtype)];
+            let (_, rstd) =
+                rmsnorm(&inputs[0].to_device(&gpu).unwrap(), &inputs[1].to_device(&gpu).unwrap(), 1e-5).unwrap();
+            destinations_on(&gpu, &inputs, |x, output| {
+                let (y, again) = rmsnorm_to(&x[0], &x[1], 1e-5, output)?;
+                assert_close("rstd", &rstd, &again, Tolerance::Exact);
+                Ok(y)
+            });
+        }
+    }
+}
+
+#[test]
 fn residuals_are_added_as_by_the_op_of_that_name() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
-        for (t, c) in [(1, 1), (3, 7), (270, 48), (129, 301), (5, 4104)] {
+        for (t, c) in [(1, 1), (3, 7), (270, 48), (129, 301), (5, 4104), (1100, 1032)] {
             for dtype in [DType::F32, DType::BF16] {
                 let [a, b, dy] = ["a", "b", "dy"].map(|name| normals(name, &[t, c], dtype).to_device(&device).unwrap());
                 let weight = normals("w", &[c], dtype).to_device(&device).unwrap();
@@ -62,8 +90,16 @@ fn residuals_are_added_as_by_the_op_of_that_name() {
                 assert_close("rstd", &expected_rstd, &rstd, Tolerance::Exact);
 
                 let mut dweights = [(); 2].map(|_| normals("dw", &[c], DType::F32).to_device(&device).unwrap());
-                let dx = rmsnorm_backward(&dy, &sum, &weight, &rstd, &mut dweights[0]).unwrap();
-                let both = rmsnorm_backward_add(&dy, &sum, &weight, &rstd, &mut dweights[1], &a).unwrap();
+                let mut amaxes = [(); 2].map(|()| Tensor::zeros(&device, &[1], DType::F32).unwrap());
+                let [(dx, first), (both, second)] = [None, Some(&a)].map(|dresidual| {
+                    let place = usize::from(dresidual.is_some());
+                    let beside = RmsnormBackward { dresidual, amax: Some(&mut amaxes[place]) };
+                    let dx = rmsnorm_backward(&dy, &sum, &weight, &rstd, &mut dweights[place], beside).unwrap();
+                    let expected = amax(&dx).unwrap();
+                    (dx, expected)
+                });
+                assert_close("amax of dx", &first, &amaxes[0], Tolerance::Exact);
+                assert_close("amax of the sum", &second, &amaxes[1], Tolerance::Exact);
                 assert_close("dx", &add(&a, &dx).unwrap(), &both, Tolerance::Exact);
                 assert_close("dweight", &dweights[0], &dweights[1], Tolerance::Exact);
             }
