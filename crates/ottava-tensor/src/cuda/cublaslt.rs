@@ -3,14 +3,15 @@
 //! The library thinks in columns. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
 //! becomes its first operand and `a` its second.
 
+mod choices;
+
 use super::driver::{Context, Event, Handle, library_error};
 use super::load::{CUBLASLT, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
-use super::nvrtc::{cache_folder, hex, replace};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use std::collections::{BTreeMap, HashMap};
+use choices::Choices;
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
@@ -210,6 +211,9 @@ const ROUNDS: usize = 3;
 /// Milliseconds of the warm-up before it and of each turn. Under load the power limit sets the pace, after some milliseconds.
 const WARM_UP: f32 = 100.0;
 const TURN: f32 = 15.0;
+/// Products of fewer milliseconds are no load, and not worth as much time: so many runs have to do.
+const SMALL: f32 = 0.05;
+const RUNS_OF_SMALL: usize = 5;
 
 /// `cudaDataType_t` of an element type that GEMMs take.
 fn cuda_type(dtype: DType) -> Result<i32> {
@@ -377,7 +381,7 @@ impl Gemms {
         field.truncate(FINALISTS);
         let mut totals = vec![0.0; field.len()];
         if let [(time, leader), _, ..] = field.as_slice() {
-            let runs = |span: f32| (span / time.max(1e-3)).ceil() as usize;
+            let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
             // SAFETY: as above.
             unsafe { plan.time(&self.library, leader, &target, self.workspace, runs(WARM_UP))? };
             for _ in 0..ROUNDS {
@@ -619,72 +623,9 @@ impl Plan {
     }
 }
 
-/// The algorithms chosen on this kind of GPU with this version of the library, kept on disk.
-struct Choices {
-    file: PathBuf,
-    /// Spec as text, and the algorithm's bytes in hexadecimal.
-    known: BTreeMap<String, String>,
-}
-
-impl Choices {
-    fn load(version: &str, gpu: &str) -> Choices {
-        let gpu: String = gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let file = cache_folder().join("gemm").join(format!("{gpu}-cublaslt-{version}.json"));
-        let known = Choices::read(&file);
-        Choices { file, known }
-    }
-
-    /// What a file holds; nothing when it is absent or damaged, for then the timing is done again.
-    fn read(file: &std::path::Path) -> BTreeMap<String, String> {
-        std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
-    }
-
-    fn get(&self, key: &str) -> Option<Algorithm> {
-        let text = self.known.get(key)?;
-        let words = text.as_bytes().as_chunks::<16>();
-        let mut algorithm = NO_CANDIDATE.algorithm;
-        if words.0.len() != algorithm.0.len() || !words.1.is_empty() {
-            return None;
-        }
-        for (word, digits) in algorithm.0.iter_mut().zip(words.0) {
-            *word = u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-        }
-        Some(algorithm)
-    }
-
-    fn insert(&mut self, key: String, algorithm: Algorithm) {
-        // Other ranks write too: keep what they found. Of two writers at once one is lost, and timed again some day.
-        self.known.extend(Choices::read(&self.file));
-        self.known.insert(key, algorithm.0.iter().map(|word| hex(&word.to_be_bytes())).collect());
-        let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
-        if let Err(error) = replace(&self.file, &text) {
-            tracing::warn!("{} was not kept: {error}", self.file.display());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn choices_survive_the_disk_and_damage_is_forgotten() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = folder.path().join("gemm/choices.json");
-        let mut choices = Choices { file: file.clone(), known: BTreeMap::new() };
-        let algorithm = Algorithm([1, u64::MAX, 0, 3, 4, 5, 6, 0xdead_beef]);
-        choices.insert("spec".to_string(), algorithm);
-
-        let mut again = Choices { file: file.clone(), known: Choices::read(&file) };
-        assert_eq!(again.get("spec").map(|found| found.0), Some(algorithm.0));
-        assert!(again.get("another").is_none());
-        for damage in ["", "0123", "g123456789abcdef"] {
-            again.known.insert("spec".to_string(), damage.to_string());
-            assert!(again.get("spec").is_none(), "{damage:?}");
-        }
-        std::fs::write(&file, "{\"spec\": 3").expect("a file");
-        assert!(Choices::read(&file).is_empty());
-    }
 
     #[test]
     fn impossible_products_are_named() {
