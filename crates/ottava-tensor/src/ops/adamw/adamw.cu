@@ -77,9 +77,11 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     return {clip, keep, s.step_size, s.take1, s.beta2, s.take2, s.correction2, s.epsilon, reciprocal(s.correction2), hash(of.seed ^ hash(s.step)), usual};
 }
 
-// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays.
-__device__ __forceinline__ float by_chance(float x, u64 seed, u64 i) {
-    return __uint_as_float(__float_as_uint(x) + (u32)(hash(seed ^ i) >> 48) & 0xFFFF0000);
+// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
+// of four elements: one for each would cost more than the memory.
+__device__ __forceinline__ u64 bits_of_four(u64 seed, u64 i) { return hash(seed ^ (i / 4)); }
+__device__ __forceinline__ float by_chance(float x, u64 four, int i) {
+    return __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (i % 4)) & 0xFFFF) & 0xFFFF0000);
 }
 
 // What layers read.
@@ -90,7 +92,7 @@ __device__ __forceinline__ void update1(const Tensors& of, u64 i, const Update& 
     const float g = load(of.grad[i]) * how.clip, m0 = load(of.m[i]);
     const float m = m0 + (g - m0) * how.take1, v = load(of.v[i]) * how.beta2 + g * g * how.take2;
     float w = load(of.weight[i]) * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
-    if (sizeof(W) == 2 && finite(w)) w = by_chance(w, how.seed, i);
+    if (sizeof(W) == 2 && finite(w)) w = by_chance(w, bits_of_four(how.seed, i), i % 4);
     store(&of.m[i], m);
     store(&of.v[i], v);
     store(&of.weight[i], w);
@@ -113,6 +115,7 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, u64 at) {
 // Updates them. False, and nothing is written, where one of them is out of the ordinary. `w`: the new weights as layers read them.
 __device__ __forceinline__ bool update8(const Raw& raw, const Tensors& of, u64 at, const Update& how, float* w) {
     float m[8], v[8], g[8], nothing = 0.0f;
+    const u64 four[2] = {bits_of_four(how.seed, at), bits_of_four(how.seed, at + 4)};
     bool exact = true;
     unpack8(raw.g, g);
     unpack8(raw.w, w);
@@ -131,7 +134,7 @@ __device__ __forceinline__ bool update8(const Raw& raw, const Tensors& of, u64 a
         exact &= fabsf(q) >= 0x1p-40f || fabsf(step) < fabsf(decayed) * 0x1p-30f;
         // Infinity and NaN make it NaN.
         nothing = __fmaf_rn(w[i], 0.0f, nothing);
-        if (sizeof(W) == 2) w[i] = by_chance(w[i], how.seed ^ at, i);
+        if (sizeof(W) == 2) w[i] = by_chance(w[i], four[i / 4], i);
     }
     if (!(exact && nothing == 0.0f)) return false;
     store8(of.m + at, pack8<S>(m));

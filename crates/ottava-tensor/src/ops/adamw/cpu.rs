@@ -83,11 +83,12 @@ fn round<S: Float<Real = f32>>(from: &[f32], to: &mut [S]) {
     to.par_iter_mut().with_min_len(CHUNK).zip(from).for_each(|(to, &from)| *to = S::store(from));
 }
 
-/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays.
+/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
+/// of four elements.
 fn by_chance(x: f32, seed: u64, i: u64) -> bf16 {
     if !x.is_finite() {
         return bf16::from_f32(x);
     }
-    let random = (hash(seed ^ i) >> 48) as u32;
-    bf16::from_bits((x.to_bits().wrapping_add(random) >> 16) as u16)
+    let random = (hash(seed ^ (i / 4)) >> (16 * (i % 4))) as u16;
+    bf16::from_bits((x.to_bits().wrapping_add(u32::from(random)) >> 16) as u16)
 }

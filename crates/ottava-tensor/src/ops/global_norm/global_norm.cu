@@ -1,6 +1,8 @@
 // `X` is the type of the tensors of one launch.
 // As many tensors as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
 #define CAPACITY 160
+// Eights of a thread that are on their way at a time.
+#define LOADS 4
 struct Part { const X* x; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
@@ -13,19 +15,24 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
     const X* x = parts.at[t].x + start;
     const u64 left = parts.at[t].n - start, n = left < chunk ? left : chunk, eights = aligned(x) ? n / 8 : 0;
     double sum = 0.0;
-#pragma unroll 2
-    for (u64 g = threadIdx.x; g < eights; g += blockDim.x) {
-        float e[8], eight = 0.0f;
-        unpack8(load8(x + 8 * g), e);
+    for (u64 g = threadIdx.x; g < eights; g += LOADS * blockDim.x) {
+        Eight<X> raw[LOADS] = {};
 #pragma unroll
-        for (int i = 0; i < 8; i++) eight += e[i] * e[i];
-        if (eight > 1e-30f && eight < 1e30f) {
-            sum += (double)eight;
-            continue;
+        for (int k = 0; k < LOADS; k++) if (g + k * blockDim.x < eights) raw[k] = load8(x + 8 * (g + k * blockDim.x));
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            float e[8], eight = 0.0f;
+            unpack8(raw[k], e);
+#pragma unroll
+            for (int i = 0; i < 8; i++) eight += e[i] * e[i];
+            if (eight > 1e-30f && eight < 1e30f) {
+                sum += (double)eight;
+            } else {
+                // What binary32 cannot hold, or not well.
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
+            }
         }
-        // What binary32 cannot hold, or not well.
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
     }
     for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) sum += (double)load(x[i]) * (double)load(x[i]);
     sum = block_sum(sum);
