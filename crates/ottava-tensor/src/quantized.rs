@@ -2,19 +2,82 @@
 
 use crate::dtype::DType;
 use crate::tensor::Tensor;
+use std::fmt;
 
-/// How many elements share one scale. Rows and blocks come with their recipes.
+/// How many elements share one scale.
+///
+/// A row, and a block of 1x128, runs along the dimension that is contracted. So a matrix that is contracted both ways is cast twice,
+/// each copy with scales of its own; blocks of 128x128 and whole tensors have the same codes in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
     /// One scale for the whole tensor.
     PerTensor,
+    /// One for each row: a token, or an output channel of a weight.
+    PerRow,
+    /// One for 128 neighbours along a row.
+    #[serde(rename = "blocks-1x128")]
+    Blocks1x128,
+    /// One for each square of 128 rows and 128 columns.
+    #[serde(rename = "blocks-128x128")]
+    Blocks128x128,
+}
+
+impl Granularity {
+    /// Side of the blocks.
+    pub const BLOCK: usize = 128;
+
+    /// Whether scales change along the contracted dimension.
+    pub const fn is_blocks(self) -> bool {
+        matches!(self, Granularity::Blocks1x128 | Granularity::Blocks128x128)
+    }
+
+    /// Shape of the codes of a matrix of `rows` that are contracted over `length`: whole multiples of
+    /// [`QuantizedTensor::PAD`], and of whole blocks along the contracted dimension.
+    pub const fn codes_shape(self, rows: usize, length: usize) -> [usize; 2] {
+        let pad = if self.is_blocks() { Granularity::BLOCK } else { QuantizedTensor::PAD };
+        [QuantizedTensor::padded(rows), length.next_multiple_of(pad)]
+    }
+
+    /// Shape of what multiplies these codes, as cuBLASLt wants it: `[1]`; `[rows]`; for blocks of 1x128 `[length / 128, rows]`, block
+    /// by block along the contracted dimension; for blocks of 128x128 `[rows / 128, length / 128]`, whose rows of scales are padded
+    /// to multiples of 4. All count what is padded. Padding is scaled as zeros are, beyond the blocks of 128x128 by zero.
+    pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
+        let (padded, blocks) = (QuantizedTensor::padded(rows), length.div_ceil(Granularity::BLOCK));
+        match self {
+            Granularity::PerTensor => vec![1],
+            Granularity::PerRow => vec![padded],
+            Granularity::Blocks1x128 => vec![blocks, padded],
+            Granularity::Blocks128x128 => vec![rows.div_ceil(Granularity::BLOCK), blocks.next_multiple_of(4)],
+        }
+    }
+
+    /// Where the scale of `row`, and of `block` along the contracted dimension, lies among scales of a `shape`.
+    pub fn scale_index(self, shape: &[usize], row: usize, block: usize) -> usize {
+        match self {
+            Granularity::PerTensor => 0,
+            Granularity::PerRow => row,
+            Granularity::Blocks1x128 => block * shape[1] + row,
+            Granularity::Blocks128x128 => row / Granularity::BLOCK * shape[1] + block,
+        }
+    }
+}
+
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Granularity::PerTensor => "per-tensor",
+            Granularity::PerRow => "per-row",
+            Granularity::Blocks1x128 => "1x128",
+            Granularity::Blocks128x128 => "128x128",
+        })
+    }
 }
 
 /// An FP8 matrix `[rows, columns]`: `value = code · scale_inv`.
 ///
 /// The tensor cores want FP8 operands contiguous along the contracted dimension, in rows of whole 16 bytes. So both
-/// dimensions are padded with zero codes to multiples of [`QuantizedTensor::PAD`], which adds nothing to a product,
+/// dimensions are padded with zero codes, as [`Granularity::codes_shape`] says, which adds nothing to a product,
 /// and a matrix that is contracted along its rows as well carries a transposed copy.
 #[derive(Clone, Debug)]
 pub struct QuantizedTensor {
@@ -22,8 +85,11 @@ pub struct QuantizedTensor {
     pub codes: Option<Tensor>,
     /// `[columns, rows]`, padded; contracted along the rows.
     pub transposed: Option<Tensor>,
-    /// What multiplies the codes, F32; `[1]` for [`Granularity::PerTensor`].
+    /// What multiplies the codes, F32, of the shape that [`Granularity::scales_shape`] gives for them; of the transposed codes where
+    /// there are no others.
     pub scale_inv: Tensor,
+    /// What multiplies the transposed codes, where there are both and that is not the same.
+    pub transposed_scale_inv: Option<Tensor>,
     /// How scales are shared.
     pub granularity: Granularity,
     /// Type of the codes.
@@ -45,6 +111,7 @@ impl QuantizedTensor {
 
     /// Drops the copy that is contracted along the columns, once no product needs it.
     pub fn only_transposed(self) -> QuantizedTensor {
-        QuantizedTensor { codes: None, ..self }
+        let scale_inv = self.transposed_scale_inv.unwrap_or(self.scale_inv);
+        QuantizedTensor { codes: None, scale_inv, transposed_scale_inv: None, ..self }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{copy_bandwidth, time};
 use crate::ops::*;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Granularity, Result, Tensor};
 
 /// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
 const VOCABULARY: usize = 32_000;
@@ -53,6 +53,16 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("quantize, codes and transpose", bf16(tc) + 2 * tc, &mut || {
         quantize(&a, DType::E4M3, &scale, Copies::Both, &mut seen, 0).map(drop)
     })?;
+    for (name, granularity) in [
+        ("quantize_blocks, rows and columns", Granularity::PerRow),
+        ("quantize_blocks, 1x128 in both copies", Granularity::Blocks1x128),
+        ("quantize_blocks, 128x128 in both copies", Granularity::Blocks128x128),
+    ] {
+        let (how, both) = (CurrentScaling::default(), Copies::Both);
+        row(name, bf16(tc) + 2 * tc, &mut || {
+            quantize_blocks(&a, DType::E4M3, granularity, how, both, &mut seen, 0).map(drop)
+        })?;
+    }
     row("transpose, BF16", bf16(2 * tc), &mut || transpose(&a).map(drop))?;
     row("rmsnorm", bf16(2 * tc), &mut || rmsnorm(&a, &weight, 1e-5).map(drop))?;
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;

@@ -109,7 +109,8 @@ pub(super) mod tests {
     /// Everything that a cast writes.
     pub(crate) fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
         let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
-        q.codes.iter().chain(&q.transposed).chain([&q.scale_inv]).cloned().chain(counts).collect()
+        let scales = [&q.scale_inv].into_iter().chain(&q.transposed_scale_inv);
+        q.codes.iter().chain(&q.transposed).chain(scales).cloned().chain(counts).collect()
     }
 
     /// On every device: what `op` writes to each destination is what it writes plainly and what is then measured or cast.

@@ -1,9 +1,9 @@
 //! Casts and scaling updates against bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
 
 use super::{AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScaling};
-use super::{amax, current_scale, delayed_scaling, quantize, transpose};
+use super::{amax, current_scale, delayed_scaling, quantize, quantize_blocks, transpose};
 use crate::testing::{Tolerance, assert_close, gpu};
-use crate::{DType, Device, Tensor};
+use crate::{DType, Device, Granularity, Tensor};
 use safetensors::SafeTensors;
 
 fn golden() -> SafeTensors<'static> {
@@ -58,6 +58,39 @@ fn current_scaling_matches_transformer_engine() {
                 let what = format!("current/{name}/{word}");
                 assert_close(&what, &tensor(&format!("{what}/bytes"), format), &q.codes.unwrap(), Tolerance::Exact);
                 assert_close(&what, &tensor(&format!("{what}/scale_inv"), DType::F32), &q.scale_inv, Tolerance::Exact);
+            }
+        }
+    }
+}
+
+#[test]
+fn block_scaling_matches_transformer_engine() {
+    let x = tensor("block/x_bits", DType::BF16);
+    for device in devices() {
+        let x = x.to_device(&device).unwrap();
+        for (blocks, granularity) in [("1d", Granularity::Blocks1x128), ("2d", Granularity::Blocks128x128)] {
+            for (word, power_of_two) in [("False", false), ("True", true)] {
+                let how = CurrentScaling { epsilon: 0.0, power_of_two };
+                let mut seen = CastStatistics::new(&device, 1).unwrap();
+                let q = quantize_blocks(&x, DType::E4M3, granularity, how, Copies::Both, &mut seen, 0).unwrap();
+                let what = format!("block/{blocks}/{word}");
+                let codes = [("bytes", q.codes.unwrap()), ("col_bytes", q.transposed.unwrap())];
+                for (part, got) in codes {
+                    let expected = tensor(&format!("{what}/{part}"), DType::E4M3);
+                    assert_close(&format!("{what}/{part}"), &expected, &got, Tolerance::Exact);
+                }
+                let scales = [("scale_inv", q.scale_inv, 256), ("col_scale_inv", q.transposed_scale_inv.unwrap(), 128)];
+                for (part, got, length) in scales {
+                    let mut expected = tensor(&format!("{what}/{part}"), DType::F32);
+                    if granularity == Granularity::Blocks128x128 {
+                        // What was recorded beyond the last block is what lay in memory.
+                        let width = expected.shape()[1];
+                        let beyond =
+                            expected.host_mut::<f32>().chunks_mut(width).flat_map(|row| &mut row[length / 128..]);
+                        beyond.for_each(|scale| *scale = 0.0);
+                    }
+                    assert_close(&format!("{what}/{part}"), &expected, &got, Tolerance::Exact);
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ mod global_norm;
 mod golden;
 pub(crate) mod launch;
 mod quantize;
+mod quantize_blocks;
 mod random;
 mod rmsnorm;
 mod rope;
@@ -34,6 +35,7 @@ pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_n
 pub use global_norm::global_norm;
 pub use launch::kernels;
 pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize, quantize_into};
+pub use quantize_blocks::quantize_blocks;
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};

@@ -24,22 +24,26 @@ pub(in crate::ops) fn quantize(
         (_, DType::E4M3) => codes::<bf16, E4M3>(x, scale, out),
         (_, _) => codes::<bf16, E5M2>(x, scale, out),
     };
-    let amax = &mut statistics.amax.host_mut::<f32>()[slot];
-    *amax = amax.max(seen.amax);
-    statistics.saturated.host_mut::<i64>()[slot] += seen.saturated;
-    statistics.underflowed.host_mut::<i64>()[slot] += seen.underflowed;
-    statistics.elements.host_mut::<i64>()[slot] += x.len() as i64;
+    seen.add_to(statistics, slot, x.len());
 }
 
 #[derive(Clone, Copy, Default)]
-struct Seen {
+pub(in crate::ops) struct Seen {
     amax: f32,
     saturated: i64,
     underflowed: i64,
 }
 
 impl Seen {
-    fn merge(self, other: Seen) -> Seen {
+    pub(in crate::ops) fn add_to(self, statistics: &mut CastStatistics, slot: usize, elements: usize) {
+        let amax = &mut statistics.amax.host_mut::<f32>()[slot];
+        *amax = amax.max(self.amax);
+        statistics.saturated.host_mut::<i64>()[slot] += self.saturated;
+        statistics.underflowed.host_mut::<i64>()[slot] += self.underflowed;
+        statistics.elements.host_mut::<i64>()[slot] += elements as i64;
+    }
+
+    pub(in crate::ops) fn merge(self, other: Seen) -> Seen {
         Seen {
             amax: self.amax.max(other.amax),
             saturated: self.saturated + other.saturated,
@@ -70,7 +74,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
 }
 
 /// Codes first, then counts: two loops that vectorise, where one with all of it would not.
-fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &mut [C]) -> Seen {
+pub(in crate::ops) fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &mut [C]) -> Seen {
     for (code, &x) in codes.iter_mut().zip(x) {
         *code = C::store(x.load() * scale);
     }
@@ -99,11 +103,13 @@ pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor) {
     *amax = amax.max(largest);
 }
 
-pub(super) fn current_scale(amax: f32, largest: f32, how: CurrentScaling) -> f32 {
+/// A quotient beyond binary32 becomes `bound`.
+pub(in crate::ops) fn current_scale(amax: f32, largest: f32, bound: f32, how: CurrentScaling) -> f32 {
     let amax = if amax < how.epsilon { how.epsilon } else { amax };
     if amax == 0.0 || !amax.is_finite() {
         return 1.0;
     }
-    let scale = (largest / amax).min(f32::MAX);
+    let scale = largest / amax;
+    let scale = if scale.is_finite() { scale } else { bound };
     if how.power_of_two { f32::from_bits(scale.to_bits() & 0x7F80_0000) } else { scale }
 }

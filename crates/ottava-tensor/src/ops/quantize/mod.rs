@@ -50,11 +50,11 @@ pub enum Copies {
 }
 
 impl Copies {
-    fn rows(self) -> bool {
+    pub(super) fn rows(self) -> bool {
         self != Copies::Columns
     }
 
-    fn columns(self) -> bool {
+    pub(super) fn columns(self) -> bool {
         self != Copies::Rows
     }
 }
@@ -91,6 +91,7 @@ pub fn quantize_into(
     x.expect("quantize_into: x", &[into.rows, into.columns])?;
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
+    into.scale_inv.expect("quantize_into: scale_inv", &[1])?;
     let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
     expect_cast(to.format, to.scale, to.statistics, to.slot, x.device())?;
     cast_into(x, into, &mut to)
@@ -113,6 +114,7 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
         codes: copy(to.copies.rows(), &[r, c])?,
         transposed: copy(to.copies.columns(), &[c, r])?,
         scale_inv: Tensor::empty(device, &[1], DType::F32)?,
+        transposed_scale_inv: None,
         granularity: Granularity::PerTensor,
         format: to.format,
         rows,
@@ -131,6 +133,11 @@ pub(super) fn expect_cast(
     scale.expect("quantize: scale", &[1])?;
     scale.expect_dtype("quantize: scale", &[DType::F32])?;
     scale.expect_device("quantize: scale", device)?;
+    expect_measured(format, statistics, slot, device)
+}
+
+/// Checks the format of a cast on `device`, and where it measures.
+pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: usize, device: &Device) -> Result<()> {
     statistics.amax.expect_device("quantize: statistics", device)?;
     if !format.is_fp8() {
         return Err(Error::Value(format!("quantize: {format} is not an FP8 format")));
@@ -184,7 +191,7 @@ pub fn current_scale(amax: &Tensor, format: DType, how: CurrentScaling) -> Resul
     let largest = largest_finite(format)?;
     let mut scale = amax.empty_like()?;
     match amax.device() {
-        Device::Cpu => scale.host_mut()[0] = cpu::current_scale(amax.host()[0], largest, how),
+        Device::Cpu => scale.host_mut()[0] = cpu::current_scale(amax.host()[0], largest, f32::MAX, how),
         Device::Cuda(gpu) => cuda::current_scale(gpu, amax, largest, how, &mut scale)?,
     }
     Ok(scale)

@@ -1,0 +1,149 @@
+use crate::element::Float;
+use crate::fp8::{E4M3, E5M2};
+use crate::ops::quantize::cpu::{Seen, current_scale, row};
+use crate::ops::transpose::cpu::transpose;
+use crate::ops::{CastStatistics, CurrentScaling};
+use crate::quantized::{Granularity, QuantizedTensor};
+use crate::{DType, Device, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+/// Into buffers that exist; their padding is zero already.
+pub(super) fn quantize_blocks(
+    x: &Tensor,
+    how: CurrentScaling,
+    out: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) {
+    let seen = match (x.dtype(), out.format) {
+        (DType::F32, DType::E4M3) => codes::<f32, E4M3>(x, how, out),
+        (DType::F32, _) => codes::<f32, E5M2>(x, how, out),
+        (DType::F16, DType::E4M3) => codes::<f16, E4M3>(x, how, out),
+        (DType::F16, _) => codes::<f16, E5M2>(x, how, out),
+        (_, DType::E4M3) => codes::<bf16, E4M3>(x, how, out),
+        (_, _) => codes::<bf16, E5M2>(x, how, out),
+    };
+    seen.add_to(statistics, slot, x.len());
+}
+
+fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
+    x: &Tensor,
+    how: CurrentScaling,
+    out: &mut QuantizedTensor,
+) -> Seen {
+    let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
+    let scale = |amax: f32| current_scale(amax, largest, super::bound(S::DTYPE), how);
+    if out.granularity == Granularity::Blocks128x128 {
+        return squares::<S, C>(x.host(), scale, out);
+    }
+    let length = if out.granularity.is_blocks() { Granularity::BLOCK } else { usize::MAX };
+    let of_rows = out.codes.as_mut().map(|codes| rows::<S, C>(x, length, scale, codes, &mut out.scale_inv));
+    let of_columns = out.transposed.as_mut().map(|codes| {
+        // A cast of its own: its blocks run the other way.
+        let mut turned = host(&[out.columns, out.rows], x.dtype());
+        transpose(x, &mut turned);
+        let scale_inv = out.transposed_scale_inv.as_mut().unwrap_or(&mut out.scale_inv);
+        rows::<S, C>(&turned, length, scale, codes, scale_inv)
+    });
+    of_rows.or(of_columns).unwrap_or_default()
+}
+
+fn host(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::empty(&Device::Cpu, shape, dtype).expect("host memory is not refused")
+}
+
+fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
+    x.iter().map(|x| x.load().abs()).fold(0.0, f32::max)
+}
+
+/// Casts each row in blocks of `length`. `scale_inv` is `[blocks, rows]`, padded; rows of padding are scaled as zeros.
+fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
+    x: &Tensor,
+    length: usize,
+    scale: impl Fn(f32) -> f32 + Sync,
+    codes: &mut Tensor,
+    scale_inv: &mut Tensor,
+) -> Seen {
+    let [padded_rows, pitch] = [codes.shape()[0], codes.shape()[1]];
+    let width = x.shape()[1];
+    let length = length.min(width);
+    let x: &[S] = x.host();
+    let (seen, scales): (Vec<_>, Vec<Vec<_>>) = codes
+        .host_mut::<C>()
+        .par_chunks_mut(pitch)
+        .zip(x.par_chunks(width))
+        .map(|(codes, x)| {
+            let mut seen = Seen::default();
+            let blocks = codes.chunks_mut(length).zip(x.chunks(length)).map(|(codes, x)| {
+                let scale = scale(largest(x));
+                seen = seen.merge(row(x, scale, codes));
+                1.0 / scale
+            });
+            let scales = blocks.collect();
+            (seen, scales)
+        })
+        .unzip();
+    for (block, scale_inv) in scale_inv.host_mut::<f32>().chunks_mut(padded_rows).enumerate() {
+        for (r, scale_inv) in scale_inv.iter_mut().enumerate() {
+            *scale_inv = scales.get(r).map_or(1.0 / scale(0.0), |scales| scales[block]);
+        }
+    }
+    seen.into_iter().fold(Seen::default(), Seen::merge)
+}
+
+/// Casts blocks of 128x128, and moves their codes to the transpose.
+fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
+    x: &[S],
+    scale: impl Fn(f32) -> f32 + Sync,
+    out: &mut QuantizedTensor,
+) -> Seen {
+    const BLOCK: usize = Granularity::BLOCK;
+    let (width, keep) = (out.columns, out.codes.is_some());
+    let shape = out.granularity.codes_shape(out.rows, width);
+    let mut codes = out.codes.take().unwrap_or_else(|| host(&shape, out.format));
+    let (seen, scales): (Vec<_>, Vec<Vec<f32>>) = codes
+        .host_mut::<C>()
+        .par_chunks_mut(shape[1] * BLOCK)
+        .zip(x.par_chunks(width * BLOCK))
+        .map(|(codes, x)| {
+            let mut amaxes = vec![0f32; width.div_ceil(BLOCK)];
+            for x in x.chunks(width) {
+                amaxes.iter_mut().zip(x.chunks(BLOCK)).for_each(|(amax, x)| *amax = amax.max(largest(x)));
+            }
+            let scales: Vec<_> = amaxes.into_iter().map(&scale).collect();
+            let mut seen = Seen::default();
+            for (codes, x) in codes.chunks_mut(shape[1]).zip(x.chunks(width)) {
+                for ((codes, x), &scale) in codes.chunks_mut(BLOCK).zip(x.chunks(BLOCK)).zip(&scales) {
+                    seen = seen.merge(row(x, scale, codes));
+                }
+            }
+            (seen, scales.into_iter().map(|scale| 1.0 / scale).collect())
+        })
+        .unzip();
+    let write = |scale_inv: &mut Tensor, turned: bool| {
+        let (granularity, shape) = (out.granularity, scale_inv.shape().to_vec());
+        let scale_inv = scale_inv.host_mut::<f32>();
+        for (i, scales) in scales.iter().enumerate() {
+            for (j, &scale) in scales.iter().enumerate() {
+                let (row, block) = if turned { (j, i) } else { (i, j) };
+                scale_inv[granularity.scale_index(&shape, row * BLOCK, block)] = scale;
+            }
+        }
+    };
+    write(&mut out.scale_inv, !keep);
+    if let Some(scale_inv) = &mut out.transposed_scale_inv {
+        write(scale_inv, true);
+    }
+    if let Some(transposed) = &mut out.transposed {
+        let (length, mut turned) = (shape[0], host(&[shape[1], shape[0]], out.format));
+        transpose(&codes, &mut turned);
+        // The two copies are padded differently.
+        let pitch = transposed.shape()[1];
+        for (to, from) in transposed.host_mut::<C>().chunks_mut(pitch).zip(turned.host::<C>().chunks(length)) {
+            to[..length].copy_from_slice(from);
+        }
+    }
+    out.codes = keep.then_some(codes);
+    seen.into_iter().fold(Seen::default(), Seen::merge)
+}

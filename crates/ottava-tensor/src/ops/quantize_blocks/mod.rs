@@ -1,0 +1,74 @@
+//! FP8 quantization with a scale per row or per block, each from its own values.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::quantize::{CastStatistics, Copies, CurrentScaling, expect_measured};
+use crate::quantized::{Granularity, QuantizedTensor};
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8 by scales that its rows or blocks give themselves: `scale = largest finite of format
+/// / amax`, `code = satcast(float(x) · scale)`, `scale_inv = 1 / scale`.
+///
+/// A row or block with an amax of 0 or infinity has scale 1; a quotient beyond binary32 becomes the largest finite value of the type
+/// of `x`. With blocks of 1x128, and with rows, the transposed copy is a cast of its own, whose blocks run along the rows of `x`; with
+/// blocks of 128x128 it is made of the codes. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
+/// other where that is the only one.
+///
+/// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](super::quantize()) casts by a given scale. Source:
+/// Transformer Engine, `common/recipe/recipe_common.cuh` and `common/transpose/quantize_transpose_*_blockwise.cu`.
+pub fn quantize_blocks(
+    x: &Tensor,
+    format: DType,
+    granularity: Granularity,
+    how: CurrentScaling,
+    copies: Copies,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<QuantizedTensor> {
+    let [rows, columns] = x.dims("quantize_blocks: x")?;
+    x.expect_dtype("quantize_blocks: x", &[DType::F32, DType::F16, DType::BF16])?;
+    expect_measured(format, statistics, slot, x.device())?;
+    if granularity == Granularity::PerTensor {
+        return Err(Error::Value("quantize_blocks: one scale per tensor is given, not found by the cast".into()));
+    }
+    let codes = |rows, length| Tensor::empty(x.device(), &granularity.codes_shape(rows, length), format);
+    let scales = |rows, length| {
+        let shape = granularity.scales_shape(rows, length);
+        // Only blocks of 128x128 have scales that no block writes.
+        match granularity == Granularity::Blocks128x128 || x.is_empty() {
+            true => Tensor::zeros(x.device(), &shape, DType::F32),
+            false => Tensor::empty(x.device(), &shape, DType::F32),
+        }
+    };
+    let mut quantized = QuantizedTensor {
+        codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
+        transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,
+        scale_inv: if copies.rows() { scales(rows, columns)? } else { scales(columns, rows)? },
+        transposed_scale_inv: (copies == Copies::Both).then(|| scales(columns, rows)).transpose()?,
+        granularity,
+        format,
+        rows,
+        columns,
+    };
+    if x.is_empty() {
+        return Ok(quantized);
+    }
+    match x.device() {
+        Device::Cpu => cpu::quantize_blocks(x, how, &mut quantized, statistics, slot),
+        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, &mut quantized, statistics, slot)?,
+    }
+    Ok(quantized)
+}
+
+/// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.
+fn bound(dtype: DType) -> f32 {
+    match dtype {
+        DType::BF16 => half::bf16::MAX.to_f32(),
+        other => other.max_finite().unwrap_or(f32::MAX),
+    }
+}

@@ -1,0 +1,178 @@
+use super::*;
+use crate::ops::destination::tests::{all, hostile};
+use crate::ops::transpose;
+use crate::testing::{Tolerance, assert_close, normals, parity, values};
+
+const FINER: [Granularity; 3] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128];
+
+const PLAIN: CurrentScaling = CurrentScaling { epsilon: 0.0, power_of_two: false };
+
+fn cast(x: &Tensor, format: DType, granularity: Granularity, how: CurrentScaling, copies: Copies) -> Vec<Tensor> {
+    let mut seen = CastStatistics::new(x.device(), 3).unwrap();
+    let q = quantize_blocks(x, format, granularity, how, copies, &mut seen, 1).unwrap();
+    all(&q, &seen)
+}
+
+fn e4m3(x: &Tensor, granularity: Granularity, copies: Copies) -> QuantizedTensor {
+    let mut seen = CastStatistics::new(x.device(), 1).unwrap();
+    quantize_blocks(x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap()
+}
+
+/// A matrix whose blocks differ in size by many orders of magnitude, some of which are zero.
+fn uneven(name: &str, shape: &[usize], dtype: DType) -> Tensor {
+    let mut x: Vec<f32> = hostile(name, shape, DType::F32).to_vec().unwrap();
+    for (i, x) in x.iter_mut().enumerate() {
+        let (row, column) = (i / shape[1], i % shape[1]);
+        *x *= [1.0, 1e-3, 1e4, 0.0, 1e-38][(row / 5 + column / 100) % 5];
+    }
+    crate::ops::cast(&Tensor::from_slice(&Device::Cpu, shape, &x).unwrap(), dtype).unwrap()
+}
+
+#[test]
+fn quantize_blocks_agrees_across_devices() {
+    for (rows, columns) in [(1, 1), (3, 7), (16, 16), (1, 257), (131, 1), (129, 200), (257, 391)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("x", &[rows, columns], dtype), uneven("x", &[rows, columns], dtype)];
+            for (format, how) in [
+                (DType::E4M3, PLAIN),
+                (DType::E5M2, CurrentScaling { power_of_two: true, ..PLAIN }),
+                (DType::E4M3, CurrentScaling { epsilon: 1e-4, power_of_two: true }),
+            ] {
+                for granularity in FINER {
+                    for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+                        parity(&inputs, Tolerance::Exact, |x| {
+                            Ok(x.iter().flat_map(|x| cast(x, format, granularity, how, copies)).collect())
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn views_at_any_address_are_cast_alike() {
+    for dtype in [DType::F32, DType::BF16] {
+        parity(&[hostile("x", &[1 + 33 * 136], dtype)], Tolerance::Exact, |x| {
+            let x = x[0].rows(1, 1 + 33 * 136)?.reshape(&[33, 136])?;
+            Ok(FINER.iter().flat_map(|&g| cast(&x, DType::E4M3, g, PLAIN, Copies::Both)).collect())
+        });
+    }
+}
+
+#[test]
+fn the_transposed_copy_is_the_cast_of_the_transpose() {
+    for shape in [[5, 300], [130, 131], [257, 3]] {
+        let x = uneven("x", &shape, DType::BF16);
+        for granularity in FINER {
+            let both = e4m3(&x, granularity, Copies::Both);
+            let turned = e4m3(&transpose(&x).unwrap(), granularity, Copies::Rows);
+            let alone = e4m3(&x, granularity, Copies::Columns);
+            let rest = both.clone().only_transposed();
+            for q in [&alone, &rest] {
+                assert!(q.codes.is_none() && q.transposed_scale_inv.is_none());
+                let what = format!("{granularity:?} of {shape:?}");
+                assert_close(&what, turned.codes.as_ref().unwrap(), q.transposed.as_ref().unwrap(), Tolerance::Exact);
+                assert_close(&what, &turned.scale_inv, &q.scale_inv, Tolerance::Exact);
+            }
+            let rows = e4m3(&x, granularity, Copies::Rows);
+            assert_close("rows", &rows.codes.unwrap(), &both.codes.unwrap(), Tolerance::Exact);
+            assert_close("scales", &rows.scale_inv, &both.scale_inv, Tolerance::Exact);
+        }
+    }
+}
+
+#[test]
+fn codes_times_scales_lie_within_half_a_step() {
+    for shape in [[3, 500], [129, 257]] {
+        let x = normals("x", &shape, DType::F32);
+        for granularity in FINER {
+            let q = e4m3(&x, granularity, Copies::Rows);
+            let (codes, scales) = (q.codes.unwrap(), q.scale_inv);
+            let (pitch, codes, scale_inv) = (codes.shape()[1], values(&codes), values(&scales));
+            for (i, x) in values(&x).into_iter().enumerate() {
+                let (row, column) = (i / shape[1], i % shape[1]);
+                let scale_inv = scale_inv[granularity.scale_index(scales.shape(), row, column / Granularity::BLOCK)];
+                let got = codes[row * pitch + column] * scale_inv;
+                // Half a unit of 3 bits, or of the smallest subnormal; and two roundings of binary32.
+                let step = (x.abs() / 16.0).max(scale_inv * 2f64.powi(-10)) * (1.0 + 1e-6);
+                assert!((got - x).abs() <= step, "{granularity:?}: {x} at {row}, {column} became {got}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_amax_has_a_scale() {
+    let tiny = f32::from_bits(1);
+    let (bf16, least) = (half::bf16::MAX.to_f32(), half::bf16::from_bits(1).to_f32());
+    for (amax, dtype, expected) in [
+        (0.0, DType::F32, 1.0),
+        (f32::NAN, DType::F32, 1.0),
+        (f32::INFINITY, DType::F32, 1.0),
+        (7.0, DType::F32, 64.0),
+        (tiny, DType::F32, f32::MAX),
+        (least, DType::BF16, bf16),
+    ] {
+        let x = Tensor::from_slice(&Device::Cpu, &[1, 2], &[0.0, -amax]).unwrap();
+        let x = crate::ops::cast(&x, dtype).unwrap();
+        for granularity in FINER {
+            for copies in [Copies::Rows, Copies::Columns] {
+                let q = e4m3(&x, granularity, copies);
+                // The second column has rows and blocks of its own when columns are contracted.
+                let at = if copies == Copies::Columns && granularity != Granularity::Blocks128x128 { 1 } else { 0 };
+                assert_eq!(q.scale_inv.to_vec::<f32>().unwrap()[at], 1.0 / expected, "{amax:e} {granularity:?}");
+            }
+        }
+    }
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 1], &[3f32]).unwrap();
+    for (how, expected) in
+        [(CurrentScaling { power_of_two: true, ..PLAIN }, 128.0), (CurrentScaling { epsilon: 7.0, ..PLAIN }, 64.0)]
+    {
+        let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+        let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, Copies::Rows, &mut seen, 0).unwrap();
+        // Rows of padding are scaled as zeros are: by 1, unless an epsilon stands for their amax.
+        let padding = if how.epsilon > 0.0 { expected } else { 1.0 };
+        let scales = q.scale_inv.to_vec::<f32>().unwrap();
+        assert_eq!((scales[0], scales[1]), (1.0 / expected, 1.0 / padding));
+    }
+}
+
+#[test]
+fn statistics_count_what_was_lost_once() {
+    // The block with an infinity keeps scale 1, so that 600 is beyond and 1e-6 is lost; the other loses nothing.
+    let mut x = vec![0f32; 256];
+    x[..4].copy_from_slice(&[f32::INFINITY, -600.0, 1e-6, f32::NAN]);
+    x[128..130].copy_from_slice(&[1e-6, 1e-7]);
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 256], &x).unwrap();
+    for (granularity, copies, expected) in [
+        (Granularity::Blocks1x128, Copies::Both, [2, 1]),
+        (Granularity::Blocks128x128, Copies::Both, [2, 1]),
+        (Granularity::PerRow, Copies::Both, [2, 3]),
+        // Each element is a block of its own along the rows.
+        (Granularity::Blocks1x128, Copies::Columns, [1, 0]),
+    ] {
+        let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+        quantize_blocks(&x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap();
+        let counts = [&seen.saturated, &seen.underflowed].map(|t| t.to_vec::<i64>().unwrap()[0]);
+        assert_eq!(counts, expected, "{granularity:?}");
+        assert_eq!(seen.amax.to_vec::<f32>().unwrap(), [f32::INFINITY]);
+        assert_eq!(seen.elements.to_vec::<i64>().unwrap(), [256]);
+    }
+}
+
+#[test]
+fn empty_matrices_and_scales_that_are_given() {
+    for shape in [[0, 5], [5, 0]] {
+        let x = Tensor::zeros(&Device::Cpu, &shape, DType::BF16).unwrap();
+        for granularity in FINER {
+            let q = e4m3(&x, granularity, Copies::Both);
+            assert_eq!((q.rows, q.columns), (shape[0], shape[1]));
+        }
+    }
+    let x = normals("x", &[2, 2], DType::F32);
+    let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+    let tensor = Granularity::PerTensor;
+    assert!(quantize_blocks(&x, DType::E4M3, tensor, PLAIN, Copies::Rows, &mut seen, 0).is_err());
+    assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, Copies::Rows, &mut seen, 0).is_err());
+}
