@@ -4,136 +4,25 @@
 //! becomes its first operand and `a` its second.
 
 mod choices;
+mod spec;
 
 use super::driver::{Context, Event, Handle, library_error};
 use super::load::{CUBLASLT, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use choices::Choices;
+pub use spec::{GemmSpec, Major, ScaleMode};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
-
-/// Which dimension of a GEMM operand is contiguous in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Major {
-    /// The inner dimension: `a` is `[M, K]` and `b` is `[N, K]`, row by row. FP8 needs this for both.
-    K,
-    /// The outer dimension: `a` is `[K, M]` and `b` is `[K, N]`, row by row.
-    MN,
-}
-
-/// How FP8 operands are scaled back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ScaleMode {
-    /// Not at all; the only choice for wider types.
-    None,
-    /// One F32 multiplier per operand, in device memory at a multiple of 16 bytes.
-    PerTensor,
-}
-
-/// A matrix product `out[M, N] = a · bᵀ`, or `+=`: everything but the pointers. Leading dimensions count elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GemmSpec {
-    /// Rows of `out`.
-    pub m: usize,
-    /// Columns of `out`.
-    pub n: usize,
-    /// Length of the sums.
-    pub k: usize,
-    /// Element type of `a`.
-    pub a: DType,
-    /// Element type of `b`.
-    pub b: DType,
-    /// Element type of `out`.
-    pub out: DType,
-    /// Memory order of `a`.
-    pub a_layout: Major,
-    /// Memory order of `b`.
-    pub b_layout: Major,
-    /// Elements from one row of `a`, as stored, to the next.
-    pub lda: usize,
-    /// Elements from one row of `b`, as stored, to the next.
-    pub ldb: usize,
-    /// Elements from one row of `out` to the next.
-    pub ldc: usize,
-    /// How FP8 operands are scaled back.
-    pub scale: ScaleMode,
-    /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
-    pub fast_accumulation: bool,
-    /// Add another matrix, laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
-    pub accumulate: bool,
-}
-
-impl GemmSpec {
-    /// A product of contiguous operands that both have K innermost, without scales.
-    pub fn contiguous([m, n, k]: [usize; 3], a: DType, b: DType, out: DType) -> GemmSpec {
-        GemmSpec {
-            m,
-            n,
-            k,
-            a,
-            b,
-            out,
-            a_layout: Major::K,
-            b_layout: Major::K,
-            lda: k,
-            ldb: k,
-            ldc: n,
-            scale: ScaleMode::None,
-            fast_accumulation: false,
-            accumulate: false,
-        }
-    }
-
-    /// Says why the library cannot run this product, before it says so less clearly.
-    fn check(&self) -> Result<()> {
-        use DType::{BF16, E4M3, E5M2, F16, F32};
-        let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
-        match (self.a, self.b, self.out) {
-            (F32, F32, F32) | (BF16, BF16, BF16 | F32) | (F16, F16, F16 | F32) => {}
-            (E4M3, E4M3 | E5M2, BF16 | F32) | (E5M2, E4M3, BF16 | F32) => {}
-            (a, b, out) => return wrong(format!("{a} · {b} to {out} is not supported by the hardware or not here")),
-        }
-        let fp8 = self.a.is_fp8();
-        if !fp8 && (self.fast_accumulation || self.scale != ScaleMode::None) {
-            return wrong(format!("scales and fast accumulation are for FP8, the operands are {}", self.a));
-        }
-        if fp8 && (self.a_layout, self.b_layout) != (Major::K, Major::K) {
-            return wrong("FP8 operands must both have K innermost".to_string());
-        }
-        if [self.m, self.n, self.k].contains(&0) {
-            return wrong("an empty dimension".to_string());
-        }
-        let row = |layout, outer| if layout == Major::K { self.k } else { outer };
-        let rows = [
-            ("lda", self.lda, row(self.a_layout, self.m)),
-            ("ldb", self.ldb, row(self.b_layout, self.n)),
-            ("ldc", self.ldc, self.n),
-        ];
-        for (name, stride, length) in rows {
-            if stride < length {
-                return wrong(format!("{name} is {stride}, less than a row of {length}"));
-            }
-        }
-        if fp8 {
-            // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
-            let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
-            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
-                return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Device pointers of one product.
 #[derive(Clone, Copy)]
 pub(crate) struct GemmPointers {
     pub(crate) a: u64,
     pub(crate) b: u64,
-    /// F32 multipliers at multiples of 16, used with [`ScaleMode::PerTensor`].
+    /// F32 multipliers at multiples of 16, used as the [`ScaleMode`] says.
     pub(crate) a_scale: u64,
     pub(crate) b_scale: u64,
     /// What is added where the spec accumulates, and not read elsewhere; may be `out`.
@@ -194,6 +83,8 @@ const DESC_TRANSPOSE_B: i32 = 4;
 const DESC_A_SCALE_POINTER: i32 = 17;
 const DESC_B_SCALE_POINTER: i32 = 18;
 const DESC_FAST_ACCUMULATION: i32 = 25;
+const DESC_A_SCALE_MODE: i32 = 31;
+const DESC_B_SCALE_MODE: i32 = 32;
 const PREFERENCE_WORKSPACE: i32 = 1;
 const PREFERENCE_REDUCTIONS: i32 = 3;
 /// Of the ways to add up a sum split over blocks, the one in F32: the others round parts to the output's type.
@@ -316,7 +207,7 @@ impl Gemms {
         scratch: impl FnOnce(usize) -> Result<u64>,
     ) -> Result<()> {
         let alignment = alignment(&[pointers.a, pointers.b, pointers.addend, pointers.out]);
-        if spec.scale == ScaleMode::PerTensor {
+        if spec.scale != ScaleMode::None {
             for (name, scale) in [("a", pointers.a_scale), ("b", pointers.b_scale)] {
                 if scale == 0 || !scale.is_multiple_of(SCALE_ALIGNMENT) {
                     let need = format!("a multiple of {SCALE_ALIGNMENT}");
@@ -498,6 +389,12 @@ impl Plan {
         if spec.a.is_fp8() {
             plan.set(lt, DESC_FAST_ACCUMULATION, &i8::from(spec.fast_accumulation))?;
         }
+        // Libraries before 12.9 know no other scales than one per tensor, nor the attribute.
+        let [a, b] = spec.scale.of_operands();
+        if (a, b) != (0, 0) {
+            plan.set(lt, DESC_A_SCALE_MODE, &b)?;
+            plan.set(lt, DESC_B_SCALE_MODE, &a)?;
+        }
         Ok(plan)
     }
 
@@ -511,7 +408,7 @@ impl Plan {
     fn set_scales(&self, lt: &Lt, pointers: &GemmPointers) -> Result<()> {
         match self.scale {
             ScaleMode::None => Ok(()),
-            ScaleMode::PerTensor => {
+            ScaleMode::PerTensor | ScaleMode::PerRow | ScaleMode::Blocks { .. } => {
                 self.set(lt, DESC_A_SCALE_POINTER, &pointers.b_scale)?;
                 self.set(lt, DESC_B_SCALE_POINTER, &pointers.a_scale)
             }
@@ -626,25 +523,6 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn impossible_products_are_named() {
-        use DType::{BF16, E4M3, E5M2, F32};
-        let fine = GemmSpec::contiguous([16, 32, 48], E4M3, E5M2, F32);
-        let cases = [
-            (GemmSpec { a: E5M2, ..fine }, "not supported"),
-            (GemmSpec { b_layout: Major::MN, ..fine }, "K innermost"),
-            (GemmSpec { k: 40, ..fine }, "multiple of 16"),
-            (GemmSpec { lda: 47, ..fine }, "less than a row"),
-            (GemmSpec { m: 0, ..fine }, "empty"),
-            (GemmSpec { a: BF16, b: BF16, fast_accumulation: true, ..fine }, "for FP8"),
-        ];
-        assert!(fine.check().is_ok());
-        for (spec, words) in cases {
-            let message = spec.check().expect_err("an impossible product").to_string();
-            assert!(message.contains(words), "{message}");
-        }
-    }
 
     #[test]
     fn alignments_fall_into_classes() {

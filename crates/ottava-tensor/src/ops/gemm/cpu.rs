@@ -1,11 +1,13 @@
 //! The definition of the product: per output element, sums over `K` in blocks of 128, each block from zero and in order, the blocks
-//! added in order, in binary32 (F64 for F64); then the scales, then what is accumulated into, then one rounding.
+//! added in order, in binary32 (F64 for F64); then the scales, then what is accumulated into, then one rounding. Operands scaled in
+//! blocks have each partial sum multiplied by the product of the two scales before it is added.
 //!
 //! Products of FP8 or 16-bit values are exact in binary32, so fused and separate multiply-add give the same bits there and the
 //! fastest instruction of the machine may be used. F32 operands are always multiplied and added in two roundings, on every machine.
 
 use super::Operand;
 use crate::element::{Float, Real, with_float};
+use crate::quantized::Granularity;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
 
@@ -17,22 +19,73 @@ const BLOCK: usize = 128;
 
 pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Result<()> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
-    let scale = [a, b].into_iter().filter_map(Operand::scale_inv).map(|s| s.host::<f32>()[0]).product::<f32>();
-    let (a, b) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
-    if a.0.dtype() == DType::F64 {
-        let (a, b) = (pack::<f64, MR>(a, m, k), pack::<f64, NR>(b, n, k));
-        tiles::<f64, f64, false>(&a, &b, [n, k], 1.0, out.host_mut(), add);
+    let (x, y) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
+    if x.0.dtype() == DType::F64 {
+        let (x, y) = (pack::<f64, MR>(x, m, k), pack::<f64, NR>(y, n, k));
+        tiles(out.host_mut::<f64>(), n, add, |i, j| {
+            f64::tile::<false>(panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j))
+        });
         return Ok(());
     }
-    let exact = a.0.dtype() != DType::F32;
-    let (a, b) = (pack::<f32, MR>(a, m, k), pack::<f32, NR>(b, n, k));
-    match (out.dtype(), exact) {
-        (DType::F32, true) => tiles::<f32, f32, true>(&a, &b, [n, k], scale, out.host_mut(), add),
-        (DType::F32, false) => tiles::<f32, f32, false>(&a, &b, [n, k], scale, out.host_mut(), add),
-        (DType::F16, _) => tiles::<f32, half::f16, true>(&a, &b, [n, k], scale, out.host_mut(), add),
-        (_, _) => tiles::<f32, half::bf16, true>(&a, &b, [n, k], scale, out.host_mut(), add),
+    let exact = x.0.dtype() != DType::F32;
+    let (x, y) = (pack::<f32, MR>(x, m, k), pack::<f32, NR>(y, n, k));
+    let panels = |i, j| (panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j));
+    match (Scales::of(a), Scales::of(b)) {
+        (Some(a), Some(b)) if a.granularity.is_blocks() => store(out, n, add, |i, j| blocks(panels(i, j), a, b, i, j)),
+        (Some(a), Some(b)) => store(out, n, add, |i, j| {
+            let (x, y) = panels(i, j);
+            let (a, b, mut sums) = (a.panel::<MR>(i, 0), b.panel::<NR>(j, 0), f32::tile::<true>(x, y));
+            scale(&mut sums, &a, &b);
+            sums
+        }),
+        _ if exact => store(out, n, add, |i, j| {
+            let (x, y) = panels(i, j);
+            f32::tile::<true>(x, y)
+        }),
+        _ => store(out, n, add, |i, j| {
+            let (x, y) = panels(i, j);
+            f32::tile::<false>(x, y)
+        }),
     }
     Ok(())
+}
+
+/// What multiplies the codes of an operand back.
+#[derive(Clone, Copy)]
+struct Scales<'a> {
+    granularity: Granularity,
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl<'a> Scales<'a> {
+    fn of(operand: Operand<'a>) -> Option<Scales<'a>> {
+        let (scale_inv, granularity) = operand.scale_inv()?;
+        Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
+    }
+
+    /// Of the rows of a panel, at a block along `K`. A panel may have more rows than there are; they are stored nowhere.
+    fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
+        let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);
+        std::array::from_fn(|i| self.values.get(at(i)).copied().unwrap_or_default())
+    }
+}
+
+fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
+    for (sums, a) in sums.iter_mut().zip(a) {
+        sums.iter_mut().zip(b).for_each(|(sum, b)| *sum *= a * b);
+    }
+}
+
+/// A tile of operands that are scaled in blocks.
+fn blocks((x, y): (&[f32], &[f32]), a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
+    let mut total = [[0.0; NR]; MR];
+    for (block, (x, y)) in x.chunks(MR * BLOCK).zip(y.chunks(NR * BLOCK)).enumerate() {
+        let mut sums = f32::tile::<true>(x, y);
+        scale(&mut sums, &a.panel(i, block), &b.panel(j, block));
+        total.as_flattened_mut().iter_mut().zip(sums.as_flattened()).for_each(|(total, sum)| *total += sum);
+    }
+    total
 }
 
 /// Panels of `P` rows, each `[K, P]`, in the arithmetic type; missing rows are zero.
@@ -67,26 +120,29 @@ fn widen<S: Float, R: Real>(x: S) -> R {
     R::of(x.load().to_f64())
 }
 
-/// Multiplies all pairs of panels. Tasks own whole rows of tiles, so the result does not depend on the number of threads.
-fn tiles<R: Tile, D: Float<Real = R>, const FUSED: bool>(
-    a: &[R],
-    b: &[R],
-    [n, k]: [usize; 2],
-    scale: R,
-    out: &mut [D],
-    add: bool,
-) {
+fn panel<R, const P: usize>(panels: &[R], k: usize, i: usize) -> &[R] {
+    &panels[i * P * k..][..P * k]
+}
+
+fn store(out: &mut Tensor, n: usize, add: bool, tile: impl Fn(usize, usize) -> Sums<f32> + Sync) {
+    match out.dtype() {
+        DType::F32 => tiles(out.host_mut::<f32>(), n, add, tile),
+        DType::F16 => tiles(out.host_mut::<half::f16>(), n, add, tile),
+        _ => tiles(out.host_mut::<half::bf16>(), n, add, tile),
+    }
+}
+
+/// Stores the tiles of all pairs of panels. Tasks own whole rows of tiles, so the result does not depend on the number of threads.
+fn tiles<D: Float>(out: &mut [D], n: usize, add: bool, tile: impl Fn(usize, usize) -> Sums<D::Real> + Sync) {
     // The panels of b that fit the second-level cache beside one panel of a are reused over all rows of a task.
     const ROW_TILES: usize = 8;
     out.par_chunks_mut(MR * ROW_TILES * n).enumerate().for_each(|(task, out)| {
         for j in 0..n.div_ceil(NR) {
             for (i, out) in out.chunks_mut(MR * n).enumerate() {
-                let panel = task * ROW_TILES + i;
-                let sums = R::tile::<FUSED>(&a[panel * MR * k..][..MR * k], &b[j * NR * k..][..NR * k]);
+                let sums = tile(task * ROW_TILES + i, j);
                 for (out, sums) in out.chunks_mut(n).zip(&sums) {
                     for (out, &sum) in out[j * NR..].iter_mut().zip(sums) {
-                        let value = sum * scale;
-                        *out = D::store(if add { value + out.load() } else { value });
+                        *out = D::store(if add { sum + out.load() } else { sum });
                     }
                 }
             }

@@ -1,6 +1,7 @@
 use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode};
 use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::quantized::Granularity;
 use crate::{Result, Tensor};
 use std::sync::Arc;
 
@@ -42,11 +43,11 @@ pub(super) fn gemm(
         lda: x.shape()[1],
         ldb: y.shape()[1],
         ldc: columns,
-        scale: if x.dtype().is_fp8() { ScaleMode::PerTensor } else { ScaleMode::None },
+        scale: scale_mode(a, b),
         fast_accumulation: accumulation == Accumulation::Fast && x.dtype().is_fp8(),
         accumulate: !padded && !matches!(addend, Addend::None),
     };
-    let scale = |operand: Operand| operand.scale_inv().map_or(0, Tensor::device_ptr);
+    let scale = |operand: Operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr());
     let mut temporary = None;
     if padded {
         temporary = Some(Tensor::empty(out.device(), &[rows, columns], out.dtype())?);
@@ -58,12 +59,21 @@ pub(super) fn gemm(
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
     let (a, b, a_scale, b_scale) = (x.device_ptr(), y.device_ptr(), scale(a), scale(b));
     let pointers = GemmPointers { a, b, a_scale, b_scale, addend: addend_at, out: into };
-    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed; what is added has the
-    // shape of `out`.
+    // SAFETY: the spec's sizes and leading dimensions are those of the tensors whose addresses are passed, and the contract checked
+    // the shapes of scales; what is added has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
         None => Ok(()),
+    }
+}
+
+fn scale_mode(a: Operand, b: Operand) -> ScaleMode {
+    match (a.scale_inv(), b.scale_inv()) {
+        (Some((_, Granularity::PerTensor)), _) => ScaleMode::PerTensor,
+        (Some((_, Granularity::PerRow)), _) => ScaleMode::PerRow,
+        (Some((_, a)), Some((_, b))) => ScaleMode::Blocks { a, b },
+        _ => ScaleMode::None,
     }
 }
 

@@ -7,7 +7,7 @@ mod tests;
 
 pub(crate) use cuda::SOURCE;
 
-use crate::quantized::QuantizedTensor;
+use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// One side of a product: a matrix `[rows, K]`, contracted along `K`.
@@ -57,10 +57,12 @@ impl<'a> Operand<'a> {
         }
     }
 
-    fn scale_inv(self) -> Option<&'a Tensor> {
+    /// What multiplies the codes of this copy back, and how it is shared.
+    fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
-            Operand::Rows(q) | Operand::Columns(q) => Some(&q.scale_inv),
+            Operand::Rows(q) => Some((&q.scale_inv, q.granularity)),
+            Operand::Columns(q) => Some((q.transposed_scale_inv.as_ref().unwrap_or(&q.scale_inv), q.granularity)),
         }
     }
 
@@ -81,8 +83,11 @@ impl<'a> Operand<'a> {
 ///
 /// Plain operands have one type of F64 (CPU), F32, F16 and BF16, and `out` is that type or F32; FP8 operands give BF16, F16 or F32,
 /// and E5M2 · E5M2 does not exist on the hardware. Sums are kept in binary32 (F64 for F64).
+///
+/// Both FP8 operands are scaled per tensor, both per row, or both in blocks, of which one may have blocks of 128x128. Blocks are scaled
+/// every 128 products, so they have no [`Accumulation::Fast`]. Anything else is an error, since the hardware lacks it.
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
-    let (m, n) = check(a, b, out)?;
+    let (m, n) = check(a, b, out, accumulation)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
     product(a, b, &mut result, accumulation, Addend::None)?;
     Ok(result)
@@ -91,7 +96,7 @@ pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -
 /// `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product and the residual connection around it. Types
 /// as in [`gemm_nt`]; the sum is rounded once.
 pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accumulation) -> Result<Tensor> {
-    let (m, n) = check(a, b, addend.dtype())?;
+    let (m, n) = check(a, b, addend.dtype(), accumulation)?;
     addend.expect("gemm: addend", &[m, n])?;
     addend.expect_device("gemm: addend", a.matrix("gemm: a")?.0.device())?;
     let mut result = addend.empty_like()?;
@@ -101,14 +106,14 @@ pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accum
 
 /// `into = a · bᵀ`, in place of what was there. Types as in [`gemm_nt`].
 pub fn gemm_nt_into(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
-    let (m, n) = check(a, b, into.dtype())?;
+    let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
     product(a, b, into, accumulation, Addend::None)
 }
 
 /// `into += a · bᵀ`: weight gradients, added in place. Types as in [`gemm_nt`].
 pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
-    let (m, n) = check(a, b, into.dtype())?;
+    let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
     product(a, b, into, accumulation, Addend::Out)
 }
@@ -138,7 +143,7 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
     }
 }
 
-fn check(a: Operand, b: Operand, out: DType) -> Result<(usize, usize)> {
+fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<(usize, usize)> {
     let ((m, k), (n, other)) = (a.size("gemm: a")?, b.size("gemm: b")?);
     if k != other {
         return Err(Error::Shape {
@@ -160,6 +165,23 @@ fn check(a: Operand, b: Operand, out: DType) -> Result<(usize, usize)> {
             x.dtype(),
             y.dtype()
         )));
+    }
+    if let (Some((_, x)), Some((_, y))) = (a.scale_inv(), b.scale_inv()) {
+        let fits = match (x, y) {
+            (Granularity::Blocks128x128, Granularity::Blocks128x128) => false,
+            (x, y) => x == y || (x.is_blocks() && y.is_blocks()),
+        };
+        if !fits {
+            return Err(Error::Value(format!("gemm: the hardware has no product of {x} · {y} scales")));
+        }
+        if x.is_blocks() && accumulation == Accumulation::Fast {
+            return Err(Error::Value(format!("gemm: {x} scales have no fast accumulation")));
+        }
+    }
+    for (what, operand, rows) in [("gemm: scale_inv of a", a, m), ("gemm: scale_inv of b", b, n)] {
+        if let Some((scale_inv, granularity)) = operand.scale_inv() {
+            scale_inv.expect(what, &granularity.scales_shape(rows, k))?;
+        }
     }
     Ok((m, n))
 }

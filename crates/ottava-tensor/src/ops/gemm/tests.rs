@@ -1,6 +1,6 @@
 use super::*;
-use crate::ops::{CastStatistics, Copies, quantize, transpose};
-use crate::testing::{Tolerance, assert_close, normals, parity, values};
+use crate::ops::{CastStatistics, Copies, CurrentScaling, quantize, quantize_blocks, transpose};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 5, 7], [16, 32, 48], [65, 33, 129], [130, 96, 300]];
 
@@ -160,6 +160,147 @@ fn products_agree_across_devices() {
     }
 }
 
+/// What may be multiplied with what, but for whole tensors.
+const FINER: [[Granularity; 2]; 4] = [
+    [Granularity::PerRow, Granularity::PerRow],
+    [Granularity::Blocks1x128, Granularity::Blocks1x128],
+    [Granularity::Blocks1x128, Granularity::Blocks128x128],
+    [Granularity::Blocks128x128, Granularity::Blocks1x128],
+];
+
+fn finer(x: &Tensor, format: DType, granularity: Granularity, copies: Copies) -> Result<QuantizedTensor> {
+    let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1)?);
+    quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
+}
+
+/// A matrix of which each row and each column is of another size.
+fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
+    let x = values(&normals(name, &[rows, columns], DType::F32));
+    let size = |i: usize| 2f64.powi((i % 7) as i32 - 3) * 8f64.powi((i / 128) as i32);
+    let x: Vec<f32> =
+        x.into_iter().enumerate().map(|(i, x)| (x * size(i / columns) * size(i % columns)) as f32).collect();
+    Tensor::from_slice(&Device::Cpu, &[rows, columns], &x).unwrap()
+}
+
+/// The numbers that codes and scales stand for.
+fn decode(q: &QuantizedTensor) -> Tensor {
+    let codes = q.codes.as_ref().unwrap();
+    let (pitch, codes, scale_inv) = (codes.shape()[1], values(codes), values(&q.scale_inv));
+    let at = |row, column: usize| {
+        codes[row * pitch + column] * scale_inv[q.granularity.scale_index(q.scale_inv.shape(), row, column / 128)]
+    };
+    let x: Vec<f64> = (0..q.rows).flat_map(|r| (0..q.columns).map(move |c| (r, c))).map(|(r, c)| at(r, c)).collect();
+    Tensor::from_slice(&Device::Cpu, &[q.rows, q.columns], &x).unwrap()
+}
+
+#[test]
+fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
+    for [m, n, k] in SHAPES {
+        for [ga, gb] in FINER {
+            let (a, b) = (uneven("a", [m, k]), uneven("b", [n, k]));
+            let (qa, qb) =
+                (finer(&a, DType::E5M2, ga, Copies::Rows).unwrap(), finer(&b, DType::E4M3, gb, Copies::Rows).unwrap());
+            let expected = reference(&decode(&qa), &decode(&qb));
+            let expected = Tensor::from_slice(&Device::Cpu, &[m, n], &expected).unwrap();
+            let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
+            let wide = crate::ops::cast(&y, DType::F64).unwrap();
+            // K roundings of F32 sums.
+            assert_close(
+                &format!("{ga} · {gb}, {m} x {n} x {k}"),
+                &expected,
+                &wide,
+                Tolerance::Steps(DType::F32, 40.0),
+            );
+            // Contracting the other dimension reads the transposed copy, and its scales.
+            let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
+            for copies in [Copies::Columns, Copies::Both] {
+                let qat = finer(&at, DType::E5M2, ga, copies).unwrap();
+                let qbt = finer(&bt, DType::E4M3, gb, copies).unwrap();
+                let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
+                assert_close("transposed copies", &y, &other, Tolerance::Exact);
+            }
+        }
+    }
+}
+
+/// A block of 128 along K is a product of its own, scaled and added: bit for bit.
+#[test]
+fn blocks_are_scaled_before_they_are_added() {
+    let (a, b) = (uneven("a", [3, 300]), uneven("b", [5, 300]));
+    let part = |x: &Tensor, block: usize| {
+        let (rows, x) = (x.shape()[0], x.to_vec::<f32>().unwrap());
+        let x: Vec<f32> = x.chunks(300).flat_map(|row| row.chunks(128).nth(block).unwrap().to_vec()).collect();
+        Tensor::from_slice(&Device::Cpu, &[rows, x.len() / rows], &x).unwrap()
+    };
+    let [ga, gb] = [Granularity::Blocks1x128, Granularity::Blocks128x128];
+    let y = |a: &Tensor, b: &Tensor| {
+        let (a, b) =
+            (finer(a, DType::E4M3, ga, Copies::Rows).unwrap(), finer(b, DType::E4M3, gb, Copies::Rows).unwrap());
+        product(Operand::Rows(&a), Operand::Rows(&b), DType::F32).unwrap().to_vec::<f32>().unwrap()
+    };
+    let mut sum = vec![0f32; 15];
+    for block in 0..3 {
+        sum.iter_mut().zip(y(&part(&a, block), &part(&b, block))).for_each(|(sum, y)| *sum += y);
+    }
+    assert_eq!(y(&a, &b), sum);
+}
+
+/// Every product that the hardware is said to have, and all that go wrong in one message.
+#[test]
+fn products_of_rows_and_blocks_agree_across_devices() {
+    let Some(gpu) = gpu() else { return };
+    let (mut failures, mut worst, mut count) = (Vec::new(), 0f64, 0);
+    let formats = [(DType::E4M3, DType::E4M3), (DType::E5M2, DType::E4M3), (DType::E4M3, DType::E5M2)];
+    for [m, n, k] in [[1, 1, 1], [3, 5, 7], [65, 33, 129], [130, 96, 300], [257, 384, 512]] {
+        let (a, b, c) = (uneven("a", [m, k]), uneven("b", [n, k]), normals("c", &[m, n], DType::F32));
+        for [ga, gb] in FINER {
+            for (fa, fb) in formats {
+                for out in [DType::BF16, DType::F32] {
+                    for (add, accumulation) in
+                        [(false, Accumulation::Exact), (true, Accumulation::Exact), (false, Accumulation::Fast)]
+                    {
+                        if ga.is_blocks() && accumulation == Accumulation::Fast {
+                            continue;
+                        }
+                        let run = |device: &Device| {
+                            let [a, b] = [&a, &b].map(|x| x.to_device(device));
+                            let (a, b) = (finer(&a?, fa, ga, Copies::Rows)?, finer(&b?, fb, gb, Copies::Rows)?);
+                            let (a, b) = (Operand::Rows(&a), Operand::Rows(&b));
+                            if !add {
+                                return gemm_nt(a, b, out, accumulation);
+                            }
+                            let mut sum = crate::ops::cast(&c.to_device(device)?, out)?;
+                            gemm_nt_add(a, b, &mut sum, accumulation)?;
+                            Ok(sum)
+                        };
+                        count += 1;
+                        let what =
+                            format!("{ga} {fa} · {gb} {fb} to {out}, {m} x {n} x {k}, {accumulation:?}, add {add}");
+                        match run(&gpu) {
+                            Ok(y) => {
+                                let (x, y) = (values(&run(&Device::Cpu).unwrap()), values(&y));
+                                let rms = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt();
+                                let apart = x.iter().zip(&y).map(|(x, y)| (x - y).abs() / x.abs().max(rms));
+                                let apart = apart.fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
+                                worst = worst.max(apart);
+                                // One step of BF16, or two where product and sum are rounded one after the other. The tensor
+                                // cores keep about 14 bits of a partial sum.
+                                let allowed = DType::BF16.epsilon() * if add { 2.0 } else { 1.0 };
+                                if apart.is_nan() || apart > allowed {
+                                    failures.push(format!("{what}: {apart:e} apart"));
+                                }
+                            }
+                            Err(error) => failures.push(format!("{what}: {error}")),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {count} products:\n{}", failures.len(), failures.join("\n"));
+    eprintln!("{count} products of rows and blocks, at most {worst:e} apart");
+}
+
 #[test]
 fn products_that_do_not_exist_are_errors() {
     let (a, b) = (normals("a", &[4, 8], DType::F32), normals("b", &[4, 9], DType::F32));
@@ -168,4 +309,18 @@ fn products_that_do_not_exist_are_errors() {
     let q = fp8(&a, DType::E5M2, 1.0, Copies::Rows).unwrap();
     assert!(product(Operand::Rows(&q), Operand::Rows(&q), DType::F32).is_err(), "E5M2 · E5M2");
     assert!(product(Operand::Columns(&q), Operand::plain(&a), DType::F32).is_err(), "codes that were not made");
+    let tensor = fp8(&a, DType::E4M3, 1.0, Copies::Rows).unwrap();
+    let [row, along, square] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128]
+        .map(|granularity| finer(&a, DType::E4M3, granularity, Copies::Rows).unwrap());
+    for [a, b] in [[&tensor, &row], [&row, &along], [&along, &tensor], [&square, &square]] {
+        let message = product(Operand::Rows(a), Operand::Rows(b), DType::F32).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            format!("gemm: the hardware has no product of {} · {} scales", a.granularity, b.granularity)
+        );
+    }
+    let fast = gemm_nt(Operand::Rows(&along), Operand::Rows(&square), DType::F32, Accumulation::Fast);
+    assert_eq!(fast.unwrap_err().to_string(), "gemm: 1x128 scales have no fast accumulation");
+    let other = QuantizedTensor { scale_inv: tensor.scale_inv.clone(), ..along.clone() };
+    assert!(product(Operand::Rows(&other), Operand::Rows(&along), DType::F32).is_err(), "scales of another kind");
 }

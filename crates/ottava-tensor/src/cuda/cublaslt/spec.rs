@@ -1,0 +1,185 @@
+//! What a matrix product is, but for its pointers, and which of them the library runs.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::quantized::Granularity;
+
+/// Which dimension of a GEMM operand is contiguous in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Major {
+    /// The inner dimension: `a` is `[M, K]` and `b` is `[N, K]`, row by row. FP8 needs this for both.
+    K,
+    /// The outer dimension: `a` is `[K, M]` and `b` is `[K, N]`, row by row.
+    MN,
+}
+
+/// How FP8 operands are scaled back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleMode {
+    /// Not at all; the only choice for wider types.
+    None,
+    /// One F32 multiplier per operand, in device memory at a multiple of 16 bytes, as are all scales.
+    PerTensor,
+    /// One F32 multiplier for each row of each operand: `[M]` and `[N]`.
+    PerRow,
+    /// F32 multipliers for blocks of 128 along K, laid out as [`Granularity::scales_shape`] says.
+    Blocks {
+        /// The blocks of `a`.
+        a: Granularity,
+        /// The blocks of `b`; not of 128x128 where those of `a` are.
+        b: Granularity,
+    },
+}
+
+impl ScaleMode {
+    /// `cublasLtMatmulMatrixScale_t` of `a` and of `b`.
+    pub(super) fn of_operands(self) -> [i32; 2] {
+        let mode = |granularity| match granularity {
+            Granularity::PerTensor => 0,
+            Granularity::PerRow => 3,
+            Granularity::Blocks1x128 => 4,
+            Granularity::Blocks128x128 => 5,
+        };
+        match self {
+            ScaleMode::None | ScaleMode::PerTensor => [mode(Granularity::PerTensor); 2],
+            ScaleMode::PerRow => [mode(Granularity::PerRow); 2],
+            ScaleMode::Blocks { a, b } => [mode(a), mode(b)],
+        }
+    }
+}
+
+/// A matrix product `out[M, N] = a · bᵀ`, or `+=`: everything but the pointers. Leading dimensions count elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmSpec {
+    /// Rows of `out`.
+    pub m: usize,
+    /// Columns of `out`.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Element type of `a`.
+    pub a: DType,
+    /// Element type of `b`.
+    pub b: DType,
+    /// Element type of `out`.
+    pub out: DType,
+    /// Memory order of `a`.
+    pub a_layout: Major,
+    /// Memory order of `b`.
+    pub b_layout: Major,
+    /// Elements from one row of `a`, as stored, to the next.
+    pub lda: usize,
+    /// Elements from one row of `b`, as stored, to the next.
+    pub ldb: usize,
+    /// Elements from one row of `out` to the next.
+    pub ldc: usize,
+    /// How FP8 operands are scaled back.
+    pub scale: ScaleMode,
+    /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
+    pub fast_accumulation: bool,
+    /// Add another matrix, laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
+    pub accumulate: bool,
+}
+
+impl GemmSpec {
+    /// A product of contiguous operands that both have K innermost, without scales.
+    pub fn contiguous([m, n, k]: [usize; 3], a: DType, b: DType, out: DType) -> GemmSpec {
+        GemmSpec {
+            m,
+            n,
+            k,
+            a,
+            b,
+            out,
+            a_layout: Major::K,
+            b_layout: Major::K,
+            lda: k,
+            ldb: k,
+            ldc: n,
+            scale: ScaleMode::None,
+            fast_accumulation: false,
+            accumulate: false,
+        }
+    }
+
+    /// Says why the library cannot run this product, before it says so less clearly.
+    pub(super) fn check(&self) -> Result<()> {
+        use DType::{BF16, E4M3, E5M2, F16, F32};
+        let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
+        match (self.a, self.b, self.out) {
+            (F32, F32, F32) | (BF16, BF16, BF16 | F32) | (F16, F16, F16 | F32) => {}
+            (E4M3, E4M3 | E5M2, BF16 | F32) | (E5M2, E4M3, BF16 | F32) => {}
+            (a, b, out) => return wrong(format!("{a} · {b} to {out} is not supported by the hardware or not here")),
+        }
+        let fp8 = self.a.is_fp8();
+        if !fp8 && (self.fast_accumulation || self.scale != ScaleMode::None) {
+            return wrong(format!("scales and fast accumulation are for FP8, the operands are {}", self.a));
+        }
+        if fp8 && (self.a_layout, self.b_layout) != (Major::K, Major::K) {
+            return wrong("FP8 operands must both have K innermost".to_string());
+        }
+        if let ScaleMode::Blocks { a, b } = self.scale {
+            if !a.is_blocks() || !b.is_blocks() || (a, b) == (Granularity::Blocks128x128, Granularity::Blocks128x128) {
+                return wrong(format!("{a} · {b} scales are not supported by the hardware"));
+            }
+            if self.fast_accumulation {
+                return wrong("blocks have no fast accumulation".to_string());
+            }
+            if !self.k.is_multiple_of(Granularity::BLOCK) {
+                return wrong(format!("K must be whole blocks of {}", Granularity::BLOCK));
+            }
+        }
+        if [self.m, self.n, self.k].contains(&0) {
+            return wrong("an empty dimension".to_string());
+        }
+        let row = |layout, outer| if layout == Major::K { self.k } else { outer };
+        let rows = [
+            ("lda", self.lda, row(self.a_layout, self.m)),
+            ("ldb", self.ldb, row(self.b_layout, self.n)),
+            ("ldc", self.ldc, self.n),
+        ];
+        for (name, stride, length) in rows {
+            if stride < length {
+                return wrong(format!("{name} is {stride}, less than a row of {length}"));
+            }
+        }
+        if fp8 {
+            // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
+            let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
+            if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
+                return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_products_are_named() {
+        use DType::{BF16, E4M3, E5M2, F32};
+        use Granularity::{Blocks1x128 as Along, Blocks128x128 as Square, PerRow};
+        let blocks = |a, b| ScaleMode::Blocks { a, b };
+        let fine = GemmSpec::contiguous([16, 32, 48], E4M3, E5M2, F32);
+        let cases = [
+            (GemmSpec { a: E5M2, ..fine }, "not supported"),
+            (GemmSpec { b_layout: Major::MN, ..fine }, "K innermost"),
+            (GemmSpec { k: 40, ..fine }, "multiple of 16"),
+            (GemmSpec { lda: 47, ..fine }, "less than a row"),
+            (GemmSpec { m: 0, ..fine }, "empty"),
+            (GemmSpec { scale: blocks(Square, Square), k: 128, ..fine }, "128x128 · 128x128"),
+            (GemmSpec { scale: blocks(PerRow, PerRow), k: 128, ..fine }, "per-row · per-row"),
+            (GemmSpec { scale: blocks(Along, Square), ..fine }, "whole blocks"),
+            (GemmSpec { scale: blocks(Along, Along), fast_accumulation: true, ..fine }, "no fast"),
+            (GemmSpec { a: BF16, b: BF16, fast_accumulation: true, ..fine }, "for FP8"),
+        ];
+        assert!(fine.check().is_ok());
+        for (spec, words) in cases {
+            let message = spec.check().expect_err("an impossible product").to_string();
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}
