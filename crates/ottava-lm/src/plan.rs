@@ -202,7 +202,8 @@ fn activations(c: &DecoderConfig, recipe: &Recipe, recompute: Recompute) -> usiz
         }
         if !recompute.operands() {
             bytes += match recipe.casts {
-                Some(_) => 2 * c.channels + q + c.hidden,
+                // SwiGLU's backward makes the codes of the last one again.
+                Some(_) => 2 * c.channels + q,
                 // The attention's output is the very tensor that the output projection keeps.
                 None => (2 * c.channels + c.hidden) * size,
             };

@@ -88,8 +88,8 @@ pub struct QuantizedTensor {
     /// What multiplies the codes, F32, of the shape that [`Granularity::scales_shape`] gives for them; of the transposed codes where
     /// there are no others.
     pub scale_inv: Tensor,
-    /// What multiplies the transposed codes, where there are both and that is not the same.
-    pub transposed_scale_inv: Option<Tensor>,
+    /// What multiplies the transposed codes, where there are both and that is not the same. Boxed, since few have it.
+    pub transposed_scale_inv: Option<Box<Tensor>>,
     /// How scales are shared.
     pub granularity: Granularity,
     /// Type of the codes.
@@ -111,7 +111,7 @@ impl QuantizedTensor {
 
     /// Drops the copy that is contracted along the columns, once no product needs it.
     pub fn only_transposed(self) -> QuantizedTensor {
-        let scale_inv = self.transposed_scale_inv.unwrap_or(self.scale_inv);
+        let scale_inv = self.transposed_scale_inv.map_or(self.scale_inv, |scale_inv| *scale_inv);
         QuantizedTensor { codes: None, scale_inv, transposed_scale_inv: None, ..self }
     }
 }

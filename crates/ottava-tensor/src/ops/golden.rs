@@ -79,7 +79,8 @@ fn block_scaling_matches_transformer_engine() {
                     let expected = tensor(&format!("{what}/{part}"), DType::E4M3);
                     assert_close(&format!("{what}/{part}"), &expected, &got, Tolerance::Exact);
                 }
-                let scales = [("scale_inv", q.scale_inv, 256), ("col_scale_inv", q.transposed_scale_inv.unwrap(), 128)];
+                let scales =
+                    [("scale_inv", q.scale_inv, 256), ("col_scale_inv", *q.transposed_scale_inv.unwrap(), 128)];
                 for (part, got, length) in scales {
                     let mut expected = tensor(&format!("{what}/{part}"), DType::F32);
                     if granularity == Granularity::Blocks128x128 {

@@ -37,7 +37,7 @@ pub use launch::kernels;
 pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize, quantize_into};
 pub use quantize_blocks::quantize_blocks;
 pub use random::normal;
-pub use rmsnorm::{RmsnormBackward, add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_to};
+pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
 pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 pub use transpose::transpose;

@@ -62,7 +62,7 @@ impl<'a> Operand<'a> {
         match self {
             Operand::Plain { .. } => None,
             Operand::Rows(q) => Some((&q.scale_inv, q.granularity)),
-            Operand::Columns(q) => Some((q.transposed_scale_inv.as_ref().unwrap_or(&q.scale_inv), q.granularity)),
+            Operand::Columns(q) => Some((q.transposed_scale_inv.as_deref().unwrap_or(&q.scale_inv), q.granularity)),
         }
     }
 

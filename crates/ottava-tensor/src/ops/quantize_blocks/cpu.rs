@@ -43,7 +43,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
         // A cast of its own: its blocks run the other way.
         let mut turned = host(&[out.columns, out.rows], x.dtype());
         transpose(x, &mut turned);
-        let scale_inv = out.transposed_scale_inv.as_mut().unwrap_or(&mut out.scale_inv);
+        let scale_inv = out.transposed_scale_inv.as_deref_mut().unwrap_or(&mut out.scale_inv);
         rows::<S, C>(&turned, length, scale, codes, scale_inv)
     });
     of_rows.or(of_columns).unwrap_or_default()

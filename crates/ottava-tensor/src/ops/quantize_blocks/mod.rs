@@ -49,7 +49,7 @@ pub fn quantize_blocks(
         codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
         transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,
         scale_inv: if copies.rows() { scales(rows, columns)? } else { scales(columns, rows)? },
-        transposed_scale_inv: (copies == Copies::Both).then(|| scales(columns, rows)).transpose()?,
+        transposed_scale_inv: (copies == Copies::Both).then(|| scales(columns, rows).map(Box::new)).transpose()?,
         granularity,
         format,
         rows,
