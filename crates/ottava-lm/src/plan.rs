@@ -223,7 +223,8 @@ fn activations(c: &DecoderConfig, recipe: &Recipe, decisions: &[[Decision; 4]], 
         if !recompute.operands() {
             // The attention's output is the very tensor that an output projection without a cast keeps.
             let plain = [c.channels * size, 0, c.channels * size, c.hidden * size];
-            let codes = [c.channels, q, c.channels, c.hidden];
+            // SwiGLU's backward makes the codes of the last one again.
+            let codes = [c.channels, q, c.channels, 0];
             let kept = decisions.iter().zip(plain.into_iter().zip(codes));
             bytes += kept.map(|(d, (plain, codes))| if d.fp8.is_some() { codes } else { plain }).sum::<usize>();
         }

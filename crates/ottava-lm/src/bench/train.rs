@@ -11,6 +11,7 @@ use crate::optim::AdamWOptimizer;
 use crate::recipe::{Precision, RecipeName};
 use crate::step::TrainStep;
 use ottava_tensor::Device;
+use ottava_tensor::cuda::MemoryStats;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -46,6 +47,8 @@ pub struct TrainRow {
     pub model_flops_per_second: f64,
     /// Largest memory held by tensors.
     pub peak_memory_bytes: u64,
+    /// Memory taken from the driver at the end, live or free between tensors.
+    pub reserved_memory_bytes: u64,
     /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
     pub first_step_seconds: f64,
     /// Loss of the last step, to see that something was computed.
@@ -62,6 +65,9 @@ impl TrainBench {
             return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
         }
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
+        if let Device::Cuda(gpu) = device {
+            gpu.release_memory()?;
+        }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
         let config = RunConfig {
             precision: Precision { recipe, ..Precision::default() },
@@ -105,15 +111,17 @@ impl TrainBench {
             families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
         }
         let tokens_per_second = (self.micro_batch * self.seq_len) as f64 / median;
+        let memory = match device {
+            Device::Cuda(gpu) => gpu.memory(),
+            Device::Cpu => MemoryStats::default(),
+        };
         Ok(TrainRow {
             recipe,
             tokens_per_second,
             step_milliseconds: median * 1e3,
             model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),
-            peak_memory_bytes: match device {
-                Device::Cuda(gpu) => gpu.memory().peak as u64,
-                Device::Cpu => 0,
-            },
+            peak_memory_bytes: memory.peak as u64,
+            reserved_memory_bytes: memory.reserved as u64,
             first_step_seconds,
             loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
             families,

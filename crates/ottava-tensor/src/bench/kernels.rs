@@ -69,9 +69,6 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
-    row("add + rmsnorm, FP8", bf16(3 * tc) + 2 * tc, &mut || {
-        add_rmsnorm_to(&a, &b, &weight, 1e-5, both(&scale, &mut seen)).map(drop)
-    })?;
 
     let mut qkv = random(&[t, 3 * c], DType::BF16)?;
     let (head_dim, seq_len) = (128.min(c), t.min(4096));

@@ -205,12 +205,12 @@ const WORKSPACE: usize = 32 << 20;
 const SCALE_ALIGNMENT: u64 = 16;
 /// How many of the library's proposals are looked at, and how many of those race.
 const PROPOSALS: usize = 32;
-const FINALISTS: usize = 8;
+const FINALISTS: usize = 6;
 /// Turns of the race.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 /// Milliseconds of the warm-up before it and of each turn. Under load the power limit sets the pace, after some milliseconds.
-const WARM_UP: f32 = 100.0;
-const TURN: f32 = 15.0;
+const WARM_UP: f32 = 80.0;
+const TURN: f32 = 12.0;
 /// Products of fewer milliseconds are no load, and not worth as much time: so many runs have to do.
 const SMALL: f32 = 0.05;
 const RUNS_OF_SMALL: usize = 5;

@@ -87,7 +87,7 @@ impl Output<'_> {
 pub(super) mod tests {
     use super::*;
     use crate::Device;
-    use crate::ops::{add, add_rmsnorm_to, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
+    use crate::ops::{add, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
     use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
     /// Normal values, and among them some that casts must survive.
@@ -172,9 +172,6 @@ pub(super) mod tests {
             });
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&unaligned(&x[0], &[t, c])?, &x[2], 1e-5, output)?.0));
             let both = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c])?, unaligned(&x[1], &[t, c])?]);
-            destinations(&inputs, |x, output| {
-                both(x).and_then(|[a, b]| Ok(add_rmsnorm_to(&a, &b, &x[2], 1e-5, output)?.1))
-            });
             let plain = [normals("x", &[1 + t * c], dtype), normals("y", &[1 + t * c], dtype)];
             parity(&plain, Tolerance::Exact, |x| {
                 let [a, b] = both(x)?;

@@ -35,7 +35,7 @@ pub use global_norm::global_norm;
 pub use launch::kernels;
 pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize, quantize_into};
 pub use random::normal;
-pub use rmsnorm::{RmsnormBackward, add_rmsnorm_to, rmsnorm, rmsnorm_backward, rmsnorm_to};
+pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
 pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 pub use transpose::transpose;

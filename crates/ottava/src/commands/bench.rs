@@ -393,8 +393,8 @@ impl Train {
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
             println!(
-                "{:<12} {:>10} {:>9} {:>8} {:>12} {:>10} {:>12}",
-                "recipe", "tokens/s", "step ms", "ratio", "TFLOP/s", "peak GiB", "first step s"
+                "{:<12} {:>10} {:>9} {:>8} {:>10} {:>10} {:>10} {:>14}",
+                "recipe", "tokens/s", "step ms", "ratio", "TFLOP/s", "peak GiB", "held GiB", "first step s"
             );
         }
         for recipe in self.compare {
@@ -402,13 +402,14 @@ impl Train {
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if !self.json {
                 println!(
-                    "{:<12} {:>10.0} {:>9.1} {:>8.3} {:>12.0} {:>10.2} {:>12.1}",
+                    "{:<12} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
                     row.model_flops_per_second / 1e12,
-                    row.peak_memory_bytes as f64 / (1u64 << 30) as f64,
+                    gib(row.peak_memory_bytes),
+                    gib(row.reserved_memory_bytes),
                     row.first_step_seconds
                 );
             }
@@ -442,4 +443,8 @@ fn state_dtype(text: &str) -> Result<StateDType, String> {
         "bfloat16" => Ok(StateDType::Bfloat16),
         other => Err(format!("`{other}` is not a type of optimizer states; float32 and bfloat16 are")),
     }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
 }

@@ -7,8 +7,8 @@ kernel_source!("global_norm");
 /// Tensors that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
 const CAPACITY: usize = 160;
 
-/// Elements of one block.
-const CHUNK: usize = 1 << 16;
+/// Elements of one block: so many that finding its tensor costs little.
+const CHUNK: usize = 1 << 18;
 
 pub(super) fn global_norm(gpu: &CudaDevice, tensors: &[&Tensor], norm: &mut Tensor) -> Result<()> {
     let blocks = |tensors: &[&Tensor]| tensors.iter().map(|t| t.len().div_ceil(CHUNK)).sum::<usize>();

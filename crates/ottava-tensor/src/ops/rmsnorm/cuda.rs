@@ -17,33 +17,23 @@ fn shared_bytes(dynamic: usize) -> u32 {
     dynamic as u32 + 16
 }
 
-/// The row that is normalised: `x`, or the sum of `x` and `residual`, which goes to `sum`.
-pub(super) struct Row<'a> {
-    pub x: &'a Tensor,
-    pub residual: Option<(&'a Tensor, &'a mut Tensor)>,
-}
-
-/// Without `y`, only `rstd` and the sum are written.
+/// Without `y`, only `rstd` is written.
 pub(super) fn rmsnorm(
     gpu: &CudaDevice,
-    row: Row,
+    x: &Tensor,
     weight: &Tensor,
     eps: f64,
     y: Option<&mut Tensor>,
     rstd: &mut Tensor,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
-    let [tokens, channels] = row.x.dims("rmsnorm: x")?;
-    let defines = launch::storage(row.x.dtype())?;
-    let kernel = Kernel { source: &SOURCE, defines, entry: "rmsnorm" };
-    let (residual, sum) = row.residual.map_or((0, 0), |(residual, sum)| (residual.device_ptr(), sum.device_ptr_mut()));
+    let [tokens, channels] = x.dims("rmsnorm: x")?;
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rmsnorm" };
     let args = [
         Arg::Ptr(y.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(rstd.device_ptr_mut()),
-        Arg::Ptr(sum),
         Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
-        Arg::Ptr(row.x.device_ptr()),
-        Arg::Ptr(residual),
+        Arg::Ptr(x.device_ptr()),
         Arg::Ptr(weight.device_ptr()),
         Arg::I32(channels as i32),
         Arg::F32(eps as f32),

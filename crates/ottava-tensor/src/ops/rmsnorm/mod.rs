@@ -29,36 +29,9 @@ pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Resu
             cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
             output.deliver(y)?
         }
-        Device::Cuda(gpu) => on_gpu(gpu, x, None, weight, eps, &mut rstd, output)?,
+        Device::Cuda(gpu) => on_gpu(gpu, x, weight, eps, &mut rstd, output)?,
     };
     Ok((y, rstd))
-}
-
-/// The sum `a + b`, as of [`add`](super::add()), and its [`rmsnorm`] written to `output`: a residual connection and the norm after it.
-/// Returns the sum, the normalised value and `rstd`.
-pub fn add_rmsnorm_to(
-    a: &Tensor,
-    b: &Tensor,
-    weight: &Tensor,
-    eps: f64,
-    output: Output,
-) -> Result<(Tensor, Produced, Tensor)> {
-    let mut rstd = prepare(a, weight)?;
-    b.expect("add_rmsnorm: b", a.shape())?;
-    b.expect_dtype("add_rmsnorm: b", &[a.dtype()])?;
-    b.expect_device("add_rmsnorm: b", a.device())?;
-    match a.device() {
-        Device::Cpu => {
-            let sum = super::add(a, b)?;
-            let (y, rstd) = rmsnorm_to(&sum, weight, eps, output)?;
-            Ok((sum, y, rstd))
-        }
-        Device::Cuda(gpu) => {
-            let mut sum = a.empty_like()?;
-            let y = on_gpu(gpu, a, Some((b, &mut sum)), weight, eps, &mut rstd, output)?;
-            Ok((sum, y, rstd))
-        }
-    }
 }
 
 /// Checks, and the space for rstd.
@@ -74,7 +47,6 @@ fn prepare(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 fn on_gpu(
     gpu: &CudaDevice,
     x: &Tensor,
-    residual: Option<(&Tensor, &mut Tensor)>,
     weight: &Tensor,
     eps: f64,
     rstd: &mut Tensor,
@@ -83,15 +55,15 @@ fn on_gpu(
     let mut to = match output {
         Output::Plain => {
             let mut y = x.empty_like()?;
-            cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, Some(&mut y), rstd, None)?;
+            cuda::rmsnorm(gpu, x, weight, eps, Some(&mut y), rstd, None)?;
             return Ok(Produced::Plain(y));
         }
         Output::Amax { amax } => {
             quantize::expect_amax(amax, x.device())?;
-            if residual.is_none() && cuda::fits_registers(x, weight) {
+            if cuda::fits_registers(x, weight) {
                 cuda::rmsnorm_amax(gpu, x, weight, eps, rstd, amax)?;
             } else {
-                cuda::rmsnorm(gpu, cuda::Row { x, residual }, weight, eps, None, rstd, Some(amax))?;
+                cuda::rmsnorm(gpu, x, weight, eps, None, rstd, Some(amax))?;
             }
             return Ok(Produced::Measured);
         }
@@ -99,22 +71,12 @@ fn on_gpu(
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-    if residual.is_none() && cuda::fits_strips(gpu, x, weight) {
+    if cuda::fits_strips(gpu, x, weight) {
         cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
     // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
-    let x = match residual {
-        None => {
-            cuda::rmsnorm(gpu, cuda::Row { x, residual: None }, weight, eps, None, rstd, None)?;
-            x
-        }
-        Some((b, sum)) => {
-            let row = cuda::Row { x, residual: Some((b, &mut *sum)) };
-            cuda::rmsnorm(gpu, row, weight, eps, None, rstd, None)?;
-            &*sum
-        }
-    };
+    cuda::rmsnorm(gpu, x, weight, eps, None, rstd, None)?;
     cuda::rmsnorm_codes(gpu, x, weight, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }

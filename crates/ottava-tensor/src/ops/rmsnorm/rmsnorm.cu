@@ -84,35 +84,26 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 // Where rows are aligned and short enough, they lie in the registers of their block, eight channels per thread and place.
 #define PLACES 2
 
-// One block per row. Any of `y`, `sum`, `residual` and `amax` may be null: with `residual` the row that is normalised is
-// x + residual, which goes to `sum`; `amax` is raised to the largest absolute value of y, also of one that is not written.
+// One block per row. `y` and `amax` may be null; `amax` is raised to the largest absolute value of y, also of one that is not
+// written.
 extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
-    rmsnorm(X* y, float* rstd, X* sum, float* amax, const X* x, const X* residual, const X* weight, int C, float eps) {
+    rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
     float largest = 0.0f;
-    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, sum, x, residual, weight)) {
+    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, x, weight)) {
         __shared__ float sums[16 * PLACES];
         Eight<X> v[PLACES], w[PLACES];
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             v[k] = {};
-            if (c >= C) continue;
-            v[k] = load8(x + row + c);
-            if (residual) w[k] = load8(residual + row + c);
+            if (c < C) v[k] = load8(x + row + c);
         }
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             float a[8];
             unpack8(v[k], a);
-            if (residual && c < C) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) a[i] += load(w[k].at[i]);
-                v[k] = pack8<X>(a);
-                unpack8(v[k], a);
-                store8(sum + row + c, v[k]);
-            }
             if ((y || amax) && c < C) w[k] = load8(weight + c);
             const float total = sum_of_256(a);
             if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
@@ -135,18 +126,16 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
             if (amax) largest = fmaxf(largest, largest8(v[k]));
         }
     } else {
-        const X* in = residual ? sum : x;
         float squares = 0.0f;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            if (residual) store(&sum[row + c], load(x[row + c]) + load(residual[row + c]));
-            squares += load(in[row + c]) * load(in[row + c]);
+            squares += load(x[row + c]) * load(x[row + c]);
         }
         const float r = 1.0f / sqrtf(block_sum(squares) / C + eps);
         if (threadIdx.x == 0) rstd[blockIdx.x] = r;
         if (!y && !amax) return;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             X out;
-            store(&out, load(in[row + c]) * r * load(weight[c]));
+            store(&out, load(x[row + c]) * r * load(weight[c]));
             if (y) y[row + c] = out;
             largest = fmaxf(largest, fabsf(load(out)));
         }

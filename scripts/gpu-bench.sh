@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# The numbers of docs/benchmarks.md on one H200, in about three minutes: training steps by recipe and model, memory by policy, linear layers.
+#
+# usage: scripts/gpu-bench.sh [OTTAVA]    the program; without it, it is built here
+# RESULTS (default runs/gpu-bench) receives one file per table.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ottava=${1:-}
+results=${RESULTS:-runs/gpu-bench}
+mkdir -p "$results"
+if [ -z "$ottava" ]; then
+    cargo build --release
+    ottava=target/release/ottava
+fi
+nvidia-smi --query-gpu=name,driver_version,temperature.gpu --format=csv,noheader
+narrow=(--state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights)
+# The first line of a table, its rows and warnings; the time by family stays in the file.
+train() {
+    local file=$results/$1.txt
+    shift
+    echo "== bench train $*"
+    "$ottava" bench train "$@" >"$file" 2>&1
+    grep -E '^(recipe |bf16 |fp8-[a-z]+ ).*[0-9]$|^recipe|WARN' "$file" | grep -v 'ms % of step' || cat "$file"
+}
+
+train llama-2-7b "${narrow[@]}" --steps 8 --compare fp8-delayed,fp8-current,bf16
+for policy in none norm-swiglu attention full; do
+    train "llama-2-7b-$policy" "${narrow[@]}" --steps 4 --compare fp8-delayed --recompute $policy
+done
+train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --recompute norm-swiglu --no-weight-codes
+train llama-2-7b-f32 --steps 4 --compare fp8-delayed
+train llama-3-8b "${narrow[@]}" --model llama-3-8b --seq-len 8192 --micro-batch 1 --steps 4 --compare bf16,fp8-delayed
+for size in 0.5b 1.5b; do
+    train "qwen2.5-$size" "${narrow[@]}" --model qwen2.5-$size --seq-len 1024 --micro-batch 32 --steps 6 --compare bf16,fp8-delayed
+done
+echo "== bench linear"
+"$ottava" bench linear | tee "$results/linear.txt"
+echo "== bench kernels"
+"$ottava" bench kernels >"$results/kernels.txt"
