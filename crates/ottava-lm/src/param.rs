@@ -81,6 +81,8 @@ pub struct Builder<'a> {
     pub weights: &'a mut dyn WeightSource,
     /// The casts that the layers will do.
     pub slots: crate::scaling::Slots,
+    /// The number of the block that is built, and how many there are.
+    pub block: Option<(usize, usize)>,
 }
 
 /// A trained tensor.

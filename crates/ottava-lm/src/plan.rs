@@ -3,7 +3,7 @@
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::models::{DecoderConfig, LinearShape};
-use crate::recipe::{Cast, Casts, Recipe, Scaling};
+use crate::recipe::{Cast, Casts, Decision, Recipe};
 use crate::recompute::Recompute;
 use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
 use ottava_tensor::{DType, Device, QuantizedTensor};
@@ -59,9 +59,17 @@ pub struct MemoryLine {
 impl Plan {
     /// The plan of `config` for a model of `sizes` on `device`.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
-        let recipe = config.precision.recipe();
-        let mut linears: Vec<_> =
-            sizes.block_linears().iter().map(|l| block_linear(l, sizes.layers, &recipe)).collect();
+        let recipe = config.recipe();
+        let decisions = sizes.decide(&recipe)?;
+        let kinds = sizes.block_linears();
+        let mut linears: Vec<_> = kinds
+            .iter()
+            .enumerate()
+            .flat_map(|(i, linear)| {
+                let blocks: Vec<&Decision> = decisions.iter().map(|block| &block[i]).collect();
+                linear_plans(linear, &blocks, recipe.compute)
+            })
+            .collect();
         let high = format!("{}, exact", recipe.compute);
         linears.push(LinearPlan {
             name: if sizes.tied { "model.embed_tokens (as head)".into() } else { "lm_head".into() },
@@ -80,7 +88,7 @@ impl Plan {
                 recipe.compute, sizes.head_dim
             ),
         };
-        let memory = memory(config, sizes, &recipe, device);
+        let memory = memory(config, sizes, &recipe, &decisions, device);
         Ok(Plan {
             parameters: sizes.parameters(),
             flops_per_token: sizes.flops_per_token(config.data.max_length),
@@ -93,27 +101,47 @@ impl Plan {
     }
 }
 
-fn block_linear(linear: &LinearShape, count: usize, recipe: &Recipe) -> LinearPlan {
-    let (fprop, dgrad, wgrad, reason) = match &recipe.casts {
-        Some(Casts { input, weight, grad_output }) => {
-            let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: Accumulation| {
-                let sums = if how == Accumulation::Fast { "fast sums" } else { "exact sums" };
-                format!("{a} {} · {b} {}, {sums}", short(x.format), short(y.format))
-            };
-            (
-                product("x", input, "W", weight, recipe.products.fprop),
-                product("dy", grad_output, "W", weight, recipe.products.dgrad),
-                product("dy", grad_output, "x", input, recipe.products.wgrad),
-                format!("recipe {}: {}", recipe.name.as_str(), scaling(input.scaling)),
-            )
+/// A line for each decision there is about the linears of one name.
+fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> Vec<LinearPlan> {
+    let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
+    for (block, &decision) in blocks.iter().enumerate() {
+        match groups.iter_mut().find(|(other, _)| *other == decision) {
+            Some((_, members)) => members.push(block),
+            None => groups.push((decision, vec![block])),
         }
-        None => {
-            let plain = format!("{}, exact sums", recipe.compute);
-            (plain.clone(), plain.clone(), plain, format!("recipe {} casts nothing to FP8", recipe.name.as_str()))
-        }
+    }
+    let plan = |(decision, members): (&Decision, Vec<usize>)| {
+        let [fprop, dgrad, wgrad] = match &decision.fp8 {
+            Some((Casts { input, weight, grad_output }, how)) => {
+                let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: Accumulation| {
+                    let sums = if how == Accumulation::Fast { "fast sums" } else { "exact sums" };
+                    format!("{a} {} · {b} {}, {sums}", short(x.format), short(y.format))
+                };
+                [
+                    product("x", input, "W", weight, how.fprop),
+                    product("dy", grad_output, "W", weight, how.dgrad),
+                    product("dy", grad_output, "x", input, how.wgrad),
+                ]
+            }
+            None => [(); 3].map(|()| format!("{compute}, exact sums")),
+        };
+        let LinearShape { name, n, k, .. } = *linear;
+        let count = members.len();
+        let which = if count == blocks.len() { "*".to_string() } else { ranges(&members) };
+        let name = format!("model.layers.{which}.{name}");
+        LinearPlan { name, count, shape: [n, k], fprop, dgrad, wgrad, reason: decision.reason.clone() }
     };
-    let LinearShape { name, n, k, .. } = *linear;
-    LinearPlan { name: format!("model.layers.*.{name}"), count, shape: [n, k], fprop, dgrad, wgrad, reason }
+    groups.into_iter().map(plan).collect()
+}
+
+/// Ascending numbers in short: `3`, or `{0-2,7}`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    let runs = runs.collect::<Vec<_>>().join(",");
+    if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
 fn short(dtype: DType) -> &'static str {
@@ -124,20 +152,13 @@ fn short(dtype: DType) -> &'static str {
     }
 }
 
-fn scaling(scaling: Scaling) -> String {
-    match scaling {
-        Scaling::Current(_) => "each tensor is scaled by its own amax".into(),
-        Scaling::Delayed { how, window, .. } => {
-            let reducer = match how.reducer {
-                ottava_tensor::ops::AmaxReducer::Max => "the largest",
-                ottava_tensor::ops::AmaxReducer::MostRecent => "the newest",
-            };
-            format!("scaled by {reducer} of the last {window} amaxes, margin {}", how.margin)
-        }
-    }
-}
-
-fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Device) -> Vec<MemoryLine> {
+fn memory(
+    config: &RunConfig,
+    c: &DecoderConfig,
+    recipe: &Recipe,
+    decisions: &[[Decision; 4]],
+    device: &Device,
+) -> Vec<MemoryLine> {
     let size = recipe.compute.size();
     let parameters = c.parameters();
     let tokens = config.training.per_device_train_batch_size * config.data.max_length;
@@ -155,16 +176,15 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
     line(&format!("Adam moments, {moments}"), parameters * 2 * moments.size());
     let pad = QuantizedTensor::padded;
     let codes = |l: &LinearShape| pad(l.n) * pad(l.k);
-    let all_codes: usize = c.block_linears().iter().map(|l| 2 * codes(l)).sum();
-    match (&recipe.casts, config.memory.weight_codes) {
-        (None, _) => {}
-        (Some(_), true) => line("FP8 codes of weights, with transposes", all_codes * c.layers),
-        (Some(_), false) => {
-            line("FP8 codes of the weight at hand", c.block_linears().iter().map(codes).max().unwrap_or(0));
-        }
+    let cast = decisions.iter().flat_map(|block| block.iter().zip(c.block_linears()));
+    let cast: Vec<LinearShape> =
+        cast.filter(|(decision, _)| decision.fp8.is_some()).map(|(_, linear)| linear).collect();
+    match config.memory.weight_codes {
+        true => line("FP8 codes of weights, with transposes", cast.iter().map(|l| 2 * codes(l)).sum()),
+        false => line("FP8 codes of the weight at hand", cast.iter().map(codes).max().unwrap_or(0)),
     }
 
-    let saved = activations(c, recipe, config.memory.recompute) * tokens;
+    let saved = activations(c, recipe, decisions, config.memory.recompute) * tokens;
     line(&format!("saved activations of one micro-batch, recompute {}", config.memory.recompute.as_str()), saved);
     let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
     let dtype = if recipe.compute == DType::BF16 { config.optimizer.gradient_dtype.dtype() } else { DType::F32 };
@@ -181,7 +201,7 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
         chunk * c.vocabulary * size + 4 * tokens * c.channels * size + c.vocabulary * c.channels * 4,
     );
     let qkv = (c.heads + 2 * c.kv_heads) * c.head_dim;
-    let largest = (4 * c.hidden * size + if recipe.casts.is_some() { 4 * c.hidden } else { 0 }).max(2 * qkv * size);
+    let largest = (4 * c.hidden * size + if cast.is_empty() { 0 } else { 4 * c.hidden }).max(2 * qkv * size);
     line("temporaries of backward", tokens * largest);
     if matches!(device, Device::Cuda(_)) {
         line("workspace of cuBLASLt", 32 << 20);
@@ -190,28 +210,29 @@ fn memory(config: &RunConfig, c: &DecoderConfig, recipe: &Recipe, device: &Devic
 }
 
 /// Bytes that forward keeps for backward, per token.
-fn activations(c: &DecoderConfig, recipe: &Recipe, recompute: Recompute) -> usize {
+fn activations(c: &DecoderConfig, recipe: &Recipe, decisions: &[[Decision; 4]], recompute: Recompute) -> usize {
     let size = recipe.compute.size();
     let q = c.heads * c.head_dim;
     let qkv = q + 2 * c.kv_heads * c.head_dim;
-    let block = |recompute: Recompute| {
+    let block = |decisions: &[Decision; 4], recompute: Recompute| {
         // Inputs of both norms, attention's output, gate and up; then Q, K and V, and what the linears keep of their inputs.
         let mut bytes = (2 * c.channels + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
         if !recompute.qkv() {
             bytes += qkv * size;
         }
         if !recompute.operands() {
-            bytes += match recipe.casts {
-                // SwiGLU's backward makes the codes of the last one again.
-                Some(_) => 2 * c.channels + q,
-                // The attention's output is the very tensor that the output projection keeps.
-                None => (2 * c.channels + c.hidden) * size,
-            };
+            // The attention's output is the very tensor that an output projection without a cast keeps.
+            let plain = [c.channels * size, 0, c.channels * size, c.hidden * size];
+            // SwiGLU's backward makes the codes of the last one again.
+            let codes = [c.channels, q, c.channels, 0];
+            let kept = decisions.iter().zip(plain.into_iter().zip(codes));
+            bytes += kept.map(|(d, (plain, codes))| if d.fp8.is_some() { codes } else { plain }).sum::<usize>();
         }
         bytes
     };
+    let blocks = |recompute| decisions.iter().map(move |decisions| block(decisions, recompute));
     match recompute {
-        Recompute::Full => c.layers * c.channels * size + block(Recompute::None),
-        policy => c.layers * block(policy),
+        Recompute::Full => c.layers * c.channels * size + blocks(Recompute::None).max().unwrap_or(0),
+        policy => blocks(policy).sum(),
     }
 }

@@ -6,7 +6,10 @@
 use crate::error::{Error, Result};
 use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
-use ottava_tensor::ops::{self, CastStatistics, Copies, CurrentScaling, DelayedScaling, Fp8Output, Output, Produced};
+use ottava_tensor::ops::{
+    self, AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, Fp8Output, NonFinite,
+    Output, Produced,
+};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// Index of one cast in the scaling state.
@@ -48,12 +51,14 @@ impl Frozen {
 }
 
 /// How often casts lost something.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CastLosses {
     /// Share of elements beyond the largest finite value.
     pub saturated: f64,
     /// Share of elements that became zero.
     pub underflowed: f64,
+    /// The casts that met an infinity.
+    pub non_finite: Vec<String>,
 }
 
 /// The scales, histories and measurements of all casts of a model.
@@ -62,24 +67,26 @@ pub struct ScalingState {
     statistics: CastStatistics,
     /// Where casts outside training measure: nothing that they see may change a run.
     unobserved: CastStatistics,
-    delayed: Option<DelayedState>,
+    /// Histories and scales; where no scale is delayed, what counts infinities. `None` without casts.
+    scales: Option<DelayedScales>,
+    delayed: Option<Delayed>,
     observing: bool,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
+    /// Updates with an infinity, by slot, when losses were last asked for.
+    counted_non_finite: Vec<i64>,
 }
 
-struct DelayedState {
+struct Delayed {
     how: DelayedScaling,
     first_step: FirstStep,
-    /// F32 `[window, slots]`, newest last; row 0 is a staging row.
-    history: Tensor,
-    /// F32 `[slots]`.
-    scale: Tensor,
-    /// Largest finite value of each slot's format, F32 `[slots]`.
-    largest: Tensor,
     /// Updates so far; before the first, scales mean nothing.
     updates: u64,
 }
+
+/// The update where no scale is delayed: amaxes are counted and cleared.
+const COUNT: DelayedScaling =
+    DelayedScaling { reducer: AmaxReducer::MostRecent, margin: 0, interval: 1, non_finite: NonFinite::Quarantine };
 
 impl ScalingState {
     /// Fresh state for `slots` on `device`.
@@ -87,25 +94,24 @@ impl ScalingState {
         let slots = slots.0;
         let n = slots.len();
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
-            Scaling::Delayed { how, window, first_step } => Some((how, window, first_step)),
+            Scaling::Delayed { how, window, first_step } => Some((Delayed { how, first_step, updates: 0 }, window)),
             Scaling::Current(_) => None,
         });
-        let delayed = match delayed {
-            None => None,
-            Some((how, window, first_step)) => {
-                let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
-                Some(DelayedState {
-                    how,
-                    first_step,
-                    history: Tensor::zeros(device, &[window, n], DType::F32)?,
-                    scale: Tensor::from_slice(device, &[n], &vec![1f32; n])?,
-                    largest: Tensor::from_slice(device, &[n], &largest)?,
-                    updates: 0,
-                })
-            }
-        };
+        let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
+        let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
+        let scales = (n > 0).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
         let (statistics, unobserved) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
-        Ok(ScalingState { slots, statistics, unobserved, delayed, observing: true, counted: [0; 3] })
+        let (counted, counted_non_finite) = ([0; 3], vec![0; n]);
+        Ok(ScalingState {
+            slots,
+            statistics,
+            unobserved,
+            scales,
+            delayed,
+            observing: true,
+            counted,
+            counted_non_finite,
+        })
     }
 
     /// Runs an op that produces the operand of a linear, and has it write what the cast in `slot` asks for: the value itself where
@@ -283,10 +289,10 @@ impl ScalingState {
 
     /// The scale of `slot` for this step, unless it depends on the very tensor.
     pub(crate) fn known_scale(&self, slot: Slot) -> Result<Option<Tensor>> {
-        match (self.slots[slot.0].1.scaling, &self.delayed) {
-            (Scaling::Current(_), _) | (_, None) => Ok(None),
-            (_, Some(state)) if state.updates == 0 && state.first_step == FirstStep::Current => Ok(None),
-            (_, Some(state)) => Ok(Some(state.scale.rows(slot.0, slot.0 + 1)?)),
+        match (self.slots[slot.0].1.scaling, &self.delayed, &self.scales) {
+            (Scaling::Current(_), ..) | (_, None, _) | (_, _, None) => Ok(None),
+            (_, Some(delayed), _) if delayed.updates == 0 && delayed.first_step == FirstStep::Current => Ok(None),
+            (_, Some(_), Some(scales)) => Ok(Some(scales.scale.rows(slot.0, slot.0 + 1)?)),
         }
     }
 
@@ -304,21 +310,17 @@ impl ScalingState {
 
     /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.
     pub fn update(&mut self) -> Result<()> {
-        match &mut self.delayed {
-            Some(state) => {
-                let amax = &mut self.statistics.amax;
-                ops::delayed_scaling(amax, &mut state.history, &mut state.scale, &state.largest, state.how)?;
-                state.updates += 1;
-            }
-            None => self.statistics.amax.fill_zero()?,
-        }
+        let Some(scales) = &mut self.scales else { return Ok(()) };
+        let how = self.delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
+        ops::delayed_scaling(&mut self.statistics.amax, scales, how)?;
+        self.count_replayed_update();
         Ok(())
     }
 
     /// Counts an update whose work was recorded and is enqueued again.
     pub fn count_replayed_update(&mut self) {
-        if let Some(state) = &mut self.delayed {
-            state.updates += 1;
+        if let Some(delayed) = &mut self.delayed {
+            delayed.updates += 1;
         }
     }
 
@@ -329,7 +331,15 @@ impl ScalingState {
         let counts = [sum(saturated)?, sum(underflowed)?, sum(elements)?];
         let before = std::mem::replace(&mut self.counted, counts);
         let since = |i: usize| (counts[i] - before[i]) as f64;
-        Ok(CastLosses { saturated: since(0) / since(2).max(1.0), underflowed: since(1) / since(2).max(1.0) })
+        let share = |i: usize| since(i) / since(2).max(1.0);
+        let mut non_finite = Vec::new();
+        if let Some(scales) = &self.scales {
+            let now = scales.non_finite.to_vec::<i64>()?;
+            let slots = self.slots.iter().zip(now.iter().zip(&self.counted_non_finite));
+            non_finite.extend(slots.filter(|(_, (now, before))| now > before).map(|((name, _), _)| name.clone()));
+            self.counted_non_finite = now;
+        }
+        Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
     }
 
     /// True when the model has no FP8 casts.
@@ -344,47 +354,59 @@ impl ScalingState {
 
     /// The arrays that a checkpoint keeps, by name. Empty unless scaling is delayed.
     pub fn arrays(&self) -> Result<Vec<(String, Tensor)>> {
-        let Some(state) = &self.delayed else { return Ok(Vec::new()) };
-        let updates = Tensor::from_slice(&Device::Cpu, &[1], &[state.updates as i64])?;
-        Ok(vec![
-            ("scaling.amax_history".to_string(), state.history.clone()),
-            ("scaling.scale".to_string(), state.scale.clone()),
-            ("scaling.largest".to_string(), state.largest.clone()),
+        let (Some(delayed), Some(scales)) = (&self.delayed, &self.scales) else { return Ok(Vec::new()) };
+        let updates = Tensor::from_slice(&Device::Cpu, &[1], &[delayed.updates as i64])?;
+        let mut arrays = vec![
+            ("scaling.amax_history".to_string(), scales.history.clone()),
+            ("scaling.scale".to_string(), scales.scale.clone()),
+            ("scaling.largest".to_string(), scales.largest.clone()),
             ("scaling.updates".to_string(), updates),
-        ])
+        ];
+        if delayed.how.interval > 1 {
+            arrays.push(("scaling.wait".to_string(), scales.wait.clone()));
+        }
+        Ok(arrays)
     }
 
     /// Takes over arrays that [`ScalingState::arrays`] gave, in a run whose slots are called `names`.
     ///
-    /// Errors when the casts of the two runs are not the same ones; a recipe without delayed scaling takes nothing.
+    /// Each cast takes over what its namesake had. Where there is none, because its linear was in high precision, the coming step is
+    /// a first step once more. Errors when histories have another length; a recipe without delayed scaling takes nothing.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
-        let own = self.names();
-        let Some(state) = &mut self.delayed else { return Ok(()) };
-        if names != own {
+        let (Some(delayed), Some(scales)) = (&mut self.delayed, &mut self.scales) else { return Ok(()) };
+        let [window, n] = scales.history.dims("amax history")?;
+        let (history, scale, largest) =
+            (array("scaling.amax_history")?, array("scaling.scale")?, array("scaling.largest")?);
+        if history.shape() != [window, names.len()] || [&scale, &largest].map(Tensor::len) != [names.len(); 2] {
             return Err(Error::Checkpoint(format!(
-                "the checkpoint has the FP8 scales of {} casts and this model needs those of {}; resume with the same recipe",
-                names.len(),
-                own.len()
+                "the checkpoint's amax history has shape {:?} for {} casts, this run's `amax_history_len` makes it {window} rows",
+                history.shape(),
+                names.len()
             )));
         }
-        let (history, scale) = (array("scaling.amax_history")?, array("scaling.scale")?);
-        let shape = state.history.shape().to_vec();
-        if history.shape() != shape || scale.shape() != state.scale.shape() {
-            return Err(Error::Checkpoint(format!(
-                "the checkpoint's amax history has shape {:?}, this run's `amax_history_len` makes it {shape:?}",
-                history.shape()
-            )));
+        // A run that computes scales after every step has nothing to wait for.
+        let wait = match array("scaling.wait") {
+            Ok(wait) => wait.to_vec::<i64>()?,
+            Err(_) => vec![0; names.len()],
+        };
+        let [history, scale, largest] = [history, scale, largest].map(|t| t.to_vec::<f32>());
+        let (history, scale, largest, now) = (history?, scale?, largest?, scales.largest.to_vec::<f32>()?);
+        let (mut new_history, mut new_scale, mut new_wait) = (vec![0f32; window * n], vec![1f32; n], vec![0i64; n]);
+        delayed.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
+        for (i, (name, _)) in self.slots.iter().enumerate() {
+            let Some(old) = names.iter().position(|other| other == name) else {
+                delayed.updates = 0;
+                continue;
+            };
+            (0..window).for_each(|row| new_history[row * n + i] = history[row * names.len() + old]);
+            // A cast may have another format than it had; its scale keeps the same tensor within the range.
+            new_scale[i] = (scale[old] * (now[i] / largest[old])).min(f32::MAX);
+            new_wait[i] = wait[old].min(i64::from(delayed.how.interval) - 1);
         }
-        let device = state.history.device().clone();
-        state.history = history.to_device(&device)?;
-        // A cast may have another format than it had; its scale keeps the same tensor within the range.
-        let largest = [&array("scaling.largest")?, &state.largest].map(|t| t.to_vec::<f32>());
-        let [before, now] = largest;
-        let factors = before?.into_iter().zip(now?).map(|(before, now)| now / before);
-        let scale: Vec<f32> =
-            scale.to_vec::<f32>()?.into_iter().zip(factors).map(|(s, f)| (s * f).min(f32::MAX)).collect();
-        state.scale = Tensor::from_slice(&device, &[scale.len()], &scale)?;
-        state.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
+        let device = scales.history.device().clone();
+        scales.history = Tensor::from_slice(&device, &[window, n], &new_history)?;
+        scales.scale = Tensor::from_slice(&device, &[n], &new_scale)?;
+        scales.wait = Tensor::from_slice(&device, &[n], &new_wait)?;
         Ok(())
     }
 }

@@ -119,7 +119,7 @@ impl Trainer {
             (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
             (None, WeightInit::Random) => None,
         };
-        let recipe = config.precision.recipe();
+        let recipe = config.recipe();
         let mut model =
             build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
@@ -225,6 +225,7 @@ impl Trainer {
             return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
         }
         let casts = self.model.scaling().losses()?;
+        warn_of_infinities(step, &casts.non_finite);
         self.step = step;
         self.tokens += tokens;
         Ok(StepReport {
@@ -262,9 +263,10 @@ impl Trainer {
             ("tokens_per_second", json!(done.tokens_per_second)),
             ("peak_memory_bytes", json!(done.peak_memory_bytes)),
         ];
-        if let Some(casts) = done.casts {
+        if let Some(casts) = &done.casts {
             values.push(("fp8_saturated", json!(casts.saturated)));
             values.push(("fp8_underflowed", json!(casts.underflowed)));
+            values.push(("fp8_non_finite", json!(casts.non_finite.len())));
         }
         let mut scalars = vec![
             ("train/loss", done.loss),
@@ -339,6 +341,17 @@ pub fn build(
             Ok(model)
         }
     }
+}
+
+/// Names the casts that met an infinity in `step`; the first few, where there are many.
+fn warn_of_infinities(step: u64, names: &[String]) {
+    const SHOWN: usize = 4;
+    if names.is_empty() {
+        return;
+    }
+    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let rest = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
+    tracing::warn!("step {step}: values that are not finite were cast to FP8 in {shown}{rest}");
 }
 
 fn checkpoints(folder: &Path) -> PathBuf {

@@ -43,7 +43,7 @@ impl Progress {
             "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s",
             report.loss, report.learning_rate, report.grad_norm, report.tokens_per_second
         );
-        if let Some(casts) = report.casts {
+        if let Some(casts) = &report.casts {
             line += &format!("  fp8 saturated {:.1e} underflowed {:.1e}", casts.saturated, casts.underflowed);
         }
         match &self.bar {

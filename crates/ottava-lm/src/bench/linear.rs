@@ -55,7 +55,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType, 
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let kept = Kept { masters: false, gradients, ..Kept::FULL };
     let (purpose, slots) = (Purpose::Train(kept), Slots::default());
-    let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots };
+    let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots, block: None };
     let mut linear = Linear::new(&mut build, "linear", &[("linear".into(), outputs)], inputs, false, 0.02)?;
     let mut scaling = ScalingState::new(device, build.slots)?;
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);

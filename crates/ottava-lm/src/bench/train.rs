@@ -65,15 +65,18 @@ impl TrainBench {
             return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
         }
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
-        let precision = Precision { recipe, ..Precision::default() };
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;
         }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
-        let config =
-            RunConfig { optimizer: self.optimizer.clone(), memory: self.memory.clone(), ..RunConfig::default() };
+        let config = RunConfig {
+            precision: Precision { recipe, ..Precision::default() },
+            optimizer: self.optimizer.clone(),
+            memory: self.memory.clone(),
+            ..RunConfig::default()
+        };
         let mut model =
-            Decoder::new(&sizes, &precision.recipe(), device, config.purpose(), self.seq_len, &mut weights)?;
+            Decoder::new(&sizes, &config.precision.recipe(), device, config.purpose(), self.seq_len, &mut weights)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {

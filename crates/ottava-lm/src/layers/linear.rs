@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Init, Param, Part};
-use crate::recipe::Products;
+use crate::recipe::{LinearSite, Products};
 use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Copies, Operand, add_bias, bias_gradient, gemm_nt, gemm_nt_plus};
@@ -66,11 +66,20 @@ impl Linear {
         };
         let mut weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
-        let Some(casts) = build.recipe.casts else { return Ok(Linear { weight, bias, fp8: None }) };
+        let site = LinearSite {
+            name: name.to_string(),
+            parts: parts.iter().map(|(name, _)| name.clone()).collect(),
+            outputs: parts.iter().map(|(_, rows)| rows).sum(),
+            inputs,
+            block: build.block,
+        };
+        let Some((casts, products)) = build.recipe.decide(&site)?.fp8 else {
+            return Ok(Linear { weight, bias, fp8: None });
+        };
         let input = build.slots.add(format!("{name}.input"), casts.input);
         weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose)?;
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
-        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products: build.recipe.products }) })
+        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products }) })
     }
 
     /// The slot of the cast that a producer of this linear's input should write to, if there is one.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::layer::{Context, GemmInput, Layer};
 use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
 use crate::param::{Builder, Init, Param, Part, Purpose, WeightSource};
-use crate::recipe::Recipe;
+use crate::recipe::{Decision, LinearSite, Recipe};
 use crate::recompute::Recompute;
 use crate::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
@@ -59,6 +59,8 @@ pub struct LinearShape {
     pub k: usize,
     /// Whether it has a bias.
     pub bias: bool,
+    /// The names, in a model folder, of the linears that it stacks.
+    pub parts: &'static [&'static str],
 }
 
 impl DecoderConfig {
@@ -66,11 +68,58 @@ impl DecoderConfig {
     pub fn block_linears(&self) -> [LinearShape; 4] {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         [
-            LinearShape { name: "self_attn.qkv_proj", n: q + 2 * kv, k: self.channels, bias: self.qkv_bias },
-            LinearShape { name: "self_attn.o_proj", n: self.channels, k: q, bias: self.output_bias },
-            LinearShape { name: "mlp.gate_up_proj", n: 2 * self.hidden, k: self.channels, bias: self.mlp_bias },
-            LinearShape { name: "mlp.down_proj", n: self.channels, k: self.hidden, bias: self.mlp_bias },
+            LinearShape {
+                name: "self_attn.qkv_proj",
+                n: q + 2 * kv,
+                k: self.channels,
+                bias: self.qkv_bias,
+                parts: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            },
+            LinearShape {
+                name: "self_attn.o_proj",
+                n: self.channels,
+                k: q,
+                bias: self.output_bias,
+                parts: &["self_attn.o_proj"],
+            },
+            LinearShape {
+                name: "mlp.gate_up_proj",
+                n: 2 * self.hidden,
+                k: self.channels,
+                bias: self.mlp_bias,
+                parts: &["mlp.gate_proj", "mlp.up_proj"],
+            },
+            LinearShape {
+                name: "mlp.down_proj",
+                n: self.channels,
+                k: self.hidden,
+                bias: self.mlp_bias,
+                parts: &["mlp.down_proj"],
+            },
         ]
+    }
+
+    /// All linears of the blocks, block by block.
+    pub fn sites(&self) -> Vec<LinearSite> {
+        let site = |block: usize, linear: &LinearShape| LinearSite {
+            name: format!("model.layers.{block}.{}", linear.name),
+            parts: linear.parts.iter().map(|part| format!("model.layers.{block}.{part}")).collect(),
+            outputs: linear.n,
+            inputs: linear.k,
+            block: Some((block, self.layers)),
+        };
+        let linears = self.block_linears();
+        (0..self.layers).flat_map(|block| linears.iter().map(move |linear| site(block, linear))).collect()
+    }
+
+    /// What `recipe` does with each linear, block by block, in the order of [`DecoderConfig::block_linears`].
+    ///
+    /// Errors when its exceptions do not fit this model.
+    pub fn decide(&self, recipe: &Recipe) -> Result<Vec<[Decision; 4]>> {
+        let sites = self.sites();
+        recipe.check(&sites, &["lm_head", "model.embed_tokens"])?;
+        let decisions = sites.iter().map(|site| recipe.decide(site)).collect::<Result<Vec<_>>>()?;
+        Ok(decisions.chunks_exact(4).map(|block| block.to_vec().try_into().expect("four linears a block")).collect())
     }
 
     /// Number of trained values.
@@ -148,12 +197,14 @@ impl Decoder {
                 "the model attends to a sliding window of {window} tokens, which is not implemented; keep sequences of {seq_len} within it"
             )));
         }
+        config.decide(recipe)?;
         let frequencies = config.rope.inverse_frequencies(config.head_dim);
         let table = rope_table(device, &frequencies, seq_len, real_type(recipe.compute))?;
-        let mut build = Builder { device, recipe, purpose, weights, slots: Slots::default() };
+        let mut build = Builder { device, recipe, purpose, weights, slots: Slots::default(), block: None };
         let c = config;
         let embedding = Embedding::new(&mut build, "model.embed_tokens", c.vocabulary, c.channels, c.init_std)?;
         let blocks = (0..c.layers).map(|i| block(&mut build, c, i, &table)).collect::<Result<Vec<_>>>()?;
+        build.block = None;
         let norm = Norm::new(&mut build, "model.norm", c.channels, c.norm_eps)?;
         let head = match c.tied {
             true => None,
@@ -314,6 +365,7 @@ impl Decoder {
 
 fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -> Result<Block> {
     let name = format!("model.layers.{index}");
+    build.block = Some((index, c.layers));
     let attention = AttentionConfig {
         channels: c.channels,
         heads: c.heads,

@@ -2,9 +2,9 @@
 
 use crate::setup::{batch, decoder, devices, finish_step, gradients, recipe, recipes, relative_error, tiny_llama};
 use ottava_lm::models::Decoder;
-use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_tensor::testing::values;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor};
 
 const ROWS: usize = 8;
 const TOKENS: usize = 13;
@@ -127,7 +127,13 @@ fn evaluation_changes_no_bit() {
                     let lost = finish_step(&mut decoder);
                     seen.push(vec![lost.saturated, lost.underflowed]);
                     seen.extend(
-                        decoder.scaling().arrays().unwrap().iter().filter(|(_, a)| a.len() > 1).map(|(_, a)| values(a)),
+                        decoder
+                            .scaling()
+                            .arrays()
+                            .unwrap()
+                            .iter()
+                            .filter(|(_, a)| a.dtype() == DType::F32)
+                            .map(|(_, a)| values(a)),
                     );
                 }
                 seen.extend(gradients(&mut decoder).into_iter().map(|(_, gradient)| gradient));
@@ -160,7 +166,9 @@ fn weights_are_quantized_once_per_step() {
             })
             .collect()
     };
-    for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+    // A linear without casts reads its weight whenever it is called.
+    let all_cast = |recipe: &Recipe| recipe.casts.is_some() && recipe.exceptions.patterns.is_empty();
+    for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| all_cast(recipe)) {
         for device in devices() {
             let mut decoder = decoder(&config, &recipe, &device, 0.1);
             let first = micro_batch(&mut decoder, &data, 0, 8);

@@ -6,7 +6,7 @@ use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::testing::values;
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor};
 use serde_json::json;
 use std::collections::HashMap;
 
@@ -40,7 +40,7 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> 
         if kept.weight_codes {
             seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
         }
-        let arrays = decoder.scaling().arrays().unwrap().into_iter().filter(|(_, array)| array.len() > 1);
+        let arrays = decoder.scaling().arrays().unwrap().into_iter().filter(|(_, array)| array.dtype() == DType::F32);
         seen.extend(arrays.map(|(name, array)| (format!("{name}, step {step}"), values(&array))));
     }
     seen

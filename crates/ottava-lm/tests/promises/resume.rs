@@ -113,10 +113,19 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             gradient_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
             master_weights: !narrow,
         };
-        let all = RecipeName::ALL.into_iter().map(|recipe| (recipe, states(false)));
-        for (recipe, optimizer) in all.chain([(RecipeName::Fp8Delayed, states(true))]) {
+        let plain = |recipe| Precision { recipe, amax_history_len: 3, ..Precision::default() };
+        let mixed = Precision {
+            interval: 2,
+            high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
+            ..plain(RecipeName::Fp8Delayed)
+        };
+        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), states(false)));
+        for (precision, optimizer) in all.chain([(plain(RecipeName::Fp8Delayed), states(true)), (mixed, states(false))])
+        {
+            let recipe = precision.recipe;
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
                 optimizer: optimizer.clone(),
+                precision: precision.clone(),
                 ..config(inputs, output, recipe)
             };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));
@@ -139,6 +148,35 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             std::fs::remove_dir_all(straight).unwrap();
         }
     }
+}
+
+/// Linears may leave FP8 and come back in a run that goes on; those that stay keep their histories.
+#[test]
+fn exceptions_may_change_when_a_run_goes_on() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let run = inputs.path().join("run");
+    let mut config = config(inputs.path(), &run, RecipeName::Fp8Delayed);
+    let history = |trainer: &mut Trainer| {
+        let scaling = trainer.model.scaling();
+        let (names, arrays) = (scaling.names(), scaling.arrays().unwrap());
+        let values = arrays[0].1.to_vec::<f32>().unwrap();
+        let columns = names.len();
+        let of = move |i: usize| values.iter().skip(i).step_by(columns).copied().collect::<Vec<_>>();
+        names.into_iter().enumerate().map(|(i, name)| (name, of(i))).collect::<Vec<_>>()
+    };
+    train(&config, &Device::Cpu, &Start::New, 2).unwrap_err();
+    let all = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
+    config.precision.high_precision_layers = vec!["*.down_proj".into()];
+    let fewer = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
+    let left: Vec<_> = all.iter().filter(|(name, _)| !name.contains("down_proj")).cloned().collect();
+    assert_eq!(fewer, left);
+    train(&config, &Device::Cpu, &Start::Resume, 4).unwrap_err();
+    config.precision.high_precision_layers.clear();
+    let back = history(&mut Trainer::new(config.clone(), &Device::Cpu, &Start::Resume).unwrap());
+    assert_eq!(back.len(), all.len());
+    assert!(back.iter().all(|(name, column)| name.contains("down_proj") == column.iter().all(|&a| a == 0.0)));
+    train(&config, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
 }
 
 #[test]

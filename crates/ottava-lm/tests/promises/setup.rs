@@ -21,7 +21,20 @@ pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
 }
 
-/// Every recipe that can be configured by name and format, with words for messages.
+/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one.
+pub fn mixed() -> Vec<(String, Recipe)> {
+    let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
+    let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
+    [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
+        .map(|(name, patterns)| {
+            let mut recipe = recipe(name, Fp8Format::Hybrid);
+            recipe.exceptions.patterns = patterns.map(String::from).to_vec();
+            (format!("{} and bf16", name.as_str()), recipe)
+        })
+        .to_vec()
+}
+
+/// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
 pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
@@ -32,6 +45,7 @@ pub fn recipes() -> Vec<(String, Recipe)> {
         1 => (name.as_str().to_string(), recipe(name, format)),
         _ => (format!("{} {format:?}", name.as_str()), recipe(name, format)),
     })
+    .chain(mixed())
     .collect()
 }
 
@@ -67,7 +81,7 @@ pub fn build<L>(
     make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
 ) -> (L, ScalingState) {
     let (purpose, slots) = (Purpose::Train(Kept::FULL), Slots::default());
-    let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots };
+    let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots, block: None };
     let layer = make(&mut build).expect("the layer is built");
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
 }

@@ -1,6 +1,6 @@
 //! Casts and scaling updates against bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
 
-use super::{AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScaling};
+use super::{AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, NonFinite};
 use super::{amax, current_scale, delayed_scaling, quantize, quantize_blocks, transpose};
 use crate::testing::{Tolerance, assert_close, gpu};
 use crate::{DType, Device, Granularity, Tensor};
@@ -106,7 +106,7 @@ fn delayed_scaling_follows_transformer_engine_for_forty_updates() {
                 for (name, format) in FORMATS {
                     for margin in [0, 2] {
                         let what = format!("delayed/{window}/{reducer_name}/{name}/{margin}");
-                        let how = DelayedScaling { reducer, margin };
+                        let how = DelayedScaling { reducer, margin, interval: 1, non_finite: NonFinite::Keep };
                         follow(&device, &what, window, format, how);
                     }
                 }
@@ -118,18 +118,16 @@ fn delayed_scaling_follows_transformer_engine_for_forty_updates() {
 fn follow(device: &Device, what: &str, window: usize, format: DType, how: DelayedScaling) {
     let recorded = |part: &str| tensor(&format!("{what}/{part}"), DType::F32);
     let (amaxes, histories, scales) = (recorded("amax"), recorded("history"), recorded("scale"));
-    let mut history = Tensor::zeros(device, &[window, 8], DType::F32).unwrap();
-    let mut scale = Tensor::from_slice(device, &[8], &[1f32; 8]).unwrap();
-    let largest = Tensor::from_slice(device, &[8], &[format.max_finite().unwrap(); 8]).unwrap();
+    let mut state = DelayedScales::new(device, window, &[format.max_finite().unwrap(); 8]).unwrap();
     for step in 0..40 {
         let row = |t: &Tensor, shape: &[usize]| t.rows(step, step + 1).unwrap().reshape(shape).unwrap();
         let mut measured = row(&amaxes, &[8]).to_device(device).unwrap();
-        delayed_scaling(&mut measured, &mut history, &mut scale, &largest, how).unwrap();
-        assert_close(&format!("{what} scale, step {step}"), &row(&scales, &[8]), &scale, Tolerance::Exact);
+        delayed_scaling(&mut measured, &mut state, how).unwrap();
+        assert_close(&format!("{what} scale, step {step}"), &row(&scales, &[8]), &state.scale, Tolerance::Exact);
         assert_close(
             &format!("{what} history, step {step}"),
             &row(&histories, &[window, 8]),
-            &history,
+            &state.history,
             Tolerance::Exact,
         );
     }

@@ -28,7 +28,7 @@ pub use attention::{AttentionBackend, AttentionLayout, attention, attention_back
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
-pub use delayed_scaling::{AmaxReducer, DelayedScaling, delayed_scaling};
+pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use destination::{Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};

@@ -88,6 +88,13 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
     // Two tables, one block (q and o 32x32, k and v 16x32, three of the MLP 48x32, two norms), one norm.
     assert_eq!(plan["parameters"], 2 * 100 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32 + 32);
     assert!(plan["memory_bytes"].as_u64().unwrap() > 0);
+    let some = r#"high_precision_layers=["*.mlp.*"]"#;
+    let mixed = json(&run.succeed(&["plan", "run.toml", "--set", "recipe=fp8-delayed", "--set", some, "--json"]));
+    let reasons: Vec<_> = mixed["linears"].as_array().unwrap().iter().map(|l| l["reason"].as_str().unwrap()).collect();
+    assert!(reasons[1].starts_with("recipe fp8-delayed"), "{reasons:?}");
+    assert_eq!(reasons[2..4], ["`*.mlp.*` of high_precision_layers"; 2]);
+    let part = r#"high_precision_layers=["*.q_proj"]"#;
+    run.fail(&["plan", "run.toml", "--set", part], 1, &["`*.q_proj` matches", "they are one product"]);
     assert!(!run.path("run").exists());
 }
 

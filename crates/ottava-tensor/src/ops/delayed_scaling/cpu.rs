@@ -1,19 +1,21 @@
-use super::{AmaxReducer, DelayedScaling};
+use super::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite};
 use crate::Tensor;
 
-pub(super) fn delayed_scaling(
-    amax: &mut Tensor,
-    history: &mut Tensor,
-    scale: &mut Tensor,
-    largest: &Tensor,
-    how: DelayedScaling,
-) {
+pub(super) fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: DelayedScaling) {
     let n = amax.len();
-    let history = history.host_mut::<f32>();
+    let history = state.history.host_mut::<f32>();
     let headroom = how.headroom();
     for i in 0..n {
         let newest = std::mem::take(&mut amax.host_mut::<f32>()[i]);
-        if newest == 0.0 {
+        let wait = &mut state.wait.host_mut::<i64>()[i];
+        let due = *wait == 0;
+        if !due {
+            *wait -= 1;
+        }
+        if !newest.is_finite() {
+            state.non_finite.host_mut::<i64>()[i] += 1;
+        }
+        if newest == 0.0 || (!newest.is_finite() && how.non_finite == NonFinite::Quarantine) {
             continue;
         }
         let mut reduced = newest;
@@ -27,8 +29,9 @@ pub(super) fn delayed_scaling(
         let last = history.len() - n + i;
         history[last] = newest;
         history[i] = 0.0;
-        if reduced.is_finite() && reduced > 0.0 {
-            scale.host_mut::<f32>()[i] = (largest.host::<f32>()[i] * headroom / reduced).min(f32::MAX);
+        if due && reduced.is_finite() && reduced > 0.0 {
+            state.scale.host_mut::<f32>()[i] = (state.largest.host::<f32>()[i] * headroom / reduced).min(f32::MAX);
+            *wait = i64::from(how.interval) - 1;
         }
     }
 }

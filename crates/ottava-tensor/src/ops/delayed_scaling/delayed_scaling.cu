@@ -1,11 +1,16 @@
 // One thread per entry; see mod.rs for the rule.
-extern "C" __global__ void delayed_scaling(float* amax, float* history, float* scale, const float* largest, int n,
-                                           int window, int most_recent, float headroom) {
+extern "C" __global__ void delayed_scaling(float* amax, float* history, float* scale, const float* largest, i64* wait,
+                                           i64* non_finite, int n, int window, int most_recent, int keep, int interval,
+                                           float headroom) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float newest = amax[i];
     amax[i] = 0.0f;
-    if (newest == 0.0f) return;
+    const bool due = wait[i] == 0;
+    if (!due) wait[i]--;
+    const bool finite = fabsf(newest) <= 3.402823466e38f;
+    if (!finite) non_finite[i]++;
+    if (newest == 0.0f || (!finite && !keep)) return;
     float reduced = newest;
     for (int row = 1; row < window; row++) {
         const float old = history[(u64)row * n + i];
@@ -14,5 +19,8 @@ extern "C" __global__ void delayed_scaling(float* amax, float* history, float* s
     }
     history[(u64)(window - 1) * n + i] = newest;
     history[i] = 0.0f;
-    if (reduced > 0.0f && reduced <= 3.402823466e38f) scale[i] = fminf(largest[i] * headroom / reduced, 3.402823466e38f);
+    if (due && reduced > 0.0f && reduced <= 3.402823466e38f) {
+        scale[i] = fminf(largest[i] * headroom / reduced, 3.402823466e38f);
+        wait[i] = interval - 1;
+    }
 }

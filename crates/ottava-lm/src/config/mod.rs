@@ -1,10 +1,14 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
+mod names;
+mod theirs;
+
+use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
-use crate::recipe::Precision;
+use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -281,31 +285,6 @@ impl Default for GenerationConfig {
     }
 }
 
-/// Spellings of other trainers that are understood: `(theirs, ours)`.
-const ALIASES: &[(&str, &str)] = &[
-    ("micro_batch_size", "per_device_train_batch_size"),
-    ("local_batch_size", "per_device_train_batch_size"),
-    ("seq_len", "max_length"),
-    ("seq_length", "max_length"),
-    ("sequence_len", "max_length"),
-    ("cutoff_len", "max_length"),
-    ("max_seq_length", "max_length"),
-    ("block_size", "max_length"),
-    ("lr", "learning_rate"),
-    ("min_lr", "min_learning_rate"),
-    ("lr_warmup_steps", "warmup_steps"),
-    ("train_iters", "max_steps"),
-    ("max_norm", "max_grad_norm"),
-    ("clip_grad", "max_grad_norm"),
-    ("grad_clip", "max_grad_norm"),
-    ("keep_latest_k", "save_total_limit"),
-    ("model_name_or_path", "path"),
-    ("base_model", "path"),
-    ("fp8_margin", "margin"),
-    ("fp8_amax_history_len", "amax_history_len"),
-    ("fp8_amax_compute_algo", "amax_compute_algo"),
-];
-
 impl RunConfig {
     /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
     pub fn load(path: &Path, settings: &[String]) -> Result<RunConfig> {
@@ -391,6 +370,11 @@ impl RunConfig {
         }
     }
 
+    /// What is cast to what.
+    pub fn recipe(&self) -> Recipe {
+        self.precision.recipe_at(self.training.per_device_train_batch_size * self.data.max_length)
+    }
+
     /// Tokens per optimizer step.
     pub fn tokens_per_step(&self) -> u64 {
         let t = &self.training;
@@ -468,186 +452,5 @@ fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)>) {
     }
 }
 
-/// All keys there are, as dotted paths.
-struct Known(Vec<String>);
-
-impl Known {
-    fn new() -> Known {
-        let mut keys = Vec::new();
-        flatten("", &Table::try_from(RunConfig::default()).expect("a configuration is a table"), &mut keys);
-        Known(keys.into_iter().map(|(key, _)| key).collect())
-    }
-
-    fn is_table(&self, path: &str) -> bool {
-        self.0.iter().any(|key| key.starts_with(&format!("{path}.")))
-    }
-
-    /// Replaces aliases and reports keys that do not exist.
-    fn canonical(&self, table: &mut Table, prefix: &str, problems: &mut Vec<String>) {
-        let keys: Vec<String> = table.keys().cloned().collect();
-        for key in keys {
-            let path = format!("{prefix}{key}");
-            if self.is_table(&path) {
-                match table.get_mut(&key) {
-                    Some(Value::Table(inner)) => self.canonical(inner, &format!("{path}."), problems),
-                    _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
-                }
-            } else if !self.0.contains(&path) {
-                let ours =
-                    ALIASES.iter().find(|(theirs, ours)| *theirs == key && self.0.contains(&format!("{prefix}{ours}")));
-                match ours {
-                    Some((_, ours)) if table.contains_key(*ours) => {
-                        problems.push(format!("`{path}` and `{prefix}{ours}` mean the same; keep one"));
-                    }
-                    Some((_, ours)) => {
-                        let value = table.remove(&key).expect("the key was just listed");
-                        table.insert((*ours).to_string(), value);
-                    }
-                    None => problems.push(self.unknown(&path)),
-                }
-            }
-        }
-    }
-
-    fn unknown(&self, path: &str) -> String {
-        let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
-        let similarity = |key: &String| {
-            let whole = strsim::jaro_winkler(path, key);
-            whole.max(strsim::jaro_winkler(&last(path), &last(key)))
-        };
-        let best = self.0.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-        match best.filter(|key| similarity(key) > 0.8) {
-            Some(key) => format!("`{path}` is not a setting; did you mean `{key}`?"),
-            None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
-        }
-    }
-
-    /// Applies `key=value`.
-    fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
-        let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
-        let key = key.trim();
-        let path = self.resolve(key)?;
-        // What is no TOML value is a string: `--set recipe=bf16` needs no quotes.
-        let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
-        let value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
-        let mut inner = table;
-        let mut names: Vec<&str> = path.split('.').collect();
-        let name = names.pop().expect("a path has a last part");
-        for section in names {
-            let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
-            inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
-        }
-        inner.insert(name.to_string(), value);
-        Ok(())
-    }
-
-    fn resolve(&self, key: &str) -> Result<String, String> {
-        if self.0.iter().any(|known| known == key) {
-            return Ok(key.to_string());
-        }
-        let (section, name) = key.rsplit_once('.').map_or((None, key), |(s, n)| (Some(s), n));
-        let name = ALIASES.iter().find(|(theirs, _)| *theirs == name).map_or(name, |(_, ours)| ours);
-        let matches = |known: &&String| match section {
-            Some(section) => **known == format!("{section}.{name}"),
-            None => known.rsplit('.').next() == Some(name),
-        };
-        let found: Vec<&String> = self.0.iter().filter(matches).collect();
-        match found.as_slice() {
-            [] => Err(self.unknown(key)),
-            [one] => Ok((*one).clone()),
-            many => Err(format!(
-                "`{key}` could be {}; write the whole path",
-                many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
-            )),
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run.toml");
-        std::fs::write(&path, text).unwrap();
-        RunConfig::load(&path, &settings.iter().map(|s| s.to_string()).collect::<Vec<_>>())
-    }
-
-    const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
-
-    #[test]
-    fn the_reference_shows_every_key_at_its_default() {
-        let text =
-            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml")).unwrap();
-        let shown: Table = text.parse().unwrap();
-        let mut keys = Vec::new();
-        flatten("", &shown, &mut keys);
-        let mut shown_keys: Vec<_> = keys.iter().map(|(k, _)| k.clone()).collect();
-        let mut known = Known::new().0;
-        shown_keys.sort();
-        known.sort();
-        assert_eq!(shown_keys, known);
-        assert_eq!(shown.try_into::<RunConfig>().unwrap(), RunConfig::default());
-    }
-
-    #[test]
-    fn misspelt_keys_are_errors_with_a_suggestion() {
-        let error = load(&format!("{SMALL}[training]\nlearning_rte = 1e-3\n"), &[]).unwrap_err().to_string();
-        assert!(
-            error.ends_with("`training.learning_rte` is not a setting; did you mean `training.learning_rate`?"),
-            "{error}"
-        );
-        let error = load(&format!("{SMALL}[trainig]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
-        assert!(error.contains("`trainig` is not a setting"), "{error}");
-    }
-
-    #[test]
-    fn every_problem_is_reported_at_once() {
-        let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5", "nonsense"]).unwrap_err().to_string();
-        assert!(error.contains("--set nonsense: expected key=value"), "{error}");
-        let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5"]).unwrap_err().to_string();
-        for part in ["model.path", "train_files", "logging_steps", "adam_beta1"] {
-            assert!(error.contains(part), "{part} in {error}");
-        }
-    }
-
-    #[test]
-    fn settings_take_bare_keys_dotted_paths_and_words() {
-        let config =
-            load(SMALL, &["recipe=fp8-delayed", "training.max_steps=7", "lr=0.5", "prompts=[\"a\", \"b\"]"]).unwrap();
-        assert_eq!(config.precision.recipe, crate::recipe::RecipeName::Fp8Delayed);
-        assert_eq!((config.training.max_steps, config.training.learning_rate), (7, 0.5));
-        assert_eq!(config.generation.prompts, ["a", "b"]);
-    }
-
-    #[test]
-    fn other_trainers_spellings_are_understood_once() {
-        let config = load(&format!("{SMALL}seq_len = 77\n[training]\nmicro_batch_size = 3\n"), &[]).unwrap();
-        assert_eq!((config.data.max_length, config.training.per_device_train_batch_size), (77, 3));
-        let error = load(&format!("{SMALL}seq_len = 77\nmax_length = 5\n"), &[]).unwrap_err().to_string();
-        assert!(error.contains("mean the same"), "{error}");
-    }
-
-    #[test]
-    fn the_resolved_configuration_reads_back() {
-        let config = load(SMALL, &["max_steps=3"]).unwrap();
-        assert_eq!(load(&config.to_toml(), &[]).unwrap(), config);
-    }
-
-    #[test]
-    fn a_resumed_run_keeps_its_shape() {
-        let saved = load(SMALL, &["max_steps=3"]).unwrap();
-        let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
-        let wider = load(SMALL, &["max_steps=3", "recipe=fp32"]).unwrap();
-        assert!(
-            wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot go on as `fp32`")
-        );
-        assert_eq!(
-            longer.check_resume(&saved).unwrap(),
-            [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]
-        );
-        let other = load(SMALL, &["max_length=9"]).unwrap();
-        assert!(other.check_resume(&saved).unwrap_err().to_string().contains("`data.max_length` was 1024"));
-    }
-}
+mod tests;

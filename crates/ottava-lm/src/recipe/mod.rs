@@ -1,7 +1,13 @@
 //! What is cast to what: a recipe is a value, interpreted by [`crate::scaling`] and [`crate::layers::Linear`] alone.
 
+mod fp8_pays;
+mod linears;
+
+pub use fp8_pays::{FP8_PAYS, Fp8Pays};
+pub use linears::{Decision, Exceptions, LinearSite};
+
 use crate::error::{Error, Result};
-use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling};
+use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Granularity};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +81,8 @@ pub struct Recipe {
     pub casts: Option<Casts>,
     /// How FP8 products add up.
     pub products: Products,
+    /// Linears that stay in `compute` all the same; [`Recipe::decide`] tells for each.
+    pub exceptions: Exceptions,
 }
 
 /// The recipes one can name.
@@ -141,8 +149,26 @@ pub struct Precision {
     pub amax_compute_algo: AmaxReducer,
     /// Headroom of delayed scaling in powers of two.
     pub margin: i32,
+    /// Steps from one computation of a delayed scale to the next.
+    pub interval: u32,
+    /// What delayed scaling does with an amax that is not finite: `quarantine` (passed over) or `keep` (enters the history).
+    pub non_finite: NonFinite,
     /// What delayed scaling does in its first step: `current` or `unscaled`.
     pub first_step: FirstStep,
+    /// How FP8 products of forward add up: `fast` or `exact`.
+    pub fprop_accumulation: Accumulation,
+    /// The same for gradients by inputs.
+    pub dgrad_accumulation: Accumulation,
+    /// The same for gradients by weights.
+    pub wgrad_accumulation: Accumulation,
+    /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
+    pub high_precision_layers: Vec<String>,
+    /// Blocks at the start whose linears stay in BF16.
+    pub first_layers_bf16: usize,
+    /// Blocks at the end whose linears stay in BF16.
+    pub last_layers_bf16: usize,
+    /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
+    pub skip_slow_linears: bool,
 }
 
 impl Default for Precision {
@@ -153,7 +179,17 @@ impl Default for Precision {
             amax_history_len: 1024,
             amax_compute_algo: AmaxReducer::Max,
             margin: 0,
+            interval: 1,
+            non_finite: NonFinite::Quarantine,
             first_step: FirstStep::Current,
+            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them.
+            fprop_accumulation: Accumulation::Fast,
+            dgrad_accumulation: Accumulation::Exact,
+            wgrad_accumulation: Accumulation::Exact,
+            high_precision_layers: Vec::new(),
+            first_layers_bf16: 0,
+            last_layers_bf16: 0,
+            skip_slow_linears: false,
         }
     }
 }
@@ -169,12 +205,30 @@ impl Precision {
             problems
                 .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
         }
+        if !(1..=1 << 20).contains(&self.interval) {
+            problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
+        }
+        if self.high_precision_layers.iter().any(String::is_empty) {
+            problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
+        }
         problems
     }
 
-    /// The recipe these settings describe.
+    /// The recipe these settings describe in a run with micro-batches of this many tokens.
+    pub fn recipe_at(&self, micro_batch_tokens: usize) -> Recipe {
+        let mut recipe = self.recipe();
+        recipe.exceptions.slow_at = self.skip_slow_linears.then_some(micro_batch_tokens);
+        recipe
+    }
+
+    /// The recipe these settings describe, where speed decides nothing.
     pub fn recipe(&self) -> Recipe {
-        let how = DelayedScaling { reducer: self.amax_compute_algo, margin: self.margin };
+        let how = DelayedScaling {
+            reducer: self.amax_compute_algo,
+            margin: self.margin,
+            interval: self.interval,
+            non_finite: self.non_finite,
+        };
         let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
         let (compute, scaling) = match self.recipe {
             RecipeName::Fp32 => (DType::F32, None),
@@ -195,8 +249,17 @@ impl Precision {
                 weight: cast(DType::E4M3, scaling),
                 grad_output: cast(gradients, scaling),
             }),
-            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them.
-            products: Products { fprop: Accumulation::Fast, dgrad: Accumulation::Exact, wgrad: Accumulation::Exact },
+            products: Products {
+                fprop: self.fprop_accumulation,
+                dgrad: self.dgrad_accumulation,
+                wgrad: self.wgrad_accumulation,
+            },
+            exceptions: Exceptions {
+                patterns: self.high_precision_layers.clone(),
+                first: self.first_layers_bf16,
+                last: self.last_layers_bf16,
+                slow_at: None,
+            },
         }
     }
 }

@@ -1,0 +1,117 @@
+//! The keys of a configuration: which there are, and how they are found.
+
+use super::{RunConfig, flatten, theirs};
+use toml::{Table, Value};
+
+/// All keys there are, as dotted paths.
+pub(super) struct Known(pub(super) Vec<String>);
+
+impl Known {
+    pub(super) fn new() -> Known {
+        let mut keys = Vec::new();
+        flatten("", &Table::try_from(RunConfig::default()).expect("a configuration is a table"), &mut keys);
+        Known(keys.into_iter().map(|(key, _)| key).collect())
+    }
+
+    fn is_table(&self, path: &str) -> bool {
+        self.0.iter().any(|key| key.starts_with(&format!("{path}.")))
+    }
+
+    /// Replaces aliases and reports keys that do not exist.
+    pub(super) fn canonical(&self, table: &mut Table, prefix: &str, problems: &mut Vec<String>) {
+        let keys: Vec<String> = table.keys().cloned().collect();
+        for key in keys {
+            let path = format!("{prefix}{key}");
+            if self.is_table(&path) {
+                match table.get_mut(&key) {
+                    Some(Value::Table(inner)) => self.canonical(inner, &format!("{path}."), problems),
+                    _ => problems.push(format!("`{path}` is a table: write its settings under [{path}]")),
+                }
+                continue;
+            }
+            match theirs::translate(&key, &table[&key]) {
+                None if self.0.contains(&path) => {}
+                None => problems.push(self.unknown(&path)),
+                Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
+                Some(Ok(None)) => drop(table.remove(&key)),
+                Some(Ok(Some((ours, _)))) if !self.0.contains(&format!("{prefix}{ours}")) => {
+                    problems.push(self.elsewhere(&path, ours));
+                }
+                Some(Ok(Some((ours, _)))) if ours != key && table.contains_key(ours) => {
+                    problems.push(format!("`{path}` and `{prefix}{ours}` mean the same; keep one"));
+                }
+                Some(Ok(Some((ours, value)))) => {
+                    table.remove(&key);
+                    table.insert(ours.to_string(), value);
+                }
+            }
+        }
+    }
+
+    /// What to say of a name that would be understood in another table.
+    fn elsewhere(&self, path: &str, ours: &str) -> String {
+        match self.0.iter().find(|known| known.rsplit('.').next() == Some(ours)) {
+            Some(known) => format!("`{path}` is `{known}` here"),
+            None => self.unknown(path),
+        }
+    }
+
+    fn unknown(&self, path: &str) -> String {
+        let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
+        let similarity = |key: &String| {
+            let whole = strsim::jaro_winkler(path, key);
+            whole.max(strsim::jaro_winkler(&last(path), &last(key)))
+        };
+        let best = self.0.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        match best.filter(|key| similarity(key) > 0.8) {
+            Some(key) => format!("`{path}` is not a setting; did you mean `{key}`?"),
+            None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
+        }
+    }
+
+    /// Applies `key=value`.
+    pub(super) fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
+        let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
+        let key = key.trim();
+        // What is no TOML value is a string: `--set recipe=bf16` needs no quotes.
+        let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
+        let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
+        match theirs::translate(key.rsplit('.').next().unwrap_or_default(), &value) {
+            Some(Err(reason)) => return Err(reason.to_string()),
+            Some(Ok(None)) => return Ok(()),
+            Some(Ok(Some((_, ours)))) => value = ours,
+            None => {}
+        }
+        let path = self.resolve(key)?;
+        let mut inner = table;
+        let mut names: Vec<&str> = path.split('.').collect();
+        let name = names.pop().expect("a path has a last part");
+        for section in names {
+            let entry = inner.entry(section).or_insert_with(|| Value::Table(Table::new()));
+            inner = entry.as_table_mut().ok_or_else(|| format!("`{section}` is not a table in the file"))?;
+        }
+        inner.insert(name.to_string(), value);
+        Ok(())
+    }
+
+    fn resolve(&self, key: &str) -> Result<String, String> {
+        if self.0.iter().any(|known| known == key) {
+            return Ok(key.to_string());
+        }
+        let (section, name) = key.rsplit_once('.').map_or((None, key), |(s, n)| (Some(s), n));
+        let name = theirs::ours(name).unwrap_or(name);
+        let matches = |known: &&String| match section {
+            Some(section) => **known == format!("{section}.{name}"),
+            None => known.rsplit('.').next() == Some(name),
+        };
+        let found: Vec<&String> = self.0.iter().filter(matches).collect();
+        match found.as_slice() {
+            [] => Err(self.unknown(key)),
+            [one] => Ok((*one).clone()),
+            many => Err(format!(
+                "`{key}` could be {}; write the whole path",
+                many.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or ")
+            )),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+use super::*;
+
+fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.toml");
+    std::fs::write(&path, text).unwrap();
+    RunConfig::load(&path, &settings.iter().map(|s| s.to_string()).collect::<Vec<_>>())
+}
+
+const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
+
+#[test]
+fn the_reference_shows_every_key_at_its_default() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/reference.toml")).unwrap();
+    let shown: Table = text.parse().unwrap();
+    let mut keys = Vec::new();
+    flatten("", &shown, &mut keys);
+    let mut shown_keys: Vec<_> = keys.iter().map(|(k, _)| k.clone()).collect();
+    let mut known = Known::new().0;
+    shown_keys.sort();
+    known.sort();
+    assert_eq!(shown_keys, known);
+    assert_eq!(shown.try_into::<RunConfig>().unwrap(), RunConfig::default());
+}
+
+#[test]
+fn misspelt_keys_are_errors_with_a_suggestion() {
+    let error = load(&format!("{SMALL}[training]\nlearning_rte = 1e-3\n"), &[]).unwrap_err().to_string();
+    assert!(
+        error.ends_with("`training.learning_rte` is not a setting; did you mean `training.learning_rate`?"),
+        "{error}"
+    );
+    let error = load(&format!("{SMALL}[trainig]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
+    assert!(error.contains("`trainig` is not a setting"), "{error}");
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5", "nonsense"]).unwrap_err().to_string();
+    assert!(error.contains("--set nonsense: expected key=value"), "{error}");
+    let error = load("[training]\nlogging_steps = 0\n", &["adam_beta1=1.5"]).unwrap_err().to_string();
+    for part in ["model.path", "train_files", "logging_steps", "adam_beta1"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+}
+
+#[test]
+fn settings_take_bare_keys_dotted_paths_and_words() {
+    let config =
+        load(SMALL, &["recipe=fp8-delayed", "training.max_steps=7", "lr=0.5", "prompts=[\"a\", \"b\"]"]).unwrap();
+    assert_eq!(config.precision.recipe, crate::recipe::RecipeName::Fp8Delayed);
+    assert_eq!((config.training.max_steps, config.training.learning_rate), (7, 0.5));
+    assert_eq!(config.generation.prompts, ["a", "b"]);
+}
+
+#[test]
+fn other_trainers_spellings_are_understood_once() {
+    let config = load(&format!("{SMALL}seq_len = 77\n[training]\nmicro_batch_size = 3\n"), &[]).unwrap();
+    assert_eq!((config.data.max_length, config.training.per_device_train_batch_size), (77, 3));
+    let error = load(&format!("{SMALL}seq_len = 77\nmax_length = 5\n"), &[]).unwrap_err().to_string();
+    assert!(error.contains("mean the same"), "{error}");
+}
+
+#[test]
+fn the_resolved_configuration_reads_back() {
+    let config = load(SMALL, &["max_steps=3"]).unwrap();
+    assert_eq!(load(&config.to_toml(), &[]).unwrap(), config);
+}
+
+#[test]
+fn a_resumed_run_keeps_its_shape() {
+    let saved = load(SMALL, &["max_steps=3"]).unwrap();
+    let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
+    let wider = load(SMALL, &["max_steps=3", "recipe=fp32"]).unwrap();
+    assert!(wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot go on as `fp32`"));
+    assert_eq!(
+        longer.check_resume(&saved).unwrap(),
+        [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]
+    );
+    let other = load(SMALL, &["max_length=9"]).unwrap();
+    assert!(other.check_resume(&saved).unwrap_err().to_string().contains("`data.max_length` was 1024"));
+}
+
+/// Under `[precision]`, in words of other trainers, and what is read.
+fn precision(lines: &str) -> Result<Precision> {
+    load(&format!("{SMALL}[precision]\n{lines}\n"), &[]).map(|config| config.precision)
+}
+
+#[test]
+fn names_with_our_meaning_are_understood() {
+    let same = [
+        ("fp8_margin = 2", "margin = 2"),
+        ("fp8_interval = 3", "interval = 3"),
+        ("fp8-amax-history-len = 16", "amax_history_len = 16"),
+        ("fp8_amax_compute_algo = \"most_recent\"", "amax_compute_algo = \"most_recent\""),
+        ("fp8_format = \"E4M3\"", "fp8_format = \"e4m3\""),
+        ("fp8_format = \"HYBRID\"", "fp8_format = \"hybrid\""),
+        ("fp8_recipe = \"delayed\"", "recipe = \"fp8-delayed\""),
+        ("fp8_recipe = \"tensorwise\"", "recipe = \"fp8-current\""),
+        ("recipe_name = \"tensorwise\"", "recipe = \"fp8-current\""),
+        ("scaling_type = \"dynamic\"", "recipe = \"fp8-current\""),
+        ("num_layers_at_start_in_bf16 = 1", "first_layers_bf16 = 1"),
+        ("num_layers_at_end_in_bf16 = 2", "last_layers_bf16 = 2"),
+        ("auto_filter_small_kn = true", "skip_slow_linears = true"),
+    ];
+    for (theirs, ours) in same {
+        let expected = precision(ours).unwrap();
+        assert_eq!(precision(theirs).unwrap(), expected, "{theirs}");
+        assert!(ours.ends_with("hybrid\"") || expected != Precision::default(), "{ours} says something");
+        assert_eq!(load(SMALL, &[theirs]).unwrap().precision, expected, "--set {theirs}");
+    }
+}
+
+#[test]
+fn names_that_say_what_is_so_anyway_are_accepted() {
+    let lines = [
+        "override_linear_precision = [false, false, false]",
+        "fp8_wgrad = true",
+        "first_last_layers_bf16 = false",
+        "fp8_dot_product_attention = false",
+        "fp8_param_gather = false",
+        "fp8_communication = false",
+        "use_mxfp8_block_scaling = false",
+        "pad_inner_dim = true",
+        "use_autocast_during_eval = true",
+    ];
+    for line in lines {
+        assert_eq!(precision(line).unwrap(), Precision::default(), "{line}");
+        assert_eq!(load(SMALL, &[line]).unwrap().precision, Precision::default(), "--set {line}");
+    }
+}
+
+#[test]
+fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
+    let refused = [
+        ("use_fp8 = true", "`recipe = \"fp8-current\"`"),
+        ("enable_fp8 = true", "`recipe = \"fp8-delayed\"`"),
+        ("fp8 = \"hybrid\"", "`fp8_format` for the formats"),
+        ("fp8 = true", "FP8 has no switch of its own"),
+        ("transformer_engine = true", "FP8 has no switch of its own"),
+        ("enable_float8_linear = true", "FP8 has no switch of its own"),
+        ("mixed_precision = \"fp8\"", "`recipe = \"bf16\"`"),
+        ("opt_level = \"O2\"", "[optimizer]"),
+        ("fp8_format = \"E5M2\"", "two bits of mantissa"),
+        ("fp8_recipe = \"blockwise\"", "one per tensor"),
+        ("fp8_recipe = \"mxfp8\"", "Blackwell"),
+        ("recipe_name = \"rowwise\"", "one per tensor"),
+        ("override_linear_precision = [false, false, true]", "`high_precision_layers` keeps whole linears"),
+        ("fp8_wgrad = false", "`high_precision_layers` keeps whole linears"),
+        ("first_last_layers_bf16 = true", "`first_layers_bf16 = 1`"),
+        ("fp8_multi_head_attention = true", "attention computes in BF16"),
+        ("fp8_param_gather = true", "nothing is gathered"),
+        ("fp8_communication = true", "no communication"),
+        ("tp_only_amax_red = true", "nobody to reduce amaxes with"),
+        ("use_mxfp8_block_scaling = true", "Blackwell"),
+        ("calibrating = true", "`first_step = \"current\"`"),
+        ("use_split_accumulator = true", "`dgrad_accumulation`"),
+        ("filter_fqns = [\"lm_head\"]", "`high_precision_layers`"),
+        ("modules_to_not_convert = [\"lm_head\"]", "`high_precision_layers`"),
+        ("pad_inner_dim = false", "padded by the cast"),
+        ("round_scales_to_power_of_2 = true", "powers of two"),
+        ("force_recompute_fp8_weight_in_bwd = true", "`weight_codes` under [memory]"),
+        ("use_autocast_during_eval = false", "`ottava eval`"),
+    ];
+    for (line, reason) in refused {
+        let name = line.split(' ').next().unwrap();
+        let error = precision(line).unwrap_err().to_string();
+        assert!(error.contains(&format!("`precision.{name}`: ")) && error.contains(reason), "{line}: {error}");
+        let error = load(SMALL, &[line]).unwrap_err().to_string();
+        assert!(error.contains(reason), "--set {line}: {error}");
+        let error = load(&format!("{line}\n{SMALL}"), &[]).unwrap_err().to_string();
+        assert!(error.contains(reason), "at the top, {line}: {error}");
+    }
+    let error = load(&format!("{SMALL}[training]\nfp8_margin = 1\n"), &[]).unwrap_err().to_string();
+    assert!(error.ends_with("`training.fp8_margin` is `precision.margin` here"), "{error}");
+    let error = precision("fp8_margin = 1\nmargin = 1").unwrap_err().to_string();
+    assert!(error.contains("mean the same"), "{error}");
+    let error = load(&format!("{SMALL}[float8]\nrecipe_name = \"tensorwise\"\n"), &[]).unwrap_err().to_string();
+    assert!(error.contains("`float8`: FP8 has no switch"), "{error}");
+}
+
+#[test]
+fn precision_is_checked_with_the_rest() {
+    for (line, reason) in [
+        ("interval = 0", "`precision.interval` is 0"),
+        ("high_precision_layers = [\"\"]", "empty pattern"),
+        ("non_finite = \"ignore\"", "quarantine"),
+        ("wgrad_accumulation = \"slow\"", "exact"),
+    ] {
+        let error = precision(line).unwrap_err().to_string();
+        assert!(error.contains(reason), "{line}: {error}");
+    }
+}

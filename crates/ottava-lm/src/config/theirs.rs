@@ -1,0 +1,207 @@
+//! Names that people bring from other trainers: understood where they mean what one of ours means, refused with a reason where not.
+
+use toml::Value;
+
+/// What a name of another trainer is here.
+enum Meaning {
+    /// Another spelling of this key.
+    Is(&'static str),
+    /// This key, whose values have other names: each is one of ours, or refused with a reason.
+    Values(&'static str, &'static [(&'static str, Result<&'static str, &'static str>)]),
+    /// Understood at this one value, which is how things are anyway; refused at others, because.
+    Only(&'static str, &'static str),
+    /// Refused, because.
+    Not(&'static str),
+}
+
+use Meaning::{Is, Not, Only, Values};
+
+const THEIRS: &[(&str, Meaning)] = &[
+    ("micro_batch_size", Is("per_device_train_batch_size")),
+    ("local_batch_size", Is("per_device_train_batch_size")),
+    ("seq_len", Is("max_length")),
+    ("seq_length", Is("max_length")),
+    ("sequence_len", Is("max_length")),
+    ("cutoff_len", Is("max_length")),
+    ("max_seq_length", Is("max_length")),
+    ("block_size", Is("max_length")),
+    ("lr", Is("learning_rate")),
+    ("min_lr", Is("min_learning_rate")),
+    ("lr_warmup_steps", Is("warmup_steps")),
+    ("train_iters", Is("max_steps")),
+    ("max_norm", Is("max_grad_norm")),
+    ("clip_grad", Is("max_grad_norm")),
+    ("grad_clip", Is("max_grad_norm")),
+    ("keep_latest_k", Is("save_total_limit")),
+    ("model_name_or_path", Is("path")),
+    ("base_model", Is("path")),
+    // Transformer Engine and Accelerate; amax_history_len, amax_compute_algo, margin and interval are ours as well.
+    ("fp8_format", Values("fp8_format", FORMATS)),
+    ("override_linear_precision", Only("[false, false, false]", ONE_PRODUCT)),
+    (
+        "use_autocast_during_eval",
+        Only("true", "evaluation runs in the precision of training; `ottava eval` takes another"),
+    ),
+    ("use_mxfp8_block_scaling", Only("false", MXFP8)),
+    ("calibrating", Only("false", CALIBRATION)),
+    ("fp8_calibration", Only("false", CALIBRATION)),
+    ("use_split_accumulator", Not(SUMS)),
+    ("fp8_gemm_fprop", Not(SUMS)),
+    ("fp8_gemm_dgrad", Not(SUMS)),
+    ("fp8_gemm_wgrad", Not(SUMS)),
+    ("is_first_microbatch", Not("weights are always cast once per step")),
+    ("fp8_dpa", Only("false", ATTENTION)),
+    ("fp8_mha", Only("false", ATTENTION)),
+    ("mixed_precision", Not("write `recipe = \"bf16\"`, \"fp8-delayed\" or \"fp8-current\" under [precision]")),
+    ("fp8_backend", Not("there is one, ours; `recipe` under [precision] names how scales are found")),
+    (
+        "opt_level",
+        Not(
+            "levels of MS-AMP choose several things at once: write `recipe` under [precision], and under [optimizer] what it keeps",
+        ),
+    ),
+    // Megatron and NeMo.
+    ("fp8", Not(SWITCH)),
+    ("fp8_recipe", Values("recipe", MEGATRON_RECIPES)),
+    ("fp8_margin", Is("margin")),
+    ("fp8_interval", Is("interval")),
+    ("fp8_amax_history_len", Is("amax_history_len")),
+    ("fp8_amax_compute_algo", Is("amax_compute_algo")),
+    ("fp8_wgrad", Only("true", ONE_PRODUCT)),
+    (
+        "first_last_layers_bf16",
+        Only("false", "say how many: `first_layers_bf16 = 1` and `last_layers_bf16 = 1` under [precision]"),
+    ),
+    ("num_layers_at_start_in_bf16", Is("first_layers_bf16")),
+    ("num_layers_at_end_in_bf16", Is("last_layers_bf16")),
+    ("fp8_param", Only("false", PARAMETERS)),
+    ("fp8_param_gather", Only("false", PARAMETERS)),
+    ("tp_only_amax_red", Only("false", "one GPU trains; there is nobody to reduce amaxes with")),
+    ("fp8_dot_product_attention", Only("false", ATTENTION)),
+    ("fp8_multi_head_attention", Only("false", ATTENTION)),
+    ("keep_fp8_transpose_cache", Not("what is kept of weights is `weight_codes` under [memory]")),
+    ("fp8_e4m3", Not("write `fp8_format = \"e4m3\"` under [precision]")),
+    ("fp8_hybrid", Not("write `fp8_format = \"hybrid\"` under [precision]")),
+    ("transformer_engine", Not(SWITCH)),
+    ("transformer_impl", Not(SWITCH)),
+    // Colossal-AI.
+    (
+        "use_fp8",
+        Not(
+            "Colossal-AI scales by the tensor's own amax: write `recipe = \"fp8-current\"` under [precision], or another recipe",
+        ),
+    ),
+    ("fp8_communication", Only("false", "one GPU trains; there is no communication")),
+    // torchao and torchtitan.
+    ("float8", Not(SWITCH)),
+    ("enable_fp8", Not(SWITCH)),
+    ("enable_fp8_linear", Not(SWITCH)),
+    ("enable_float8_linear", Not(SWITCH)),
+    ("recipe_name", Values("recipe", TORCHAO_RECIPES)),
+    ("scaling_type", Values("recipe", TORCHAO_SCALINGS)),
+    ("filter_fqns", Not(FILTER)),
+    ("module_filter_fn", Not(FILTER)),
+    ("modules_to_not_convert", Not(FILTER)),
+    ("auto_filter_small_kn", Is("skip_slow_linears")),
+    ("pad_inner_dim", Only("true", "operands of any shape are padded by the cast, since the tensor cores demand it")),
+    ("round_scales_to_power_of_2", Only("false", "scales are not rounded to powers of two")),
+    (
+        "force_recompute_fp8_weight_in_bwd",
+        Not("whether weights are cast again for each product is `weight_codes` under [memory]"),
+    ),
+    ("enable_fsdp_float8_all_gather", Only("false", PARAMETERS)),
+    ("precompute_float8_dynamic_scale_for_fsdp", Only("false", PARAMETERS)),
+    ("emulate", Not("`device = \"cpu\"` emulates FP8 bit for bit")),
+];
+
+const FORMATS: &[(&str, Result<&str, &str>)] = &[
+    ("HYBRID", Ok("hybrid")),
+    ("E4M3", Ok("e4m3")),
+    (
+        "E5M2",
+        Err(
+            "inputs and weights in E5M2 are not offered, since two bits of mantissa lose too much; \"hybrid\" has gradients in E5M2",
+        ),
+    ),
+    (
+        "e5m2",
+        Err(
+            "inputs and weights in E5M2 are not offered, since two bits of mantissa lose too much; \"hybrid\" has gradients in E5M2",
+        ),
+    ),
+];
+
+const MEGATRON_RECIPES: &[(&str, Result<&str, &str>)] = &[
+    ("delayed", Ok("fp8-delayed")),
+    ("tensorwise", Ok("fp8-current")),
+    ("blockwise", Err(NO_BLOCKS)),
+    ("mxfp8", Err(MXFP8)),
+    ("custom", Err("there are no custom recipes; the keys of [precision] are all there is")),
+];
+
+const TORCHAO_RECIPES: &[(&str, Result<&str, &str>)] =
+    &[("tensorwise", Ok("fp8-current")), ("rowwise", Err(NO_BLOCKS)), ("rowwise_with_gw_hp", Err(NO_BLOCKS))];
+
+const TORCHAO_SCALINGS: &[(&str, Result<&str, &str>)] = &[
+    ("dynamic", Ok("fp8-current")),
+    ("delayed", Ok("fp8-delayed")),
+    ("static", Err("scales that never change are not offered; \"fp8-delayed\" follows the tensors")),
+];
+
+const SWITCH: &str = "FP8 has no switch of its own: write `recipe = \"fp8-delayed\"` or \"fp8-current\" under [precision], and `fp8_format` for the formats";
+const ONE_PRODUCT: &str = "the three products of a linear are cast alike: `high_precision_layers` keeps whole linears in BF16, and \
+    `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` set how each adds up";
+const SUMS: &str = "each product has a key for how it adds up: `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` under [precision], \"fast\" or \"exact\"";
+const ATTENTION: &str = "attention computes in BF16 in every recipe";
+const PARAMETERS: &str =
+    "weights are kept in BF16 beside their FP8 codes, and one GPU trains, so that nothing is gathered";
+const CALIBRATION: &str = "a run in BF16 measures nothing for FP8; `first_step = \"current\"` does without";
+const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
+const MXFP8: &str = "MXFP8 needs a Blackwell GPU; \"fp8-current\" and \"fp8-delayed\" have one scale per tensor";
+const NO_BLOCKS: &str =
+    "scales of rows and blocks are not offered; \"fp8-current\" and \"fp8-delayed\" have one per tensor";
+
+/// `name` without the dashes of a command line.
+fn plain(name: &str) -> String {
+    name.trim_start_matches("--").replace('-', "_")
+}
+
+/// Our key for `name`, if it is one of theirs that has one.
+pub(super) fn ours(name: &str) -> Option<&'static str> {
+    let name = plain(name);
+    THEIRS.iter().find(|(theirs, _)| *theirs == name).and_then(|(_, meaning)| match meaning {
+        Is(ours) | Values(ours, _) => Some(*ours),
+        Only(..) | Not(_) => None,
+    })
+}
+
+/// What the setting `name = value` of another trainer is here: one of ours, nothing because it is so anyway, or not possible for
+/// the reason given. `None` where no such name is known.
+#[allow(clippy::type_complexity)]
+pub(super) fn translate(name: &str, value: &Value) -> Option<Result<Option<(&'static str, Value)>, &'static str>> {
+    let name = plain(name);
+    let (_, meaning) = THEIRS.iter().find(|(theirs, _)| *theirs == name)?;
+    Some(match meaning {
+        Is(ours) => Ok(Some((*ours, value.clone()))),
+        Values(ours, values) => match values.iter().find(|(theirs, _)| value.as_str() == Some(*theirs)) {
+            Some((_, Ok(word))) => Ok(Some((*ours, Value::String(word.to_string())))),
+            Some((_, Err(reason))) => Err(*reason),
+            None => Ok(Some((*ours, value.clone()))),
+        },
+        Only(only, _) if value.to_string() == *only => Ok(None),
+        Only(_, reason) | Not(reason) => Err(*reason),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_has_two_meanings() {
+        let mut names: Vec<_> = THEIRS.iter().map(|(name, _)| *name).collect();
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+        assert!(names.iter().all(|name| plain(name) == *name), "names are written with underscores");
+    }
+}

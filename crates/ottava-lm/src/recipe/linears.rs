@@ -1,0 +1,233 @@
+//! Which linears a recipe casts: one decision for each, made here when it is built and when it is planned.
+
+use super::{Casts, FP8_PAYS, Products, Recipe, Scaling};
+use crate::error::{Error, Result};
+use ottava_tensor::ops::AmaxReducer;
+
+/// Linears that stay in the compute type of a recipe that casts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Exceptions {
+    /// Patterns of names: `*` stands for any characters, `?` for one.
+    pub patterns: Vec<String>,
+    /// Blocks at the start.
+    pub first: usize,
+    /// Blocks at the end.
+    pub last: usize,
+    /// Tokens of a micro-batch, where linears that FP8 would make slower are exceptions too.
+    pub slow_at: Option<usize>,
+}
+
+/// A linear and its place in a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearSite {
+    /// Its name in the scaling state, as `model.layers.0.self_attn.qkv_proj`.
+    pub name: String,
+    /// Hugging Face's names of the linears that it is made of, which are decided together.
+    pub parts: Vec<String>,
+    /// `N`.
+    pub outputs: usize,
+    /// `K`.
+    pub inputs: usize,
+    /// The number of its block, and how many blocks there are; `None` for a linear by itself.
+    pub block: Option<(usize, usize)>,
+}
+
+/// What a recipe does with a linear.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// Its casts, and how its products add up; `None` leaves it in the compute type.
+    pub fp8: Option<(Casts, Products)>,
+    /// Why, in words for a plan.
+    pub reason: String,
+}
+
+impl Recipe {
+    /// What becomes of the linear at `site`.
+    ///
+    /// Errors when patterns match some of its parts and not others: its parts are one product.
+    pub fn decide(&self, site: &LinearSite) -> Result<Decision> {
+        let Exceptions { first, last, slow_at, .. } = self.exceptions;
+        let matched = self.matched(site)?;
+        let Some(casts) = self.casts else {
+            return Ok(plain(format!("recipe {} casts nothing to FP8", self.name.as_str())));
+        };
+        if let Some(pattern) = matched {
+            return Ok(plain(format!("`{pattern}` of high_precision_layers")));
+        }
+        if let Some((index, count)) = site.block {
+            if index < first {
+                return Ok(plain(format!("first_layers_bf16 = {first}")));
+            }
+            if index + last >= count {
+                return Ok(plain(format!("last_layers_bf16 = {last}")));
+            }
+        }
+        if let Some(tokens) = slow_at.filter(|&tokens| !FP8_PAYS.holds(tokens, site.outputs, site.inputs)) {
+            return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
+        }
+        let reason = format!("recipe {}: {}", self.name.as_str(), scaling(casts.input.scaling));
+        Ok(Decision { fp8: Some((casts, self.products)), reason })
+    }
+
+    /// Checks the exceptions against all linears of a model; `fixed` are the names of those that are never cast.
+    ///
+    /// Errors when a pattern matches nothing, or parts of a linear.
+    pub fn check(&self, sites: &[LinearSite], fixed: &[&str]) -> Result<()> {
+        for pattern in &self.exceptions.patterns {
+            let mut names = sites.iter().flat_map(|site| site.parts.iter().chain([&site.name]));
+            if !names.any(|name| names_it(pattern, name)) && !fixed.iter().any(|name| names_it(pattern, name)) {
+                let like = sites.first().and_then(|site| site.parts.first());
+                return Err(Error::Config(format!(
+                    "`precision.high_precision_layers`: `{pattern}` matches no linear of this model{}",
+                    like.map_or(String::new(), |name| format!("; the first is called `{name}`"))
+                )));
+            }
+        }
+        sites.iter().try_for_each(|site| self.matched(site).map(drop))
+    }
+
+    /// The first pattern that matches parts of `site`, if all of them match one.
+    fn matched(&self, site: &LinearSite) -> Result<Option<&str>> {
+        let patterns = &self.exceptions.patterns;
+        if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
+            return Ok(Some(pattern));
+        }
+        let (mut first, mut left) = (None, Vec::new());
+        for part in &site.parts {
+            match patterns.iter().find(|pattern| names_it(pattern, part)) {
+                Some(pattern) => first = first.or(Some((pattern, part))),
+                None => left.push(format!("`{part}`")),
+            }
+        }
+        match first {
+            Some((pattern, part)) if !left.is_empty() => Err(Error::Config(format!(
+                "`precision.high_precision_layers`: `{pattern}` matches `{part}` and nothing matches {}; they are one product and stay in high precision together or not at all",
+                left.join(" and ")
+            ))),
+            first => Ok(first.map(|(pattern, _)| pattern.as_str())),
+        }
+    }
+}
+
+fn plain(reason: String) -> Decision {
+    Decision { fp8: None, reason }
+}
+
+/// Whether `pattern` matches the linear called `name`, its weight, or a module around it.
+fn names_it(pattern: &str, name: &str) -> bool {
+    let around = name.match_indices('.').map(|(dot, _)| &name[..dot]);
+    around.chain([name]).any(|name| glob(pattern, name)) || glob(pattern, &format!("{name}.weight"))
+}
+
+/// Whether `text` is what `pattern` describes, where `*` stands for any characters, or none, and `?` for one.
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.chars().next() {
+        None => text.is_empty(),
+        Some('*') => text
+            .char_indices()
+            .map(|(i, _)| i)
+            .chain([text.len()])
+            .any(|i| glob(pattern.trim_start_matches('*'), &text[i..])),
+        Some(wanted) => match text.chars().next() {
+            Some(c) if wanted == '?' || wanted == c => glob(&pattern[wanted.len_utf8()..], &text[c.len_utf8()..]),
+            _ => false,
+        },
+    }
+}
+
+fn scaling(scaling: Scaling) -> String {
+    match scaling {
+        Scaling::Current(_) => "each tensor is scaled by its own amax".into(),
+        Scaling::Delayed { how, window, .. } => {
+            let reducer = match how.reducer {
+                AmaxReducer::Max => "the largest",
+                AmaxReducer::MostRecent => "the newest",
+            };
+            let every = if how.interval == 1 { String::new() } else { format!(", every {} steps", how.interval) };
+            format!("scaled by {reducer} of the last {window} amaxes, margin {}{every}", how.margin)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::{Precision, RecipeName};
+
+    fn site(block: usize, name: &str, parts: &[&str]) -> LinearSite {
+        let full = |name: &str| format!("model.layers.{block}.{name}");
+        let parts = parts.iter().map(|part| full(part)).collect();
+        LinearSite { name: full(name), parts, outputs: 1024, inputs: 1024, block: Some((block, 12)) }
+    }
+
+    fn sites() -> Vec<LinearSite> {
+        let kinds: [(&str, &[&str]); 2] = [
+            ("self_attn.qkv_proj", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+            ("mlp.down_proj", &["mlp.down_proj"]),
+        ];
+        (0..12).flat_map(|block| kinds.map(|(name, parts)| site(block, name, parts))).collect()
+    }
+
+    fn recipe(patterns: &[&str]) -> Recipe {
+        let high_precision_layers = patterns.iter().map(|p| p.to_string()).collect();
+        Precision { recipe: RecipeName::Fp8Delayed, high_precision_layers, ..Precision::default() }.recipe()
+    }
+
+    /// The linears that stay in high precision.
+    fn high(recipe: &Recipe) -> Vec<String> {
+        let sites = sites().into_iter().filter(|site| recipe.decide(site).unwrap().fp8.is_none());
+        sites.map(|site| site.name.trim_start_matches("model.layers.").to_string()).collect()
+    }
+
+    #[test]
+    fn patterns_name_linears_weights_and_modules() {
+        for pattern in ["model.layers.1", "model.layers.1.*", "*.layers.1"] {
+            assert_eq!(high(&recipe(&[pattern])), ["1.self_attn.qkv_proj", "1.mlp.down_proj"], "{pattern}");
+        }
+        for pattern in ["*.1?.mlp", "*.1?.mlp.down_proj", "model.layers.1?.mlp.down_proj.weight", "*.1?.*down*"] {
+            assert_eq!(high(&recipe(&[pattern])), ["10.mlp.down_proj", "11.mlp.down_proj"], "{pattern}");
+        }
+        assert_eq!(high(&recipe(&["*"])).len(), 24);
+        assert_eq!(high(&recipe(&[])), [""; 0]);
+        assert_eq!(high(&recipe(&["*.0.self_attn.qkv_proj"])), ["0.self_attn.qkv_proj"]);
+    }
+
+    #[test]
+    fn parts_of_one_product_are_named_together() {
+        let recipe_of_all = recipe(&["*.3.self_attn.q_proj", "*.3.self_attn.k_proj", "*.3.self_attn.v_proj"]);
+        assert_eq!(high(&recipe_of_all), ["3.self_attn.qkv_proj"]);
+        let error = recipe(&["*.q_proj", "*.k_proj"]).check(&sites(), &[]).unwrap_err().to_string();
+        for part in ["`*.q_proj` matches `model.layers.0.self_attn.q_proj`", "`model.layers.0.self_attn.v_proj`; they"]
+        {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_matches_nothing_is_an_error() {
+        let error = recipe(&["*.mlp", "*.down_prj"]).check(&sites(), &[]).unwrap_err().to_string();
+        assert!(error.contains("`*.down_prj` matches no linear of this model"), "{error}");
+        recipe(&["lm_head"]).check(&sites(), &["lm_head"]).unwrap();
+        recipe(&["lm_head.weight"]).check(&sites(), &["lm_head"]).unwrap();
+    }
+
+    #[test]
+    fn blocks_at_both_ends_stay() {
+        let mut recipe = recipe(&[]);
+        (recipe.exceptions.first, recipe.exceptions.last) = (1, 2);
+        let blocks = ["0", "10", "11"].map(|b| ["self_attn.qkv_proj", "mlp.down_proj"].map(|l| format!("{b}.{l}")));
+        assert_eq!(high(&recipe), blocks.concat());
+        assert_eq!(recipe.decide(&sites()[0]).unwrap().reason, "first_layers_bf16 = 1");
+        assert_eq!(recipe.decide(&sites()[23]).unwrap().reason, "last_layers_bf16 = 2");
+    }
+
+    #[test]
+    fn slow_linears_stay_where_speed_decides() {
+        let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: true, ..Precision::default() };
+        assert_eq!(high(&precision.recipe_at(8192)).len(), 24);
+        assert_eq!(high(&precision.recipe_at(16384)).len(), 0);
+        assert_eq!(high(&precision.recipe()).len(), 0);
+        let reason = precision.recipe_at(8192).decide(&sites()[0]).unwrap().reason;
+        assert_eq!(reason, "skip_slow_linears: at 8192 tokens FP8 is slower than bfloat16");
+    }
+}
