@@ -1,7 +1,6 @@
 //! A trained tensor with its names, its binary32 master, its FP8 codes and its gradient.
 
 use crate::error::{Error, Result};
-use crate::layer::GemmInput;
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
 use crate::scaling::{Frozen, ScalingState, Slot};
@@ -211,8 +210,8 @@ impl Param {
         cast.frozen.replace(scaling.freeze(cast.slot, &self.value)?)?;
         match &mut cast.codes {
             _ if !cast.keeps_codes => {}
-            Some(codes) => scaling.quantize_weight_into(cast.slot, &cast.frozen, &self.value, codes)?,
-            none => *none = Some(scaling.quantize_weight(cast.slot, &cast.frozen, &self.value, cast.copies)?),
+            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.value, codes)?,
+            none => *none = Some(scaling.quantize_by(cast.slot, &cast.frozen, &self.value, cast.copies)?),
         }
         Ok(())
     }
@@ -260,7 +259,7 @@ impl Param {
         let cast = self.cast.as_mut().expect("it has a next cast");
         cast.frozen.replace(scaling.own_scale(cast.slot, &cast.amax)?)?;
         match &mut cast.codes {
-            Some(codes) => scaling.quantize_weight_into(cast.slot, &cast.frozen, &self.value, codes),
+            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.value, codes),
             None => Ok(()),
         }
     }
@@ -270,7 +269,7 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => scaling.quantize_weight(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+            None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value, Copies::Rows),
         }
     }
 
@@ -279,10 +278,7 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => match scaling.quantize_again(Some(cast.slot), &cast.frozen, &self.value, Copies::Columns)? {
-                GemmInput::Quantized(codes, _) => Ok(codes),
-                _ => unreachable!("a cast gives codes"),
-            },
+            None => scaling.quantize_again(cast.slot, &cast.frozen, &self.value, Copies::Columns),
         }
     }
 

@@ -125,7 +125,7 @@ impl ScalingState {
     ) -> Result<(GemmInput, T)> {
         let Some(slot) = slot else {
             let (value, rest) = op(Output::Plain)?;
-            return Ok((GemmInput::Plain(value.plain().expect("a plain output gives a value")), rest));
+            return Ok((GemmInput::Plain(plain(value)), rest));
         };
         let format = self.format(slot);
         let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
@@ -161,19 +161,20 @@ impl ScalingState {
         };
         let made = match own {
             Some((_, frozen)) => quantized(made, frozen),
-            None => GemmInput::Plain(made.plain().expect("a plain output gives a value")),
+            None => GemmInput::Plain(plain(made)),
         };
         Ok((made, GemmInput::Quantized(codes.expect("it was asked for"), frozen.clone())))
     }
 
     /// The scale of what an op is about to produce; where it is its own, `measure` has the op tell its amax first.
     fn scale_for(&self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Tensor, Frozen)> {
-        if let Some(scale) = self.known_scale(slot)? {
-            return Ok((scale, Frozen(None)));
-        }
-        let mut amax = Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?;
-        measure(Output::Amax { amax: &mut amax })?;
-        let frozen = self.own_scale(slot, &amax)?;
+        let frozen = match self.amax_for(Some(slot))? {
+            None => Frozen(None),
+            Some(mut amax) => {
+                measure(Output::Amax { amax: &mut amax })?;
+                self.own_scale(slot, &amax)?
+            }
+        };
         Ok((self.frozen_scale(slot, &frozen)?, frozen))
     }
 
@@ -191,25 +192,22 @@ impl ScalingState {
         Ok(quantized(op(Output::Fp8(to))?, frozen.clone()))
     }
 
-    /// Casts once more a value that [`ScalingState::quantize`] has cast.
+    /// Casts once more a value that was cast before in this step, by the scale that it had; nothing is measured a second time.
     pub fn quantize_again(
         &mut self,
-        slot: Option<Slot>,
+        slot: Slot,
         frozen: &Frozen,
         x: &Tensor,
         copies: Copies,
-    ) -> Result<GemmInput> {
-        let Some(slot) = slot else { return Ok(GemmInput::Plain(x.clone())) };
+    ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
-        let codes = ops::quantize(x, format, &scale, copies, &mut self.unobserved, slot.0)?;
-        Ok(GemmInput::Quantized(codes, frozen.clone()))
+        Ok(ops::quantize(x, format, &scale, copies, &mut self.unobserved, slot.0)?)
     }
 
     /// Casts a value that exists already, as its slot says, and measures it.
     pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<GemmInput> {
         let frozen = self.freeze(slot, x)?;
-        let scale = self.frozen_scale(slot, &frozen)?;
-        Ok(GemmInput::Quantized(self.cast(slot, x, &scale, copies)?, frozen))
+        Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
     }
 
     /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it has a scale.
@@ -225,16 +223,15 @@ impl ScalingState {
     /// As [`ScalingState::quantize`], for a value with a scale of its own whose amax is known.
     pub fn quantize_measured(&mut self, slot: Slot, x: &Tensor, amax: &Tensor, copies: Copies) -> Result<GemmInput> {
         let frozen = self.own_scale(slot, amax)?;
-        let scale = self.frozen_scale(slot, &frozen)?;
-        Ok(GemmInput::Quantized(self.cast(slot, x, &scale, copies)?, frozen))
+        Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
     }
 
     /// The scale that `x` has in this step, where it is its own.
     pub fn freeze(&self, slot: Slot, x: &Tensor) -> Result<Frozen> {
-        Ok(Frozen(match self.known_scale(slot)? {
-            Some(_) => None,
-            None => return self.own_scale(slot, &ops::amax(x)?),
-        }))
+        match self.known_scale(slot)? {
+            Some(_) => Ok(Frozen(None)),
+            None => self.own_scale(slot, &ops::amax(x)?),
+        }
     }
 
     /// The scale of a tensor with `amax` F32 `[1]`, where it is its own.
@@ -242,32 +239,16 @@ impl ScalingState {
         Ok(Frozen(Some(ops::current_scale(amax, self.format(slot), self.current_scaling(slot))?)))
     }
 
-    /// Casts a weight by a scale from [`ScalingState::freeze`] and measures it.
-    pub fn quantize_weight(
-        &mut self,
-        slot: Slot,
-        frozen: &Frozen,
-        x: &Tensor,
-        copies: Copies,
-    ) -> Result<QuantizedTensor> {
-        let scale = self.frozen_scale(slot, frozen)?;
-        self.cast(slot, x, &scale, copies)
+    /// Casts a value by a scale from [`ScalingState::freeze`] and measures it.
+    pub fn quantize_by(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
+        let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
+        Ok(ops::quantize(x, format, &scale, copies, self.statistics_mut(), slot.0)?)
     }
 
-    /// As [`ScalingState::quantize_weight`], into the codes that there are.
-    pub fn quantize_weight_into(
-        &mut self,
-        slot: Slot,
-        frozen: &Frozen,
-        x: &Tensor,
-        into: &mut QuantizedTensor,
-    ) -> Result<()> {
+    /// As [`ScalingState::quantize_by`], into the codes that there are.
+    pub fn quantize_into(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, into: &mut QuantizedTensor) -> Result<()> {
         let scale = self.frozen_scale(slot, frozen)?;
         Ok(ops::quantize_into(x, &scale, into, self.statistics_mut(), slot.0)?)
-    }
-
-    fn cast(&mut self, slot: Slot, x: &Tensor, scale: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
-        Ok(ops::quantize(x, self.format(slot), scale, copies, self.statistics_mut(), slot.0)?)
     }
 
     fn frozen_scale(&self, slot: Slot, frozen: &Frozen) -> Result<Tensor> {

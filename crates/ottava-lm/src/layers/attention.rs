@@ -149,7 +149,11 @@ impl Layer for Attention {
         let slot = self.output.input_slot();
         let dy = self.output.cast_gradient(dy, context.scaling)?;
         let d_o = self.output.dgrad(&dy, context.scaling)?;
-        let operand = output.operand(|frozen| context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns))?;
+        let operand = output.operand(|frozen| {
+            let slot = slot.expect("only a cast operand is dropped");
+            let codes = context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns)?;
+            Ok(GemmInput::Quantized(codes, frozen))
+        })?;
         self.output.wgrad(&dy.only_transposed(), &operand)?;
         drop(operand);
         let input = input.operand(|_| unreachable!("the norm has made a dropped input again"))?;
