@@ -77,7 +77,7 @@ impl Linear {
             return Ok(Linear { weight, bias, fp8: None });
         };
         let input = build.slots.add(format!("{name}.input"), casts.input);
-        weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose)?;
+        weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose);
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products }) })
     }
@@ -148,7 +148,7 @@ impl Linear {
         match (dy, &self.fp8) {
             (GemmInput::Plain(dy), Some(fp8)) => scaling.quantize(fp8.grad_output, &dy, Copies::Both),
             (GemmInput::Measured(dy, amax), Some(fp8)) => {
-                scaling.quantize_measured(fp8.grad_output, &dy, &amax, Copies::Both)
+                scaling.quantize_measured(fp8.grad_output, &dy, amax, Copies::Both)
             }
             (dy, _) => Ok(dy),
         }

@@ -55,14 +55,41 @@ pub fn quantize_blocks(
         rows,
         columns,
     };
-    if x.is_empty() {
-        return Ok(quantized);
-    }
-    match x.device() {
-        Device::Cpu => cpu::quantize_blocks(x, how, &mut quantized, statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, &mut quantized, statistics, slot)?,
-    }
+    cast_into(x, how, &mut quantized, statistics, slot)?;
     Ok(quantized)
+}
+
+/// As [`quantize_blocks`], over codes that there are: into the copies that `into` has, in its format and granularity.
+pub fn quantize_blocks_into(
+    x: &Tensor,
+    how: CurrentScaling,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    x.expect("quantize_blocks_into: x", &[into.rows, into.columns])?;
+    x.expect_dtype("quantize_blocks_into: x", &[DType::F32, DType::F16, DType::BF16])?;
+    x.expect_device("quantize_blocks_into: x", into.scale_inv.device())?;
+    expect_measured(into.format, statistics, slot, x.device())?;
+    if into.granularity == Granularity::PerTensor {
+        return Err(Error::Value("quantize_blocks_into: one scale per tensor is given, not found by the cast".into()));
+    }
+    cast_into(x, how, into, statistics, slot)
+}
+
+fn cast_into(
+    x: &Tensor,
+    how: CurrentScaling,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    match x.device() {
+        _ if x.is_empty() => {}
+        Device::Cpu => cpu::quantize_blocks(x, how, into, statistics, slot),
+        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, into, statistics, slot)?,
+    }
+    Ok(())
 }
 
 /// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.

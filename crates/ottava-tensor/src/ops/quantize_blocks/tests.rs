@@ -176,3 +176,25 @@ fn empty_matrices_and_scales_that_are_given() {
     assert!(quantize_blocks(&x, DType::E4M3, tensor, PLAIN, Copies::Rows, &mut seen, 0).is_err());
     assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, Copies::Rows, &mut seen, 0).is_err());
 }
+
+#[test]
+fn codes_are_replaced_in_place() {
+    for granularity in FINER {
+        for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+            let shape = [37, 200];
+            let inputs = [hostile("old", &shape, DType::BF16), uneven("new", &shape, DType::BF16)];
+            parity(&inputs, Tolerance::Exact, |x| {
+                let [mut before, mut fresh] =
+                    [CastStatistics::new(x[0].device(), 1)?, CastStatistics::new(x[0].device(), 1)?];
+                let mut into = quantize_blocks(&x[0], DType::E4M3, granularity, PLAIN, copies, &mut before, 0)?;
+                before = CastStatistics::new(x[0].device(), 1)?;
+                quantize_blocks_into(&x[1], PLAIN, &mut into, &mut before, 0)?;
+                let new = quantize_blocks(&x[1], DType::E4M3, granularity, PLAIN, copies, &mut fresh, 0)?;
+                for (new, into) in all(&new, &fresh).iter().zip(all(&into, &before)) {
+                    assert_close(&format!("{granularity} {copies:?}"), new, &into, Tolerance::Exact);
+                }
+                Ok(all(&into, &before))
+            });
+        }
+    }
+}
