@@ -29,7 +29,6 @@ impl Context<'_> {
 }
 
 /// An operand of a linear layer's products: what a producer wrote, in the form that the linear's cast asks for.
-#[derive(Clone)]
 pub enum GemmInput {
     /// The value; a linear that computes in FP8 casts it itself.
     Plain(Tensor),

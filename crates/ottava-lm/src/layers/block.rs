@@ -104,17 +104,19 @@ impl Block {
         mlp.input = LinearSaved::Kept(
             mlp.input.operand(|frozen| self.mlp_norm.again(&mlp_norm, slot, &frozen, Copies::Columns, context))?,
         );
-        let dnormed = self.mlp.backward(dy.clone(), mlp, context)?;
-        let dh = self.mlp_norm.backward_for(&dnormed, mlp_norm, dy.value(), self.attention.gradient_slot(), context)?;
-        drop((dy, dnormed));
+        let around = dy.value().clone();
+        let dnormed = self.mlp.backward(dy, mlp, context)?;
+        let dh = self.mlp_norm.backward_for(&dnormed, mlp_norm, &around, self.attention.gradient_slot(), context)?;
+        drop((around, dnormed));
         let (slot, copies) = (self.attention.input_slot(), attention.input_copies());
         attention.input = LinearSaved::Kept(
             attention
                 .input
                 .operand(|frozen| self.attention_norm.again(&attention_norm, slot, &frozen, copies, context))?,
         );
-        let dnormed = self.attention.backward(dh.clone(), attention, context)?;
-        self.attention_norm.backward_for(&dnormed, attention_norm, dh.value(), next, context)
+        let around = dh.value().clone();
+        let dnormed = self.attention.backward(dh, attention, context)?;
+        self.attention_norm.backward_for(&dnormed, attention_norm, &around, next, context)
     }
 }
 
