@@ -183,10 +183,10 @@ impl Param {
         Ok(())
     }
 
-    /// Has FP8 products read this matrix through the cast in `slot`, in a model built for `purpose`.
-    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) {
+    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`.
+    pub fn cast_in(&mut self, slot: Slot, copies: Copies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (Copies::Both, kept.weight_codes),
+            Purpose::Train(kept) => (copies, kept.weight_codes),
             Purpose::Infer => (Copies::Rows, true),
         };
         self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax: None });
@@ -259,6 +259,14 @@ impl Param {
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
             None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+        }
+    }
+
+    /// Measures what a product of forward reads as it is, where that would otherwise be measured by its cast.
+    pub fn measure_for_forward(&self, scaling: &mut ScalingState) -> Result<()> {
+        match &self.cast {
+            Some(cast) if !cast.keeps_codes => scaling.measure(cast.slot, &self.value),
+            _ => Ok(()),
         }
     }
 

@@ -99,6 +99,7 @@ pub struct ScalingState {
     scales: Option<DelayedScales>,
     delayed: Option<Delayed>,
     observing: bool,
+    high_precision: bool,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -138,6 +139,7 @@ impl ScalingState {
             scales,
             delayed,
             observing: true,
+            high_precision: false,
             counted,
             counted_non_finite,
         })
@@ -237,10 +239,9 @@ impl ScalingState {
         Ok(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 }.cast(x)?)
     }
 
-    /// Casts a value that exists already, as its slot says, and measures it.
-    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<GemmInput> {
-        let frozen = self.freeze(slot, x)?;
-        Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
+    /// Measures a value that nobody casts.
+    pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        Ok(ops::measure(x, self.statistics_mut(), slot.0)?)
     }
 
     /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it does not.
@@ -343,6 +344,17 @@ impl ScalingState {
     /// Whether casts count: true in training, false in evaluation.
     pub fn observe(&mut self, observing: bool) {
         self.observing = observing;
+    }
+
+    /// Has all products read operands in the compute type until it is told otherwise, while all that would be cast is measured:
+    /// histories roll and scales follow as if it were.
+    pub fn set_high_precision(&mut self, high_precision: bool) {
+        self.high_precision = high_precision;
+    }
+
+    /// Whether products read operands in the compute type for now.
+    pub fn is_high_precision(&self) -> bool {
+        self.high_precision
     }
 
     /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.

@@ -320,7 +320,7 @@ impl Decoder {
         let mut dx = GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?);
         for (i, kept) in saved.into_iter().enumerate().rev() {
             // What leaves a block is first cast by the block before it.
-            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot());
+            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot(context.scaling));
             dx = self.blocks[i].backward_for(dx, kept, next, &mut context)?;
         }
         self.embedding.backward(dx.value(), inputs)?;

@@ -66,10 +66,11 @@ pub(super) fn quantize(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, 
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }
 
-pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: fp8_variant(x, DType::E4M3)?, entry: "amax" };
-    let args = [Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
-    // SAFETY: `amax` has one element and `x` `x.len()`.
+    let at = amax.device_ptr_mut() + 4 * entry as u64;
+    let args = [Arg::Ptr(at), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    // SAFETY: `amax` has the entry and `x` `x.len()` elements.
     unsafe { gpu.launch(&kernel, launch::readers(x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
 }
 
