@@ -209,8 +209,10 @@ impl Param {
     pub fn begin_update(&mut self, scaling: &mut ScalingState) -> Result<Option<NextCast>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = scaling.next_cast(cast.slot)?;
-        if matches!(next, NextCast::Measured) {
-            cast.amax = scaling.amax_for(Some(cast.slot))?;
+        match next {
+            NextCast::Measured => cast.amax = scaling.amax_for(Some(cast.slot))?,
+            // A scale of its own is no longer what the weight is cast by.
+            NextCast::Known(_) | NextCast::Later => cast.frozen = Frozen::default(),
         }
         Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }

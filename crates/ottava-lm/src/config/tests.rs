@@ -156,7 +156,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         ("fp8_communication = true", "no communication"),
         ("tp_only_amax_red = true", "nobody to reduce amaxes with"),
         ("use_mxfp8_block_scaling = true", "Blackwell"),
-        ("calibrating = true", "`first_step = \"current\"`"),
+        ("calibrating = true", "`high_precision_steps = \"1..100\"`"),
         ("use_split_accumulator = true", "`dgrad_accumulation`"),
         ("filter_fqns = [\"lm_head\"]", "`high_precision_layers`"),
         ("modules_to_not_convert = [\"lm_head\"]", "`high_precision_layers`"),
@@ -191,6 +191,8 @@ fn precision_is_checked_with_the_rest() {
         ("recipe = \"fp8-block\"\nfprop_accumulation = \"fast\"", "always add up exactly"),
         ("recipe = \"fp8-delayed\"\npower_of_two_scales = true", "not for \"fp8-delayed\""),
         ("high_precision_products = [\"backward\"]", "fprop"),
+        ("recipe = \"fp8-row\"\nhigh_precision_steps = \"9\"", "`9` is no range of steps"),
+        ("high_precision_steps = \"1..9\"", "choose an FP8 recipe"),
     ] {
         let error = precision(line).unwrap_err().to_string();
         assert!(error.contains(reason), "{line}: {error}");

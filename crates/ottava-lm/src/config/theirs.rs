@@ -171,7 +171,7 @@ const SUMS: &str = "each product has a key for how it adds up: `fprop_accumulati
 const ATTENTION: &str = "attention computes in BF16 in every recipe";
 const PARAMETERS: &str =
     "weights are kept in BF16 beside their FP8 codes, and one GPU trains, so that nothing is gathered";
-const CALIBRATION: &str = "a run in BF16 measures nothing for FP8; `first_step = \"current\"` does without";
+const CALIBRATION: &str = "steps that compute in BF16 and measure for FP8 are `high_precision_steps = \"1..100\"` under [precision]; `first_step = \"current\"` does without";
 const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
 const MXFP8: &str = "MXFP8 needs a Blackwell GPU; \"fp8-block\" has blocks of 128 on this one";
 

@@ -2,9 +2,11 @@
 
 mod fp8_pays;
 mod linears;
+mod steps;
 
 pub use fp8_pays::{FP8_PAYS, Fp8Pays};
 pub use linears::{Decision, Exceptions, LinearSite};
+pub use steps::Steps;
 
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
@@ -218,6 +220,8 @@ pub struct Precision {
     pub wgrad_accumulation: Sums,
     /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
     pub high_precision_products: Vec<ProductName>,
+    /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
+    pub high_precision_steps: Steps,
     /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
     pub high_precision_layers: Vec<String>,
     /// Blocks at the start whose linears stay in BF16.
@@ -244,6 +248,7 @@ impl Default for Precision {
             dgrad_accumulation: Sums::Auto,
             wgrad_accumulation: Sums::Auto,
             high_precision_products: Vec::new(),
+            high_precision_steps: Steps::default(),
             high_precision_layers: Vec::new(),
             first_layers_bf16: 0,
             last_layers_bf16: 0,
@@ -273,6 +278,12 @@ impl Precision {
                     "`precision.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
                 ));
             }
+        }
+        if !self.high_precision_steps.is_empty() && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16) {
+            problems.push(format!(
+                "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
+                self.recipe.as_str()
+            ));
         }
         if self.power_of_two_scales && self.recipe == RecipeName::Fp8Delayed {
             problems.push(

@@ -4,6 +4,7 @@ mod accumulation;
 mod determinism;
 mod golden;
 mod gradients;
+mod high_precision;
 mod recipes;
 mod recompute;
 mod referee;
