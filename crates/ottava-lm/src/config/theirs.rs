@@ -42,7 +42,10 @@ const THEIRS: &[(&str, Meaning)] = &[
         "use_autocast_during_eval",
         Only("true", "evaluation runs in the precision of training; `ottava eval` takes another"),
     ),
-    ("use_mxfp8_block_scaling", Only("false", MXFP8)),
+    (
+        "use_mxfp8_block_scaling",
+        Only("false", "write `recipe = \"mxfp8\"` under [precision], which is emulated on the CPU"),
+    ),
     ("calibrating", Only("false", CALIBRATION)),
     ("fp8_calibration", Only("false", CALIBRATION)),
     ("use_split_accumulator", Not(SUMS)),
@@ -135,7 +138,7 @@ const MEGATRON_RECIPES: &[(&str, Result<&str, &str>)] = &[
     ("delayed", Ok("\"fp8-delayed\"")),
     ("tensorwise", Ok("\"fp8-current\"")),
     ("blockwise", Ok("\"fp8-block\"")),
-    ("mxfp8", Err(MXFP8)),
+    ("mxfp8", Ok("\"mxfp8\"")),
     ("custom", Err("there are no custom recipes; the keys of [precision] are all there is")),
 ];
 
@@ -173,7 +176,6 @@ const PARAMETERS: &str =
     "weights are kept in BF16 beside their FP8 codes, and one GPU trains, so that nothing is gathered";
 const CALIBRATION: &str = "steps that compute in BF16 and measure for FP8 are `high_precision_steps = \"1..100\"` under [precision]; `first_step = \"current\"` does without";
 const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
-const MXFP8: &str = "MXFP8 needs a Blackwell GPU; \"fp8-block\" has blocks of 128 on this one";
 
 /// `name` without the dashes of a command line.
 fn plain(name: &str) -> String {

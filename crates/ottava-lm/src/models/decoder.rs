@@ -202,6 +202,7 @@ impl Decoder {
         let table = rope_table(device, &frequencies, seq_len, real_type(recipe.compute))?;
         let mut build = Builder { device, recipe, purpose, weights, slots: Slots::default(), block: None };
         let c = config;
+        recipe.expect_on(device)?;
         let embedding = Embedding::new(&mut build, "model.embed_tokens", c.vocabulary, c.channels, c.init_std)?;
         let blocks = (0..c.layers).map(|i| block(&mut build, c, i, &table)).collect::<Result<Vec<_>>>()?;
         build.block = None;

@@ -146,8 +146,13 @@ fn scaling(casts: &Casts) -> String {
                 Granularity::PerTensor => "tensor",
                 Granularity::PerRow => "row",
                 Granularity::Blocks1x128 | Granularity::Blocks128x128 => "block of 1x128, of weights of 128x128,",
+                Granularity::Mx => "32 neighbours along the sums",
             };
-            let rounded = if how.power_of_two { ", rounded to a power of two" } else { "" };
+            let rounded = if how.power_of_two || casts.input.granularity == Granularity::Mx {
+                ", rounded to a power of two"
+            } else {
+                ""
+            };
             format!("each {what} is scaled by its own amax{rounded}")
         }
         Scaling::Delayed { how, window, .. } => {

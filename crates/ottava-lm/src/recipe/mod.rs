@@ -10,7 +10,7 @@ pub use steps::Steps;
 
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
-use ottava_tensor::{DType, Granularity};
+use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// How a cast finds its scale.
@@ -118,17 +118,32 @@ pub enum RecipeName {
     Fp8Row,
     /// FP8 products with a scale for each block of an operand, from the block itself.
     Fp8Block,
+    /// The same with MX's blocks of 32 and scales that are powers of two: what Blackwell computes, emulated on the CPU.
+    Mxfp8,
+}
+
+impl Recipe {
+    /// Checks that `device` has the products of this recipe.
+    pub fn expect_on(&self, device: &Device) -> Result<()> {
+        match (device, self.name) {
+            (Device::Cuda(_), RecipeName::Mxfp8) => Err(Error::Config(
+                "recipe mxfp8 needs products that Hopper GPUs do not have; it is emulated with `device = \"cpu\"`, and recipe fp8-block is its like on this GPU".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl RecipeName {
     /// All names, in the order of the documentation.
-    pub const ALL: [RecipeName; 6] = [
+    pub const ALL: [RecipeName; 7] = [
         RecipeName::Fp32,
         RecipeName::Bf16,
         RecipeName::Fp8Delayed,
         RecipeName::Fp8Current,
         RecipeName::Fp8Row,
         RecipeName::Fp8Block,
+        RecipeName::Mxfp8,
     ];
 
     /// The spelling in configuration files.
@@ -140,6 +155,7 @@ impl RecipeName {
             RecipeName::Fp8Current => "fp8-current",
             RecipeName::Fp8Row => "fp8-row",
             RecipeName::Fp8Block => "fp8-block",
+            RecipeName::Mxfp8 => "mxfp8",
         }
     }
 }
@@ -194,7 +210,7 @@ pub enum ProductName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// The recipe: `fp32`, `bf16`, `fp8-delayed`, `fp8-current`, `fp8-row` or `fp8-block`.
+    /// The recipe: `fp32`, `bf16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
     pub recipe: RecipeName,
     /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
     pub fp8_format: Fp8Format,
@@ -271,7 +287,7 @@ impl Precision {
         if !(1..=1 << 20).contains(&self.interval) {
             problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
         }
-        if self.recipe == RecipeName::Fp8Block {
+        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
             let sums = [self.fprop_accumulation, self.dgrad_accumulation, self.wgrad_accumulation];
             for (product, _) in ["fprop", "dgrad", "wgrad"].iter().zip(sums).filter(|(_, sums)| *sums == Sums::Fast) {
                 problems.push(format!(
@@ -322,6 +338,7 @@ impl Precision {
             RecipeName::Fp8Current => (DType::BF16, Some((own, [Granularity::PerTensor; 2]))),
             RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),
             RecipeName::Fp8Block => (DType::BF16, Some((own, [Granularity::Blocks1x128, Granularity::Blocks128x128]))),
+            RecipeName::Mxfp8 => (DType::BF16, Some((own, [Granularity::Mx; 2]))),
         };
         let casts = scaling.map(|(scaling, [activations, weights])| {
             let gradients = match (self.fp8_format, activations) {

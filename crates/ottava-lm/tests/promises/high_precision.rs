@@ -1,6 +1,6 @@
 //! Steps that compute in high precision while histories and scales go on.
 
-use crate::setup::{build, devices, recipes};
+use crate::setup::{build, devices, recipes_on};
 use crate::steps::{LEAN, expect_same, run, without_losses_of_casts};
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
@@ -81,7 +81,7 @@ fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
                     .collect::<Vec<_>>()
             };
             let expected = numbers(&Precision::default().recipe(), false);
-            for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+            for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
                 for recorded in [false, true] {
                     expect_same(&format!("{name} on {device}, {kept:?}"), &expected, &numbers(&recipe, recorded));
                 }
@@ -94,7 +94,7 @@ fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
 #[test]
 fn a_detour_changes_no_bit_by_how_steps_are_run() {
     for device in devices() {
-        for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+        for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
             let detour = |kept, recorded| {
                 let all = run(&recipe, &device, kept, recorded, |model, step| {
                     model.scaling().set_high_precision((1..3).contains(&step));

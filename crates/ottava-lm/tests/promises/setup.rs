@@ -16,6 +16,16 @@ pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
 }
 
+/// Those of [`devices`] that have the products of `recipe`.
+pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
+    devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// Those of [`recipes`] whose products `device` has.
+pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
+}
+
 /// The recipe of a name and the formats of its casts.
 pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
@@ -58,7 +68,7 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
-        RecipeName::Fp8Row | RecipeName::Fp8Block => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Row | RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {

@@ -1,6 +1,6 @@
 //! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
 
-use crate::setup::{Seeded, batch, devices, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, devices, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
@@ -72,7 +72,7 @@ pub const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_cod
 fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
     // On the CPU nothing is recorded, and this compares two equal runs.
     for device in devices() {
-        for (name, recipe) in recipes() {
+        for (name, recipe) in recipes_on(&device) {
             for kept in [
                 Kept::FULL,
                 LEAN,
@@ -100,7 +100,7 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
 #[test]
 fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_product() {
     for device in devices() {
-        for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+        for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
             for kept in [Kept::FULL, LEAN] {
                 let cast_by_update = run(&recipe, &device, kept, false, |_, _| {});
                 let cast_again = run(&recipe, &device, kept, false, |model, _| model.quantize_weights().unwrap());
