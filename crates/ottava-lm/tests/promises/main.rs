@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod determinism;
+mod fp16;
 mod golden;
 mod gradients;
 mod high_precision;

@@ -70,7 +70,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
 }
 
 /// Trains until after step `stop_after`, as a signal would have it.
-fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
+pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
     let stop = AtomicBool::new(stop_after <= 1);
     let mut trainer = Trainer::new(config.clone(), device, start)?;
     trainer.run(&stop, &mut |report| {
@@ -82,7 +82,7 @@ fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) ->
 }
 
 /// All metrics but those a clock or the machine decides.
-fn metrics(run: &Path) -> Vec<serde_json::Value> {
+pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()
         .map(|line| {
