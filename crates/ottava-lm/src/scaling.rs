@@ -3,6 +3,11 @@
 //! Casts measure into their slots as they go; histories roll and scales change once per optimizer step, in [`ScalingState::update`],
 //! so micro-batches merge by maximum and every cast of a step reads the same scales.
 
+mod measured;
+
+pub use measured::{CastCounts, CastRecord};
+
+use self::measured::LastStep;
 use crate::error::{Error, Result};
 use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
@@ -71,6 +76,7 @@ pub struct ScalingState {
     scales: Option<DelayedScales>,
     delayed: Option<Delayed>,
     observing: bool,
+    last_step: LastStep,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -109,6 +115,7 @@ impl ScalingState {
             scales,
             delayed,
             observing: true,
+            last_step: LastStep::new(device, n)?,
             counted,
             counted_non_finite,
         })
@@ -293,6 +300,7 @@ impl ScalingState {
     pub fn update(&mut self) -> Result<()> {
         let Some(scales) = &mut self.scales else { return Ok(()) };
         let how = self.delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
+        self.last_step.keep(&self.statistics.amax, &scales.scale)?;
         ops::delayed_scaling(&mut self.statistics.amax, scales, how)?;
         self.count_replayed_update();
         Ok(())

@@ -12,7 +12,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::models::{ConfigFile, Decoder, decoder_config};
 use crate::optim::{AdamWOptimizer, Schedule};
 use crate::param::Purpose;
-use crate::report::{EventWriter, MetricsWriter, loss_svg};
+use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -77,6 +77,8 @@ pub struct Trainer {
     split: Split,
     batches: BatchLoader,
     metrics: MetricsWriter,
+    /// What each cast measures, where there are casts and somebody wants to know.
+    casts: Option<CastLog>,
     events: EventWriter,
     step: u64,
     tokens: u64,
@@ -150,6 +152,11 @@ impl Trainer {
         let resolved = folder.join("config.toml");
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
         let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
+        let casts = folder.join("casts.jsonl");
+        let measured = model.scaling().measured()?;
+        // A file of earlier steps ends where the run goes on, also where no more lines follow.
+        let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
+        let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
         let events = EventWriter::create(&folder, step)?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
@@ -163,6 +170,7 @@ impl Trainer {
             split,
             batches,
             metrics,
+            casts: casts.filter(|_| logged),
             events,
             step,
             tokens,
@@ -194,7 +202,12 @@ impl Trainer {
             }
             self.record(&done)?;
             let stopping = stop.load(Ordering::Relaxed);
-            if due(self.config.training.save_steps) || stopping {
+            let saving = due(self.config.training.save_steps) || stopping;
+            // A resumed run counts from its checkpoint on, so that a line ends there.
+            if due(self.config.training.cast_statistics_steps) || saving {
+                self.log_casts(step)?;
+            }
+            if saving {
                 done.checkpoint = Some(self.save()?);
             }
             report(&done);
@@ -222,6 +235,8 @@ impl Trainer {
         let learning_rate = self.schedule.at(step);
         let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
         if !loss.is_finite() || !grad_norm.is_finite() {
+            // What casts met in this step may tell why.
+            self.log_casts(step)?;
             return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
         }
         let casts = self.model.scaling().losses()?;
@@ -240,6 +255,13 @@ impl Trainer {
             evaluation: None,
             checkpoint: None,
         })
+    }
+
+    fn log_casts(&mut self, step: u64) -> Result<()> {
+        match &mut self.casts {
+            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
+            None => Ok(()),
+        }
     }
 
     /// Validation loss, or `None` where no documents are kept for it.
@@ -287,6 +309,7 @@ impl Trainer {
     /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
     fn save(&mut self) -> Result<PathBuf> {
         self.metrics.sync()?;
+        self.casts.as_ref().map_or(Ok(()), CastLog::sync)?;
         let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
         let plot = self.config.output_dir.join("loss.svg");
         std::fs::write(&plot, loss_svg(&title, &self.losses, &self.eval_losses)).map_err(Error::io(&plot))?;

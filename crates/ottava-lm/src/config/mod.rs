@@ -136,6 +136,8 @@ pub struct TrainingConfig {
     pub max_grad_norm: f64,
     /// Steps between lines of the log; `metrics.jsonl` has every step.
     pub logging_steps: u64,
+    /// Steps between lines of `casts.jsonl`, which has what each FP8 cast measures; 0 writes none.
+    pub cast_statistics_steps: u64,
     /// Steps between evaluations; 0 evaluates at the start and the end alone.
     pub eval_steps: u64,
     /// Steps between checkpoints; 0 saves at the end alone.
@@ -272,6 +274,7 @@ impl Default for TrainingConfig {
             adam_epsilon: 1e-8,
             max_grad_norm: 1.0,
             logging_steps: 10,
+            cast_statistics_steps: 100,
             eval_steps: 0,
             save_steps: 0,
             save_total_limit: 3,
