@@ -70,7 +70,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
 }
 
 /// Trains until after step `stop_after`, as a signal would have it.
-fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
+pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
     let stop = AtomicBool::new(stop_after <= 1);
     let mut trainer = Trainer::new(config.clone(), device, start)?;
     trainer.run(&stop, &mut |report| {

@@ -1,10 +1,5 @@
-use crate::setup::Run;
+use crate::setup::{Run, json};
 use serde_json::Value;
-
-fn json(text: &str) -> Value {
-    assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
-    serde_json::from_str(text).unwrap()
-}
 
 #[test]
 fn a_run_leaves_configuration_metrics_events_plot_and_checkpoint() {
