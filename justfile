@@ -24,9 +24,9 @@ gpu:
 gpu-check:
     scripts/gpu-check.sh
 
-# How long each op takes, against a copy of the same bytes; needs a GPU
-bench:
-    cargo run --release -p ottava-tensor --example kernels
+# How fast this machine is, by `ottava bench`: kernels, gemm, linear, attention or train, and its options
+bench *args="kernels":
+    cargo run --release -- bench {{ args }}
 
 # Record the golden losses again, and show how they moved
 golden:
