@@ -97,9 +97,7 @@ impl Trainer {
         let lock = lock(&folder)?;
         let resumed = find_checkpoint(&config, start)?;
         if let Some((path, progress)) = &resumed {
-            let saved: RunConfig = toml::from_str(&progress.config)
-                .map_err(|e| Error::Checkpoint(format!("{}: its configuration does not read: {e}", path.display())))?;
-            for (key, before, now) in config.check_resume(&saved)? {
+            for (key, before, now) in config.check_resume(&RunConfig::saved(path, progress)?)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
         }

@@ -1,7 +1,10 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
 mod names;
+mod precision;
 mod theirs;
+
+pub use precision::precision;
 
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};

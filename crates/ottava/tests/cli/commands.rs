@@ -73,6 +73,37 @@ fn eval_and_generate_read_a_checkpoint() {
 }
 
 #[test]
+fn a_model_runs_in_the_precision_of_its_run() {
+    let run = Run::new();
+    let train = |name: &str, settings: &[&str]| {
+        let output = format!("output_dir={name}");
+        let settings = [&["recipe=fp8-current", &output], settings].concat();
+        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+        run.succeed(&[&["train", "run.toml"][..], &settings].concat());
+    };
+    let loss = |folder: &str, extra: &[&str]| {
+        let args = ["eval", folder, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--json"];
+        json(&run.succeed(&[&args, extra].concat()))["loss"].as_f64().unwrap()
+    };
+    train("fp8", &[]);
+    let fp8 = loss("fp8/checkpoints/checkpoint-2", &[]);
+    assert_eq!(fp8, loss("fp8", &["--recipe", "fp8-current"]), "the run's folder stands for its newest checkpoint");
+    let bf16 = loss("fp8", &["--recipe", "bf16"]);
+    assert_ne!(fp8, bf16);
+    train("some", &[r#"high_precision_layers=["*.mlp.*"]"#]);
+    let some = ["fp8-current", "bf16"].map(|recipe| loss("some", &["--recipe", recipe]));
+    assert_eq!(loss("some", &[]), some[0]);
+    assert_ne!(some[0], some[1]);
+    train("none", &[r#"high_precision_layers=["*"]"#]);
+    let none = [&[][..], &["--recipe", "fp8-delayed"], &["--recipe", "bf16"]].map(|recipe| loss("none", recipe));
+    assert_eq!(none, [none[2]; 3], "linears that the run left in BF16 stay there");
+    // A folder that no run of ours saved says nothing of precision.
+    std::fs::remove_file(run.path("fp8/checkpoints/checkpoint-2/manifest.json")).unwrap();
+    assert_eq!(loss("fp8/checkpoints/checkpoint-2", &[]), bf16);
+    run.fail(&["eval", "fp8", "--data", "text.txt"], 7, &["there is no complete checkpoint"]);
+}
+
+#[test]
 fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
     let run = Run::new();
     let plan = json(&run.succeed(&["plan", "run.toml", "--set", "recipe=fp8-delayed", "--json"]));
@@ -168,6 +199,16 @@ fn bench_times_a_small_model_in_every_recipe() {
     assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     let loss = row["loss"].as_f64().unwrap();
     assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    let small = ["bench", "train", "--model", "qwen2.5-0.5b", "--layers", "1", "--seq-len", "8", "--micro-batch", "1"];
+    let small = [&small[..], &["--steps", "1", "--compare", "bf16,fp8-current", "--device", "cpu", "--json"]].concat();
+    let losses = |settings: &[&str]| {
+        let rows = json(&run.succeed(&[&small, settings].concat()))["rows"].clone();
+        [0, 1].map(|row| rows[row]["loss"].as_f64().unwrap())
+    };
+    let [bf16, fp8] = losses(&[]);
+    assert_ne!(bf16, fp8);
+    assert_eq!(losses(&["--set", "first_layers_bf16=1"]), [bf16; 2], "its only block is left in BF16");
+    run.fail(&[&small[..], &["--set", "max_steps=3"]].concat(), 1, &["only keys of [precision]"]);
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }
 
