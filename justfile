@@ -20,6 +20,10 @@ gpu:
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor -- --test-threads=1
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1
 
+# The longer version of the convergence test, with its table; minutes on two cores
+nightly:
+    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises convergence -- --nocapture
+
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:
     scripts/gpu-check.sh

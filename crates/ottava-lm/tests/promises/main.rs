@@ -2,10 +2,13 @@
 
 mod accumulation;
 mod cast_log;
+mod casts;
+mod convergence;
 mod determinism;
 mod golden;
 mod gradients;
-mod recipes;
+mod model_gradients;
+mod products;
 mod recompute;
 mod referee;
 mod resume;
