@@ -37,8 +37,9 @@ const SHARES: [Level; 8] = [
     level(1e-1, "#581c1c", "0.1 and more"),
 ];
 
-const HEADROOM: [Level; 6] = [
-    level(f64::NEG_INFINITY, "#b91c1c", "below 0: saturates"),
+const HEADROOM: [Level; 7] = [
+    level(f64::NEG_INFINITY, "#b91c1c", "saturates by 1 bit and more"),
+    level(-1.0, "#f59e0b", "saturates"),
     level(0.0, "#22c55e", "0 bits"),
     level(1.0, "#86efac", "1"),
     level(2.0, "#d9f99d", "2"),
