@@ -3,6 +3,11 @@
 //! Casts measure into their slots as they go; histories roll and scales change once per optimizer step, in [`ScalingState::update`],
 //! so micro-batches merge by maximum and every cast of a step reads the same scales.
 
+mod measured;
+
+pub use measured::{CastCounts, CastRecord};
+
+use self::measured::LastStep;
 use crate::error::{Error, Result};
 use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
@@ -100,6 +105,7 @@ pub struct ScalingState {
     delayed: Option<Delayed>,
     observing: bool,
     high_precision: bool,
+    last_step: LastStep,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -140,6 +146,7 @@ impl ScalingState {
             delayed,
             observing: true,
             high_precision: false,
+            last_step: LastStep::new(device, n)?,
             counted,
             counted_non_finite,
         })
@@ -361,6 +368,7 @@ impl ScalingState {
     pub fn update(&mut self) -> Result<()> {
         let Some(scales) = &mut self.scales else { return Ok(()) };
         let how = self.delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
+        self.last_step.keep(&self.statistics.amax, &scales.scale)?;
         ops::delayed_scaling(&mut self.statistics.amax, scales, how)?;
         self.count_replayed_update();
         Ok(())

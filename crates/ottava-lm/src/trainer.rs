@@ -12,7 +12,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::models::{ConfigFile, Decoder, decoder_config};
 use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
 use crate::param::Purpose;
-use crate::report::{EventWriter, MetricsWriter, loss_svg};
+use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -80,6 +80,8 @@ pub struct Trainer {
     split: Split,
     batches: BatchLoader,
     metrics: MetricsWriter,
+    /// What each cast measures, where there are casts and somebody wants to know.
+    casts: Option<CastLog>,
     events: EventWriter,
     step: u64,
     tokens: u64,
@@ -98,9 +100,7 @@ impl Trainer {
         let lock = lock(&folder)?;
         let resumed = find_checkpoint(&config, start)?;
         if let Some((path, progress)) = &resumed {
-            let saved: RunConfig = toml::from_str(&progress.config)
-                .map_err(|e| Error::Checkpoint(format!("{}: its configuration does not read: {e}", path.display())))?;
-            for (key, before, now) in config.check_resume(&saved)? {
+            for (key, before, now) in config.check_resume(&RunConfig::saved(path, progress)?)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
         }
@@ -158,6 +158,11 @@ impl Trainer {
         let resolved = folder.join("config.toml");
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
         let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
+        let casts = folder.join("casts.jsonl");
+        let measured = model.scaling().measured()?;
+        // A file of earlier steps ends where the run goes on, also where no more lines follow.
+        let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
+        let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
         let events = EventWriter::create(&folder, step)?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
@@ -172,6 +177,7 @@ impl Trainer {
             split,
             batches,
             metrics,
+            casts: casts.filter(|_| logged),
             events,
             step,
             tokens,
@@ -203,7 +209,12 @@ impl Trainer {
             }
             self.record(&done)?;
             let stopping = stop.load(Ordering::Relaxed);
-            if due(self.config.training.save_steps) || stopping {
+            let saving = due(self.config.training.save_steps) || stopping;
+            // A resumed run counts from its checkpoint on, so that a line ends there.
+            if due(self.config.training.cast_statistics_steps) || saving {
+                self.log_casts(step)?;
+            }
+            if saving {
                 done.checkpoint = Some(self.save()?);
             }
             report(&done);
@@ -233,6 +244,8 @@ impl Trainer {
         let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite) {
+            // What casts met in this step may tell why.
+            self.log_casts(step)?;
             return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
         }
         let casts = self.model.scaling().losses()?;
@@ -286,6 +299,13 @@ impl Trainer {
         }
     }
 
+    fn log_casts(&mut self, step: u64) -> Result<()> {
+        match &mut self.casts {
+            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
+            None => Ok(()),
+        }
+    }
+
     /// Validation loss, or `None` where no documents are kept for it.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         if self.split.validation_len() == 0 {
@@ -335,6 +355,7 @@ impl Trainer {
     /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
     fn save(&mut self) -> Result<PathBuf> {
         self.metrics.sync()?;
+        self.casts.as_ref().map_or(Ok(()), CastLog::sync)?;
         let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
         let plot = self.config.output_dir.join("loss.svg");
         std::fs::write(&plot, loss_svg(&title, &self.losses, &self.eval_losses)).map_err(Error::io(&plot))?;

@@ -2,14 +2,15 @@
 
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
-use ottava_lm::recipe::{Fp8Format, Precision, ProductName, Recipe, RecipeName};
+use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling};
 use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{
-    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm, normal,
+    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, CurrentScaling, adamw, global_norm, normal,
 };
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
+use std::io::Read;
 
 /// The CPU and, where there is one, the GPU.
 pub fn devices() -> Vec<Device> {
@@ -50,6 +51,8 @@ pub fn mixed() -> Vec<(String, Recipe)> {
             Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
         )
     });
+    let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
+    let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
     let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
     [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
@@ -60,6 +63,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         })
         .into_iter()
         .chain(products)
+        .chain([rounded])
         .collect()
 }
 
@@ -68,7 +72,8 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
-        RecipeName::Fp8Row | RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Row => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {
@@ -77,6 +82,28 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     })
     .chain(mixed())
     .collect()
+}
+
+/// The names of recipes that cast.
+pub fn fp8_names() -> Vec<RecipeName> {
+    let casts = |name: &RecipeName| recipe(*name, Fp8Format::Hybrid).casts.is_some();
+    RecipeName::ALL.into_iter().filter(casts).collect()
+}
+
+/// Of [`recipes`] those that cast.
+pub fn fp8_recipes() -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+}
+
+/// A fault that must not pass: current scaling, but gradients go to `format` as they are.
+pub fn unscaled_gradients(format: DType) -> Recipe {
+    let mut recipe = recipe(RecipeName::Fp8Current, Fp8Format::Hybrid);
+    let casts = recipe.casts.as_mut().expect("it casts");
+    // An amax that counts as the largest finite value makes the scale 1.
+    let epsilon = format.max_finite().expect("an FP8 format");
+    let scaling = Scaling::Current(CurrentScaling { epsilon, power_of_two: false });
+    casts.grad_output = Cast { format, scaling, ..casts.grad_output };
+    recipe
 }
 
 /// Binary64 everywhere: what finite differences need.
@@ -144,6 +171,26 @@ pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     let losses = decoder.scaling().losses().expect("counters");
     decoder.quantize_weights().expect("weights follow");
     losses
+}
+
+/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128.
+pub fn text() -> Vec<i32> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
+    let file = std::fs::File::open(path).expect("the bundled text is there");
+    let mut all = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
+    let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
+    // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
+    let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
+    visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
+}
+
+/// A batch of `text` from byte `start` on.
+pub fn text_batch(text: &[i32], start: usize, rows: usize, seq_len: usize) -> [Tensor; 2] {
+    [0, 1].map(|shift| {
+        let ids = &text[start + shift..][..rows * seq_len];
+        Tensor::from_slice(&Device::Cpu, &[rows * seq_len], ids).expect("as many")
+    })
 }
 
 /// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.

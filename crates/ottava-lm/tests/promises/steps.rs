@@ -46,8 +46,14 @@ pub fn run(
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
         let lost = model.scaling().losses().unwrap();
         seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
+        for cast in model.scaling().measured().unwrap() {
+            let measured = vec![f64::from(cast.amax), cast.scale.map_or(0.0, f64::from)];
+            seen.push((format!("amax and scale of {} in step {step}", cast.name), measured));
+        }
     }
-    assert!(seen[0].1[0] > seen[2 * STEPS - 2].1[0], "the loss falls: {seen:?}");
+    let loss =
+        |step: usize| seen.iter().find(|(what, _)| *what == format!("loss and norm of step {step}")).unwrap().1[0];
+    assert!(loss(0) > loss(STEPS - 1), "the loss falls: {seen:?}");
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
         seen.push((param.name().to_string(), values(param.full())));
         seen.push((format!("moments of {}", param.name()), [values(&moments.m), values(&moments.v)].concat()));
@@ -58,6 +64,7 @@ pub fn run(
 }
 
 pub fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, Vec<f64>)]) {
+    assert_eq!(expected.len(), got.len(), "{what}");
     for ((name, expected), (_, got)) in expected.iter().zip(got) {
         assert!(expected == got, "{what}: {name} differs");
     }

@@ -98,3 +98,9 @@ impl Run {
         folder.to_path_buf()
     }
 }
+
+/// The one object that a program with `--json` prints.
+pub fn json(text: &str) -> serde_json::Value {
+    assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
+    serde_json::from_str(text).unwrap()
+}
