@@ -231,7 +231,7 @@ impl Param {
         let cast = match (cast, next) {
             (Some(cast), Some(NextCast::Known(scale))) => {
                 let into = cast.codes.as_mut().expect("weights are quantized before the first step");
-                Some(ops::WeightCast::Codes { scale, slot: cast.slot.index(), into })
+                Some(ops::WeightCast::Codes { scale: ops::CastScale::Given(scale), slot: cast.slot.index(), into })
             }
             (Some(WeightCast { amax: Some(amax), .. }), Some(NextCast::Measured)) => Some(ops::WeightCast::Amax(amax)),
             _ => None,

@@ -118,14 +118,26 @@ template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) 
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
     return largest;
 }
+// Of each place of two eights, the one of the larger absolute value, with a sign that means nothing; NaN gives way to a number.
+template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a, const Eight<T>& b) {
+    Eight<T> c;
+#pragma unroll
+    for (int i = 0; i < 8; i++) store(&c.at[i], fmaxf(fabsf(load(a.at[i])), fabsf(load(b.at[i]))));
+    return c;
+}
+__device__ __forceinline__ u32 larger_pair(u32 a, u32 b) {
+    u32 c;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf16>& a, const Eight<bf16>& b) {
+    const uint4 u = a.words[0], v = b.words[0];
+    Eight<bf16> c;
+    c.words[0] = make_uint4(larger_pair(u.x, v.x), larger_pair(u.y, v.y), larger_pair(u.z, v.z), larger_pair(u.w, v.w));
+    return c;
+}
 template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
-    // The larger absolute values of two pairs, with signs that mean nothing; NaN gives way to a number.
-    const auto larger = [](u32 a, u32 b) {
-        u32 c;
-        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-        return c;
-    };
-    const u32 pair = larger(larger(e.words[0].x, e.words[0].y), larger(e.words[0].z, e.words[0].w));
+    const u32 pair = larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
     return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
 }
 

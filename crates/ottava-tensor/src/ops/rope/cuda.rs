@@ -2,8 +2,8 @@ use super::{RopeLayout, Rotation};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::quantize;
-use crate::{QuantizedTensor, Result, Tensor};
+use crate::ops::quantize::{self, Producer};
+use crate::{Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rope");
 kernel_source!(FP8_SOURCE, "rope", "destination.cuh");
@@ -78,19 +78,25 @@ pub(super) fn rope_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rope_codes" };
-    let more = [
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(table.device_ptr()),
-        Arg::I32(layout.heads as i32),
-        Arg::I32(layout.head_dim as i32),
-        Arg::I32(layout.seq_len as i32),
-        Arg::I32(layout.start as i32),
-        turn(rotation),
-    ];
-    let (grid, args) = (quantize::tiles(out.rows, out.columns, 2), quantize::destination(out, to, &more));
-    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; the rest is as `destination` and
-    // `fuses` say.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    // Tiles of blocks that have scales come one at a time.
+    let side = if out.granularity == Granularity::PerTensor { 2 } else { 1 };
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "rope_codes",
+        like: x,
+        grid: quantize::tiles(out.rows, out.columns, side),
+        block: BLOCK,
+        shared: quantize::tile_bytes(side, out.granularity, x.dtype()),
+        inputs: &[
+            Arg::Ptr(x.device_ptr()),
+            Arg::Ptr(table.device_ptr()),
+            Arg::I32(layout.heads as i32),
+            Arg::I32(layout.head_dim as i32),
+            Arg::I32(layout.seq_len as i32),
+            Arg::I32(layout.start as i32),
+            turn(rotation),
+        ],
+    };
+    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
