@@ -118,6 +118,23 @@ template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) 
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
     return largest;
 }
+// The smallest absolute value of eight.
+template <class T> __device__ __forceinline__ float smallest8(const Eight<T>& e) {
+    float smallest = fabsf(load(e.at[0]));
+#pragma unroll
+    for (int i = 1; i < 8; i++) smallest = fminf(smallest, fabsf(load(e.at[i])));
+    return smallest;
+}
+template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& e) {
+    const auto smaller = [](u32 a, u32 b) {
+        u32 c;
+        asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+        return c;
+    };
+    const u32 pair = smaller(smaller(e.words[0].x, e.words[0].y), smaller(e.words[0].z, e.words[0].w));
+    return fminf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000)));
+}
+
 // Of each place of two eights, the one of the larger absolute value, with a sign that means nothing; NaN gives way to a number.
 template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a, const Eight<T>& b) {
     Eight<T> c;
@@ -139,6 +156,18 @@ template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf1
 template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
     const u32 pair = larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
     return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
+}
+
+// The eight of the lane whose number differs by these bits.
+template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int bits) {
+#pragma unroll
+    for (int w = 0; w < sizeof(T) / 2; w++) {
+        e.words[w].x = __shfl_xor_sync(0xFFFFFFFF, e.words[w].x, bits);
+        e.words[w].y = __shfl_xor_sync(0xFFFFFFFF, e.words[w].y, bits);
+        e.words[w].z = __shfl_xor_sync(0xFFFFFFFF, e.words[w].z, bits);
+        e.words[w].w = __shfl_xor_sync(0xFFFFFFFF, e.words[w].w, bits);
+    }
+    return e;
 }
 
 // Whether eights may be moved at all these addresses. A null pointer does not stand in the way.

@@ -82,48 +82,54 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// Codes of eight values in two words. Only groups whose extremes tell that something is lost are counted one by one: the
-// product by a positive scale keeps their order.
-template <class T> __device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
-    float a[8], largest = fabsf(v[0]), smallest = fabsf(v[0]);
+// Counts what eight values lose, `a` after scaling, where their extremes tell that any do. An amax by its own scale may come out
+// just beyond the largest, so the two losses are looked for apart.
+template <class T> __device__ __forceinline__ void count8(const float* v, const float* a, float largest, float smallest, Seen& seen) {
+    if (largest > Fp8<T>::largest) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        a[i] = v[i] * scale;
-        largest = fmaxf(largest, fabsf(v[i]));
-        smallest = fminf(smallest, fabsf(v[i]));
+        for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
     }
+    if (smallest <= Fp8<T>::vanishing) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
+    }
+}
+
+// Codes of eight values in two words. The product by a positive scale keeps the order of values.
+template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
+    float v[8], a[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
+    const float largest = largest8(e);
     seen.amax = fmaxf(seen.amax, largest);
-    if (largest * scale > Fp8<T>::largest || smallest * scale <= Fp8<T>::vanishing) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
-            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
-        }
-    }
+    count8<T>(v, a, largest * scale, smallest8(e) * scale, seen);
     return encode8<T>(a);
 }
 
 // The same with a scale for each value, counted only where no other copy is.
-template <class T> __device__ __forceinline__ uint2 encode8(const float* v, const float* scales, bool counts, Seen& seen) {
-    float a[8];
+template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
+    float v[8], a[8];
+    unpack8(e, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) a[i] = v[i] * scales[i];
     if (counts) {
+        float largest = 0.0f, smallest = fabsf(a[0]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            seen.amax = fmaxf(seen.amax, fabsf(v[i]));
-            seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
-            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
+            largest = fmaxf(largest, fabsf(a[i]));
+            smallest = fminf(smallest, fabsf(a[i]));
         }
+        seen.amax = fmaxf(seen.amax, largest8(e));
+        count8<T>(v, a, largest, smallest, seen);
     }
     return encode8<T>(a);
 }
 
-// The codes of a tile, four to a word. Exchanging words by the number of the row's sixteen keeps both ways of access free
-// of bank conflicts.
-// Where blocks have scales, a tile `HOLDS` its values until it has them, and then their codes in their places: eights of a row are
-// exchanged instead of words, and neighbours use other halves.
-#define HOLDS (SHARING == Blocks1x128 || SHARING == Blocks128x128)
+// A tile. With one scale per tensor, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
+// ways of access free of bank conflicts. Otherwise its values, until scales are known, and then the codes of the transposed copy in
+// their places: eights of a row are exchanged instead of words, and neighbours use other halves.
+#define HOLDS (SHARING != PerTensor)
 struct alignas(16) Tile {
     u32 words[TILE * TILE / 4 * (HOLDS ? sizeof(X) : 1)];
     __device__ __forceinline__ Eight<X>* held(int row, int eight) { return (Eight<X>*)words + row * (TILE / 8) + (eight ^ row / 16); }
@@ -163,6 +169,8 @@ __device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadI
 // likely to be in the cache still.
 __device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
 
+__device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
+
 // As `take_scale`, but for `bound`.
 __device__ __forceinline__ float own_scale(const Destination& to, float largest, float amax) {
     const float a = amax < to.epsilon ? to.epsilon : amax;
@@ -172,11 +180,11 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// Of N rows that sixteen threads share, the largest of row k, in the threads from k * 16 / N on.
-template <int N> __device__ __forceinline__ float row_largest(float* largest) {
+// Of eight rows that sixteen threads share, the largest of row k, in threads 2 k and 2 k + 1. `largest` is lost.
+__device__ __forceinline__ float row_largest(float* largest) {
     int step = 8;
 #pragma unroll
-    for (int n = N / 2; n > 0; n /= 2, step /= 2) {
+    for (int n = 4; n > 0; n /= 2, step /= 2) {
         const bool upper = threadIdx.x & step;
 #pragma unroll
         for (int k = 0; k < n; k++) {
@@ -184,172 +192,130 @@ template <int N> __device__ __forceinline__ float row_largest(float* largest) {
             largest[k] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFF, give, step));
         }
     }
-#pragma unroll
-    for (step = 8 / N; step > 0; step /= 2) largest[0] = fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], step));
-    return largest[0];
+    return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
 }
 
 // The largest of a tile's column, in the thread of its number, from what each has seen in its eight columns. A barrier for all.
 __device__ __forceinline__ float column_largest(const Eight<X>& columns) {
     __shared__ alignas(16) float warps[8][TILE];
     float v[8];
-    unpack8(columns, v);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = fmaxf(fabsf(v[i]), fabsf(__shfl_xor_sync(0xFFFFFFFF, v[i], 16)));
+    unpack8(larger8(columns, shuffled8(columns, 16)), v);
     if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
     __syncthreads();
     float largest = 0.0f;
-    if (threadIdx.x < TILE)
-        for (int w = 0; w < 8; w++) largest = fmaxf(largest, warps[w][threadIdx.x]);
+    if (threadIdx.x < TILE) {
+#pragma unroll
+        for (int w = 0; w < 8; w++) largest = fmaxf(largest, fabsf(warps[w][threadIdx.x]));
+    }
     return largest;
 }
 
-// A tile of values on its way to codes of type T: first `begin`, then `cast` of all its eights, `finish`, a barrier, and `flush`.
+// A tile of values on its way to codes of type T: first `cast` of all its eights, then `finish`, a barrier (that of `measure`), and `flush`.
 template <class T> struct TileCast {
     const Destination& to;
     Tile& tile;
     Seen& seen;
     const int row0, column0;
-    // The one scale, or those of the thread's columns.
-    float scales[SHARING == PerRow ? 8 : 1];
-    // The largest values seen, with signs that mean nothing: of each column, and of all.
-    Eight<X> columns = {};
-    float largest = 0.0f;
 
-    __device__ __forceinline__ TileCast(const Destination& to, Tile& tile, Seen& seen, int row0, int column0)
-        : to(to), tile(tile), seen(seen), row0(row0), column0(column0) {}
-
-    // Reads the scales that are known. All threads come here.
-    __device__ __forceinline__ void begin() {
-        if constexpr (SHARING == PerTensor) scales[0] = *to.scale;
-        if constexpr (SHARING == PerRow) {
-            if (to.measures || !to.transposed) return;
-            const int column = column0 + threadIdx.x;
-            // All are done with those of another tile.
-            __syncthreads();
-            column_scales(threadIdx.x < TILE && column < padded(to.columns) ? to.column_amax[column] : 0.0f, scales);
-        }
-    }
-
-    // Finds the scales of columns from the amax of each, in the thread of its number, and writes their reciprocals: those of this
-    // thread's eight columns. A barrier for all.
-    __device__ __forceinline__ void column_scales(float amax, float* eight) const {
-        __shared__ alignas(16) float all[TILE];
-        if (threadIdx.x < TILE) {
-            const float scale = own_scale(to, Fp8<T>::largest, amax);
-            const int column = column0 + threadIdx.x;
-            all[threadIdx.x] = scale;
-            if (column < padded(to.columns) && (SHARING == Blocks1x128 || row0 == 0))
-                to.transposed_scale_inv[(SHARING == Blocks1x128 ? (u64)(row0 / TILE) * to.transposed_scale_pitch : 0) + column] = 1.0f / scale;
-        }
-        __syncthreads();
-        unpack8(load8(all + eight_column()), eight);
-    }
-
-    __device__ __forceinline__ void write_codes(int row, uint2 eight) const {
-        const int column = column0 + eight_column();
+    __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
         row += row0;
+        column += column0;
         if (to.codes && row < padded(to.rows) && column < padded_length(to.columns))
             *(uint2*)(to.codes + (u64)row * to.pitch + column) = eight;
     }
 
-    // This thread's next N eights, from row `tile_row(sweep)` on. What lies beyond the matrix is zero.
-    template <int N> __device__ __forceinline__ void cast(int sweep, const Eight<X>* eights) {
-        if constexpr (SHARING == PerTensor) {
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                const int row = tile_row(sweep + k);
-                // Zero even if the scale is infinite.
-                uint2 eight = make_uint2(0, 0);
-                if (row0 + row < to.rows && column0 + eight_column() < to.columns) {
-                    float v[8];
-                    unpack8(eights[k], v);
-                    eight = encode8<T>(v, scales[0], seen);
-                }
-                *(uint2*)tile.at(row, eight_column() / 4) = eight;
-                write_codes(row, eight);
-            }
-        } else if constexpr (SHARING == Blocks128x128) {
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                *tile.held(tile_row(sweep + k), eight_column() / 8) = eights[k];
-                largest = fmaxf(largest, largest8(eights[k]));
-            }
+    // Takes eight values, zero beyond the matrix, that start at this place of the tile. `scale` is that of the tensor, if there is one.
+    __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
+        if constexpr (HOLDS) {
+            *tile.held(row, column / 8) = values;
         } else {
-            // Each of the sixteen threads of N rows finds the scale of one.
-            const int threads = 16 / N, row = row0 + tile_row(sweep + threadIdx.x % 16 / threads);
-            const bool writes = threadIdx.x % threads == 0 && row < padded(to.rows);
-            float amax = 0.0f;
-            if (SHARING == Blocks1x128 || to.measures) {
-                float largest[N];
-#pragma unroll
-                for (int k = 0; k < N; k++) largest[k] = largest8(eights[k]);
-                amax = row_largest<N>(largest);
-            }
-            if (SHARING == PerRow && to.measures) {
-                if (to.row_amax && writes) atomicMax((u32*)to.row_amax + row, __float_as_uint(amax));
-#pragma unroll
-                for (int k = 0; k < N; k++) columns = larger8(columns, eights[k]);
-                return;
-            }
-            float scale_of_row = 1.0f;
-            if (to.codes) {
-                if (SHARING == PerRow && row < padded(to.rows)) amax = to.row_amax[row];
-                scale_of_row = own_scale(to, Fp8<T>::largest, amax);
-                if (writes && (SHARING == Blocks1x128 || column0 == 0))
-                    to.scale_inv[(SHARING == Blocks1x128 ? (u64)(column0 / TILE) * to.scale_pitch : 0) + row] = 1.0f / scale_of_row;
-            }
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                float v[8];
-                unpack8(eights[k], v);
-                const float scale = __shfl_sync(0xFFFFFFFF, scale_of_row, threadIdx.x % 32 / 16 * 16 + k * threads);
-                if (to.codes) write_codes(tile_row(sweep + k), encode8<T>(v, scale, seen));
-                if (!to.transposed) continue;
-                if constexpr (SHARING == PerRow) {
-                    *(uint2*)tile.at(tile_row(sweep + k), eight_column() / 4) = encode8<T>(v, scales, !to.codes, seen);
-                } else {
-                    *tile.held(tile_row(sweep + k), eight_column() / 8) = eights[k];
-                    columns = larger8(columns, eights[k]);
-                }
-            }
+            // Padding is zero even if the scale is infinite.
+            uint2 eight = make_uint2(0, 0);
+            if (row0 + row < to.rows && column0 + column < to.columns) eight = encode8<T>(values, scale, seen);
+            *(uint2*)tile.at(row, column / 4) = eight;
+            write_codes(row, column, eight);
         }
     }
 
-    // What needs to have seen the whole tile. All threads come here.
-    __device__ __forceinline__ void finish() {
-        if constexpr (SHARING == PerRow) {
-            if (!to.measures || !to.column_amax) return;
-            const float amax = column_largest(columns);
-            const int column = column0 + threadIdx.x;
-            if (threadIdx.x < TILE && column < to.columns) atomicMax((u32*)to.column_amax + column, __float_as_uint(amax));
+    // Finds the scales that follow from the values and casts by them. All threads come here, each with values in `held` that it has
+    // put there itself, or after a barrier.
+    __device__ __forceinline__ void finish() const {
+        if constexpr (SHARING == Blocks128x128) finish_square();
+        if constexpr (SHARING == PerRow || SHARING == Blocks1x128) finish_rows_and_columns();
+    }
+
+    __device__ __forceinline__ Eight<X> held(int k) const { return *tile.held(tile_row(k), eight_column() / 8); }
+
+    __device__ __forceinline__ void finish_square() const {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; k++) largest = fmaxf(largest, largest8(held(k)));
+        const float scale = own_scale(to, Fp8<T>::largest, block_max(largest));
+        if (threadIdx.x == 0 && row0 < to.rows && column0 < to.columns) {
+            const int row = row0 / TILE, column = column0 / TILE;
+            if (to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
+            if (to.transposed) to.transposed_scale_inv[(u64)column * to.transposed_scale_pitch + row] = 1.0f / scale;
         }
-        if constexpr (SHARING == Blocks1x128) {
-            if (!to.transposed) return;
-            float scales[8];
-            column_scales(column_largest(columns), scales);
-#pragma unroll 2
-            for (int k = 0; k < 8; k++) {
-                float v[8];
-                unpack8(*tile.held(tile_row(k), eight_column() / 8), v);
-                *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8<T>(v, scales, !to.codes, seen);
-            }
+#pragma unroll 4
+        for (int k = 0; k < 8; k++) {
+            const uint2 eight = encode8<T>(held(k), scale, seen);
+            *(uint2*)tile.at(tile_row(k), eight_column() / 4) = eight;
+            write_codes(tile_row(k), eight_column(), eight);
         }
-        if constexpr (SHARING == Blocks128x128) {
-            const float scale = own_scale(to, Fp8<T>::largest, block_max(largest));
-            if (threadIdx.x == 0 && row0 < to.rows && column0 < to.columns) {
-                const int row = row0 / TILE, column = column0 / TILE;
-                if (to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
-                if (to.transposed) to.transposed_scale_inv[(u64)column * to.transposed_scale_pitch + row] = 1.0f / scale;
-            }
-#pragma unroll 2
+    }
+
+    __device__ __forceinline__ void finish_rows_and_columns() const {
+        __shared__ alignas(16) float scales_of_rows[TILE], scales_of_columns[TILE];
+        // The first half of the threads has a column each; of rows, those two by two that `row_largest` gives the same.
+        const int row = row0 + tile_row(threadIdx.x % 16 / 2), column = column0 + threadIdx.x;
+        float of_row = 0.0f, of_column = 0.0f;
+        if (SHARING == Blocks1x128 || to.measures) {
+            float largest[8];
+            Eight<X> columns = {};
+#pragma unroll
             for (int k = 0; k < 8; k++) {
-                float v[8];
-                unpack8(*tile.held(tile_row(k), eight_column() / 8), v);
-                const uint2 eight = encode8<T>(v, scale, seen);
-                *(uint2*)tile.at(tile_row(k), eight_column() / 4) = eight;
-                write_codes(tile_row(k), eight);
+                largest[k] = largest8(held(k));
+                columns = larger8(columns, held(k));
             }
+            of_row = row_largest(largest);
+            of_column = column_largest(columns);
+        }
+        if (to.measures) {
+            if (to.row_amax && threadIdx.x % 2 == 0 && row < to.rows) atomicMax((u32*)to.row_amax + row, __float_as_uint(of_row));
+            if (to.column_amax && threadIdx.x < TILE && column < to.columns) atomicMax((u32*)to.column_amax + column, __float_as_uint(of_column));
+            return;
+        }
+        // By rows, all tiles beside each other have the same scales, and the first writes them.
+        if (SHARING == PerRow) __syncthreads();
+        if (to.codes && threadIdx.x % 2 == 0 && row < padded(to.rows) && column0 < to.columns) {
+            if (SHARING == PerRow) of_row = to.row_amax[row];
+            const float scale = own_scale(to, Fp8<T>::largest, of_row);
+            scales_of_rows[row - row0] = scale;
+            if (SHARING == Blocks1x128) to.scale_inv[(u64)(column0 / TILE) * to.scale_pitch + row] = 1.0f / scale;
+            else if (column0 == 0) to.scale_inv[row] = 1.0f / scale;
+        }
+        if (to.transposed && threadIdx.x < TILE && column < padded(to.columns)) {
+            if (SHARING == PerRow) of_column = to.column_amax[column];
+            const float scale = own_scale(to, Fp8<T>::largest, of_column);
+            scales_of_columns[threadIdx.x] = scale;
+            if (SHARING == Blocks1x128) to.transposed_scale_inv[(u64)(row0 / TILE) * to.transposed_scale_pitch + column] = 1.0f / scale;
+            else if (row0 == 0) to.transposed_scale_inv[column] = 1.0f / scale;
+        }
+        __syncthreads();
+        float columns[8];
+        unpack8(load8(scales_of_columns + eight_column()), columns);
+        const auto encode = [&](int k, bool of_rows, bool of_columns) {
+            const Eight<X> values = held(k);
+            if (of_rows) write_codes(tile_row(k), eight_column(), encode8<T>(values, scales_of_rows[tile_row(k)], seen));
+            if (of_columns) *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8<T>(values, columns, !of_rows, seen);
+        };
+        // The usual case by itself, without a branch between the copies.
+        if (to.codes && to.transposed) {
+#pragma unroll 2
+            for (int k = 0; k < 8; k++) encode(k, true, true);
+        } else {
+#pragma unroll 2
+            for (int k = 0; k < 8; k++) encode(k, to.codes, to.transposed);
         }
     }
 
@@ -362,8 +328,9 @@ template <class T> struct TileCast {
     }
 };
 
-// Adds what the block saw to the statistics; a barrier for all threads. The `first` block of a matrix writes the rest.
-__device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first) {
+// Adds what the block saw to the statistics. A barrier for all threads, which `then` go on, one of them to add up at last: it waits
+// for memory. The `first` block of a matrix writes the rest.
+template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
     if (to.measures) return;
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
@@ -374,8 +341,10 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen,
         warps[2][threadIdx.x / 32] = lost;
     }
     __syncthreads();
+    then();
     if (threadIdx.x > 0) return;
     u32 all[3] = {};
+#pragma unroll 1
     for (int w = 0; w < blockDim.x / 32; w++) {
         all[0] = max(all[0], warps[0][w]);
         all[1] += warps[1][w];
@@ -391,36 +360,49 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen,
 }
 
 // Of a grid that has one matrix.
-__device__ __forceinline__ void measure(const Destination& to, const Seen& seen) { measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0); }
+template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, const Then& then) {
+    measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
+}
 
-// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
-// count, and `values` computes them. `LOADS` of them are on their way at a time.
-template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
-    const int row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
-    Seen seen;
-    TileCast<FORMAT> cast(to, tiles_of_the_launch[0], seen, row0, column0);
-    cast.begin();
+// Fills a tile from a source. What lies beyond the matrix is zero; of a `WHOLE` tile nothing does.
+template <int LOADS, bool WHOLE, class Source>
+__device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const Source& source, float scale) {
+    const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += LOADS) {
         typename Source::Raw raw[LOADS];
-        Eight<X> eights[LOADS];
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
-            const int row = row0 + tile_row(sweep + k);
-            if (row < to.rows && column < to.columns) raw[k] = source.fetch(row, column);
+            const int row = tile.row0 + tile_row(sweep + k);
+            if (WHOLE || (row < rows && column < columns)) raw[k] = source.fetch(row, column);
         }
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
-            eights[k] = {};
-            if (row0 + tile_row(sweep + k) >= to.rows || column >= to.columns) continue;
-            eights[k] = source.values(raw[k]);
+            Eight<X> values = {};
+            if (WHOLE || (tile.row0 + tile_row(sweep + k) < rows && column < columns)) values = source.values(raw[k]);
             // Padding is zero, whatever the row makes of it.
+            if (!WHOLE && column + 8 > columns) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) if (column + i >= to.columns) store(&eights[k].at[i], 0.0f);
+                for (int i = 0; i < 8; i++) if (column + i >= columns) store(&values.at[i], 0.0f);
+            }
+            tile.cast(tile_row(sweep + k), eight_column(), values, scale);
         }
-        cast.template cast<LOADS>(sweep, eights);
     }
-    cast.finish();
-    measure(to, seen);
-    cast.flush();
+}
+
+// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
+// count, and `values` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
+template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, Source source) {
+    const int row0 = first_row(), column0 = blockIdx.x * TILE;
+    const float scale = given_scale(to);
+    Seen seen;
+    const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
+    if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {
+        source.wide = true;
+        fill_tile<LOADS, true>(tile, source, scale);
+    } else {
+        fill_tile<LOADS, false>(tile, source, scale);
+    }
+    tile.finish();
+    measure(to, seen, [&] { tile.flush(); });
 }

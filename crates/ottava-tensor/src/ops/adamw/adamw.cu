@@ -219,8 +219,8 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     const int valid = min(to.columns - column, 8);
     const bool together = to.columns % 8 == 0 && aligned(part.of);
     Seen seen;
-    TileCast<FORMAT> cast(to, tiles_of_the_launch[0], seen, row0, column0);
-    cast.begin();
+    const float scale = given_scale(to);
+    const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
     // What the next row needs is on its way while this one is computed.
     Raw next;
     const auto fetch_row = [&](int sweep) {
@@ -240,9 +240,8 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
             if (!(together && how.usual && update8(raw, part.of, at, how, w))) one_by_one(part.of, at, valid, together, how, w);
             eight = pack8<X>(w);
         }
-        cast.cast<1>(sweep, &eight);
+        tile.cast(tile_row(sweep), eight_column(), eight, scale);
     }
-    cast.finish();
-    measure(to, seen, block == 0);
-    cast.flush();
+    tile.finish();
+    measure(to, seen, block == 0, [&] { tile.flush(); });
 }

@@ -57,9 +57,10 @@ pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3
     [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
 }
 
-/// Dynamic shared memory of `tiles`, which hold codes, or values of `dtype` until their blocks have scales.
+/// Dynamic shared memory of `tiles`, which hold codes, or values of `dtype` until there are scales.
 pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: DType) -> u32 {
-    let bytes = tiles * TILE * TILE * if granularity.is_blocks() { dtype.size() } else { 1 };
+    let held = granularity != Granularity::PerTensor;
+    let bytes = tiles * TILE * TILE * if held { dtype.size() } else { 1 };
     // What is asked for must be more than needs no asking.
     let asks = bytes + BESIDE_TILES > SHARED_BYTES;
     (if asks { bytes.max(SHARED_BYTES + 16) } else { bytes }) as u32

@@ -74,94 +74,44 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
     block_raise(amax, largest);
 }
 #else
-// Eights of the turned matrix, each with the eight that it is paired with.
-struct Turned {
-    const X* x;
-    const float* table;
-    int columns, heads, dim, seq_len, start;
-    float turn;
-    struct Raw { Eight<X> own, other; Eight<float> cos, sin; float sign; };
-    __device__ __forceinline__ Raw fetch(int row, int column) const {
-        const X* from = x + (u64)row * columns + column;
-        Raw raw = {load8(from)};
-        raw.sign = 0.0f;
-        if (column < heads * dim) {
-            const int half = dim / 2, pair = column % half;
-            const float* angles = table + (u64)(start + row % seq_len) * dim + pair;
-            const bool first = column % dim < half;
-            raw.other = load8(first ? from + half : from - half);
-            raw.cos = load8(angles);
-            raw.sin = load8(angles + half);
-            raw.sign = first ? -turn : turn;
-        }
-        return raw;
-    }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
-        if (raw.sign == 0.0f) return raw.own;
-        float v[8];
-        // The bits of `turn8`: subtracting is adding the negative.
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = load(raw.own.at[i]) * raw.cos.at[i] + load(raw.other.at[i]) * (raw.sin.at[i] * raw.sign);
-        return pack8<X>(v);
-    }
-};
-
-// Two tiles side by side, so that the table is read once for both. A thread does eight pairs of a row of each.
-__device__ __forceinline__ void rope_pairs(const Destination& to, const Turned& from) {
-    Tile* tiles = tiles_of_the_launch;
-    const int row0 = first_row(), half = from.dim / 2, pair = threadIdx.x % 8 * 8, rotated = from.heads * from.dim;
-    const int first = pair / half * from.dim + pair % half;
-    const float scale = *to.scale;
-    const auto put = [&](int tile, int row, int column, uint2 eight) {
-        *(uint2*)tiles[tile].at(row, column / 4) = eight;
-        column += (blockIdx.x * 2 + tile) * TILE;
-        if (to.codes && row0 + row < padded(to.rows) && column < padded(to.columns))
-            *(uint2*)(to.codes + (u64)(row0 + row) * to.pitch + column) = eight;
-    };
+// Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
+// pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
+extern "C" __global__ void __launch_bounds__(256, 3)
+    rope_codes(const X* x, const float* table, int heads, int dim, int seq_len, int start, float turn, const __grid_constant__ Destination to) {
+    const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
+    const int first = pair / half * dim + pair % half;
+    const float scale = given_scale(to);
     Seen seen;
+    const auto tile = [&](int k) { return TileCast<FORMAT>{to, tiles_of_the_launch[k], seen, row0, (int)(blockIdx.x * 2 + k) * TILE}; };
 #pragma unroll 1
     for (int row = threadIdx.x / 8; row < TILE; row += 32) {
-        Eight<X> a[2], b[2];
+        Eight<X> a[2] = {}, b[2] = {};
         Eight<float> cos, sin;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int column = (blockIdx.x * 2 + k) * TILE + first;
             if (row0 + row >= to.rows || column >= to.columns) continue;
-            const X* at = from.x + (u64)(row0 + row) * to.columns + column;
-            a[k] = load8(at);
-            b[k] = load8(at + half);
+            const X* from = x + (u64)(row0 + row) * to.columns + column;
+            a[k] = load8(from);
+            b[k] = load8(from + half);
         }
-        if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < rotated) {
-            const float* angles = from.table + (u64)(from.start + (row0 + row) % from.seq_len) * from.dim + pair % half;
+        if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
+            const float* angles = table + (u64)(start + (row0 + row) % seq_len) * dim + pair % half;
             cos = load8(angles);
             sin = load8(angles + half);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const int column = (blockIdx.x * 2 + k) * TILE + first;
-            uint2 eight[2] = {};
-            if (row0 + row < to.rows && column < to.columns) {
-                if (column < rotated) turn8(a[k], b[k], cos, sin, from.turn);
-                float v[2][8];
-                unpack8(a[k], v[0]);
-                unpack8(b[k], v[1]);
-                eight[0] = encode8<FORMAT>(v[0], scale, seen);
-                eight[1] = encode8<FORMAT>(v[1], scale, seen);
-            }
-            put(k, row, first, eight[0]);
-            put(k, row, first + half, eight[1]);
+            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
+            tile(k).cast(row, first, a[k], scale);
+            tile(k).cast(row, first + half, b[k], scale);
         }
     }
-    measure(to, seen);
-    for (int k = 0; k < 2; k++) TileCast<FORMAT>(to, tiles[k], seen, row0, (blockIdx.x * 2 + k) * TILE).flush();
-}
-
-// 256 threads, on a grid (W / 256, T / 128) for one scale per tensor, else (W / 128, T / 128). `dim` is 16, 32, 64 or 128 and so
-// divides a tile; W is a multiple of `dim`.
-extern "C" __global__ void __launch_bounds__(256, 3)
-    rope_codes(const X* x, const float* table, int heads, int dim, int seq_len, int start, float turn, const __grid_constant__ Destination to) {
-    const Turned from = {x, table, to.columns, heads, dim, seq_len, start, turn};
-    if constexpr (SHARING == PerTensor) rope_pairs(to, from);
-    else quantize_tile<2>(to, from);
+    // Tiles are held by other threads than those that cast them.
+    if (HOLDS) __syncthreads();
+    for (int k = 0; k < 2; k++) tile(k).finish();
+    measure(to, seen, [&] {
+        for (int k = 0; k < 2; k++) tile(k).flush();
+    });
 }
 #endif

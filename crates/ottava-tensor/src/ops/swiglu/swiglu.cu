@@ -127,7 +127,7 @@ struct Activations {
 };
 
 // Grid (F / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256) swiglu_codes(const X* x, const __grid_constant__ Destination to) {
+extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {
     quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
@@ -141,15 +141,13 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     Destination left = to;
     left.columns = F;
     const Destination right = to.right_of(F);
-    TileCast<FORMAT> gates(left, tiles_of_the_launch[0], seen, row0, column0);
-    TileCast<FORMAT> ups(right, tiles_of_the_launch[1], seen, row0, column0);
-    TileCast<e4m3> activations(activation, tiles_of_the_launch[ACTIVATED ? 2 : 0], activation_seen, row0, column0);
-    gates.begin();
-    ups.begin();
-    if (ACTIVATED) activations.begin();
+    const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
+    const TileCast<FORMAT> ups = {right, tiles_of_the_launch[1], seen, row0, column0};
+    const TileCast<e4m3> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
+    const float scale = given_scale(to), activation_scale = given_scale(activation);
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += 2) {
-        Eight<X> gate[2], up[2], d[2], dgate[2] = {}, dup[2] = {}, y[2] = {};
+        Eight<X> gate[2], up[2], d[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int row = row0 + tile_row(sweep + k);
@@ -161,32 +159,36 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            if (row0 + tile_row(sweep + k) >= to.rows || column >= F) continue;
-            float v[2][8];
+            const int row = tile_row(sweep + k);
+            Eight<X> dgate = {}, dup = {}, y = {};
+            if (row0 + row < to.rows && column < F) {
+                float v[2][8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
-                v[0][i] = g.gate;
-                v[1][i] = g.up;
+                for (int i = 0; i < 8; i++) {
+                    const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
+                    v[0][i] = g.gate;
+                    v[1][i] = g.up;
+                }
+                dgate = pack8<X>(v[0]);
+                dup = pack8<X>(v[1]);
+                if (ACTIVATED) y = activated(gate[k], up[k]);
             }
-            dgate[k] = pack8<X>(v[0]);
-            dup[k] = pack8<X>(v[1]);
-            if (ACTIVATED) y[k] = activated(gate[k], up[k]);
+            gates.cast(row, eight_column(), dgate, scale);
+            ups.cast(row, eight_column(), dup, scale);
+            if (ACTIVATED) activations.cast(row, eight_column(), y, activation_scale);
         }
-        gates.cast<2>(sweep, dgate);
-        ups.cast<2>(sweep, dup);
-        if (ACTIVATED) activations.cast<2>(sweep, y);
     }
     gates.finish();
     ups.finish();
     if (ACTIVATED) activations.finish();
-    measure(to, seen);
-    gates.flush();
-    ups.flush();
+    measure(to, seen, [&] {
+        gates.flush();
+        ups.flush();
+        if (ACTIVATED) activations.flush();
+    });
     if (ACTIVATED) {
-        activations.flush();
         __syncthreads();
-        measure(activation, activation_seen);
+        measure(activation, activation_seen, [] {});
     }
 }
 
