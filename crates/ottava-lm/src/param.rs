@@ -4,8 +4,10 @@ use crate::error::{Error, Result};
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
-use ottava_tensor::ops::{self, Accumulation, AdamWWeight, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
-use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+use ottava_tensor::ops::{
+    self, Accumulation, AdamWWeight, CastScale, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type,
+};
+use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,7 +217,7 @@ impl Param {
         match next {
             NextCast::Measured => cast.amax = scaling.amax_for(Some(cast.slot))?,
             // A scale of its own is no longer what the weight is cast by.
-            NextCast::Known(_) | NextCast::Later => cast.frozen = Frozen::default(),
+            NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => cast.frozen = Frozen::default(),
         }
         Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }
@@ -233,12 +235,17 @@ impl Param {
             None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
             None => AdamWWeight::Master { master: value, copy: None },
         };
-        let cast = match (cast, next) {
-            (Some(cast), Some(NextCast::Known(scale))) => {
+        let scale = match next {
+            Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
+            Some(NextCast::Blocks(how)) => Some(CastScale::Own(Granularity::Blocks128x128, *how)),
+            Some(NextCast::Measured | NextCast::Later) | None => None,
+        };
+        let cast = match (cast, scale) {
+            (Some(cast), Some(scale)) => {
                 let into = cast.codes.as_mut().expect("weights are quantized before the first step");
                 Some(ops::WeightCast::Codes { scale, slot: cast.slot.index(), into })
             }
-            (Some(WeightCast { amax: Some(amax), .. }), Some(NextCast::Measured)) => Some(ops::WeightCast::Amax(amax)),
+            (Some(WeightCast { amax: Some(amax), .. }), None) => Some(ops::WeightCast::Amax(amax)),
             _ => None,
         };
         Ok((weight, cast, grad.as_ref().expect("backward has run")))

@@ -62,7 +62,9 @@ pub enum NextCast {
     Known(Tensor),
     /// By a scale of their own, from their amax.
     Measured,
-    /// By scales that the cast finds once they are there.
+    /// By scales of their blocks of 128x128, which the update finds.
+    Blocks(CurrentScaling),
+    /// By scales that a cast finds once they are there.
     Later,
 }
 
@@ -336,6 +338,9 @@ impl ScalingState {
     pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
         Ok(match self.known_scale(slot)? {
             Some(Scale::Given(scale)) => NextCast::Known(scale),
+            Some(Scale::Own(Granularity::Blocks128x128, how)) if self.format(slot) == DType::E4M3 => {
+                NextCast::Blocks(how)
+            }
             Some(Scale::Own(..)) => NextCast::Later,
             None => NextCast::Measured,
         })

@@ -78,6 +78,12 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
     })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
+    row("rmsnorm, FP8 by rows", bf16(tc) + 2 * tc, &mut || {
+        rmsnorm_to(&a, &weight, 1e-5, own(Granularity::PerRow, &mut seen)).map(drop)
+    })?;
+    row("rmsnorm, FP8 by 1x128", bf16(tc) + 2 * tc, &mut || {
+        rmsnorm_to(&a, &weight, 1e-5, own(Granularity::Blocks1x128, &mut seen)).map(drop)
+    })?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
 
     let mut qkv = random(&[t, 3 * c], DType::BF16)?;
@@ -89,6 +95,13 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
         rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
     })?;
+    for (name, granularity) in
+        [("rope_backward, FP8 by rows", Granularity::PerRow), ("rope_backward, FP8 by 1x128", Granularity::Blocks1x128)]
+    {
+        row(name, bf16(3 * tc) + 6 * tc, &mut || {
+            rope_to(&qkv, &table, layout, Rotation::Backward, own(granularity, &mut seen)).map(drop)
+        })?;
+    }
     row("rope_backward, amax", bf16(3 * tc), &mut || {
         rope_to(&qkv, &table, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
     })?;
@@ -114,6 +127,27 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
+    for (names, granularity) in [
+        (
+            ["swiglu, FP8 by rows", "swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"],
+            Granularity::PerRow,
+        ),
+        (
+            ["swiglu, FP8 by 1x128", "swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"],
+            Granularity::Blocks1x128,
+        ),
+    ] {
+        row(names[0], bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, own(granularity, &mut seen)).map(drop))?;
+        row(names[1], bf16(3 * tf) + 4 * tf, &mut || {
+            swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), None).map(drop)
+        })?;
+        row(names[2], bf16(3 * tf) + 5 * tf, &mut || {
+            let (format, copies, how) = (DType::E4M3, Copies::Columns, CurrentScaling::default());
+            let scale = CastScale::Own(granularity, how);
+            let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
+            swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), Some(activated)).map(drop)
+        })?;
+    }
     drop((gate_up, dy));
 
     let vocabulary = VOCABULARY;
@@ -158,7 +192,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let mut codes = quantize(&copy, DType::E4M3, &scale, Copies::Both, &mut seen, 0)?;
     row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
         let weight = AdamWWeight::Master { master: &mut master, copy: Some(&mut copy) };
-        let cast = Some(WeightCast::Codes { scale: &scale, slot: 0, into: &mut codes });
+        let cast = Some(WeightCast::Codes { scale: CastScale::Given(&scale), slot: 0, into: &mut codes });
         let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
         adamw(&mut [parameter], &mut seen, &norm, &scalars)
     })?;
@@ -176,7 +210,15 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     })?;
     row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
         let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
-        let cast = Some(WeightCast::Codes { scale: &scale, slot: 0, into: &mut codes });
+        let cast = Some(WeightCast::Codes { scale: CastScale::Given(&scale), slot: 0, into: &mut codes });
+        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
+        adamw(&mut [parameter], &mut seen, &norm, &scalars)
+    })?;
+    let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
+    let mut codes = quantize_blocks(&copy, DType::E4M3, granularity, how, Copies::Both, &mut seen, 0)?;
+    row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
+        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
+        let cast = Some(WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut codes });
         let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
         adamw(&mut [parameter], &mut seen, &norm, &scalars)
     })?;
@@ -186,6 +228,12 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
 /// Codes and their transpose, as training writes them.
 fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
     let scale = CastScale::Given(scale);
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+}
+
+/// The same with scales that rows or blocks give themselves.
+fn own(granularity: Granularity, statistics: &mut CastStatistics) -> Output<'_> {
+    let scale = CastScale::Own(granularity, CurrentScaling::default());
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
 }
 

@@ -118,15 +118,56 @@ template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) 
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
     return largest;
 }
-template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
-    // The larger absolute values of two pairs, with signs that mean nothing; NaN gives way to a number.
-    const auto larger = [](u32 a, u32 b) {
+// The smallest absolute value of eight.
+template <class T> __device__ __forceinline__ float smallest8(const Eight<T>& e) {
+    float smallest = fabsf(load(e.at[0]));
+#pragma unroll
+    for (int i = 1; i < 8; i++) smallest = fminf(smallest, fabsf(load(e.at[i])));
+    return smallest;
+}
+template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& e) {
+    const auto smaller = [](u32 a, u32 b) {
         u32 c;
-        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+        asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
         return c;
     };
-    const u32 pair = larger(larger(e.words[0].x, e.words[0].y), larger(e.words[0].z, e.words[0].w));
+    const u32 pair = smaller(smaller(e.words[0].x, e.words[0].y), smaller(e.words[0].z, e.words[0].w));
+    return fminf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000)));
+}
+
+// Of each place of two eights, the one of the larger absolute value, with a sign that means nothing; NaN gives way to a number.
+template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a, const Eight<T>& b) {
+    Eight<T> c;
+#pragma unroll
+    for (int i = 0; i < 8; i++) store(&c.at[i], fmaxf(fabsf(load(a.at[i])), fabsf(load(b.at[i]))));
+    return c;
+}
+__device__ __forceinline__ u32 larger_pair(u32 a, u32 b) {
+    u32 c;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf16>& a, const Eight<bf16>& b) {
+    const uint4 u = a.words[0], v = b.words[0];
+    Eight<bf16> c;
+    c.words[0] = make_uint4(larger_pair(u.x, v.x), larger_pair(u.y, v.y), larger_pair(u.z, v.z), larger_pair(u.w, v.w));
+    return c;
+}
+template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) {
+    const u32 pair = larger_pair(larger_pair(e.words[0].x, e.words[0].y), larger_pair(e.words[0].z, e.words[0].w));
     return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
+}
+
+// The eight of the lane whose number differs by these bits.
+template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int bits) {
+#pragma unroll
+    for (int w = 0; w < sizeof(T) / 2; w++) {
+        e.words[w].x = __shfl_xor_sync(0xFFFFFFFF, e.words[w].x, bits);
+        e.words[w].y = __shfl_xor_sync(0xFFFFFFFF, e.words[w].y, bits);
+        e.words[w].z = __shfl_xor_sync(0xFFFFFFFF, e.words[w].z, bits);
+        e.words[w].w = __shfl_xor_sync(0xFFFFFFFF, e.words[w].w, bits);
+    }
+    return e;
 }
 
 // Whether eights may be moved at all these addresses. A null pointer does not stand in the way.

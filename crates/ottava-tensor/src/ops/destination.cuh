@@ -1,26 +1,45 @@
 // The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
-// registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes.
-// Blocks have 256 threads, unless a kernel says otherwise. `codes` and `transposed` may be null; both are padded with zeros to multiples of 16.
+// registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes, `SHARING`
+// says which values share a scale. Blocks have 256 threads, unless a kernel says otherwise.
+enum Sharing { PerTensor, PerRow, Blocks1x128, Blocks128x128 };
 #define TILE 128
 
-// The parameters of a kernel that name a destination, and the destination that they name. A second one has a prefix.
-#define DESTINATION_OF(p)                                                                                              \
-    unsigned char *p##codes, unsigned char *p##transposed, float *p##scale_inv, float *p##amax, u64 *p##saturated,     \
-        u64 *p##underflowed, u64 *p##elements, const float *p##scale, int p##rows, int p##columns, int p##padded_rows, \
-        int p##padded_columns
-#define THE_DESTINATION_OF(p)                                                                                          \
-    { p##codes, p##transposed, p##scale_inv, p##amax, p##saturated, p##underflowed, p##elements, *p##scale, p##rows,   \
-      p##columns, p##padded_rows, p##padded_columns }
-#define DESTINATION DESTINATION_OF()
-#define THE_DESTINATION THE_DESTINATION_OF()
-
+// What a kernel writes; laid out as `Destination` in quantize/cuda.rs. `codes` and `transposed` may be null; both are padded with
+// zeros. One scale per tensor is given. Others follow from the values: of blocks while their tile is in shared memory, of rows and
+// columns in a launch of the same kernel before, which `measures` their amaxes and writes nothing else.
 struct Destination {
     unsigned char *codes, *transposed;
-    float *scale_inv, *amax;
+    float *scale_inv, *transposed_scale_inv, *amax;
     u64 *saturated, *underflowed, *elements;
-    float scale;
-    int rows, columns, padded_rows, padded_columns;
+    const float* scale;
+    float *row_amax, *column_amax;
+    int rows, columns;
+    // From a row of codes, or of scales where those have rows, to the next.
+    int pitch, transposed_pitch, scale_pitch, transposed_scale_pitch;
+    // Of scales that follow from an amax.
+    float epsilon, bound;
+    int power_of_two, measures;
+
+    // The columns from F on, of whole tiles, as a destination of their own.
+    __device__ __forceinline__ Destination right_of(int F) const {
+        Destination right = *this;
+        right.columns -= F;
+        if (codes) right.codes += F;
+        if (transposed) right.transposed += (u64)F * transposed_pitch;
+        if (column_amax) right.column_amax += F;
+        if (SHARING == PerRow || SHARING == Blocks1x128) right.transposed_scale_inv += F;
+        if (SHARING == Blocks1x128) right.scale_inv += (u64)(F / TILE) * scale_pitch;
+        if (SHARING == Blocks128x128) {
+            right.scale_inv += F / TILE;
+            right.transposed_scale_inv += (u64)(F / TILE) * transposed_scale_pitch;
+        }
+        return right;
+    }
 };
+
+__device__ __forceinline__ int padded(int n) { return (n + 15) / 16 * 16; }
+// Along the dimension that is contracted, blocks are whole.
+__device__ __forceinline__ int padded_length(int n) { return SHARING == Blocks1x128 || SHARING == Blocks128x128 ? (n + TILE - 1) / TILE * TILE : padded(n); }
 
 // Largest finite value, and half the smallest positive one, which still rounds to zero.
 template <class T> struct Fp8;
@@ -40,9 +59,6 @@ template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
     return pair;
 }
 
-// Eight values rounded to the storage type, as if written and read again.
-__device__ __forceinline__ void round8(float* v) { unpack8(pack8<X>(v), v); }
-
 // The first `valid` of eight elements; the rest are zero.
 template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
     if (wide) return load8(p);
@@ -61,41 +77,70 @@ struct Seen {
     u32 beyond = 0, lost = 0;
 };
 
-// Codes of eight values in two words. Only groups whose extremes tell that something is lost are counted one by one: the
-// product by a positive scale keeps their order.
-template <class T = FORMAT> __device__ __forceinline__ uint2 encode8(const float* v, float scale, Seen& seen) {
-    float a[8], largest = fabsf(v[0]), smallest = fabsf(v[0]);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        a[i] = v[i] * scale;
-        largest = fmaxf(largest, fabsf(v[i]));
-        smallest = fminf(smallest, fabsf(v[i]));
-    }
-    seen.amax = fmaxf(seen.amax, largest);
-    if (largest * scale > Fp8<T>::largest || smallest * scale <= Fp8<T>::vanishing) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
-            seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
-        }
-    }
+template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
     return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// The codes of a tile, four to a word. Exchanging words by the number of the row's sixteen keeps both ways of access free
-// of bank conflicts.
-struct alignas(16) Tile {
-    u32 words[TILE * TILE / 4];
-    __device__ __forceinline__ u32* at(int row, int word) { return words + row * (TILE / 4) + (word ^ (row / 16 * 4)); }
-};
-
-// Puts the codes of eight values at (row, column) of the tile at (row0, column0).
-__device__ __forceinline__ void put(const Destination& to, Tile& tile, int row0, int column0, int row, int column, uint2 eight) {
-    *(uint2*)tile.at(row, column / 4) = eight;
-    if (to.codes && row0 + row < to.padded_rows && column0 + column < to.padded_columns)
-        *(uint2*)(to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column) = eight;
+// Counts what eight values lose, `a` after scaling, where their extremes tell that any do. An amax by its own scale may come out
+// just beyond the largest, so the two losses are looked for apart.
+template <class T> __device__ __forceinline__ void count8(const float* v, const float* a, float largest, float smallest, Seen& seen) {
+    if (largest > Fp8<T>::largest) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
+    }
+    if (smallest <= Fp8<T>::vanishing) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
+    }
 }
+
+// Codes of eight values in two words. The product by a positive scale keeps the order of values.
+template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
+    float v[8], a[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
+    const float largest = largest8(e);
+    seen.amax = fmaxf(seen.amax, largest);
+    count8<T>(v, a, largest * scale, smallest8(e) * scale, seen);
+    return encode8<T>(a);
+}
+
+// The same with a scale for each value, counted only where no other copy is.
+template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
+    float v[8], a[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i] = v[i] * scales[i];
+    if (counts) {
+        float largest = 0.0f, smallest = fabsf(a[0]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            largest = fmaxf(largest, fabsf(a[i]));
+            smallest = fminf(smallest, fabsf(a[i]));
+        }
+        seen.amax = fmaxf(seen.amax, largest8(e));
+        count8<T>(v, a, largest, smallest, seen);
+    }
+    return encode8<T>(a);
+}
+
+// A tile. With one scale per tensor, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
+// ways of access free of bank conflicts. Otherwise its values, until scales are known, and then the codes of the transposed copy in
+// their places: eights of a row are exchanged instead of words, and neighbours use other halves.
+#define HOLDS (SHARING != PerTensor)
+struct alignas(16) Tile {
+    u32 words[TILE * TILE / 4 * (HOLDS ? sizeof(X) : 1)];
+    __device__ __forceinline__ Eight<X>* held(int row, int eight) { return (Eight<X>*)words + row * (TILE / 8) + (eight ^ row / 16); }
+    __device__ __forceinline__ u32* at(int row, int word) {
+        if constexpr (!HOLDS) return words + row * (TILE / 4) + (word ^ (row / 16 * 4));
+        const int eight = word / 2;
+        return (u32*)held(row, eight) + ((eight ^ eight >> 3) & 1) * 2 + word % 2;
+    }
+};
+// In dynamic shared memory, as many as the kernel needs.
+extern __shared__ Tile tiles_of_the_launch[];
 
 // Writes four columns of sixteen rows as rows of sixteen bytes: `word(i)` holds the codes of row i, and the columns' rows in
 // `transposed` lie `pitch` bytes apart.
@@ -116,17 +161,178 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
         *(uint4*)(transposed + j * pitch) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
-// Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
-__device__ __forceinline__ void flush(const Destination& to, Tile& tile, int row0, int column0) {
-    if (!to.transposed) return;
-    const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
-    if (row >= to.padded_rows || column >= to.padded_columns) return;
-    turn([&](int i) { return *tile.at(sixteen * 16 + i, word); }, to.transposed + (u64)column * to.padded_rows + row, to.padded_rows);
+// The place in a tile of what a thread takes in `TileCast`: eight columns of every sixteenth row.
+__device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
+__device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadIdx.x / 16; }
+
+// The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
+// likely to be in the cache still.
+__device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
+
+__device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
+
+// As `take_scale`, but for `bound`.
+__device__ __forceinline__ float own_scale(const Destination& to, float largest, float amax) {
+    const float a = amax < to.epsilon ? to.epsilon : amax;
+    if (a == 0.0f || a > 3.402823466e38f) return 1.0f;
+    float s = largest / a;
+    if (s > 3.402823466e38f) s = to.bound;
+    return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// Adds what the block saw to the statistics; a barrier for all threads. The `first` block of a matrix writes the rest.
-__device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first) {
+// Of eight rows that sixteen threads share, the largest of row k, in threads 2 k and 2 k + 1. `largest` is lost.
+__device__ __forceinline__ float row_largest(float* largest) {
+    int step = 8;
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2, step /= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int k = 0; k < n; k++) {
+            const float keep = upper ? largest[k + n] : largest[k], give = upper ? largest[k] : largest[k + n];
+            largest[k] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFF, give, step));
+        }
+    }
+    return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
+}
+
+// The largest of a tile's column, in the thread of its number, from what each has seen in its eight columns. A barrier for all.
+__device__ __forceinline__ float column_largest(const Eight<X>& columns) {
+    __shared__ alignas(16) float warps[8][TILE];
+    float v[8];
+    unpack8(larger8(columns, shuffled8(columns, 16)), v);
+    if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
+    __syncthreads();
+    float largest = 0.0f;
+    if (threadIdx.x < TILE) {
+#pragma unroll
+        for (int w = 0; w < 8; w++) largest = fmaxf(largest, fabsf(warps[w][threadIdx.x]));
+    }
+    return largest;
+}
+
+// A tile of values on its way to codes of type T: first `cast` of all its eights, then `finish`, a barrier (that of `measure`), and `flush`.
+template <class T> struct TileCast {
+    const Destination& to;
+    Tile& tile;
+    Seen& seen;
+    const int row0, column0;
+
+    __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
+        row += row0;
+        column += column0;
+        if (to.codes && row < padded(to.rows) && column < padded_length(to.columns))
+            *(uint2*)(to.codes + (u64)row * to.pitch + column) = eight;
+    }
+
+    // Takes eight values, zero beyond the matrix, that start at this place of the tile. `scale` is that of the tensor, if there is one.
+    __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
+        if constexpr (HOLDS) {
+            *tile.held(row, column / 8) = values;
+        } else {
+            // Padding is zero even if the scale is infinite.
+            uint2 eight = make_uint2(0, 0);
+            if (row0 + row < to.rows && column0 + column < to.columns) eight = encode8<T>(values, scale, seen);
+            *(uint2*)tile.at(row, column / 4) = eight;
+            write_codes(row, column, eight);
+        }
+    }
+
+    // Finds the scales that follow from the values and casts by them. All threads come here, each with values in `held` that it has
+    // put there itself, or after a barrier.
+    __device__ __forceinline__ void finish() const {
+        if constexpr (SHARING == Blocks128x128) finish_square();
+        if constexpr (SHARING == PerRow || SHARING == Blocks1x128) finish_rows_and_columns();
+    }
+
+    __device__ __forceinline__ Eight<X> held(int k) const { return *tile.held(tile_row(k), eight_column() / 8); }
+
+    __device__ __forceinline__ void finish_square() const {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; k++) largest = fmaxf(largest, largest8(held(k)));
+        const float scale = own_scale(to, Fp8<T>::largest, block_max(largest));
+        if (threadIdx.x == 0 && row0 < to.rows && column0 < to.columns) {
+            const int row = row0 / TILE, column = column0 / TILE;
+            if (to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
+            if (to.transposed) to.transposed_scale_inv[(u64)column * to.transposed_scale_pitch + row] = 1.0f / scale;
+        }
+#pragma unroll 4
+        for (int k = 0; k < 8; k++) {
+            const uint2 eight = encode8<T>(held(k), scale, seen);
+            *(uint2*)tile.at(tile_row(k), eight_column() / 4) = eight;
+            write_codes(tile_row(k), eight_column(), eight);
+        }
+    }
+
+    __device__ __forceinline__ void finish_rows_and_columns() const {
+        __shared__ alignas(16) float scales_of_rows[TILE], scales_of_columns[TILE];
+        // The first half of the threads has a column each; of rows, those two by two that `row_largest` gives the same.
+        const int row = row0 + tile_row(threadIdx.x % 16 / 2), column = column0 + threadIdx.x;
+        float of_row = 0.0f, of_column = 0.0f;
+        if (SHARING == Blocks1x128 || to.measures) {
+            float largest[8];
+            Eight<X> columns = {};
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                largest[k] = largest8(held(k));
+                columns = larger8(columns, held(k));
+            }
+            of_row = row_largest(largest);
+            of_column = column_largest(columns);
+        }
+        if (to.measures) {
+            if (to.row_amax && threadIdx.x % 2 == 0 && row < to.rows) atomicMax((u32*)to.row_amax + row, __float_as_uint(of_row));
+            if (to.column_amax && threadIdx.x < TILE && column < to.columns) atomicMax((u32*)to.column_amax + column, __float_as_uint(of_column));
+            return;
+        }
+        // By rows, all tiles beside each other have the same scales, and the first writes them.
+        if (SHARING == PerRow) __syncthreads();
+        if (to.codes && threadIdx.x % 2 == 0 && row < padded(to.rows) && column0 < to.columns) {
+            if (SHARING == PerRow) of_row = to.row_amax[row];
+            const float scale = own_scale(to, Fp8<T>::largest, of_row);
+            scales_of_rows[row - row0] = scale;
+            if (SHARING == Blocks1x128) to.scale_inv[(u64)(column0 / TILE) * to.scale_pitch + row] = 1.0f / scale;
+            else if (column0 == 0) to.scale_inv[row] = 1.0f / scale;
+        }
+        if (to.transposed && threadIdx.x < TILE && column < padded(to.columns)) {
+            if (SHARING == PerRow) of_column = to.column_amax[column];
+            const float scale = own_scale(to, Fp8<T>::largest, of_column);
+            scales_of_columns[threadIdx.x] = scale;
+            if (SHARING == Blocks1x128) to.transposed_scale_inv[(u64)(row0 / TILE) * to.transposed_scale_pitch + column] = 1.0f / scale;
+            else if (row0 == 0) to.transposed_scale_inv[column] = 1.0f / scale;
+        }
+        __syncthreads();
+        float columns[8];
+        unpack8(load8(scales_of_columns + eight_column()), columns);
+        const auto encode = [&](int k, bool of_rows, bool of_columns) {
+            const Eight<X> values = held(k);
+            if (of_rows) write_codes(tile_row(k), eight_column(), encode8<T>(values, scales_of_rows[tile_row(k)], seen));
+            if (of_columns) *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8<T>(values, columns, !of_rows, seen);
+        };
+        // The usual case by itself, without a branch between the copies.
+        if (to.codes && to.transposed) {
+#pragma unroll 2
+            for (int k = 0; k < 8; k++) encode(k, true, true);
+        } else {
+#pragma unroll 2
+            for (int k = 0; k < 8; k++) encode(k, to.codes, to.transposed);
+        }
+    }
+
+    // Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
+    __device__ __forceinline__ void flush() const {
+        if (!to.transposed) return;
+        const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
+        if (row >= to.transposed_pitch || column >= padded(to.columns)) return;
+        turn([&](int i) { return *tile.at(sixteen * 16 + i, word); }, to.transposed + (u64)column * to.transposed_pitch + row, to.transposed_pitch);
+    }
+};
+
+// Adds what the block saw to the statistics. A barrier for all threads, which `then` go on, one of them to add up at last: it waits
+// for memory. The `first` block of a matrix writes the rest.
+template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
+    if (to.measures) return;
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
     if (threadIdx.x % 32 == 0) {
@@ -135,8 +341,10 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen,
         warps[2][threadIdx.x / 32] = lost;
     }
     __syncthreads();
+    then();
     if (threadIdx.x > 0) return;
     u32 all[3] = {};
+#pragma unroll 1
     for (int w = 0; w < blockDim.x / 32; w++) {
         all[0] = max(all[0], warps[0][w]);
         all[1] += warps[1][w];
@@ -146,50 +354,55 @@ __device__ __forceinline__ void measure(const Destination& to, const Seen& seen,
     if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
     if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
     if (first) {
-        *to.scale_inv = 1.0f / to.scale;
+        if (SHARING == PerTensor) *to.scale_inv = 1.0f / *to.scale;
         atomicAdd(to.elements, (u64)to.rows * to.columns);
     }
 }
 
 // Of a grid that has one matrix.
-__device__ __forceinline__ void measure(const Destination& to, const Seen& seen) { measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0); }
+template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, const Then& then) {
+    measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
+}
 
-// The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
-// likely to be in the cache still.
-__device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
-
-// The first of the eight columns that this thread takes of every sixteenth row in `quantize_tile`.
-__device__ __forceinline__ int tile_column() { return blockIdx.x * TILE + threadIdx.x % 16 * 8; }
-
-// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
-// count, and `values` computes them. `LOADS` of them are on their way at a time.
-template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, const Source& source) {
-    __shared__ Tile tile;
-    const int row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
-    Seen seen;
+// Fills a tile from a source. What lies beyond the matrix is zero; of a `WHOLE` tile nothing does.
+template <int LOADS, bool WHOLE, class Source>
+__device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const Source& source, float scale) {
+    const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += LOADS) {
         typename Source::Raw raw[LOADS];
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
-            const int row = (sweep + k) * 16 + threadIdx.x / 16;
-            if (row0 + row < to.rows && column0 + column < to.columns) raw[k] = source.fetch(row0 + row, column0 + column);
+            const int row = tile.row0 + tile_row(sweep + k);
+            if (WHOLE || (row < rows && column < columns)) raw[k] = source.fetch(row, column);
         }
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
-            const int row = (sweep + k) * 16 + threadIdx.x / 16;
-            uint2 eight = make_uint2(0, 0);
-            if (row0 + row < to.rows && column0 + column < to.columns) {
-                float v[8];
-                source.values(raw[k], v);
-                // Padding is zero, whatever the row makes of it.
+            Eight<X> values = {};
+            if (WHOLE || (tile.row0 + tile_row(sweep + k) < rows && column < columns)) values = source.values(raw[k]);
+            // Padding is zero, whatever the row makes of it.
+            if (!WHOLE && column + 8 > columns) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) if (column0 + column + i >= to.columns) v[i] = 0.0f;
-                eight = encode8(v, to.scale, seen);
+                for (int i = 0; i < 8; i++) if (column + i >= columns) store(&values.at[i], 0.0f);
             }
-            put(to, tile, row0, column0, row, column, eight);
+            tile.cast(tile_row(sweep + k), eight_column(), values, scale);
         }
     }
-    measure(to, seen);
-    flush(to, tile, row0, column0);
+}
+
+// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
+// count, and `values` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
+template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, Source source) {
+    const int row0 = first_row(), column0 = blockIdx.x * TILE;
+    const float scale = given_scale(to);
+    Seen seen;
+    const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
+    if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {
+        source.wide = true;
+        fill_tile<LOADS, true>(tile, source, scale);
+    } else {
+        fill_tile<LOADS, false>(tile, source, scale);
+    }
+    tile.finish();
+    measure(to, seen, [&] { tile.flush(); });
 }

@@ -86,10 +86,15 @@ impl Fp8Output<'_> {
             CastScale::Own(granularity, how) => quantize_blocks(x, format, granularity, how, copies, statistics, slot),
         }
     }
+}
 
-    /// Whether the scale is known before the value is.
-    pub(super) fn is_given(&self) -> bool {
-        matches!(self.scale, CastScale::Given(_))
+impl Fp8Output<'_> {
+    /// How many values share a scale.
+    pub(super) fn granularity(&self) -> Granularity {
+        match self.scale {
+            CastScale::Given(_) => Granularity::PerTensor,
+            CastScale::Own(granularity, _) => granularity,
+        }
     }
 }
 

@@ -93,11 +93,9 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
     ];
     let mut all: Vec<(&'static Source, Defines)> = Vec::new();
     all.extend(typed.iter().flat_map(|&source| STORAGE.iter().map(move |&defines| (source, defines))));
-    all.extend(adamw::VARIANTS.iter().flatten().map(|&defines| (&adamw::SOURCE, defines)));
+    all.extend(adamw::VARIANTS.iter().flatten().flatten().map(|&defines| (&adamw::SOURCE, defines)));
     all.extend(cast::VARIANTS.iter().map(|&defines| (&cast::SOURCE, defines)));
-    for source in
-        [&quantize::SOURCE, &quantize_blocks::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE]
-    {
+    for source in [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE] {
         all.extend(quantize::VARIANTS.iter().map(|&defines| (source, defines)));
     }
     all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));

@@ -30,7 +30,10 @@ struct CastPart {
     Tensors of;
     unsigned char *codes, *transposed;
     float* scale_inv;
-    const float* scale;
+    union {
+        const float* scale;             // one per tensor, which is given
+        float* transposed_scale_inv;    // of blocks
+    };
     int rows, columns;
     u32 slot, end;
 };
@@ -187,42 +190,58 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, const
 
 // Each block updates a tile of a matrix and casts its new weights. The loads under way want more registers than more blocks bring.
 extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 2 : 3)
-adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
-           const __grid_constant__ CastParts parts) {
-    __shared__ Tile tile;
+adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements, float epsilon,
+           float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;
     int t = 0;
     while (blockIdx.x >= parts.at[t].end) t++;
     const CastPart& part = parts.at[t];
     const Update how = update_of(part.of, *scalars, *norm);
-    const int rows = part.rows, columns = part.columns, padded_rows = (rows + 15) / 16 * 16, padded_columns = (columns + 15) / 16 * 16;
-    const Destination to = {part.codes, part.transposed, part.scale_inv, amax + part.slot, saturated + part.slot, underflowed + part.slot,
-                            elements + part.slot, *part.scale, rows, columns, padded_rows, padded_columns};
-    const int block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), across = max((columns + TILE - 1) / TILE, 1);
-    const int row0 = block / across * TILE, column0 = block % across * TILE, column = threadIdx.x % 16 * 8;
-    const int valid = min(columns - column0 - column, 8);
-    const bool together = columns % 8 == 0 && aligned(part.of);
+    Destination to = {part.codes, part.transposed, part.scale_inv, nullptr, amax + part.slot, saturated + part.slot, underflowed + part.slot,
+                      elements + part.slot};
+    to.rows = part.rows;
+    to.columns = part.columns;
+    to.pitch = padded_length(part.columns);
+    to.transposed_pitch = padded_length(part.rows);
+    if constexpr (SHARING == PerTensor) {
+        to.scale = part.scale;
+    } else {
+        // Rows of scales are padded to multiples of 4.
+        to.scale_pitch = (part.columns + 4 * TILE - 1) / (4 * TILE) * 4;
+        to.transposed_scale_pitch = (part.rows + 4 * TILE - 1) / (4 * TILE) * 4;
+        to.transposed_scale_inv = part.transposed_scale_inv;
+        to.epsilon = epsilon;
+        to.bound = bound;
+        to.power_of_two = power_of_two;
+    }
+    const int block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), across = max((to.columns + TILE - 1) / TILE, 1);
+    const int row0 = block / across * TILE, column0 = block % across * TILE, column = column0 + eight_column();
+    const int valid = min(to.columns - column, 8);
+    const bool together = to.columns % 8 == 0 && aligned(part.of);
     Seen seen;
+    const float scale = given_scale(to);
+    const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
     // What the next row needs is on its way while this one is computed.
     Raw next;
-    const auto fetch_row = [&](int row) {
-        if (together && row < TILE && row0 + row < rows && valid > 0)
-            fetch(next, part.of, (u64)(row0 + row) * columns + column0 + column);
+    const auto fetch_row = [&](int sweep) {
+        const int row = row0 + tile_row(sweep);
+        if (together && sweep < 8 && row < to.rows && valid > 0) fetch(next, part.of, (u64)row * to.columns + column);
     };
-    fetch_row(threadIdx.x / 16);
+    fetch_row(0);
 #pragma unroll 1
-    for (int row = threadIdx.x / 16; row < TILE; row += 16) {
+    for (int sweep = 0; sweep < 8; sweep++) {
         const Raw raw = next;
-        fetch_row(row + 16);
-        uint2 eight = make_uint2(0, 0);
-        if (row0 + row < rows && valid > 0) {
-            const u64 at = (u64)(row0 + row) * columns + column0 + column;
+        const int row = row0 + tile_row(sweep);
+        fetch_row(sweep + 1);
+        Eight<X> eight = {};
+        if (row < to.rows && valid > 0) {
+            const u64 at = (u64)row * to.columns + column;
             float w[8];
             if (!(together && how.usual && update8(raw, part.of, at, how, w))) one_by_one(part.of, at, valid, together, how, w);
-            eight = encode8(w, to.scale, seen);
+            eight = pack8<X>(w);
         }
-        put(to, tile, row0, column0, row, column, eight);
+        tile.cast(tile_row(sweep), eight_column(), eight, scale);
     }
-    measure(to, seen, block == 0);
-    flush(to, tile, row0, column0);
+    tile.finish();
+    measure(to, seen, block == 0, [&] { tile.flush(); });
 }

@@ -1,7 +1,7 @@
 use super::{AdamWParameter, AdamWWeight, CastStatistics, Scalars, WeightCast};
 use crate::element::Float;
-use crate::ops::quantize;
 use crate::ops::random::hash;
+use crate::ops::{CastScale, quantize, quantize_blocks};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -22,8 +22,11 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
         match &mut parameter.cast {
             None => {}
             Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax, 0),
-            Some(WeightCast::Codes { scale, slot, into }) => {
+            Some(WeightCast::Codes { scale: CastScale::Given(scale), slot, into }) => {
                 quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
+            }
+            Some(WeightCast::Codes { scale: CastScale::Own(_, how), slot, into }) => {
+                quantize_blocks::cpu::quantize_blocks(parameter.weight.read(), *how, into, statistics, *slot);
             }
         }
     }

@@ -6,10 +6,11 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::quantize::{CastStatistics, expect_amax, expect_cast};
+use super::destination::CastScale;
+use super::quantize::{CastStatistics, expect_amax, expect_cast, expect_measured};
 use super::random::hash;
-use crate::quantized::QuantizedTensor;
-use crate::{DType, Device, Result, Tensor};
+use crate::quantized::{Granularity, QuantizedTensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
@@ -138,10 +139,11 @@ impl AdamWWeight<'_> {
 pub enum WeightCast<'a> {
     /// F32 `[1]`, raised to their largest absolute value: for a scale that depends on it.
     Amax(&'a mut Tensor),
-    /// Their FP8 codes, by a scale that is known: what [`quantize`](super::quantize()) would give and measure.
+    /// Their FP8 codes: what [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()) would give and measure.
     Codes {
-        /// F32 `[1]`: multiplied before the cast.
-        scale: &'a Tensor,
+        /// Multiplied before the cast. Scales that the cast finds are those of blocks of 128x128, of codes in E4M3: rows are not whole
+        /// before the update is.
+        scale: CastScale<'a>,
         /// The entry of the statistics.
         slot: usize,
         /// What an earlier cast of the same matrix gave. The copies it has are written in place, and `scale_inv`.
@@ -212,21 +214,41 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
         None => Ok(()),
         Some(WeightCast::Amax(amax)) => expect_amax(amax, device),
         Some(WeightCast::Codes { scale, slot, into }) => {
-            expect_cast(into.format, scale, statistics, *slot, device)?;
-            parameter.grad.expect("adamw: grad", &[into.rows, into.columns])?;
-            let [rows, columns] = [into.rows, into.columns].map(QuantizedTensor::padded);
-            let copy = |what: &str, copy: &Option<Tensor>, shape: [usize; 2]| {
-                copy.as_ref().map_or(Ok(()), |copy| {
-                    copy.expect(what, &shape)?;
-                    copy.expect_dtype(what, &[into.format])?;
-                    copy.expect_device(what, device)
-                })
+            let granularity = match *scale {
+                CastScale::Given(scale) => {
+                    expect_cast(into.format, scale, statistics, *slot, device)?;
+                    Granularity::PerTensor
+                }
+                CastScale::Own(Granularity::Blocks128x128, _) if into.format == DType::E4M3 => {
+                    expect_measured(into.format, statistics, *slot, device)?;
+                    Granularity::Blocks128x128
+                }
+                CastScale::Own(granularity, _) => {
+                    let format = into.format;
+                    return Err(Error::Value(format!(
+                        "adamw: {format} codes with {granularity} scales of their own are cast after the update, not in it"
+                    )));
+                }
             };
-            copy("adamw: codes", &into.codes, [rows, columns])?;
-            copy("adamw: transposed codes", &into.transposed, [columns, rows])?;
-            into.scale_inv.expect("adamw: scale_inv", &[1])?;
-            into.scale_inv.expect_dtype("adamw: scale_inv", &[DType::F32])?;
-            into.scale_inv.expect_device("adamw: scale_inv", device)
+            parameter.grad.expect("adamw: grad", &[into.rows, into.columns])?;
+            let expect = |what: &str, tensor: &Tensor, shape: &[usize], dtype| {
+                tensor.expect(what, shape)?;
+                tensor.expect_dtype(what, &[dtype])?;
+                tensor.expect_device(what, device)
+            };
+            let (sizes, turned) = ([into.rows, into.columns], [into.columns, into.rows]);
+            let copy = |what: &str, codes: &Option<Tensor>, [rows, length]: [usize; 2]| {
+                let shape = granularity.codes_shape(rows, length);
+                codes.as_ref().map_or(Ok(()), |codes| expect(what, codes, &shape, into.format))
+            };
+            copy("adamw: codes", &into.codes, sizes)?;
+            copy("adamw: transposed codes", &into.transposed, turned)?;
+            let scales = |what: &str, scales: &Tensor, [rows, length]: [usize; 2]| {
+                expect(what, scales, &granularity.scales_shape(rows, length), DType::F32)
+            };
+            scales("adamw: scale_inv", &into.scale_inv, if into.codes.is_some() { sizes } else { turned })?;
+            let transposed = into.transposed_scale_inv.as_deref();
+            transposed.map_or(Ok(()), |transposed| scales("adamw: transposed scale_inv", transposed, turned))
         }
     }
 }

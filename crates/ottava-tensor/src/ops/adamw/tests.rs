@@ -1,7 +1,7 @@
 use super::*;
 use crate::ops::destination::tests::hostile;
-use crate::ops::quantize::{Copies, quantize, raise_amax};
-use crate::ops::{amax, cast};
+use crate::ops::quantize::{Copies, CurrentScaling, raise_amax};
+use crate::ops::{Fp8Output, amax, cast};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 const HOW: AdamW =
@@ -235,6 +235,23 @@ fn squares(x: &Tensor) -> Tensor {
     Tensor::from_slice(x.device(), x.shape(), &squares).unwrap()
 }
 
+/// Scales of blocks of 128x128, or the given one.
+fn scale_by(given: &Tensor, own: Option<CurrentScaling>) -> CastScale<'_> {
+    own.map_or(CastScale::Given(given), |how| CastScale::Own(Granularity::Blocks128x128, how))
+}
+
+/// What a cast of `x` alone gives.
+fn cast_by(
+    x: &Tensor,
+    format: DType,
+    scale: CastScale,
+    copies: Copies,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> QuantizedTensor {
+    Fp8Output { format, scale, copies, statistics, slot }.cast(x).unwrap()
+}
+
 /// One parameter on one device, with what its update is to make of the weights.
 struct Case {
     kind: Kind,
@@ -261,16 +278,16 @@ impl Case {
         }
     }
 
-    /// Codes of zeros, by another scale than the coming one: nothing of them may remain.
-    fn with_codes(mut self, format: DType, copies: Copies) -> Case {
+    /// Codes of zeros, by another scale than the coming one, or by those of blocks: nothing of them may remain.
+    fn with_codes(mut self, format: DType, copies: Copies, own: Option<CurrentScaling>) -> Case {
         let old = Tensor::zeros(self.grad.device(), self.grad.shape(), DType::F32).unwrap();
         let two = Tensor::from_slice(self.grad.device(), &[1], &[2f32]).unwrap();
         let mut unread = CastStatistics::new(self.grad.device(), 1).unwrap();
-        self.codes = Some(quantize(&old, format, &two, copies, &mut unread, 0).unwrap());
+        self.codes = Some(cast_by(&old, format, scale_by(&two, own), copies, &mut unread, 0));
         self
     }
 
-    fn parameter<'a>(&'a mut self, seed: u64, cast: Option<(&'a Tensor, usize)>) -> AdamWParameter<'a> {
+    fn parameter<'a>(&'a mut self, seed: u64, cast: Option<(CastScale<'a>, usize)>) -> AdamWParameter<'a> {
         let [weight, copy] = &mut self.weights;
         let weight = weight.as_mut().unwrap();
         let weight = match self.kind {
@@ -291,8 +308,11 @@ impl Case {
 
     /// All that an update writes.
     fn written(&self) -> Vec<Tensor> {
-        let copies = self.codes.iter().flat_map(|q| q.codes.iter().chain(&q.transposed).chain([&q.scale_inv]));
-        self.weights.iter().flatten().chain([&self.m, &self.v, &self.amax]).chain(copies).cloned().collect()
+        let scales =
+            |q: &QuantizedTensor| [q.scale_inv.clone()].into_iter().chain(q.transposed_scale_inv.as_deref().cloned());
+        let codes = |q: &QuantizedTensor| q.codes.clone().into_iter().chain(q.transposed.clone());
+        let copies = self.codes.iter().flat_map(|q| codes(q).chain(scales(q)));
+        self.weights.iter().flatten().chain([&self.m, &self.v, &self.amax]).cloned().chain(copies).collect()
     }
 }
 
@@ -308,10 +328,16 @@ fn compare(what: &str, expected: &[Tensor], got: &[Tensor]) {
 }
 
 /// On every device and among several parameters at once: an update that casts writes what one that does not writes, and what
-/// `quantize` and `amax` then make of its weights.
-fn casts_as_it_goes(shapes: &[[usize; 2]], kind: Kind, states: DType, grad: DType, format: DType, copies: Copies) {
+/// `quantize`, or `quantize_blocks` with scales of its own, and `amax` then make of its weights.
+fn casts_as_it_goes(
+    shapes: &[[usize; 2]],
+    kind: Kind,
+    [states, grad, format]: [DType; 3],
+    copies: Copies,
+    own: Option<CurrentScaling>,
+) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
-        let what = format!("{kind:?}, {states} states, {grad} gradient, {format} {copies:?} on {device}");
+        let what = format!("{kind:?}, {states} states, {grad} gradient, {format} {copies:?} {own:?} on {device}");
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
         let (norm, scales) = (number(3.7), [number(300.0), number(1e-3), number(0.37)]);
         let cases = || shapes.iter().map(|shape| Case::new(&device, shape, kind, states, grad));
@@ -319,19 +345,18 @@ fn casts_as_it_goes(shapes: &[[usize; 2]], kind: Kind, states: DType, grad: DTyp
         // Every fourth is measured only.
         let casting = |i: usize| i % 4 != 3;
         let mut fused: Vec<Case> =
-            cases().enumerate().map(|(i, c)| if casting(i) { c.with_codes(format, copies) } else { c }).collect();
+            cases().enumerate().map(|(i, c)| if casting(i) { c.with_codes(format, copies, own) } else { c }).collect();
         let slots = 2 * shapes.len();
         let [mut expected, mut seen] = [(); 2].map(|()| CastStatistics::new(&device, slots).unwrap());
         for step in 1..=2 {
             let how = AdamW { step, ..HOW };
-            let scale = |i: usize| &scales[(i + step as usize) % 3];
+            let scale = |i: usize| scale_by(&scales[(i + step as usize) % 3], own);
             let mut parameters: Vec<_> = plain.iter_mut().zip(0..).map(|(c, i)| c.parameter(i, None)).collect();
             plain_update(&mut parameters, &norm, &how);
             for (i, case) in plain.iter_mut().enumerate() {
                 let read = case.read().clone();
                 if casting(i) {
-                    let q = quantize(&read, format, scale(i), copies, &mut expected, 2 * i + 1).unwrap();
-                    case.codes = Some(q);
+                    case.codes = Some(cast_by(&read, format, scale(i), copies, &mut expected, 2 * i + 1));
                 } else {
                     raise_amax(&read, &mut case.amax).unwrap();
                 }
@@ -358,19 +383,25 @@ fn codes_are_those_of_the_new_weights() {
         for states in [DType::F32, DType::BF16] {
             for grad in [DType::F32, DType::BF16] {
                 for format in [DType::E4M3, DType::E5M2] {
-                    casts_as_it_goes(&SHAPES, kind, states, grad, format, Copies::Both);
+                    casts_as_it_goes(&SHAPES, kind, [states, grad, format], Copies::Both, None);
                 }
+                let types = [states, grad, DType::E4M3];
+                casts_as_it_goes(&SHAPES, kind, types, Copies::Both, Some(CurrentScaling::default()));
             }
         }
-        casts_as_it_goes(&SHAPES, kind, DType::BF16, DType::BF16, DType::E4M3, Copies::Rows);
-        casts_as_it_goes(&SHAPES, kind, DType::BF16, DType::BF16, DType::E4M3, Copies::Columns);
+        let types = [DType::BF16, DType::BF16, DType::E4M3];
+        for copies in [Copies::Rows, Copies::Columns] {
+            casts_as_it_goes(&SHAPES, kind, types, copies, None);
+            let how = CurrentScaling { epsilon: 1e-3, power_of_two: true };
+            casts_as_it_goes(&SHAPES, kind, types, copies, Some(how));
+        }
     }
 }
 
 #[test]
 fn more_casts_than_one_launch_takes() {
     let shapes: Vec<[usize; 2]> = (0..110).map(|i| [i * i % 37, 1 + i * 7 % 150]).collect();
-    casts_as_it_goes(&shapes, Kind::Stochastic, DType::BF16, DType::BF16, DType::E4M3, Copies::Both);
+    casts_as_it_goes(&shapes, Kind::Stochastic, [DType::BF16, DType::BF16, DType::E4M3], Copies::Both, None);
 }
 
 #[test]
@@ -383,8 +414,8 @@ fn casts_agree_across_devices() {
             let mut case = Case::new(device, &[137, 72], kind, DType::BF16, DType::BF16);
             // NaN has other bits on other devices.
             case.weights = weights(&normals("weights", &[137, 72], DType::F32).to_device(device)?, kind);
-            let mut case = case.with_codes(DType::E4M3, Copies::Both);
-            update(&mut [case.parameter(5, Some((&scale, 0)))], &mut seen, &norm[0], &HOW);
+            let mut case = case.with_codes(DType::E4M3, Copies::Both, None);
+            update(&mut [case.parameter(5, Some((CastScale::Given(&scale), 0)))], &mut seen, &norm[0], &HOW);
             Ok(case.written().into_iter().chain(measured(&seen)).collect())
         });
     }
@@ -396,10 +427,11 @@ fn a_norm_that_is_not_finite_casts_nothing() {
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
         let new = || Case::new(&device, &[20, 40], Kind::Stochastic, DType::F32, DType::F32);
         let all = |cases: &[Case; 2]| cases.iter().flat_map(Case::written).collect::<Vec<_>>();
-        let [before, mut after] = [(); 2].map(|()| [new().with_codes(DType::E4M3, Copies::Both), new()]);
+        let [before, mut after] = [(); 2].map(|()| [new().with_codes(DType::E4M3, Copies::Both, None), new()]);
         let mut seen = CastStatistics::new(&device, 1).unwrap();
         let scale = number(1.0);
-        let mut parameters: Vec<_> = after.iter_mut().map(|case| case.parameter(0, Some((&scale, 0)))).collect();
+        let mut parameters: Vec<_> =
+            after.iter_mut().map(|case| case.parameter(0, Some((CastScale::Given(&scale), 0)))).collect();
         update(&mut parameters, &mut seen, &number(f32::NAN), &HOW);
         compare("untouched", &all(&before), &all(&after));
         assert!(measured(&seen).iter().all(|t| t.read_bytes().unwrap().iter().all(|&byte| byte == 0)));
@@ -413,12 +445,21 @@ fn codes_of_another_matrix_are_an_error() {
     let scalars = AdamWScalars::new(&Device::Cpu).unwrap();
     let new = |shape: &[usize]| Case::new(&Device::Cpu, shape, Kind::Stochastic, DType::F32, DType::F32);
     let mut case = new(&[2, 3]);
-    case.codes = new(&[3, 2]).with_codes(DType::E4M3, Copies::Both).codes;
-    let error = adamw(&mut [case.parameter(0, Some((&one, 0)))], &mut seen, &one, &scalars).unwrap_err();
+    case.codes = new(&[3, 2]).with_codes(DType::E4M3, Copies::Both, None).codes;
+    let error =
+        adamw(&mut [case.parameter(0, Some((CastScale::Given(&one), 0)))], &mut seen, &one, &scalars).unwrap_err();
     assert_eq!(error.to_string(), "adamw: grad has shape [2, 3], expected [3, 2]");
-    let mut case = new(&[2, 3]).with_codes(DType::E4M3, Copies::Both);
-    let error = adamw(&mut [case.parameter(0, Some((&one, 7)))], &mut seen, &one, &scalars).unwrap_err();
+    let mut case = new(&[2, 3]).with_codes(DType::E4M3, Copies::Both, None);
+    let error =
+        adamw(&mut [case.parameter(0, Some((CastScale::Given(&one), 7)))], &mut seen, &one, &scalars).unwrap_err();
     assert_eq!(error.to_string(), "quantize: slot 7 of statistics with 1 entries");
+    let mut case = new(&[2, 3]).with_codes(DType::E4M3, Copies::Both, None);
+    let rows = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
+    let error = adamw(&mut [case.parameter(0, Some((rows, 0)))], &mut seen, &one, &scalars).unwrap_err();
+    assert!(
+        error.to_string().ends_with("codes with per-row scales of their own are cast after the update, not in it"),
+        "{error}"
+    );
 }
 
 /// What a recorded graph reads changes with the scalars, not with the launch.

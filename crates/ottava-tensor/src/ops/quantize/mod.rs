@@ -10,8 +10,8 @@ use super::expect_compute;
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
+pub(super) use cuda::{Producer, produce, tile_bytes, tiles};
 pub(crate) use cuda::{SOURCE, VARIANTS};
-pub(super) use cuda::{TILE_BYTES, destination, fp8_variant, tiles};
 
 /// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub fn quantize(
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
     let mut to = Fp8Output { format, scale: CastScale::Given(scale), copies, statistics, slot };
     let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    cast_into(x, scale, &mut quantized, &mut to)?;
+    cast_into(x, &mut quantized, &mut to)?;
     Ok(quantized)
 }
 
@@ -95,38 +95,50 @@ pub fn quantize_into(
     let mut to =
         Fp8Output { format: into.format, scale: CastScale::Given(scale), copies: Copies::Both, statistics, slot };
     expect_cast(to.format, scale, to.statistics, to.slot, x.device())?;
-    cast_into(x, scale, into, &mut to)
+    cast_into(x, into, &mut to)
 }
 
-fn cast_into(x: &Tensor, scale: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
-    match x.device() {
-        Device::Cpu => cpu::quantize(x, scale, into, to.statistics, to.slot),
-        Device::Cuda(gpu) => cuda::quantize(gpu, x, into, to)?,
+/// Casts `x` as `to` says, into copies that there are.
+pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    match (x.device(), to.scale) {
+        (Device::Cpu, CastScale::Given(scale)) => cpu::quantize(x, scale, into, to.statistics, to.slot),
+        (Device::Cpu, CastScale::Own(_, how)) => {
+            super::quantize_blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
+        }
+        (Device::Cuda(gpu), _) => cuda::quantize(gpu, x, into, to)?,
     }
     Ok(())
 }
 
-/// The scale of a cast that does not find its own.
-pub(super) fn given<'a>(to: &Fp8Output<'a>) -> Result<&'a Tensor> {
-    match to.scale {
-        CastScale::Given(scale) => Ok(scale),
-        CastScale::Own(granularity, _) => {
-            Err(Error::Value(format!("quantize: {granularity} scales are found by the cast, not given")))
-        }
-    }
-}
-
-/// Checks a destination for a matrix `[rows, columns]`, whose scale is given, and allocates what it asks for.
+/// Checks a destination for a matrix `[rows, columns]`, and allocates what it asks for.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
-    expect_cast(to.format, given(to)?, to.statistics, to.slot, device)?;
-    let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
-    let copy = |wanted: bool, shape: &[usize]| wanted.then(|| Tensor::empty(device, shape, to.format)).transpose();
+    let granularity = match to.scale {
+        CastScale::Given(scale) => {
+            expect_cast(to.format, scale, to.statistics, to.slot, device)?;
+            Granularity::PerTensor
+        }
+        CastScale::Own(Granularity::PerTensor, _) => {
+            return Err(Error::Value("quantize: one scale per tensor is given, not found by the cast".into()));
+        }
+        CastScale::Own(granularity, _) => {
+            expect_measured(to.format, to.statistics, to.slot, device)?;
+            granularity
+        }
+    };
+    let codes = |rows, length| Tensor::empty(device, &granularity.codes_shape(rows, length), to.format);
+    // Blocks of 128x128 have scales that no block writes, and an empty matrix has no blocks.
+    let unwritten = granularity == Granularity::Blocks128x128 || rows * columns == 0;
+    let scales = |rows, length| {
+        let shape = granularity.scales_shape(rows, length);
+        if unwritten { Tensor::zeros(device, &shape, DType::F32) } else { Tensor::empty(device, &shape, DType::F32) }
+    };
+    let (copies, of_both) = (to.copies, granularity != Granularity::PerTensor && to.copies == Copies::Both);
     Ok(QuantizedTensor {
-        codes: copy(to.copies.rows(), &[r, c])?,
-        transposed: copy(to.copies.columns(), &[c, r])?,
-        scale_inv: Tensor::empty(device, &[1], DType::F32)?,
-        transposed_scale_inv: None,
-        granularity: Granularity::PerTensor,
+        codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
+        transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,
+        scale_inv: if copies.rows() { scales(rows, columns)? } else { scales(columns, rows)? },
+        transposed_scale_inv: of_both.then(|| scales(columns, rows).map(Box::new)).transpose()?,
+        granularity,
         format: to.format,
         rows,
         columns,

@@ -6,15 +6,12 @@ struct Values {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
-    __device__ __forceinline__ void values(const Raw& raw, float* v) const {
-        unpack8(raw, v);
-    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return raw; }
 };
 
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 4) quantize(DESTINATION, const X* x) {
-    const Destination to = THE_DESTINATION;
-    quantize_tile<8>(to, Values{x, columns, columns % 8 == 0 && aligned(x)});
+extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const __grid_constant__ Destination to) {
+    quantize_tile<SHARING == PerTensor ? 8 : 4>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
 // Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.

@@ -9,13 +9,16 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// Into buffers that exist; their padding is zero already.
-pub(super) fn quantize_blocks(
+pub(in crate::ops) fn quantize_blocks(
     x: &Tensor,
     how: CurrentScaling,
     out: &mut QuantizedTensor,
     statistics: &mut CastStatistics,
     slot: usize,
 ) {
+    if x.is_empty() {
+        return;
+    }
     let seen = match (x.dtype(), out.format) {
         (DType::F32, DType::E4M3) => codes::<f32, E4M3>(x, how, out),
         (DType::F32, _) => codes::<f32, E5M2>(x, how, out),

@@ -1,15 +1,13 @@
 //! FP8 quantization with a scale per row or per block, each from its own values.
 
-mod cpu;
-mod cuda;
+pub(super) mod cpu;
 #[cfg(test)]
 mod tests;
 
-use super::quantize::{CastStatistics, Copies, CurrentScaling, expect_measured};
+use super::destination::{CastScale, Fp8Output};
+use super::quantize::{CastStatistics, Copies, CurrentScaling, cast_into, expect_measured, prepare};
 use crate::quantized::{Granularity, QuantizedTensor};
-use crate::{DType, Device, Error, Result, Tensor};
-
-pub(crate) use cuda::SOURCE;
+use crate::{DType, Error, Result, Tensor};
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8 by scales that its rows or blocks give themselves: `scale = largest finite of format
 /// / amax`, `code = satcast(float(x) · scale)`, `scale_inv = 1 / scale`.
@@ -32,30 +30,9 @@ pub fn quantize_blocks(
 ) -> Result<QuantizedTensor> {
     let [rows, columns] = x.dims("quantize_blocks: x")?;
     x.expect_dtype("quantize_blocks: x", &[DType::F32, DType::F16, DType::BF16])?;
-    expect_measured(format, statistics, slot, x.device())?;
-    if granularity == Granularity::PerTensor {
-        return Err(Error::Value("quantize_blocks: one scale per tensor is given, not found by the cast".into()));
-    }
-    let codes = |rows, length| Tensor::empty(x.device(), &granularity.codes_shape(rows, length), format);
-    let scales = |rows, length| {
-        let shape = granularity.scales_shape(rows, length);
-        // Only blocks of 128x128 have scales that no block writes.
-        match granularity == Granularity::Blocks128x128 || x.is_empty() {
-            true => Tensor::zeros(x.device(), &shape, DType::F32),
-            false => Tensor::empty(x.device(), &shape, DType::F32),
-        }
-    };
-    let mut quantized = QuantizedTensor {
-        codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
-        transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,
-        scale_inv: if copies.rows() { scales(rows, columns)? } else { scales(columns, rows)? },
-        transposed_scale_inv: (copies == Copies::Both).then(|| scales(columns, rows).map(Box::new)).transpose()?,
-        granularity,
-        format,
-        rows,
-        columns,
-    };
-    cast_into(x, how, &mut quantized, statistics, slot)?;
+    let mut to = Fp8Output { format, scale: CastScale::Own(granularity, how), copies, statistics, slot };
+    let mut quantized = prepare(&to, x.device(), rows, columns)?;
+    cast_into(x, &mut quantized, &mut to)?;
     Ok(quantized)
 }
 
@@ -74,26 +51,12 @@ pub fn quantize_blocks_into(
     if into.granularity == Granularity::PerTensor {
         return Err(Error::Value("quantize_blocks_into: one scale per tensor is given, not found by the cast".into()));
     }
-    cast_into(x, how, into, statistics, slot)
-}
-
-fn cast_into(
-    x: &Tensor,
-    how: CurrentScaling,
-    into: &mut QuantizedTensor,
-    statistics: &mut CastStatistics,
-    slot: usize,
-) -> Result<()> {
-    match x.device() {
-        _ if x.is_empty() => {}
-        Device::Cpu => cpu::quantize_blocks(x, how, into, statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, into, statistics, slot)?,
-    }
-    Ok(())
+    let (format, scale) = (into.format, CastScale::Own(into.granularity, how));
+    cast_into(x, into, &mut Fp8Output { format, scale, copies: Copies::Both, statistics, slot })
 }
 
 /// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.
-fn bound(dtype: DType) -> f32 {
+pub(super) fn bound(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => half::bf16::MAX.to_f32(),
         other => other.max_finite().unwrap_or(f32::MAX),

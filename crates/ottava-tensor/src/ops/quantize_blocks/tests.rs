@@ -1,4 +1,5 @@
 use super::*;
+use crate::Device;
 use crate::ops::destination::tests::{all, hostile};
 use crate::ops::transpose;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};

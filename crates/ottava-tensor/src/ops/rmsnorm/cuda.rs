@@ -1,7 +1,8 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
+use crate::ops::bias;
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::{bias, quantize};
+use crate::ops::quantize::{self, Producer};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
@@ -82,12 +83,17 @@ pub(super) fn rmsnorm_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rmsnorm_codes" };
-    let more = [Arg::Ptr(x.device_ptr()), Arg::Ptr(weight.device_ptr()), Arg::Ptr(rstd.device_ptr())];
-    let (grid, args) = (quantize::tiles(out.rows, out.columns, 1), quantize::destination(out, to, &more));
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "rmsnorm_codes",
+        like: x,
+        grid: quantize::tiles(out.rows, out.columns, 1),
+        block: BLOCK,
+        shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        inputs: &[Arg::Ptr(x.device_ptr()), Arg::Ptr(weight.device_ptr()), Arg::Ptr(rstd.device_ptr())],
+    };
     // SAFETY: `x` is `out.rows · out.columns`, `rstd` has a value per row and `weight` one per column.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
 /// Rows of a strip of `rmsnorm_strips`, and the shared memory that its codes may fill.
@@ -113,24 +119,29 @@ pub(super) fn rmsnorm_strips(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rmsnorm_strips" };
     let (rows, columns) = (out.rows, out.columns);
     let group = columns.div_ceil(8).next_multiple_of(32);
     let groups = [8, 4, 2, 1].into_iter().find(|groups| groups * group <= 1024).expect("a strip fits 7168 channels");
     let threads = groups * group;
     let shared = if out.transposed.is_some() { columns.next_multiple_of(128) * STRIP } else { 0 };
     let at_once = gpu.sm_count() * (1024 / threads).min(STRIP_BYTES / shared.max(1)).max(1);
-    let more = [
-        Arg::Ptr(rstd.device_ptr_mut()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(weight.device_ptr()),
-        Arg::F32(eps as f32),
-        Arg::I32(group as i32),
-    ];
-    let (grid, args) = ([rows.div_ceil(STRIP).min(at_once) as u32, 1, 1], quantize::destination(out, to, &more));
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "rmsnorm_strips",
+        like: x,
+        grid: [rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
+        block: threads as u32,
+        shared: shared_bytes(shared),
+        inputs: &[
+            Arg::Ptr(rstd.device_ptr_mut()),
+            Arg::Ptr(x.device_ptr()),
+            Arg::Ptr(weight.device_ptr()),
+            Arg::F32(eps as f32),
+            Arg::I32(group as i32),
+        ],
+    };
     // SAFETY: `x` is `rows · columns`, `rstd` has a value per row and `weight` one per column; `fits_strips` holds.
-    unsafe { gpu.launch(&kernel, grid, threads as u32, shared_bytes(shared), &args) }
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
 /// The tensors that backward reads.

@@ -8,7 +8,7 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::{expect_compute, expect_gradient, quantize, real_type};
 use crate::cuda::CudaDevice;
-use crate::{Device, Result, Tensor};
+use crate::{Device, Granularity, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
@@ -67,16 +67,11 @@ fn on_gpu(
             }
             return Ok(Produced::Measured);
         }
-        Output::Fp8(to) if to.is_given() => to,
-        output @ Output::Fp8(_) => {
-            let mut y = x.empty_like()?;
-            cuda::rmsnorm(gpu, x, weight, eps, Some(&mut y), rstd, None)?;
-            return output.deliver(y);
-        }
+        Output::Fp8(to) => to,
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-    if cuda::fits_strips(gpu, x, weight) {
+    if to.granularity() == Granularity::PerTensor && cuda::fits_strips(gpu, x, weight) {
         cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }

@@ -260,34 +260,37 @@ struct Normed {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return {fetch8(x + (u64)row * C + column, C - column, wide), rstd[row]};
     }
-    __device__ __forceinline__ void values(const Raw& raw, float* v) const {
+    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
+        float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(weight.at[i]);
-        round8(v);
+        return pack8<X>(v);
     }
 };
 
 // Grid (C / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 4) rmsnorm_codes(DESTINATION, const X* x, const X* weight, const float* rstd) {
-    const Destination to = THE_DESTINATION;
-    const bool wide = columns % 8 == 0 && aligned(x, weight);
-    const int column = tile_column();
-    Normed source = {x, rstd, columns, wide};
-    if (column < columns) source.weight = fetch8(weight + column, columns - column, wide);
+extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+    rmsnorm_codes(const X* x, const X* weight, const float* rstd, const __grid_constant__ Destination to) {
+    const bool wide = to.columns % 8 == 0 && aligned(x, weight);
+    const int column = blockIdx.x * TILE + eight_column();
+    Normed source = {x, rstd, to.columns, wide};
+    if (column < to.columns) source.weight = fetch8(weight + column, to.columns - column, wide);
     quantize_tile<4>(to, source);
 }
 
-// Both passes in one, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of
+// Both passes in one, with one scale per tensor, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of
 // 32 rows in turn: fewer would write less than a sector of each row of the transpose. In a block, groups of threads take ROWS
 // rows of the strip at a time, while their next rows are on the way. The codes of a strip lie in dynamic shared memory, if a
 // transpose is wanted, until they are turned.
 #define STRIP 32
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_strips(DESTINATION, float* rstd, const X* x, const X* weight, float eps, int group_threads) {
+    rmsnorm_strips(float* rstd, const X* x, const X* weight, float eps, int group_threads, const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
+    if constexpr (SHARING != PerTensor) return;
     // The groups share its columns; there are 8, 4, 2 or 1 of them.
     __shared__ alignas(16) float sums[2][ROWS][WARPS];
-    const Destination to = THE_DESTINATION;
+    const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
+    const float scale = *to.scale;
     const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
     const int lane = threadIdx.x % 32;
     const bool mine = c < columns;
@@ -327,22 +330,21 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
                     unpack8(w, weights);
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * weights[i];
-                    round8(v);
-                    eight = encode8(v, to.scale, seen);
+                    eight = encode8<FORMAT>(pack8<X>(v), scale, seen);
                 }
-                if (codes) *(uint2*)(codes + (u64)out * columns + c) = eight;
-                if (transposed) *(uint2*)at(row + k, c / 4) = eight;
+                if (to.codes) *(uint2*)(to.codes + (u64)out * columns + c) = eight;
+                if (to.transposed) *(uint2*)at(row + k, c / 4) = eight;
             }
         }
-        if (!transposed) continue;
+        if (!to.transposed) continue;
         __syncthreads();
         for (int i = threadIdx.x; i < columns / 2; i += blockDim.x) {
             const int half = i % 2 * 16, word = i / 2;
             if (strip0 + half < padded_rows)
-                turn([&](int k) { return *at(half + k, word); }, transposed + (u64)word * 4 * padded_rows + strip0 + half, padded_rows);
+                turn([&](int k) { return *at(half + k, word); }, to.transposed + (u64)word * 4 * padded_rows + strip0 + half, padded_rows);
         }
         __syncthreads();
     }
-    measure(to, seen);
+    measure(to, seen, [] {});
 }
 #endif

@@ -1,6 +1,7 @@
-use super::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
-use crate::ops::destination::tests::{destinations, destinations_on, hostile};
-use crate::ops::{add, amax};
+use super::{RmsnormBackward, cuda, rmsnorm, rmsnorm_backward, rmsnorm_to};
+use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
+use crate::ops::quantize::prepare;
+use crate::ops::{CastScale, CastStatistics, Copies, Fp8Output, Output, add, amax};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
@@ -71,6 +72,32 @@ fn many_rows_are_written_as_few_are() {
                 assert_close("rstd", &rstd, &again, Tolerance::Exact);
                 Ok(y)
             });
+        }
+    }
+}
+
+/// The kernel for many rows on few of them: a checker of races takes minutes for the shapes above.
+#[test]
+fn strips_of_few_rows_are_written_as_tiles_are() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(cuda) = &device else { unreachable!("`gpu` returns one") };
+    let scale = Tensor::from_slice(&device, &[1], &[3.7f32]).unwrap();
+    for (t, c) in [(1, 16), (33, 144), (70, 1040), (65, 4112)] {
+        for (dtype, copies) in [(DType::F32, Copies::Both), (DType::BF16, Copies::Both), (DType::BF16, Copies::Rows)] {
+            let [x, weight] =
+                [hostile("x", &[t, c], dtype), normals("w", &[c], dtype)].map(|x| x.to_device(&device).unwrap());
+            let [mut expected, mut seen] = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
+            let (format, scale) = (DType::E4M3, CastScale::Given(&scale));
+            let by_tiles = Fp8Output { format, scale, copies, statistics: &mut expected, slot: 0 };
+            let (tiles, rstd) = rmsnorm_to(&x, &weight, 1e-5, Output::Fp8(by_tiles)).unwrap();
+            let mut to = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
+            let (mut strips, mut again) = (prepare(&to, &device, t, c).unwrap(), rstd.empty_like().unwrap());
+            cuda::rmsnorm_strips(cuda, &x, &weight, 1e-5, &mut again, &mut strips, &mut to).unwrap();
+            let expected = all(&tiles.fp8().unwrap(), &expected);
+            for (i, (expected, got)) in expected.iter().zip(all(&strips, &seen)).enumerate() {
+                assert_close(&format!("[{t}, {c}] {dtype} {copies:?}, part {i}"), expected, &got, Tolerance::Exact);
+            }
+            assert_close("rstd", &rstd, &again, Tolerance::Exact);
         }
     }
 }

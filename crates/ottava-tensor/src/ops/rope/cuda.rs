@@ -2,14 +2,21 @@ use super::{RopeLayout, Rotation};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::quantize;
+use crate::ops::quantize::{self, Producer};
 use crate::{QuantizedTensor, Result, Tensor};
 
 kernel_source!("rope");
 kernel_source!(FP8_SOURCE, "rope", "destination.cuh");
 
-fn turn(rotation: Rotation) -> Arg {
-    Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 })
+/// What every kernel ends its arguments with: which columns turn, how far, and which way.
+fn turning(layout: RopeLayout, rotation: Rotation) -> [Arg; 5] {
+    [
+        Arg::I32(layout.heads as i32),
+        Arg::I32(layout.head_dim as i32),
+        Arg::I32(layout.seq_len as i32),
+        Arg::I32(layout.start as i32),
+        Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 }),
+    ]
 }
 
 pub(super) fn rope(
@@ -21,16 +28,8 @@ pub(super) fn rope(
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rope" };
-    let args = [
-        Arg::Ptr(x.device_ptr_mut()),
-        Arg::Ptr(table.device_ptr()),
-        Arg::I32(width as i32),
-        Arg::I32(layout.heads as i32),
-        Arg::I32(layout.head_dim as i32),
-        Arg::I32(layout.seq_len as i32),
-        Arg::I32(layout.start as i32),
-        turn(rotation),
-    ];
+    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(table.device_ptr()), Arg::I32(width as i32)];
+    let args = [args.as_slice(), &turning(layout, rotation)].concat();
     // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, and the table has a row for every position, both checked
     // by the op.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
@@ -52,12 +51,8 @@ pub(super) fn rope_amax(
         Arg::Ptr(table.device_ptr()),
         Arg::I32(tokens as i32),
         Arg::I32(width as i32),
-        Arg::I32(layout.heads as i32),
-        Arg::I32(layout.head_dim as i32),
-        Arg::I32(layout.seq_len as i32),
-        Arg::I32(layout.start as i32),
-        turn(rotation),
     ];
+    let args = [args.as_slice(), &turning(layout, rotation)].concat();
     // SAFETY: as in `rope`; `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
@@ -78,19 +73,16 @@ pub(super) fn rope_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "rope_codes" };
-    let more = [
-        Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(table.device_ptr()),
-        Arg::I32(layout.heads as i32),
-        Arg::I32(layout.head_dim as i32),
-        Arg::I32(layout.seq_len as i32),
-        Arg::I32(layout.start as i32),
-        turn(rotation),
-    ];
-    let (grid, args) = (quantize::tiles(out.rows, out.columns, 2), quantize::destination(out, to, &more));
-    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; the rest is as `destination` and
-    // `fuses` say.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    let inputs = [Arg::Ptr(x.device_ptr()), Arg::Ptr(table.device_ptr())];
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "rope_codes",
+        like: x,
+        grid: quantize::tiles(out.rows, out.columns, 2),
+        block: BLOCK,
+        shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
+        inputs: &[inputs.as_slice(), &turning(layout, rotation)].concat(),
+    };
+    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }

@@ -76,48 +76,42 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
 #else
 // Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
-extern "C" __global__ void __launch_bounds__(256, 3) rope_codes(DESTINATION, const X* x, const float* table, int heads, int dim,
-                                                             int seq_len, int start, float turn) {
-    __shared__ Tile tiles[2];
-    const Destination to = THE_DESTINATION;
+extern "C" __global__ void __launch_bounds__(256, 3)
+    rope_codes(const X* x, const float* table, int heads, int dim, int seq_len, int start, float turn, const __grid_constant__ Destination to) {
     const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
     const int first = pair / half * dim + pair % half;
+    const float scale = given_scale(to);
     Seen seen;
+    const auto tile = [&](int k) { return TileCast<FORMAT>{to, tiles_of_the_launch[k], seen, row0, (int)(blockIdx.x * 2 + k) * TILE}; };
 #pragma unroll 1
     for (int row = threadIdx.x / 8; row < TILE; row += 32) {
-        Eight<X> a[2], b[2];
+        Eight<X> a[2] = {}, b[2] = {};
         Eight<float> cos, sin;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int column = (blockIdx.x * 2 + k) * TILE + first;
-            if (row0 + row >= rows || column >= columns) continue;
-            const X* from = x + (u64)(row0 + row) * columns + column;
+            if (row0 + row >= to.rows || column >= to.columns) continue;
+            const X* from = x + (u64)(row0 + row) * to.columns + column;
             a[k] = load8(from);
             b[k] = load8(from + half);
         }
-        if (row0 + row < rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
+        if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
             const float* angles = table + (u64)(start + (row0 + row) % seq_len) * dim + pair % half;
             cos = load8(angles);
             sin = load8(angles + half);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const int column0 = (blockIdx.x * 2 + k) * TILE;
-            uint2 eight[2] = {};
-            if (row0 + row < rows && column0 + first < columns) {
-                if (column0 + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
-                float v[2][8];
-                unpack8(a[k], v[0]);
-                unpack8(b[k], v[1]);
-                eight[0] = encode8(v[0], to.scale, seen);
-                eight[1] = encode8(v[1], to.scale, seen);
-            }
-            put(to, tiles[k], row0, column0, row, first, eight[0]);
-            put(to, tiles[k], row0, column0, row, first + half, eight[1]);
+            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
+            tile(k).cast(row, first, a[k], scale);
+            tile(k).cast(row, first + half, b[k], scale);
         }
     }
-    measure(to, seen);
-    flush(to, tiles[0], row0, blockIdx.x * 2 * TILE);
-    flush(to, tiles[1], row0, (blockIdx.x * 2 + 1) * TILE);
+    // Tiles are held by other threads than those that cast them.
+    if (HOLDS) __syncthreads();
+    for (int k = 0; k < 2; k++) tile(k).finish();
+    measure(to, seen, [&] {
+        for (int k = 0; k < 2; k++) tile(k).flush();
+    });
 }
 #endif

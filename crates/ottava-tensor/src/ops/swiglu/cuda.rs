@@ -1,7 +1,7 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::ops::quantize;
+use crate::ops::quantize::{self, Producer};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
@@ -29,12 +29,17 @@ pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Re
 }
 
 pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let kernel = Kernel { source: &FP8_SOURCE, defines, entry: "swiglu_codes" };
-    let grid = quantize::tiles(out.rows, out.columns, 1);
-    let args = quantize::destination(out, to, &[Arg::Ptr(x.device_ptr())]);
-    // SAFETY: `x` is `out.rows · 2 · out.columns` elements; the rest is as `destination` says.
-    unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: "swiglu_codes",
+        like: x,
+        grid: quantize::tiles(out.rows, out.columns, 1),
+        block: BLOCK,
+        shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        inputs: &[Arg::Ptr(x.device_ptr())],
+    };
+    // SAFETY: `x` is `out.rows · 2 · out.columns` elements.
+    unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
 pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, dx: &mut Tensor) -> Result<()> {
@@ -60,36 +65,35 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, am
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
-/// Whether scales are known, both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes. The
-/// kernel writes activations in the format of all our recipes.
+/// Whether both halves of a row of codes start at whole sixteens, or whole blocks, all reads at multiples of 16 bytes, and the two
+/// outputs are scaled alike. The kernel writes activations in the format of all our recipes.
 pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
-    dy.shape()[1].is_multiple_of(QuantizedTensor::PAD)
+    let granularity = to.granularity();
+    let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
+    dy.shape()[1].is_multiple_of(whole)
         && launch::aligned(&[dy, x])
-        && to.is_given()
-        && activated.is_none_or(|to| to.is_given() && to.format == DType::E4M3)
+        && activated.is_none_or(|to| to.granularity() == granularity && to.format == DType::E4M3)
 }
 
-pub(super) fn swiglu_backward_codes(
+pub(super) fn swiglu_backward_codes<'a>(
     gpu: &CudaDevice,
     dy: &Tensor,
     x: &Tensor,
-    (out, to): (&mut QuantizedTensor, &mut Fp8Output),
-    activated: Option<&mut (QuantizedTensor, Fp8Output)>,
+    (out, to): (&mut QuantizedTensor, &mut Fp8Output<'a>),
+    activated: Option<&mut (QuantizedTensor, Fp8Output<'a>)>,
 ) -> Result<()> {
-    let defines = quantize::fp8_variant(x, to.format)?;
-    let grid = quantize::tiles(out.rows, out.columns / 2, 1);
-    let inputs = [Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr())];
-    let (entry, more, shared) = match activated {
-        None => ("swiglu_backward_codes", inputs.to_vec(), 0),
-        // Three tiles, and more than the 48 KiB that a launch may have unasked: the kernel has static shared memory too.
-        Some((out, to)) => (
-            "swiglu_backward_and_activated_codes",
-            quantize::destination(out, to, &inputs),
-            3 * quantize::TILE_BYTES + 16,
-        ),
+    let (grid, granularity) = (quantize::tiles(out.rows, out.columns / 2, 1), out.granularity);
+    let mut outputs = vec![(out, to)];
+    outputs.extend(activated.map(|(out, to)| (out, to)));
+    let how = Producer {
+        source: &FP8_SOURCE,
+        entry: if outputs.len() == 1 { "swiglu_backward_codes" } else { "swiglu_backward_and_activated_codes" },
+        like: x,
+        grid,
+        block: BLOCK,
+        shared: quantize::tile_bytes(1 + outputs.len(), granularity, x.dtype()),
+        inputs: &[Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr())],
     };
-    let args = quantize::destination(out, to, &more);
-    // SAFETY: `x` is `out.rows · out.columns` elements, `dy` and the activation half of it; the rest is as `destination` and
-    // `fuses_backward` say.
-    unsafe { gpu.launch(&Kernel { source: &FP8_SOURCE, defines, entry }, grid, BLOCK, shared, &args) }
+    // SAFETY: `x` is as many elements as the gradient, `dy` and the activation half of them, and `fuses_backward` holds.
+    unsafe { quantize::produce(gpu, how, &mut outputs) }
 }

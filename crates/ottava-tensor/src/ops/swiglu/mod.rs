@@ -25,7 +25,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cpu::swiglu(x, &mut y);
             output.deliver(y)
         }
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if to.is_given() => {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
             cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))

@@ -107,6 +107,13 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* am
     block_raise(amax, largest);
 }
 #else
+__device__ __forceinline__ Eight<X> activated(const Eight<X>& gate, const Eight<X>& up) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+    return pack8<X>(v);
+}
+
 struct Activations {
     const X* x;
     int F;
@@ -116,94 +123,85 @@ struct Activations {
         const X* from = x + (u64)row * 2 * F + column;
         return {fetch8(from, F - column, wide), fetch8(from + F, F - column, wide)};
     }
-    __device__ __forceinline__ void values(const Raw& raw, float* v) const {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = forward(load(raw.gate.at[i]), load(raw.up.at[i]));
-        round8(v);
-    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return activated(raw.gate, raw.up); }
 };
 
 // Grid (F / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256) swiglu_codes(DESTINATION, const X* x) {
-    const Destination to = THE_DESTINATION;
-    quantize_tile<4>(to, Activations{x, columns, columns % 8 == 0 && aligned(x)});
+extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {
+    quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16.
+// A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16,
+// and of whole blocks where they have scales.
 template <bool ACTIVATED>
-__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activated, Tile* tiles, const X* dy, const X* x) {
-    const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = threadIdx.x % 16 * 8;
-    Seen seen, activated_seen;
+__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const X* x) {
+    const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
+    Seen seen, activation_seen;
+    // The two halves as destinations of their own, so that a tile ends where its half does.
+    Destination left = to;
+    left.columns = F;
+    const Destination right = to.right_of(F);
+    const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
+    const TileCast<FORMAT> ups = {right, tiles_of_the_launch[1], seen, row0, column0};
+    const TileCast<e4m3> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
+    const float scale = given_scale(to), activation_scale = given_scale(activation);
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += 2) {
         Eight<X> gate[2], up[2], d[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const int row = row0 + (sweep + k) * 16 + threadIdx.x / 16;
-            if (row >= to.rows || column0 + column >= F) continue;
-            const X* from = x + (u64)row * to.columns + column0 + column;
+            const int row = row0 + tile_row(sweep + k);
+            if (row >= to.rows || column >= F) continue;
+            const X* from = x + (u64)row * to.columns + column;
             gate[k] = load8(from);
             up[k] = load8(from + F);
-            d[k] = load8(dy + (u64)row * F + column0 + column);
+            d[k] = load8(dy + (u64)row * F + column);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const int row = (sweep + k) * 16 + threadIdx.x / 16;
-            uint2 eight[3] = {};
-            if (row0 + row < to.rows && column0 + column < F) {
-                float v[3][8];
+            const int row = tile_row(sweep + k);
+            Eight<X> dgate = {}, dup = {}, y = {};
+            if (row0 + row < to.rows && column < F) {
+                float v[2][8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
                     v[0][i] = g.gate;
                     v[1][i] = g.up;
-                    if (ACTIVATED) v[2][i] = forward(load(gate[k].at[i]), load(up[k].at[i]));
                 }
-                round8(v[0]);
-                round8(v[1]);
-                eight[0] = encode8(v[0], to.scale, seen);
-                eight[1] = encode8(v[1], to.scale, seen);
-                if (ACTIVATED) {
-                    round8(v[2]);
-                    eight[2] = encode8<e4m3>(v[2], activated.scale, activated_seen);
-                }
+                dgate = pack8<X>(v[0]);
+                dup = pack8<X>(v[1]);
+                if (ACTIVATED) y = activated(gate[k], up[k]);
             }
-            *(uint2*)tiles[0].at(row, column / 4) = eight[0];
-            *(uint2*)tiles[1].at(row, column / 4) = eight[1];
-            if (ACTIVATED) put(activated, tiles[2], row0, column0, row, column, eight[2]);
-            if (to.codes && row0 + row < to.padded_rows && column0 + column < F) {
-                unsigned char* at = to.codes + (u64)(row0 + row) * to.padded_columns + column0 + column;
-                *(uint2*)at = eight[0];
-                *(uint2*)(at + F) = eight[1];
-            }
+            gates.cast(row, eight_column(), dgate, scale);
+            ups.cast(row, eight_column(), dup, scale);
+            if (ACTIVATED) activations.cast(row, eight_column(), y, activation_scale);
         }
     }
-    measure(to, seen);
-    // The two halves as destinations of their own, so that a tile ends where its half does.
-    Destination half = to;
-    half.padded_columns = F;
-    flush(half, tiles[0], row0, column0);
-    if (half.transposed) half.transposed += (u64)F * to.padded_rows;
-    flush(half, tiles[1], row0, column0);
+    gates.finish();
+    ups.finish();
+    if (ACTIVATED) activations.finish();
+    measure(to, seen, [&] {
+        gates.flush();
+        ups.flush();
+        if (ACTIVATED) activations.flush();
+    });
     if (ACTIVATED) {
-        flush(activated, tiles[2], row0, column0);
         __syncthreads();
-        measure(activated, activated_seen);
+        measure(activation, activation_seen, [] {});
     }
 }
 
-// Grid (F / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 4) swiglu_backward_codes(DESTINATION, const X* dy, const X* x) {
-    __shared__ Tile tiles[2];
-    const Destination to = THE_DESTINATION;
-    backward_tiles<false>(to, to, tiles, dy, x);
+// Grid (F / 128, T / 128), 256 threads, two tiles. Tiles that hold values leave room for fewer blocks.
+extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+    swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
+    backward_tiles<false>(to, to, dy, x);
 }
 
-// The same, with three tiles of dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(256, 3)
-    swiglu_backward_and_activated_codes(DESTINATION, DESTINATION_OF(activated_), const X* dy, const X* x) {
-    extern __shared__ Tile tiles_of_the_launch[];
-    const Destination to = THE_DESTINATION, activated = THE_DESTINATION_OF(activated_);
-    backward_tiles<true>(to, activated, tiles_of_the_launch, dy, x);
+// The same with three tiles.
+struct WithActivation { Destination gradient, activation; };
+extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
+    swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {
+    backward_tiles<true>(to.gradient, to.activation, dy, x);
 }
 #endif

@@ -1,8 +1,8 @@
 use super::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
-use crate::ops::{CastScale, CastStatistics, Copies, Fp8Output, Output};
+use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
-use crate::{DType, Device, Tensor};
+use crate::{DType, Device, Granularity, Tensor};
 
 #[test]
 fn swiglu_agrees_across_devices() {
@@ -28,7 +28,7 @@ fn gates_come_before_ups() {
 
 #[test]
 fn swiglu_writes_to_every_destination() {
-    for (t, f) in [(1, 1), (3, 7), (17, 48), (129, 144), (130, 301), (257, 264)] {
+    for (t, f) in [(1, 1), (3, 7), (17, 48), (129, 144), (131, 256), (130, 301), (257, 264)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)];
             destinations(&inputs, |x, output| swiglu_to(&x[0], output));
@@ -39,33 +39,43 @@ fn swiglu_writes_to_every_destination() {
 
 #[test]
 fn backward_writes_the_activation_as_forward_does() {
+    let how = CurrentScaling::default();
+    let own = |granularity| CastScale::Own(granularity, how);
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
-        for (t, f) in [(3, 7), (17, 48), (129, 144), (257, 264), (130, 272)] {
-            for (dtype, format) in [(DType::F32, DType::E4M3), (DType::BF16, DType::E4M3), (DType::BF16, DType::E5M2)] {
+        let given = [3.7f32, 40.0].map(|scale| Tensor::from_slice(&device, &[1], &[scale]).unwrap());
+        let [gradient_scale, activation_scale] = given.each_ref().map(CastScale::Given);
+        for (t, f) in [(3, 7), (17, 48), (129, 144), (130, 256), (257, 264), (130, 272)] {
+            for (dtype, format, scales) in [
+                (DType::F32, DType::E4M3, [gradient_scale, activation_scale]),
+                (DType::BF16, DType::E4M3, [gradient_scale, activation_scale]),
+                (DType::BF16, DType::E5M2, [gradient_scale, activation_scale]),
+                (DType::BF16, DType::E4M3, [own(Granularity::PerRow); 2]),
+                (DType::F32, DType::E4M3, [own(Granularity::Blocks1x128); 2]),
+                (DType::BF16, DType::E4M3, [own(Granularity::Blocks1x128); 2]),
+                (DType::BF16, DType::E4M3, [own(Granularity::Blocks128x128); 2]),
+                (DType::BF16, DType::E4M3, [gradient_scale, own(Granularity::Blocks1x128)]),
+            ] {
                 for copies in [Copies::Columns, Copies::Both] {
                     let [x, dy] = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)]
                         .map(|x| x.to_device(&device).unwrap());
-                    let scales = [3.7f32, 40.0].map(|scale| Tensor::from_slice(&device, &[1], &[scale]).unwrap());
                     let mut seen = [(); 4].map(|()| CastStatistics::new(&device, 2).unwrap());
                     let [gradient, both, activation, with_gradient] = &mut seen;
-                    let to = |format, copies, scale, statistics| {
-                        let scale = CastScale::Given(scale);
-                        Fp8Output { format, scale, copies, statistics, slot: 1 }
-                    };
+                    let to =
+                        |format, copies, scale, statistics| Fp8Output { format, scale, copies, statistics, slot: 1 };
 
-                    let alone = Output::Fp8(to(DType::E5M2, Copies::Both, &scales[0], gradient));
+                    let alone = Output::Fp8(to(DType::E5M2, Copies::Both, scales[0], gradient));
                     let alone = swiglu_backward_to(&dy, &x, alone, None).unwrap().0.fp8().unwrap();
-                    let forward = Output::Fp8(to(format, copies, &scales[1], activation));
+                    let forward = Output::Fp8(to(format, copies, scales[1], activation));
                     let forward = swiglu_to(&x, forward).unwrap().fp8().unwrap();
-                    let output = Output::Fp8(to(DType::E5M2, Copies::Both, &scales[0], both));
-                    let again = to(format, copies, &scales[1], with_gradient);
+                    let output = Output::Fp8(to(DType::E5M2, Copies::Both, scales[0], both));
+                    let again = to(format, copies, scales[1], with_gradient);
                     let (dx, again) = swiglu_backward_to(&dy, &x, output, Some(again)).unwrap();
 
                     let [gradient, both, activation, with_gradient] = &seen;
                     let expected = all(&alone, gradient).into_iter().chain(all(&forward, activation));
                     let got = all(&dx.fp8().unwrap(), both).into_iter().chain(all(&again.unwrap(), with_gradient));
                     for (i, (expected, got)) in expected.zip(got).enumerate() {
-                        let what = format!("[{t}, {f}] {dtype} {format} {copies:?}, part {i} on {device}");
+                        let what = format!("[{t}, {f}] {dtype} {format} {scales:?} {copies:?}, part {i} on {device}");
                         assert_close(&what, &expected, &got, Tolerance::Exact);
                     }
                 }
