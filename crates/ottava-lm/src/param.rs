@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
-use crate::scaling::{Frozen, ScalingState, Slot};
+use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
@@ -111,18 +111,8 @@ struct WeightCast {
     codes: Option<QuantizedTensor>,
     keeps_codes: bool,
     frozen: Frozen,
-    /// F32 `[1]`: of the new weights, for a scale of their own.
-    amax: Tensor,
-}
-
-/// How the weights that an update is about to make will be cast.
-pub enum NextCast {
-    /// Not at all, or by each product.
-    None,
-    /// By a scale, F32 `[1]`, that is known.
-    Known(Tensor),
-    /// By a scale of their own, from their amax.
-    Own,
+    /// F32 `[1]`: of the new weights, for a scale of their own, while an update makes them.
+    amax: Option<Tensor>,
 }
 
 impl Param {
@@ -193,15 +183,13 @@ impl Param {
         Ok(())
     }
 
-    /// Has FP8 products read this matrix through the cast in `slot`, in a model built for `purpose`.
-    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) -> Result<()> {
+    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`.
+    pub fn cast_in(&mut self, slot: Slot, copies: Copies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (Copies::Both, kept.weight_codes),
+            Purpose::Train(kept) => (copies, kept.weight_codes),
             Purpose::Infer => (Copies::Rows, true),
         };
-        let amax = Tensor::zeros(self.value.device(), &[1], DType::F32)?;
-        self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax });
-        Ok(())
+        self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax: None });
     }
 
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
@@ -216,14 +204,17 @@ impl Param {
         Ok(())
     }
 
-    /// How the weights that an update is about to make will be cast, by the scales of now.
-    pub fn next_cast(&self, scaling: &ScalingState) -> Result<NextCast> {
-        let Some(cast) = &self.cast else { return Ok(NextCast::None) };
-        Ok(match scaling.known_scale(cast.slot)? {
-            Some(scale) if cast.keeps_codes => NextCast::Known(scale),
-            Some(_) => NextCast::None,
-            None => NextCast::Own,
-        })
+    /// Gets ready for an update: how the weights that it makes will be cast, by the scales of now. `None`: not at all, or by each
+    /// product.
+    pub fn begin_update(&mut self, scaling: &mut ScalingState) -> Result<Option<NextCast>> {
+        let Some(cast) = &mut self.cast else { return Ok(None) };
+        let next = scaling.next_cast(cast.slot)?;
+        match next {
+            NextCast::Measured => cast.amax = scaling.amax_for(Some(cast.slot))?,
+            // A scale of its own is no longer what the weight is cast by.
+            NextCast::Known(_) | NextCast::Later => cast.frozen = Frozen::default(),
+        }
+        Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }
 
     /// What an optimizer reads and writes: the weights, what becomes of their cast meanwhile, and the gradient. `seed` is this
@@ -231,7 +222,7 @@ impl Param {
     pub fn for_update<'a>(
         &'a mut self,
         seed: u64,
-        next: &'a NextCast,
+        next: &'a Option<NextCast>,
     ) -> Result<(AdamWWeight<'a>, Option<ops::WeightCast<'a>>, &'a Tensor)> {
         let Param { value, master, grad, cast, .. } = self;
         let weight = match master {
@@ -240,24 +231,24 @@ impl Param {
             None => AdamWWeight::Master { master: value, copy: None },
         };
         let cast = match (cast, next) {
-            (None, _) | (_, NextCast::None) => None,
-            (Some(cast), NextCast::Known(scale)) => {
+            (Some(cast), Some(NextCast::Known(scale))) => {
                 let into = cast.codes.as_mut().expect("weights are quantized before the first step");
                 Some(ops::WeightCast::Codes { scale, slot: cast.slot.index(), into })
             }
-            (Some(cast), NextCast::Own) => {
-                cast.amax.fill_zero()?;
-                Some(ops::WeightCast::Amax(&mut cast.amax))
-            }
+            (Some(WeightCast { amax: Some(amax), .. }), Some(NextCast::Measured)) => Some(ops::WeightCast::Amax(amax)),
+            _ => None,
         };
         Ok((weight, cast, grad.as_ref().expect("backward has run")))
     }
 
-    /// Casts updated weights whose scale had to wait for their amax.
+    /// Casts updated weights whose scales had to wait for them.
     pub fn finish_update(&mut self, scaling: &mut ScalingState) -> Result<()> {
-        let NextCast::Own = self.next_cast(scaling)? else { return Ok(()) };
-        let cast = self.cast.as_mut().expect("it has a next cast");
-        cast.frozen.replace(scaling.own_scale(cast.slot, &cast.amax)?)?;
+        let Some(cast) = &mut self.cast else { return Ok(()) };
+        if let Some(amax) = cast.amax.take() {
+            cast.frozen.replace(scaling.own_scale(cast.slot, amax)?)?;
+        } else if !matches!(scaling.next_cast(cast.slot)?, NextCast::Later) {
+            return Ok(());
+        }
         match &mut cast.codes {
             Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.value, codes),
             None => Ok(()),
@@ -270,6 +261,14 @@ impl Param {
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
             None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+        }
+    }
+
+    /// Measures what a product of forward reads as it is, where that would otherwise be measured by its cast.
+    pub fn measure_for_forward(&self, scaling: &mut ScalingState) -> Result<()> {
+        match &self.cast {
+            Some(cast) if !cast.keeps_codes => scaling.measure(cast.slot, &self.value),
+            _ => Ok(()),
         }
     }
 

@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::ops::{
-    self, AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, Fp8Output, NonFinite,
-    Output, Produced,
+    self, AmaxReducer, CastScale, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, Fp8Output,
+    NonFinite, Output, Produced,
 };
-use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
 /// Index of one cast in the scaling state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ impl Slots {
     }
 }
 
-/// The scale of an operand that may be made and cast again: its own, or nothing where its slot has one for the whole step.
+/// The scale of an operand that may be made and cast again: its own; or nothing where its slot has one for the whole step, or where
+/// its rows or blocks find theirs again.
 #[derive(Clone, Default)]
 pub struct Frozen(Option<Tensor>);
 
@@ -52,6 +53,31 @@ impl Frozen {
             (old, new) => *old = new,
         }
         Ok(())
+    }
+}
+
+/// How the weights that an update is about to make will be cast.
+pub enum NextCast {
+    /// By a scale, F32 `[1]`, that is known.
+    Known(Tensor),
+    /// By a scale of their own, from their amax.
+    Measured,
+    /// By scales that the cast finds once they are there.
+    Later,
+}
+
+/// What scales a cast of a slot: an owned [`CastScale`].
+enum Scale {
+    Given(Tensor),
+    Own(Granularity, CurrentScaling),
+}
+
+impl Scale {
+    fn of_cast(&self) -> CastScale<'_> {
+        match self {
+            Scale::Given(scale) => CastScale::Given(scale),
+            Scale::Own(granularity, how) => CastScale::Own(*granularity, *how),
+        }
     }
 }
 
@@ -72,11 +98,14 @@ pub struct ScalingState {
     statistics: CastStatistics,
     /// Where casts outside training measure: nothing that they see may change a run.
     unobserved: CastStatistics,
+    /// F32 `[1]` each, zero.
+    spare_amaxes: Vec<Tensor>,
     /// Histories and scales; where no scale is delayed, what counts infinities. `None` without casts.
     scales: Option<DelayedScales>,
     delayed: Option<Delayed>,
     observing: bool,
     last_step: LastStep,
+    high_precision: bool,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -112,10 +141,12 @@ impl ScalingState {
             slots,
             statistics,
             unobserved,
+            spare_amaxes: Vec::new(),
             scales,
             delayed,
             observing: true,
             last_step: LastStep::new(device, n)?,
+            high_precision: false,
             counted,
             counted_non_finite,
         })
@@ -136,7 +167,8 @@ impl ScalingState {
         };
         let format = self.format(slot);
         let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
-        let to = Fp8Output { format, scale: &scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
+        let scale = scale.of_cast();
+        let to = Fp8Output { format, scale, copies, statistics: self.statistics_mut(), slot: slot.0 };
         let (codes, rest) = op(Output::Fp8(to))?;
         Ok((quantized(codes, frozen), rest))
     }
@@ -153,7 +185,7 @@ impl ScalingState {
         let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
         let beside = Fp8Output {
             format: self.slots[again.0].1.format,
-            scale: &scale_again,
+            scale: scale_again.of_cast(),
             copies: Copies::Columns,
             statistics: &mut self.unobserved,
             slot: again.0,
@@ -161,6 +193,7 @@ impl ScalingState {
         let (made, codes) = match (slot, &own) {
             (Some(slot), Some((scale, _))) => {
                 let (format, statistics) = (self.slots[slot.0].1.format, &mut self.statistics);
+                let scale = scale.of_cast();
                 let to = Fp8Output { format, scale, copies: Copies::Both, statistics, slot: slot.0 };
                 op(Output::Fp8(to), Some(beside))?
             }
@@ -173,13 +206,13 @@ impl ScalingState {
         Ok((made, GemmInput::Quantized(codes.expect("it was asked for"), frozen.clone())))
     }
 
-    /// The scale of what an op is about to produce; where it is its own, `measure` has the op tell its amax first.
-    fn scale_for(&self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Tensor, Frozen)> {
+    /// The scale of what an op is about to produce; where it needs the amax, `measure` has the op tell that first.
+    fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, Frozen)> {
         let frozen = match self.amax_for(Some(slot))? {
             None => Frozen(None),
             Some(mut amax) => {
                 measure(Output::Amax { amax: &mut amax })?;
-                self.own_scale(slot, &amax)?
+                self.own_scale(slot, amax)?
             }
         };
         Ok((self.frozen_scale(slot, &frozen)?, frozen))
@@ -195,7 +228,8 @@ impl ScalingState {
     ) -> Result<GemmInput> {
         let Some(slot) = slot else { return Ok(GemmInput::Plain(plain(op(Output::Plain)?))) };
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
-        let to = Fp8Output { format, scale: &scale, copies, statistics: &mut self.unobserved, slot: slot.0 };
+        let scale = scale.of_cast();
+        let to = Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 };
         Ok(quantized(op(Output::Fp8(to))?, frozen.clone()))
     }
 
@@ -208,59 +242,69 @@ impl ScalingState {
         copies: Copies,
     ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
-        Ok(ops::quantize(x, format, &scale, copies, &mut self.unobserved, slot.0)?)
+        let scale = scale.of_cast();
+        Ok(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 }.cast(x)?)
     }
 
-    /// Casts a value that exists already, as its slot says, and measures it.
-    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<GemmInput> {
-        let frozen = self.freeze(slot, x)?;
-        Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
+    /// Measures a value that nobody casts.
+    pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        Ok(ops::measure(x, self.statistics_mut(), slot.0)?)
     }
 
-    /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it has a scale.
-    pub fn amax_for(&self, slot: Option<Slot>) -> Result<Option<Tensor>> {
+    /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it does not.
+    pub fn amax_for(&mut self, slot: Option<Slot>) -> Result<Option<Tensor>> {
         match slot {
-            Some(slot) if self.known_scale(slot)?.is_none() => {
-                Ok(Some(Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?))
-            }
+            Some(slot) if self.known_scale(slot)?.is_none() => match self.spare_amaxes.pop() {
+                Some(amax) => Ok(Some(amax)),
+                None => Ok(Some(Tensor::zeros(self.statistics.amax.device(), &[1], DType::F32)?)),
+            },
             _ => Ok(None),
         }
     }
 
     /// As [`ScalingState::quantize`], for a value with a scale of its own whose amax is known.
-    pub fn quantize_measured(&mut self, slot: Slot, x: &Tensor, amax: &Tensor, copies: Copies) -> Result<GemmInput> {
+    pub fn quantize_measured(&mut self, slot: Slot, x: &Tensor, amax: Tensor, copies: Copies) -> Result<GemmInput> {
         let frozen = self.own_scale(slot, amax)?;
         Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
     }
 
     /// The scale that `x` has in this step, where it is its own.
-    pub fn freeze(&self, slot: Slot, x: &Tensor) -> Result<Frozen> {
-        match self.known_scale(slot)? {
-            Some(_) => Ok(Frozen(None)),
-            None => self.own_scale(slot, &ops::amax(x)?),
+    pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<Frozen> {
+        match self.amax_for(Some(slot))? {
+            None => Ok(Frozen(None)),
+            Some(mut amax) => {
+                ops::raise_amax(x, &mut amax)?;
+                self.own_scale(slot, amax)
+            }
         }
     }
 
-    /// The scale of a tensor with `amax` F32 `[1]`, where it is its own.
-    pub fn own_scale(&self, slot: Slot, amax: &Tensor) -> Result<Frozen> {
-        Ok(Frozen(Some(ops::current_scale(amax, self.format(slot), self.current_scaling(slot))?)))
+    /// The scale of a tensor with an `amax` from [`ScalingState::amax_for`].
+    pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<Frozen> {
+        let scale = ops::take_scale(&mut amax, self.format(slot), self.current_scaling(slot))?;
+        self.spare_amaxes.push(amax);
+        Ok(Frozen(Some(scale)))
     }
 
     /// Casts a value by a scale from [`ScalingState::freeze`] and measures it.
     pub fn quantize_by(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
-        Ok(ops::quantize(x, format, &scale, copies, self.statistics_mut(), slot.0)?)
+        let scale = scale.of_cast();
+        Ok(Fp8Output { format, scale, copies, statistics: self.statistics_mut(), slot: slot.0 }.cast(x)?)
     }
 
     /// As [`ScalingState::quantize_by`], into the codes that there are.
     pub fn quantize_into(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, into: &mut QuantizedTensor) -> Result<()> {
-        let scale = self.frozen_scale(slot, frozen)?;
-        Ok(ops::quantize_into(x, &scale, into, self.statistics_mut(), slot.0)?)
+        match self.frozen_scale(slot, frozen)? {
+            Scale::Given(scale) => ops::quantize_into(x, &scale, into, self.statistics_mut(), slot.0)?,
+            Scale::Own(_, how) => ops::quantize_blocks_into(x, how, into, self.statistics_mut(), slot.0)?,
+        }
+        Ok(())
     }
 
-    fn frozen_scale(&self, slot: Slot, frozen: &Frozen) -> Result<Tensor> {
+    fn frozen_scale(&self, slot: Slot, frozen: &Frozen) -> Result<Scale> {
         match (&frozen.0, self.known_scale(slot)?) {
-            (Some(own), _) => Ok(own.clone()),
+            (Some(own), _) => Ok(Scale::Given(own.clone())),
             (None, Some(known)) => Ok(known),
             (None, None) => unreachable!("a cast without a scale of its slot has one of its own"),
         }
@@ -275,13 +319,26 @@ impl ScalingState {
         if self.observing { &mut self.statistics } else { &mut self.unobserved }
     }
 
-    /// The scale of `slot` for this step, unless it depends on the very tensor.
-    pub(crate) fn known_scale(&self, slot: Slot) -> Result<Option<Tensor>> {
-        match (self.slots[slot.0].1.scaling, &self.delayed, &self.scales) {
+    /// What scales casts of `slot` in this step, unless it depends on the amax of the very tensor.
+    fn known_scale(&self, slot: Slot) -> Result<Option<Scale>> {
+        let Cast { granularity, scaling, .. } = self.slots[slot.0].1;
+        match (scaling, &self.delayed, &self.scales) {
+            (Scaling::Current(how), ..) if granularity != Granularity::PerTensor => {
+                Ok(Some(Scale::Own(granularity, how)))
+            }
             (Scaling::Current(_), ..) | (_, None, _) | (_, _, None) => Ok(None),
             (_, Some(delayed), _) if delayed.updates == 0 && delayed.first_step == FirstStep::Current => Ok(None),
-            (_, Some(_), Some(scales)) => Ok(Some(scales.scale.rows(slot.0, slot.0 + 1)?)),
+            (_, Some(_), Some(scales)) => Ok(Some(Scale::Given(scales.scale.rows(slot.0, slot.0 + 1)?))),
         }
+    }
+
+    /// How weights that an update is about to make will be cast by the cast in `slot`.
+    pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
+        Ok(match self.known_scale(slot)? {
+            Some(Scale::Given(scale)) => NextCast::Known(scale),
+            Some(Scale::Own(..)) => NextCast::Later,
+            None => NextCast::Measured,
+        })
     }
 
     fn current_scaling(&self, slot: Slot) -> CurrentScaling {
@@ -294,6 +351,17 @@ impl ScalingState {
     /// Whether casts count: true in training, false in evaluation.
     pub fn observe(&mut self, observing: bool) {
         self.observing = observing;
+    }
+
+    /// Has all products read operands in the compute type until it is told otherwise, while all that would be cast is measured:
+    /// histories roll and scales follow as if it were.
+    pub fn set_high_precision(&mut self, high_precision: bool) {
+        self.high_precision = high_precision;
+    }
+
+    /// Whether products read operands in the compute type for now.
+    pub fn is_high_precision(&self) -> bool {
+        self.high_precision
     }
 
     /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.

@@ -19,6 +19,8 @@ pub struct TrainStep {
     targets: Vec<Tensor>,
     results: Results,
     recording: Recording,
+    /// Whether the recorded step has all products in high precision.
+    high_precision: bool,
 }
 
 /// What a step leaves on the device.
@@ -63,6 +65,7 @@ impl TrainStep {
                 Device::Cpu => Recording::Never,
                 Device::Cuda(_) => Recording::AfterThisStep,
             },
+            high_precision: false,
         })
     }
 
@@ -86,6 +89,12 @@ impl TrainStep {
         learning_rate: f64,
     ) -> Result<StepResult> {
         optimizer.begin_step(learning_rate)?;
+        let high_precision = model.scaling().is_high_precision();
+        if high_precision != std::mem::replace(&mut self.high_precision, high_precision)
+            && !matches!(self.recording, Recording::Never)
+        {
+            self.recording = Recording::AfterThisStep;
+        }
         // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is recorded anew.
         if let Recording::Done(graph) = &mut self.recording
             && !graph.is_valid()

@@ -231,6 +231,7 @@ impl Trainer {
         }
         let tokens = self.config.tokens_per_step();
         let learning_rate = self.schedule.at(step);
+        self.choose_precision(step);
         let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
         if !loss.is_finite() || !grad_norm.is_finite() {
             // What casts met in this step may tell why.
@@ -259,6 +260,21 @@ impl Trainer {
         match &mut self.casts {
             Some(casts) => casts.append(step, &self.model.scaling().measured()?),
             None => Ok(()),
+        }
+    }
+
+    /// Enters or leaves the steps that compute in high precision.
+    fn choose_precision(&mut self, step: u64) {
+        let high = self.config.precision.high_precision_steps.contains(step);
+        let scaling = self.model.scaling();
+        if high != scaling.is_high_precision() {
+            let (name, and) = if high {
+                ("bfloat16", "histories and scales go on")
+            } else {
+                (self.config.precision.recipe.as_str(), "with the scales that were kept up")
+            };
+            tracing::info!("from step {step} on, products are computed in {name}; {and}");
+            scaling.set_high_precision(high);
         }
     }
 

@@ -22,7 +22,7 @@ const FAMILIES: [(&str, &[&str]); 14] = [
     ("norms", &["rmsnorm"]),
     ("SwiGLU", &["swiglu"]),
     ("RoPE", &["rope"]),
-    ("casts and scales", &["quantize", "amax", "current_scale", "delayed_scaling", "transpose", "cast"]),
+    ("casts and scales", &["quantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),
     ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),
     ("embedding", &["embedding"]),
     ("gradient norm", &["sum_of_squares", "root_of_sum"]),

@@ -91,7 +91,7 @@ impl AdamWOptimizer {
     /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
     /// changes no weight. Weights with a cast by a known scale are cast in the same pass.
     pub fn step(&mut self, params: &mut [&mut Param], scaling: &mut ScalingState, norm: &Tensor) -> Result<()> {
-        let next = params.iter().map(|param| param.next_cast(scaling)).collect::<Result<Vec<_>>>()?;
+        let next = params.iter_mut().map(|param| param.begin_update(scaling)).collect::<Result<Vec<_>>>()?;
         let mut parameters = Vec::with_capacity(params.len());
         for (seed, ((param, moments), next)) in (0..).zip(params.iter_mut().zip(&mut self.moments).zip(&next)) {
             let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };

@@ -2,13 +2,15 @@
 
 mod fp8_pays;
 mod linears;
+mod steps;
 
 pub use fp8_pays::{FP8_PAYS, Fp8Pays};
 pub use linears::{Decision, Exceptions, LinearSite};
+pub use steps::Steps;
 
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
-use ottava_tensor::{DType, Granularity};
+use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// How a cast finds its scale.
@@ -59,15 +61,30 @@ pub struct Casts {
     pub grad_output: Cast,
 }
 
-/// How each product of a linear layer adds up.
+/// What a product of a linear layer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductPrecision {
+    /// Operands in the recipe's compute type.
+    High,
+    /// FP8 operands, whose products add up so.
+    Fp8(Accumulation),
+}
+
+/// What each product of a linear layer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
     /// `y = x · Wᵀ`.
-    pub fprop: Accumulation,
+    pub fprop: ProductPrecision,
     /// `dx = dy · W`.
-    pub dgrad: Accumulation,
+    pub dgrad: ProductPrecision,
     /// `dW = dyᵀ · x`.
-    pub wgrad: Accumulation,
+    pub wgrad: ProductPrecision,
+}
+
+impl Products {
+    /// All operands as they are.
+    pub const HIGH: Products =
+        Products { fprop: ProductPrecision::High, dgrad: ProductPrecision::High, wgrad: ProductPrecision::High };
 }
 
 /// The precision of a run. Embedding, norms, attention, head and loss always stay in `compute`.
@@ -79,7 +96,7 @@ pub struct Recipe {
     pub compute: DType,
     /// The casts of the blocks' linears; `None` leaves them in `compute`.
     pub casts: Option<Casts>,
-    /// How FP8 products add up.
+    /// What the products of those linears read.
     pub products: Products,
     /// Linears that stay in `compute` all the same; [`Recipe::decide`] tells for each.
     pub exceptions: Exceptions,
@@ -97,12 +114,37 @@ pub enum RecipeName {
     Fp8Delayed,
     /// FP8 products with scales from the tensors themselves.
     Fp8Current,
+    /// FP8 products with a scale for each row of an operand, from the row itself.
+    Fp8Row,
+    /// FP8 products with a scale for each block of an operand, from the block itself.
+    Fp8Block,
+    /// The same with MX's blocks of 32 and scales that are powers of two: what Blackwell computes, emulated on the CPU.
+    Mxfp8,
+}
+
+impl Recipe {
+    /// Checks that `device` has the products of this recipe.
+    pub fn expect_on(&self, device: &Device) -> Result<()> {
+        match (device, self.name) {
+            (Device::Cuda(_), RecipeName::Mxfp8) => Err(Error::Config(
+                "recipe mxfp8 needs products that Hopper GPUs do not have; it is emulated with `device = \"cpu\"`, and recipe fp8-block is its like on this GPU".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl RecipeName {
     /// All names, in the order of the documentation.
-    pub const ALL: [RecipeName; 4] =
-        [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current];
+    pub const ALL: [RecipeName; 7] = [
+        RecipeName::Fp32,
+        RecipeName::Bf16,
+        RecipeName::Fp8Delayed,
+        RecipeName::Fp8Current,
+        RecipeName::Fp8Row,
+        RecipeName::Fp8Block,
+        RecipeName::Mxfp8,
+    ];
 
     /// The spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
@@ -111,6 +153,9 @@ impl RecipeName {
             RecipeName::Bf16 => "bf16",
             RecipeName::Fp8Delayed => "fp8-delayed",
             RecipeName::Fp8Current => "fp8-current",
+            RecipeName::Fp8Row => "fp8-row",
+            RecipeName::Fp8Block => "fp8-block",
+            RecipeName::Mxfp8 => "mxfp8",
         }
     }
 }
@@ -129,19 +174,45 @@ impl std::str::FromStr for RecipeName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Format {
+    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
+    Auto,
     /// E4M3 for inputs and weights, E5M2 for gradients.
     Hybrid,
     /// E4M3 everywhere.
     E4m3,
 }
 
+/// How FP8 products add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sums {
+    /// Fast in fprop, whose error does not build up, and exact in dgrad and wgrad; always exact with blocks.
+    Auto,
+    /// [`Accumulation::Fast`].
+    Fast,
+    /// [`Accumulation::Exact`].
+    Exact,
+}
+
+/// The products of a linear layer, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProductName {
+    /// `y = x · Wᵀ`.
+    Fprop,
+    /// `dx = dy · W`.
+    Dgrad,
+    /// `dW = dyᵀ · x`.
+    Wgrad,
+}
+
 /// The `[precision]` table of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// The recipe: `fp32`, `bf16`, `fp8-delayed` or `fp8-current`.
+    /// The recipe: `fp32`, `bf16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
     pub recipe: RecipeName,
-    /// FP8 formats: `hybrid` (gradients in E5M2) or `e4m3`.
+    /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
     pub fp8_format: Fp8Format,
     /// Steps of amax history that delayed scaling keeps.
     pub amax_history_len: usize,
@@ -155,12 +226,18 @@ pub struct Precision {
     pub non_finite: NonFinite,
     /// What delayed scaling does in its first step: `current` or `unscaled`.
     pub first_step: FirstStep,
-    /// How FP8 products of forward add up: `fast` or `exact`.
-    pub fprop_accumulation: Accumulation,
-    /// The same for gradients by inputs.
-    pub dgrad_accumulation: Accumulation,
-    /// The same for gradients by weights.
-    pub wgrad_accumulation: Accumulation,
+    /// Whether scales that tensors, rows and blocks give themselves are rounded down to powers of two.
+    pub power_of_two_scales: bool,
+    /// How FP8 products of forward add up: `fast`, `exact`, or `auto`: `fast` where that is possible.
+    pub fprop_accumulation: Sums,
+    /// The same for gradients by inputs; `auto` is `exact`.
+    pub dgrad_accumulation: Sums,
+    /// The same for gradients by weights; `auto` is `exact`.
+    pub wgrad_accumulation: Sums,
+    /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
+    pub high_precision_products: Vec<ProductName>,
+    /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
+    pub high_precision_steps: Steps,
     /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
     pub high_precision_layers: Vec<String>,
     /// Blocks at the start whose linears stay in BF16.
@@ -175,17 +252,19 @@ impl Default for Precision {
     fn default() -> Precision {
         Precision {
             recipe: RecipeName::Bf16,
-            fp8_format: Fp8Format::Hybrid,
+            fp8_format: Fp8Format::Auto,
             amax_history_len: 1024,
             amax_compute_algo: AmaxReducer::Max,
             margin: 0,
             interval: 1,
             non_finite: NonFinite::Quarantine,
             first_step: FirstStep::Current,
-            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them.
-            fprop_accumulation: Accumulation::Fast,
-            dgrad_accumulation: Accumulation::Exact,
-            wgrad_accumulation: Accumulation::Exact,
+            power_of_two_scales: false,
+            fprop_accumulation: Sums::Auto,
+            dgrad_accumulation: Sums::Auto,
+            wgrad_accumulation: Sums::Auto,
+            high_precision_products: Vec::new(),
+            high_precision_steps: Steps::default(),
             high_precision_layers: Vec::new(),
             first_layers_bf16: 0,
             last_layers_bf16: 0,
@@ -207,6 +286,26 @@ impl Precision {
         }
         if !(1..=1 << 20).contains(&self.interval) {
             problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
+        }
+        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
+            let sums = [self.fprop_accumulation, self.dgrad_accumulation, self.wgrad_accumulation];
+            for (product, _) in ["fprop", "dgrad", "wgrad"].iter().zip(sums).filter(|(_, sums)| *sums == Sums::Fast) {
+                problems.push(format!(
+                    "`precision.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
+                ));
+            }
+        }
+        if !self.high_precision_steps.is_empty() && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16) {
+            problems.push(format!(
+                "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
+                self.recipe.as_str()
+            ));
+        }
+        if self.power_of_two_scales && self.recipe == RecipeName::Fp8Delayed {
+            problems.push(
+                "`precision.power_of_two_scales` is not for \"fp8-delayed\", whose scales follow from the amaxes of earlier steps; leave it out, or choose another recipe"
+                    .to_string(),
+            );
         }
         if self.high_precision_layers.iter().any(String::is_empty) {
             problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
@@ -230,29 +329,44 @@ impl Precision {
             non_finite: self.non_finite,
         };
         let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
+        let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
+        // What shares a scale, in activations and in weights.
         let (compute, scaling) = match self.recipe {
             RecipeName::Fp32 => (DType::F32, None),
             RecipeName::Bf16 => (DType::BF16, None),
-            RecipeName::Fp8Delayed => (DType::BF16, Some(delayed)),
-            RecipeName::Fp8Current => (DType::BF16, Some(Scaling::Current(CurrentScaling::default()))),
+            RecipeName::Fp8Delayed => (DType::BF16, Some((delayed, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Current => (DType::BF16, Some((own, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),
+            RecipeName::Fp8Block => (DType::BF16, Some((own, [Granularity::Blocks1x128, Granularity::Blocks128x128]))),
+            RecipeName::Mxfp8 => (DType::BF16, Some((own, [Granularity::Mx; 2]))),
         };
-        let gradients = match self.fp8_format {
-            Fp8Format::Hybrid => DType::E5M2,
-            Fp8Format::E4m3 => DType::E4M3,
+        let casts = scaling.map(|(scaling, [activations, weights])| {
+            let gradients = match (self.fp8_format, activations) {
+                (Fp8Format::Hybrid, _) | (Fp8Format::Auto, Granularity::PerTensor) => DType::E5M2,
+                (Fp8Format::E4m3 | Fp8Format::Auto, _) => DType::E4M3,
+            };
+            Casts {
+                input: Cast { format: DType::E4M3, granularity: activations, scaling },
+                weight: Cast { format: DType::E4M3, granularity: weights, scaling },
+                grad_output: Cast { format: gradients, granularity: activations, scaling },
+            }
+        });
+        let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
+        let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
+            (true, _) => ProductPrecision::High,
+            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them unasked.
+            (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
         };
-        let cast = |format, scaling| Cast { format, granularity: Granularity::PerTensor, scaling };
         Recipe {
             name: self.recipe,
             compute,
-            casts: scaling.map(|scaling| Casts {
-                input: cast(DType::E4M3, scaling),
-                weight: cast(DType::E4M3, scaling),
-                grad_output: cast(gradients, scaling),
-            }),
+            casts,
             products: Products {
-                fprop: self.fprop_accumulation,
-                dgrad: self.dgrad_accumulation,
-                wgrad: self.wgrad_accumulation,
+                fprop: product(ProductName::Fprop, self.fprop_accumulation),
+                dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
+                wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
             },
             exceptions: Exceptions {
                 patterns: self.high_precision_layers.clone(),

@@ -7,6 +7,7 @@ mod convergence;
 mod determinism;
 mod golden;
 mod gradients;
+mod high_precision;
 mod model_gradients;
 mod products;
 mod recompute;

@@ -2,7 +2,7 @@
 
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
-use ottava_lm::recipe::{Cast, Fp8Format, Precision, Recipe, RecipeName, Scaling};
+use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling};
 use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, CurrentScaling, adamw, global_norm, normal,
@@ -17,13 +17,40 @@ pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
 }
 
+/// Those of [`devices`] that have the products of `recipe`.
+pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
+    devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// Those of [`recipes`] whose products `device` has.
+pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
+}
+
 /// The recipe of a name and the formats of its casts.
 pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
 }
 
-/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one.
+/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
+/// some that leave products, so that every operand is met in both forms.
 pub fn mixed() -> Vec<(String, Recipe)> {
+    use ProductName::{Dgrad, Fprop, Wgrad};
+    let products = [
+        (RecipeName::Fp8Delayed, vec![Wgrad]),
+        (RecipeName::Fp8Current, vec![Fprop]),
+        (RecipeName::Fp8Current, vec![Dgrad, Wgrad]),
+        (RecipeName::Fp8Row, vec![Fprop, Dgrad]),
+        (RecipeName::Fp8Block, vec![Dgrad]),
+    ];
+    let products = products.map(|(name, high)| {
+        let words = format!("{} but {high:?}", name.as_str());
+        let high_precision_products = high;
+        (
+            words,
+            Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
+        )
+    });
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
     let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
     [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
@@ -32,7 +59,9 @@ pub fn mixed() -> Vec<(String, Recipe)> {
             recipe.exceptions.patterns = patterns.map(String::from).to_vec();
             (format!("{} and bf16", name.as_str()), recipe)
         })
-        .to_vec()
+        .into_iter()
+        .chain(products)
+        .collect()
 }
 
 /// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
@@ -40,6 +69,7 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
+        RecipeName::Fp8Row | RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {
@@ -50,15 +80,16 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     .collect()
 }
 
-/// The names of recipes that cast.
-pub fn fp8_names() -> Vec<RecipeName> {
-    let casts = |name: &RecipeName| recipe(*name, Fp8Format::Hybrid).casts.is_some();
+/// The names of recipes that cast and whose products `device` has.
+pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
+    let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
+    let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
-/// Of [`recipes`] those that cast.
-pub fn fp8_recipes() -> Vec<(String, Recipe)> {
-    recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+/// Of [`recipes_on`] those that cast.
+pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }
 
 /// A fault that must not pass: current scaling, but gradients go to `format` as they are.

@@ -110,9 +110,9 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     })?;
     let mut unseen = CastStatistics::new(device, 1)?;
     row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
-        let (format, scale, copies) = (DType::E4M3, &scale, Copies::Columns);
-        let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
-        swiglu_backward_to(&dy, &gate_up, both(scale, &mut seen), Some(activated)).map(drop)
+        let (format, copies) = (DType::E4M3, Copies::Columns);
+        let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
+        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
     drop((gate_up, dy));
 
@@ -184,6 +184,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
 
 /// Codes and their transpose, as training writes them.
 fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
+    let scale = CastScale::Given(scale);
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
 }
 

@@ -1,11 +1,13 @@
 //! A cast is a destination: what an op that produces the operand of a matrix product writes, instead of a tensor that a
 //! later op reads again.
 //!
-//! Whatever the destination, the result is that of the plain op followed by [`amax`](super::amax()) or
-//! [`quantize`](super::quantize()), bit for bit: values are rounded to the tensor's type first, and those are cast and measured.
+//! Whatever the destination, the result is that of the plain op followed by [`amax`](super::amax()),
+//! [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()), bit for bit: values are rounded to the tensor's
+//! type first, and those are cast and measured.
 
-use super::quantize::{self, CastStatistics, Copies};
-use crate::{DType, QuantizedTensor, Result, Tensor};
+use super::quantize::{self, CastStatistics, Copies, CurrentScaling};
+use super::quantize_blocks::quantize_blocks;
+use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 /// What a producing op writes.
 #[derive(Debug)]
@@ -18,17 +20,26 @@ pub enum Output<'a> {
         /// Zero, or what else was measured for the same scale.
         amax: &'a mut Tensor,
     },
-    /// The FP8 operand and its measurements, by a scale that is known. The value itself is written nowhere.
+    /// The FP8 operand and its measurements. The value itself is written nowhere.
     Fp8(Fp8Output<'a>),
 }
 
-/// How a value becomes an FP8 operand; the arguments of [`quantize`](super::quantize()).
+/// What scales a cast.
+#[derive(Clone, Copy, Debug)]
+pub enum CastScale<'a> {
+    /// F32 `[1]`, known before: as [`quantize`](super::quantize()) casts.
+    Given(&'a Tensor),
+    /// What the rows or blocks of the value give themselves: as [`quantize_blocks`](super::quantize_blocks()) casts.
+    Own(Granularity, CurrentScaling),
+}
+
+/// How a value becomes an FP8 operand.
 #[derive(Debug)]
 pub struct Fp8Output<'a> {
     /// Type of the codes.
     pub format: DType,
-    /// F32 `[1]`: multiplied before the cast.
-    pub scale: &'a Tensor,
+    /// What is multiplied before the cast.
+    pub scale: CastScale<'a>,
     /// Which copies of the codes to write.
     pub copies: Copies,
     /// Where the cast is measured.
@@ -66,6 +77,22 @@ impl Produced {
     }
 }
 
+impl Fp8Output<'_> {
+    /// Casts `x`, which exists already.
+    pub fn cast(self, x: &Tensor) -> Result<QuantizedTensor> {
+        let Fp8Output { format, scale, copies, statistics, slot } = self;
+        match scale {
+            CastScale::Given(scale) => quantize::quantize(x, format, scale, copies, statistics, slot),
+            CastScale::Own(granularity, how) => quantize_blocks(x, format, granularity, how, copies, statistics, slot),
+        }
+    }
+
+    /// Whether the scale is known before the value is.
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self.scale, CastScale::Given(_))
+    }
+}
+
 impl Output<'_> {
     /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
     pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
@@ -75,10 +102,7 @@ impl Output<'_> {
                 quantize::raise_amax(&value, amax)?;
                 Ok(Produced::Measured)
             }
-            Output::Fp8(to) => {
-                let quantized = quantize::quantize(&value, to.format, to.scale, to.copies, to.statistics, to.slot)?;
-                Ok(Produced::Fp8(quantized))
-            }
+            Output::Fp8(to) => Ok(Produced::Fp8(to.cast(&value)?)),
         }
     }
 }
@@ -146,10 +170,32 @@ pub(super) mod tests {
             let mut seen = CastStatistics::new(device, 3).unwrap();
             let q = quantize::quantize(&plain, format, &scale, copies, &mut expected, 1).unwrap();
             let expected = all(&q, &expected);
-            let to = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 1 };
+            let scale = CastScale::Given(&scale);
+            let to = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 1 };
             let q = op(&inputs, Output::Fp8(to)).unwrap().fp8().unwrap();
             for (i, (expected, got)) in expected.iter().zip(all(&q, &seen)).enumerate() {
                 let what = format!("{:?} {format} {copies:?}, part {i} on {device}", plain.shape());
+                assert_close(&what, expected, &got, Tolerance::Exact);
+            }
+        }
+        for (granularity, format, copies, power_of_two) in [
+            (Granularity::PerRow, DType::E4M3, Copies::Both, false),
+            (Granularity::PerRow, DType::E5M2, Copies::Columns, true),
+            (Granularity::Blocks1x128, DType::E4M3, Copies::Both, false),
+            (Granularity::Blocks1x128, DType::E4M3, Copies::Rows, true),
+            (Granularity::Blocks1x128, DType::E5M2, Copies::Columns, false),
+            (Granularity::Blocks128x128, DType::E4M3, Copies::Both, false),
+        ] {
+            let scale = CastScale::Own(granularity, CurrentScaling { epsilon: 0.0, power_of_two });
+            let mut expected = CastStatistics::new(device, 3).unwrap();
+            let to = Fp8Output { format, scale, copies, statistics: &mut expected, slot: 1 };
+            let q = to.cast(&plain).unwrap();
+            let expected = all(&q, &expected);
+            let mut seen = CastStatistics::new(device, 3).unwrap();
+            let to = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 1 };
+            let q = op(&inputs, Output::Fp8(to)).unwrap().fp8().unwrap();
+            for (i, (expected, got)) in expected.iter().zip(all(&q, &seen)).enumerate() {
+                let what = format!("{:?} {granularity} {format} {copies:?}, part {i} on {device}", plain.shape());
                 assert_close(&what, expected, &got, Tolerance::Exact);
             }
         }

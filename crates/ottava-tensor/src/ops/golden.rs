@@ -1,7 +1,7 @@
 //! Casts and scaling updates against bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
 
 use super::{AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, NonFinite};
-use super::{amax, current_scale, delayed_scaling, quantize, quantize_blocks, transpose};
+use super::{amax, delayed_scaling, quantize, quantize_blocks, take_scale, transpose};
 use crate::testing::{Tolerance, assert_close, gpu};
 use crate::{DType, Device, Granularity, Tensor};
 use safetensors::SafeTensors;
@@ -52,7 +52,7 @@ fn current_scaling_matches_transformer_engine() {
         for (name, format) in FORMATS {
             for (word, power_of_two) in [("False", false), ("True", true)] {
                 let how = CurrentScaling { epsilon: 0.0, power_of_two };
-                let scale = current_scale(&amax(&x).unwrap(), format, how).unwrap();
+                let scale = take_scale(&mut amax(&x).unwrap(), format, how).unwrap();
                 let mut seen = CastStatistics::new(&device, 1).unwrap();
                 let q = quantize(&x, format, &scale, Copies::Rows, &mut seen, 0).unwrap();
                 let what = format!("current/{name}/{word}");

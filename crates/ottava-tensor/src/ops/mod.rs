@@ -29,13 +29,15 @@ pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
-pub use destination::{Fp8Output, Output, Produced};
+pub use destination::{CastScale, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::global_norm;
 pub use launch::kernels;
-pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, current_scale, quantize, quantize_into};
-pub use quantize_blocks::quantize_blocks;
+pub use quantize::{
+    CastStatistics, Copies, CurrentScaling, amax, measure, quantize, quantize_into, raise_amax, take_scale,
+};
+pub use quantize_blocks::{quantize_blocks, quantize_blocks_into};
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};

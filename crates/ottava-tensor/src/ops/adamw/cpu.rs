@@ -21,7 +21,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
         }
         match &mut parameter.cast {
             None => {}
-            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax),
+            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax, 0),
             Some(WeightCast::Codes { scale, slot, into }) => {
                 quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
             }

@@ -37,6 +37,7 @@ pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3
 /// The arguments `DESTINATION` of a kernel, then `more`. They name as much memory as the sizes among them say: `prepare`
 /// allocated it, and checked the statistics and the scale.
 pub(in crate::ops) fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, more: &[Arg]) -> Vec<Arg> {
+    let scale = super::given(to).expect("`prepare` made sure of it");
     let pointer = |t: &mut Option<Tensor>| Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut));
     let (slot, statistics) = (to.slot as u64, &mut to.statistics);
     let mut args = vec![
@@ -47,7 +48,7 @@ pub(in crate::ops) fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output,
         Arg::Ptr(statistics.saturated.device_ptr_mut() + 8 * slot),
         Arg::Ptr(statistics.underflowed.device_ptr_mut() + 8 * slot),
         Arg::Ptr(statistics.elements.device_ptr_mut() + 8 * slot),
-        Arg::Ptr(to.scale.device_ptr()),
+        Arg::Ptr(scale.device_ptr()),
         Arg::I32(out.rows as i32),
         Arg::I32(out.columns as i32),
         Arg::I32(QuantizedTensor::padded(out.rows) as i32),
@@ -65,24 +66,25 @@ pub(super) fn quantize(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, 
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0, &args) }
 }
 
-pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: fp8_variant(x, DType::E4M3)?, entry: "amax" };
-    let args = [Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
-    // SAFETY: `amax` has one element and `x` `x.len()`.
+    let at = amax.device_ptr_mut() + 4 * entry as u64;
+    let args = [Arg::Ptr(at), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    // SAFETY: `amax` has the entry and `x` `x.len()` elements.
     unsafe { gpu.launch(&kernel, launch::readers(x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
 }
 
-pub(super) fn current_scale(
+pub(super) fn take_scale(
     gpu: &CudaDevice,
-    amax: &Tensor,
+    amax: &mut Tensor,
     largest: f32,
     how: CurrentScaling,
     scale: &mut Tensor,
 ) -> Result<()> {
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "current_scale" };
+    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "take_scale" };
     let args = [
         Arg::Ptr(scale.device_ptr_mut()),
-        Arg::Ptr(amax.device_ptr()),
+        Arg::Ptr(amax.device_ptr_mut()),
         Arg::F32(largest),
         Arg::F32(how.epsilon),
         Arg::I32(how.power_of_two.into()),

@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::destination::Fp8Output;
+use super::destination::{CastScale, Fp8Output};
 use super::expect_compute;
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
@@ -74,9 +74,9 @@ pub fn quantize(
 ) -> Result<QuantizedTensor> {
     let [rows, columns] = x.dims("quantize: x")?;
     x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
-    let mut to = Fp8Output { format, scale, copies, statistics, slot };
+    let mut to = Fp8Output { format, scale: CastScale::Given(scale), copies, statistics, slot };
     let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    cast_into(x, &mut quantized, &mut to)?;
+    cast_into(x, scale, &mut quantized, &mut to)?;
     Ok(quantized)
 }
 
@@ -92,22 +92,33 @@ pub fn quantize_into(
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
     into.scale_inv.expect("quantize_into: scale_inv", &[1])?;
-    let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
-    expect_cast(to.format, to.scale, to.statistics, to.slot, x.device())?;
-    cast_into(x, into, &mut to)
+    let mut to =
+        Fp8Output { format: into.format, scale: CastScale::Given(scale), copies: Copies::Both, statistics, slot };
+    expect_cast(to.format, scale, to.statistics, to.slot, x.device())?;
+    cast_into(x, scale, into, &mut to)
 }
 
-fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+fn cast_into(x: &Tensor, scale: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
     match x.device() {
-        Device::Cpu => cpu::quantize(x, to.scale, into, to.statistics, to.slot),
+        Device::Cpu => cpu::quantize(x, scale, into, to.statistics, to.slot),
         Device::Cuda(gpu) => cuda::quantize(gpu, x, into, to)?,
     }
     Ok(())
 }
 
-/// Checks a destination for a matrix `[rows, columns]` and allocates what it asks for.
+/// The scale of a cast that does not find its own.
+pub(super) fn given<'a>(to: &Fp8Output<'a>) -> Result<&'a Tensor> {
+    match to.scale {
+        CastScale::Given(scale) => Ok(scale),
+        CastScale::Own(granularity, _) => {
+            Err(Error::Value(format!("quantize: {granularity} scales are found by the cast, not given")))
+        }
+    }
+}
+
+/// Checks a destination for a matrix `[rows, columns]`, whose scale is given, and allocates what it asks for.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
-    expect_cast(to.format, to.scale, to.statistics, to.slot, device)?;
+    expect_cast(to.format, given(to)?, to.statistics, to.slot, device)?;
     let (r, c) = (QuantizedTensor::padded(rows), QuantizedTensor::padded(columns));
     let copy = |wanted: bool, shape: &[usize]| wanted.then(|| Tensor::empty(device, shape, to.format)).transpose();
     Ok(QuantizedTensor {
@@ -151,18 +162,29 @@ pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: 
 
 /// Largest absolute value of `x` as F32 `[1]`; NaN is passed over, as the hardware's maximum does.
 pub fn amax(x: &Tensor) -> Result<Tensor> {
-    expect_compute("amax: x", x)?;
     let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
     raise_amax(x, &mut amax)?;
     Ok(amax)
 }
 
 /// Raises `amax` F32 `[1]` to the largest absolute value of `x`.
-pub(super) fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
+pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
+    expect_compute("amax: x", x)?;
     expect_amax(amax, x.device())?;
     match x.device() {
-        Device::Cpu => cpu::amax(x, amax),
-        Device::Cuda(gpu) => cuda::amax(gpu, x, amax)?,
+        Device::Cpu => cpu::amax(x, amax, 0),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, amax, 0)?,
+    }
+    Ok(())
+}
+
+/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does; nothing is cast.
+pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
+    expect_compute("measure: x", x)?;
+    expect_measured(DType::E4M3, statistics, slot, x.device())?;
+    match x.device() {
+        Device::Cpu => cpu::amax(x, &mut statistics.amax, slot),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, &mut statistics.amax, slot)?,
     }
     Ok(())
 }
@@ -182,17 +204,21 @@ pub struct CurrentScaling {
     pub power_of_two: bool,
 }
 
-/// Scale F32 `[1]` from an amax F32 `[1]` of the same tensor: `largest finite of format / amax`.
+/// Scale F32 `[1]` from an amax F32 `[1]` of the same tensor: `largest finite of format / amax`. The amax is zero then, ready for
+/// another tensor.
 ///
 /// An amax of 0, infinity or NaN gives 1; a quotient beyond binary32 gives its largest finite value.
 /// Source: Transformer Engine, `common/recipe/recipe_common.cuh`.
-pub fn current_scale(amax: &Tensor, format: DType, how: CurrentScaling) -> Result<Tensor> {
-    amax.expect("current_scale: amax", &[1])?;
+pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Result<Tensor> {
+    expect_amax(amax, &amax.device().clone())?;
     let largest = largest_finite(format)?;
     let mut scale = amax.empty_like()?;
-    match amax.device() {
-        Device::Cpu => scale.host_mut()[0] = cpu::current_scale(amax.host()[0], largest, f32::MAX, how),
-        Device::Cuda(gpu) => cuda::current_scale(gpu, amax, largest, how, &mut scale)?,
+    match amax.device().clone() {
+        Device::Cpu => {
+            let amax = std::mem::take(&mut amax.host_mut::<f32>()[0]);
+            scale.host_mut()[0] = cpu::current_scale(amax, largest, f32::MAX, how);
+        }
+        Device::Cuda(gpu) => cuda::take_scale(&gpu, amax, largest, how, &mut scale)?,
     }
     Ok(scale)
 }

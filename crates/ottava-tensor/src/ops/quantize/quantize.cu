@@ -28,7 +28,7 @@ extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
 }
 
 // One thread.
-extern "C" __global__ void current_scale(float* scale, const float* amax, float largest, float epsilon, int power_of_two) {
+extern "C" __global__ void take_scale(float* scale, float* amax, float largest, float epsilon, int power_of_two) {
     const float a = *amax < epsilon ? epsilon : *amax;
     float s = 1.0f;
     if (a != 0.0f && a <= 3.402823466e38f) {
@@ -36,4 +36,5 @@ extern "C" __global__ void current_scale(float* scale, const float* amax, float 
         if (power_of_two) s = __uint_as_float(__float_as_uint(s) & 0x7F800000);
     }
     *scale = s;
+    *amax = 0.0f;
 }

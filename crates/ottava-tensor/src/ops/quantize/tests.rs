@@ -56,25 +56,41 @@ fn statistics_accumulate_over_casts() {
 }
 
 #[test]
-fn amax_and_current_scale_agree_across_devices() {
+fn amax_and_its_scale_agree_across_devices() {
     for n in [1, 100, 5000] {
         for dtype in [DType::F32, DType::BF16] {
             parity(&[normals("amax", &[n], dtype)], Tolerance::Exact, |x| {
-                let amax = amax(&x[0])?;
-                let plain = current_scale(&amax, DType::E4M3, CurrentScaling::default())?;
+                let [mut first, mut second] = [amax(&x[0])?, amax(&x[0])?];
+                let measured = first.duplicate()?;
+                let plain = take_scale(&mut first, DType::E4M3, CurrentScaling::default())?;
                 let how = CurrentScaling { epsilon: 10.0, power_of_two: true };
-                let rounded = current_scale(&amax, DType::E5M2, how)?;
-                Ok(vec![amax, plain, rounded])
+                let rounded = take_scale(&mut second, DType::E5M2, how)?;
+                assert_eq!(first.to_vec::<f32>()?, [0.0], "what is taken is cleared");
+                Ok(vec![measured, plain, rounded, second])
             });
         }
     }
 }
 
 #[test]
-fn current_scale_survives_every_kind_of_amax() {
+fn what_is_measured_is_what_a_cast_would_have_seen() {
+    for dtype in [DType::F32, DType::BF16] {
+        let inputs = [normals("x", &[33, 47], dtype), normals("y", &[5, 7], dtype)];
+        parity(&inputs, Tolerance::Exact, |x| {
+            let mut seen = CastStatistics::new(x[0].device(), 3)?;
+            x.iter().try_for_each(|x| measure(x, &mut seen, 1))?;
+            let cast = x.iter().map(|x| Ok(amax(x)?.to_vec::<f32>()?[0])).collect::<crate::Result<Vec<_>>>()?;
+            assert_eq!(seen.amax.to_vec::<f32>()?, [0.0, cast[0].max(cast[1]), 0.0]);
+            Ok(vec![seen.amax, seen.elements])
+        });
+    }
+}
+
+#[test]
+fn every_kind_of_amax_has_a_scale() {
     let scale = |amax: f32, how| {
-        let amax = Tensor::from_slice(&Device::Cpu, &[1], &[amax]).unwrap();
-        current_scale(&amax, DType::E4M3, how).unwrap().to_vec::<f32>().unwrap()[0]
+        let mut amax = Tensor::from_slice(&Device::Cpu, &[1], &[amax]).unwrap();
+        take_scale(&mut amax, DType::E4M3, how).unwrap().to_vec::<f32>().unwrap()[0]
     };
     let plain = CurrentScaling::default();
     for (amax, expected) in [(0.0, 1.0), (f32::INFINITY, 1.0), (f32::NAN, 1.0), (7.0, 64.0), (1e-45, f32::MAX)] {

@@ -3,7 +3,7 @@ use crate::ops::launch::{BLOCK, kernel_source};
 use crate::ops::quantize::{fp8_variant, tiles};
 use crate::ops::{CastStatistics, CurrentScaling};
 use crate::quantized::{Granularity, QuantizedTensor};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 kernel_source!(SOURCE, "quantize_blocks", "destination.cuh");
 
@@ -28,6 +28,9 @@ pub(super) fn quantize_blocks(
     let entry = match out.granularity {
         Granularity::Blocks1x128 => "quantize_1x128",
         Granularity::Blocks128x128 => "quantize_128x128",
+        Granularity::Mx => {
+            return Err(Error::Value("quantize_blocks: MX is emulated on the CPU; Hopper has no MX products".into()));
+        }
         Granularity::PerRow | Granularity::PerTensor => {
             let zeros = |wanted: bool, n| {
                 wanted.then(|| Tensor::zeros(x.device(), &[QuantizedTensor::padded(n)], DType::F32)).transpose()

@@ -16,7 +16,7 @@ pub(crate) use cuda::SOURCE;
 ///
 /// A row or block with an amax of 0 or infinity has scale 1; a quotient beyond binary32 becomes the largest finite value of the type
 /// of `x`. With blocks of 1x128, and with rows, the transposed copy is a cast of its own, whose blocks run along the rows of `x`; with
-/// blocks of 128x128 it is made of the codes. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
+/// blocks of 128x128 it is made of the codes. Scales of MX are always rounded down to powers of two, so that their inverses are E8M0. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
 /// other where that is the only one.
 ///
 /// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](super::quantize()) casts by a given scale. Source:
@@ -55,14 +55,41 @@ pub fn quantize_blocks(
         rows,
         columns,
     };
-    if x.is_empty() {
-        return Ok(quantized);
-    }
-    match x.device() {
-        Device::Cpu => cpu::quantize_blocks(x, how, &mut quantized, statistics, slot),
-        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, &mut quantized, statistics, slot)?,
-    }
+    cast_into(x, how, &mut quantized, statistics, slot)?;
     Ok(quantized)
+}
+
+/// As [`quantize_blocks`], over codes that there are: into the copies that `into` has, in its format and granularity.
+pub fn quantize_blocks_into(
+    x: &Tensor,
+    how: CurrentScaling,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    x.expect("quantize_blocks_into: x", &[into.rows, into.columns])?;
+    x.expect_dtype("quantize_blocks_into: x", &[DType::F32, DType::F16, DType::BF16])?;
+    x.expect_device("quantize_blocks_into: x", into.scale_inv.device())?;
+    expect_measured(into.format, statistics, slot, x.device())?;
+    if into.granularity == Granularity::PerTensor {
+        return Err(Error::Value("quantize_blocks_into: one scale per tensor is given, not found by the cast".into()));
+    }
+    cast_into(x, how, into, statistics, slot)
+}
+
+fn cast_into(
+    x: &Tensor,
+    how: CurrentScaling,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    match x.device() {
+        _ if x.is_empty() => {}
+        Device::Cpu => cpu::quantize_blocks(x, how, into, statistics, slot),
+        Device::Cuda(gpu) => cuda::quantize_blocks(gpu, x, how, into, statistics, slot)?,
+    }
+    Ok(())
 }
 
 /// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.

@@ -14,7 +14,7 @@ struct Cast {
     float epsilon, bound;
     int power_of_two;
 
-    // As `current_scale`, but for `bound`.
+    // As `take_scale`, but for `bound`.
     __device__ __forceinline__ float scale(float amax) const {
         const float a = amax < epsilon ? epsilon : amax;
         if (a == 0.0f || a > 3.402823466e38f) return 1.0f;

@@ -67,7 +67,12 @@ fn on_gpu(
             }
             return Ok(Produced::Measured);
         }
-        Output::Fp8(to) => to,
+        Output::Fp8(to) if to.is_given() => to,
+        output @ Output::Fp8(_) => {
+            let mut y = x.empty_like()?;
+            cuda::rmsnorm(gpu, x, weight, eps, Some(&mut y), rstd, None)?;
+            return output.deliver(y);
+        }
     };
     let [rows, columns] = x.dims("rmsnorm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;

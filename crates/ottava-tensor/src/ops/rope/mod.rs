@@ -49,7 +49,7 @@ pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotati
 pub fn rope_to(x: &Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
     check(x, table, layout)?;
     match (x.device(), output) {
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(x, table, layout) => {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if to.is_given() && cuda::fuses(x, table, layout) => {
             let [rows, columns] = x.dims("rope: x")?;
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
             cuda::rope_codes(gpu, x, table, layout, rotation, &mut quantized, &mut to)?;

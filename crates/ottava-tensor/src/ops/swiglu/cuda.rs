@@ -60,12 +60,13 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, am
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
-/// Whether both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes. The kernel writes
-/// activations in the format of all our recipes.
-pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor, activated: Option<&Fp8Output>) -> bool {
+/// Whether scales are known, both halves of a row of codes start at whole sixteens, and all reads at multiples of 16 bytes. The
+/// kernel writes activations in the format of all our recipes.
+pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     dy.shape()[1].is_multiple_of(QuantizedTensor::PAD)
         && launch::aligned(&[dy, x])
-        && activated.is_none_or(|to| to.format == DType::E4M3)
+        && to.is_given()
+        && activated.is_none_or(|to| to.is_given() && to.format == DType::E4M3)
 }
 
 pub(super) fn swiglu_backward_codes(

@@ -25,7 +25,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cpu::swiglu(x, &mut y);
             output.deliver(y)
         }
-        (Device::Cuda(gpu), Output::Fp8(mut to)) => {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if to.is_given() => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
             cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
@@ -35,10 +35,10 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cuda::swiglu_amax(gpu, x, amax)?;
             Ok(Produced::Measured)
         }
-        (Device::Cuda(gpu), Output::Plain) => {
+        (Device::Cuda(gpu), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
             cuda::swiglu(gpu, x, &mut y)?;
-            Ok(Produced::Plain(y))
+            output.deliver(y)
         }
     }
 }
@@ -73,7 +73,7 @@ pub fn swiglu_backward_to(
             cpu::swiglu_backward(dy, x, &mut dx);
             output.deliver(dx)?
         }
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, activated.as_ref()) => {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {
             let mut dx = quantize::prepare(&to, x.device(), tokens, 2 * hidden)?;
             let mut activated = match activated {
                 Some(to) => Some((quantize::prepare(&to, x.device(), tokens, hidden)?, to)),

@@ -1,6 +1,6 @@
 use super::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
-use crate::ops::{CastStatistics, Copies, Fp8Output, Output};
+use crate::ops::{CastScale, CastStatistics, Copies, Fp8Output, Output};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
@@ -48,8 +48,10 @@ fn backward_writes_the_activation_as_forward_does() {
                     let scales = [3.7f32, 40.0].map(|scale| Tensor::from_slice(&device, &[1], &[scale]).unwrap());
                     let mut seen = [(); 4].map(|()| CastStatistics::new(&device, 2).unwrap());
                     let [gradient, both, activation, with_gradient] = &mut seen;
-                    let to =
-                        |format, copies, scale, statistics| Fp8Output { format, scale, copies, statistics, slot: 1 };
+                    let to = |format, copies, scale, statistics| {
+                        let scale = CastScale::Given(scale);
+                        Fp8Output { format, scale, copies, statistics, slot: 1 }
+                    };
 
                     let alone = Output::Fp8(to(DType::E5M2, Copies::Both, &scales[0], gradient));
                     let alone = swiglu_backward_to(&dy, &x, alone, None).unwrap().0.fp8().unwrap();
@@ -78,7 +80,8 @@ fn an_amax_alone_leaves_no_room_for_the_activation() {
     let (mut amax, scale) = (Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap(), normals("s", &[1], DType::F32));
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
     let (format, copies) = (DType::E4M3, Copies::Columns);
-    let activated = Fp8Output { format, scale: &scale, copies, statistics: &mut seen, slot: 0 };
+    let scale = CastScale::Given(&scale);
+    let activated = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
     let error = swiglu_backward_to(&dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();
     assert!(error.to_string().contains("amax alone"), "{error}");
 }
