@@ -157,6 +157,9 @@ impl Param {
         let narrow = matches!(compute, DType::F16 | DType::BF16);
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
         let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
+        if compute == DType::F16 && build.purpose.trains() && !masters {
+            return Err(Error::Config("weights in float16 are trained beside master weights in float32 alone".into()));
+        }
         let master = (narrow && masters).then_some(full);
         Ok(Param { decay: shape.len() > 1, parts, value, master, grad: None, grad_dtype: gradient, cast: None })
     }

@@ -10,7 +10,7 @@ use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDatas
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::models::{ConfigFile, Decoder, decoder_config};
-use crate::optim::{AdamWOptimizer, Schedule};
+use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
 use crate::param::Purpose;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
@@ -53,6 +53,8 @@ pub struct StepReport {
     pub peak_memory_bytes: u64,
     /// What FP8 casts lost, where there are any.
     pub casts: Option<CastLosses>,
+    /// The loss scale after the step, where there is one.
+    pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
     pub evaluation: Option<Evaluation>,
     /// The checkpoint written after this step, where one was due.
@@ -72,6 +74,7 @@ pub struct Trainer {
     pub model: Decoder,
     optimizer: AdamWOptimizer,
     work: TrainStep,
+    loss_scale: Option<LossScale>,
     schedule: Schedule,
     dataset: Arc<TokenDataset>,
     split: Split,
@@ -123,16 +126,21 @@ impl Trainer {
         let mut model =
             build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
         if let Some((path, progress)) = &resumed {
             training::restore(path, progress, &mut model, &mut optimizer)?;
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
+            loss_scale = progress.loss_scale.clone().or(loss_scale);
         }
         model.quantize_weights()?;
         let t = &config.training;
         let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
+        let mut work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
+        if let Some(scale) = &loss_scale {
+            work.set_loss_scale(scale.scale);
+        }
         let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
         let max_steps = match config.training.max_steps {
             0 => {
@@ -164,6 +172,7 @@ impl Trainer {
             model,
             optimizer,
             work,
+            loss_scale,
             dataset,
             split,
             batches,
@@ -233,7 +242,8 @@ impl Trainer {
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
         let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
-        if !loss.is_finite() || !grad_norm.is_finite() {
+        let finite = loss.is_finite() && grad_norm.is_finite();
+        if !self.follow_loss_scale(step, finite) {
             // What casts met in this step may tell why.
             self.log_casts(step)?;
             return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
@@ -250,6 +260,7 @@ impl Trainer {
             learning_rate,
             tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory(self.model.device()),
+            loss_scale: self.loss_scale.clone(),
             casts: (!self.model.scaling().is_empty()).then_some(casts),
             evaluation: None,
             checkpoint: None,
@@ -261,6 +272,23 @@ impl Trainer {
             Some(casts) => casts.append(step, &self.model.scaling().measured()?),
             None => Ok(()),
         }
+    }
+
+    /// Moves the loss scale on after a step. False where gradients were not finite and nothing can be done about it.
+    fn follow_loss_scale(&mut self, step: u64, finite: bool) -> bool {
+        let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
+            return finite;
+        };
+        let outcome = scale.update(finite, how);
+        if outcome == Overflow::Skipped {
+            self.optimizer.skip_step();
+            tracing::warn!(
+                "step {step}: gradients are not finite and no weight was changed; the loss scale is {} from here on",
+                scale.scale
+            );
+        }
+        self.work.set_loss_scale(scale.scale);
+        outcome != Overflow::Hopeless
     }
 
     /// Enters or leaves the steps that compute in high precision.
@@ -299,6 +327,10 @@ impl Trainer {
             ("tokens_per_second", json!(done.tokens_per_second)),
             ("peak_memory_bytes", json!(done.peak_memory_bytes)),
         ];
+        if let Some(LossScale { scale, skipped_steps, .. }) = &done.loss_scale {
+            values.push(("loss_scale", json!(scale)));
+            values.push(("skipped_steps", json!(skipped_steps)));
+        }
         if let Some(casts) = &done.casts {
             values.push(("fp8_saturated", json!(casts.saturated)));
             values.push(("fp8_underflowed", json!(casts.underflowed)));
@@ -334,6 +366,7 @@ impl Trainer {
             data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
             scaling_slots: self.model.scaling().names(),
+            loss_scale: self.loss_scale.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;

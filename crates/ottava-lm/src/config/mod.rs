@@ -11,7 +11,7 @@ use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
-use crate::recipe::{Precision, Recipe};
+use crate::recipe::{Precision, Recipe, RecipeName};
 use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -344,6 +344,10 @@ impl RunConfig {
         demand(
             t.max_steps > 0 || t.num_train_epochs > 0.0,
             "set `training.max_steps` or `training.num_train_epochs` above 0",
+        );
+        demand(
+            self.precision.recipe != RecipeName::Fp16 || self.optimizer.master_weights,
+            "`optimizer.master_weights` is false; recipe fp16 needs them, since float16 cannot hold small updates",
         );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
         demand(

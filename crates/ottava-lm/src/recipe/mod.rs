@@ -9,6 +9,7 @@ pub use linears::{Decision, Exceptions, LinearSite};
 pub use steps::Steps;
 
 use crate::error::{Error, Result};
+use crate::optim::LossScaling;
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
@@ -110,6 +111,8 @@ pub enum RecipeName {
     Fp32,
     /// Activations and products in bfloat16, master weights in binary32.
     Bf16,
+    /// The same in float16, with a loss scale.
+    Fp16,
     /// FP8 products with scales from earlier steps.
     Fp8Delayed,
     /// FP8 products with scales from the tensors themselves.
@@ -136,9 +139,10 @@ impl Recipe {
 
 impl RecipeName {
     /// All names, in the order of the documentation.
-    pub const ALL: [RecipeName; 7] = [
+    pub const ALL: [RecipeName; 8] = [
         RecipeName::Fp32,
         RecipeName::Bf16,
+        RecipeName::Fp16,
         RecipeName::Fp8Delayed,
         RecipeName::Fp8Current,
         RecipeName::Fp8Row,
@@ -151,6 +155,7 @@ impl RecipeName {
         match self {
             RecipeName::Fp32 => "fp32",
             RecipeName::Bf16 => "bf16",
+            RecipeName::Fp16 => "fp16",
             RecipeName::Fp8Delayed => "fp8-delayed",
             RecipeName::Fp8Current => "fp8-current",
             RecipeName::Fp8Row => "fp8-row",
@@ -210,7 +215,7 @@ pub enum ProductName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// The recipe: `fp32`, `bf16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
+    /// The recipe: `fp32`, `bf16`, `fp16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
     pub recipe: RecipeName,
     /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
     pub fp8_format: Fp8Format,
@@ -246,6 +251,12 @@ pub struct Precision {
     pub last_layers_bf16: usize,
     /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
     pub skip_slow_linears: bool,
+    /// Where the loss scale of `fp16` starts: a power of two.
+    pub initial_loss_scale: f64,
+    /// Steps in a row with finite gradients after which it is doubled.
+    pub loss_scale_window: u64,
+    /// Below this it is not halved.
+    pub min_loss_scale: f64,
 }
 
 impl Default for Precision {
@@ -269,6 +280,9 @@ impl Default for Precision {
             first_layers_bf16: 0,
             last_layers_bf16: 0,
             skip_slow_linears: false,
+            initial_loss_scale: 65536.0,
+            loss_scale_window: 2000,
+            min_loss_scale: 1.0,
         }
     }
 }
@@ -295,7 +309,9 @@ impl Precision {
                 ));
             }
         }
-        if !self.high_precision_steps.is_empty() && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16) {
+        if !self.high_precision_steps.is_empty()
+            && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16)
+        {
             problems.push(format!(
                 "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
                 self.recipe.as_str()
@@ -307,10 +323,32 @@ impl Precision {
                     .to_string(),
             );
         }
+        let powers = [("initial_loss_scale", self.initial_loss_scale), ("min_loss_scale", self.min_loss_scale)];
+        for (key, scale) in powers {
+            if !(2f64.powi(-30)..=2f64.powi(30)).contains(&scale) || scale.log2().fract() != 0.0 {
+                problems
+                    .push(format!("`precision.{key}` is {scale}; it is a power of two from 2^-30 to 2^30, as 65536"));
+            }
+        }
+        if self.initial_loss_scale < self.min_loss_scale {
+            problems.push("`precision.initial_loss_scale` is less than `min_loss_scale`".to_string());
+        }
+        if self.loss_scale_window == 0 {
+            problems.push("`precision.loss_scale_window` is 0; a scale grows after 1 step or more".to_string());
+        }
         if self.high_precision_layers.iter().any(String::is_empty) {
             problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
         }
         problems
+    }
+
+    /// How the loss is scaled, where the recipe has small numbers that need it.
+    pub fn loss_scaling(&self) -> Option<LossScaling> {
+        (self.recipe == RecipeName::Fp16).then_some(LossScaling {
+            initial: self.initial_loss_scale,
+            window: self.loss_scale_window,
+            minimum: self.min_loss_scale,
+        })
     }
 
     /// The recipe these settings describe in a run with micro-batches of this many tokens.
@@ -334,6 +372,7 @@ impl Precision {
         let (compute, scaling) = match self.recipe {
             RecipeName::Fp32 => (DType::F32, None),
             RecipeName::Bf16 => (DType::BF16, None),
+            RecipeName::Fp16 => (DType::F16, None),
             RecipeName::Fp8Delayed => (DType::BF16, Some((delayed, [Granularity::PerTensor; 2]))),
             RecipeName::Fp8Current => (DType::BF16, Some((own, [Granularity::PerTensor; 2]))),
             RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),

@@ -59,9 +59,10 @@ impl Comparison {
         }
     }
 
-    /// Measured on the CPU over three places in the text: norms were 0.981 to 0.998 times those of BF16, cosines at least 0.992. Rounding
-    /// to nearest takes from a product what its error is, and a gradient has come through many: slopes are 0.972 to 1.003. With twice
-    /// the standard deviation deeper layers amplify every rounding, and norms fall to 0.969.
+    /// Measured on the CPU over all recipes: norms were 0.986 to 1.012 times those of BF16, cosines at least 0.990. Rounding to nearest
+    /// takes from a product what its error is, and a gradient has come through many, so that with one scale per tensor slopes were
+    /// 0.972 to 1.002; with rows and blocks 0.969 to 1.023. With more than twice the standard deviation deeper layers amplify every
+    /// rounding, and norms fall to 0.969.
     fn check(&self) -> Result<(), String> {
         let slopes = self.slopes[0].0 >= 0.95 && self.slopes[1].0 <= 1.03;
         match (0.97..=1.03).contains(&self.norms) && self.cosine.0 >= 0.98 && slopes {

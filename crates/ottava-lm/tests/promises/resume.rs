@@ -82,7 +82,7 @@ pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64
 }
 
 /// All metrics but those a clock or the machine decides.
-fn metrics(run: &Path) -> Vec<serde_json::Value> {
+pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()
         .map(|line| {

@@ -67,7 +67,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
 /// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
 pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
-        RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
+        RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
         RecipeName::Fp8Row | RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
     };
@@ -228,7 +228,8 @@ impl Training {
         };
         self.step += 1;
         let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
-        let how = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: self.step, max_norm: 1.0 };
+        let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
+        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, loss_scale: 1.0 };
         let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
         scalars.set(&how).expect("memory");
         let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");

@@ -23,6 +23,8 @@ pub fn run(
     recorded: bool,
     mut before: impl FnMut(&mut Decoder, usize),
 ) -> Vec<(String, Vec<f64>)> {
+    // Updates cannot be added to float16.
+    let kept = Kept { masters: kept.masters || recipe.compute == DType::F16, ..kept };
     let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
