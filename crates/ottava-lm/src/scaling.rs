@@ -104,8 +104,8 @@ pub struct ScalingState {
     scales: Option<DelayedScales>,
     delayed: Option<Delayed>,
     observing: bool,
-    last_step: LastStep,
     high_precision: bool,
+    last_step: LastStep,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -145,8 +145,8 @@ impl ScalingState {
             scales,
             delayed,
             observing: true,
-            last_step: LastStep::new(device, n)?,
             high_precision: false,
+            last_step: LastStep::new(device, n)?,
             counted,
             counted_non_finite,
         })

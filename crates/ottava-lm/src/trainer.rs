@@ -267,13 +267,6 @@ impl Trainer {
         })
     }
 
-    fn log_casts(&mut self, step: u64) -> Result<()> {
-        match &mut self.casts {
-            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
-            None => Ok(()),
-        }
-    }
-
     /// Moves the loss scale on after a step. False where gradients were not finite and nothing can be done about it.
     fn follow_loss_scale(&mut self, step: u64, finite: bool) -> bool {
         let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
@@ -303,6 +296,13 @@ impl Trainer {
             };
             tracing::info!("from step {step} on, products are computed in {name}; {and}");
             scaling.set_high_precision(high);
+        }
+    }
+
+    fn log_casts(&mut self, step: u64) -> Result<()> {
+        match &mut self.casts {
+            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
+            None => Ok(()),
         }
     }
 

@@ -1,17 +1,8 @@
-//! The loss scale of FP16 training: gradients are computed of a multiple of the loss, so that small ones do not vanish.
+//! The loss scale of FP16 training: gradients are computed of a multiple of the loss, so that small ones do not vanish. Micikevicius
+//! et al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
 
+use crate::recipe::LossScaling;
 use serde::{Deserialize, Serialize};
-
-/// How a loss scale moves. Micikevicius et al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossScaling {
-    /// Where it starts.
-    pub initial: f64,
-    /// It is doubled after this many steps in a row with finite gradients.
-    pub window: u64,
-    /// It is never halved below this.
-    pub minimum: f64,
-}
 
 /// The loss scale of a run, a power of two times its initial value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

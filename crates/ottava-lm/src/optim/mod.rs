@@ -5,5 +5,5 @@ mod loss_scale;
 mod schedule;
 
 pub use adamw::{AdamWConfig, AdamWOptimizer, Moments};
-pub use loss_scale::{LossScale, LossScaling, Overflow};
+pub use loss_scale::{LossScale, Overflow};
 pub use schedule::{Schedule, SchedulerType};

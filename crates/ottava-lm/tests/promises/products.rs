@@ -1,6 +1,8 @@
 //! What FP8 does to the three products of a linear layer, against the same products in F64.
 
-use crate::setup::{build, devices, dot, fp8_recipes_on, recipe, recipes_on, relative_error, unscaled_gradients};
+use crate::setup::{
+    build, devices, devices_of, dot, fp8_recipes, recipe, recipes_on, relative_error, unscaled_gradients,
+};
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -59,15 +61,12 @@ fn data(kind: &str, name: &str, shape: [usize; 2]) -> Tensor {
         "heavy-tailed" => x.iter_mut().for_each(|x| *x = x.signum() * (0.8 * x.abs()).exp()),
         // Not in one row of `x` and `dy`, or a single element of `dW` would outweigh all others.
         "one-outlier" => x[1000] = 40.0,
-        // Three degrees of freedom, cut off at ten: beyond, a few elements outweigh all others, and how they happen to round is all
-        // that one would see. Scales that are powers of two show it, since with others the largest element is exact.
+        // Three degrees of freedom: the largest of ten thousand is some twenty times the root mean square.
         "student-t" => {
             let chi = ["a", "b", "c"].map(|part| normals(&format!("{name}, {part}"), &shape, DType::F32));
             let chi = chi.map(|part| part.to_vec::<f32>().unwrap());
-            for (i, x) in x.iter_mut().enumerate() {
-                let t = *x / (chi.iter().map(|part| part[i] * part[i]).sum::<f32>() / 3.0).sqrt();
-                *x = if t.abs() < 10.0 { t } else { *x };
-            }
+            let mean_square = |i: usize| chi.iter().map(|part| part[i] * part[i]).sum::<f32>() / 3.0;
+            x.iter_mut().enumerate().for_each(|(i, x)| *x /= mean_square(i).sqrt());
         }
         "zero-row" => x[..shape[1] * (shape[0] / 3)].fill(0.0),
         _ => panic!("`{kind}` is no kind of data"),
@@ -155,8 +154,8 @@ fn fp8_products_fit_the_exact_ones() {
     for kind in KINDS {
         let operands = Operands::new(kind, [96, 112, 80]);
         let exact = operands.exact(|v| v);
-        for device in devices() {
-            for (name, recipe) in fp8_recipes_on(&device) {
+        for (name, recipe) in fp8_recipes() {
+            for device in devices_of(&recipe) {
                 let what = format!("{name} on {device}, {kind} data");
                 let fits = check(&recipe, &products(&recipe, &device, &operands, &operands), &exact);
                 for (product, fit) in PRODUCTS.iter().zip(fits.unwrap_or_else(|problem| panic!("{what}, {problem}"))) {
@@ -171,7 +170,7 @@ fn fp8_products_fit_the_exact_ones() {
 fn two_percent_too_much_or_too_little_in_any_product_is_noticed() {
     let operands = Operands::new("gaussian", [96, 112, 80]);
     let exact = operands.exact(|v| v);
-    for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
+    for (name, recipe) in fp8_recipes() {
         let right = products(&recipe, &Device::Cpu, &operands, &operands);
         for (i, factor) in (0..3).flat_map(|i| [1.02, 1.0 / 1.02].map(|factor| (i, factor))) {
             let mut wrong = right.clone();
@@ -215,6 +214,8 @@ fn a_sudden_outlier_saturates_once() {
 fn allowed(recipe: &Recipe, product: usize) -> f64 {
     match recipe.casts {
         None if recipe.compute == DType::F32 => 1e-6,
+        // Of gradients as small as these float16 has few bits, which is why the loss has a scale.
+        None if recipe.compute == DType::F16 && product > 0 => 0.03,
         None => 0.004,
         Some(casts) if product > 0 && casts.grad_output.format == DType::E5M2 => 0.2,
         Some(_) => 0.135,
@@ -228,9 +229,10 @@ fn linears_of_any_shape_come_close_to_exact_ones() {
     let shapes = (1..=40)
         .flat_map(|i| [[i, mixed(i, 7), mixed(i, 11)], [mixed(i, 11), i, mixed(i, 7)], [mixed(i, 13), mixed(i, 3), i]]);
     let shapes: Vec<_> = shapes.chain([[1, 1, 1], [37, 31, 29], [16, 32, 16], [17, 33, 17], [1, 40, 1]]).collect();
-    let runs = devices().into_iter().map(|device| (device.clone(), recipes_on(&device)));
-    let runs: Vec<_> =
-        runs.flat_map(|(device, recipes)| recipes.into_iter().map(move |run| (device.clone(), run))).collect();
+    let runs: Vec<_> = devices()
+        .into_iter()
+        .flat_map(|device| recipes_on(&device).into_iter().map(move |run| (device.clone(), run)))
+        .collect();
     let mut worst = vec![[0f64; 3]; runs.len()];
     for shape in shapes {
         let operands = Operands::new("gaussian", shape);

@@ -51,6 +51,8 @@ pub fn mixed() -> Vec<(String, Recipe)> {
             Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
         )
     });
+    let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
+    let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
     let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
     [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
@@ -61,6 +63,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         })
         .into_iter()
         .chain(products)
+        .chain([rounded])
         .collect()
 }
 
@@ -69,7 +72,8 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
-        RecipeName::Fp8Row | RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Row => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {
@@ -80,16 +84,15 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     .collect()
 }
 
-/// The names of recipes that cast and whose products `device` has.
-pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
-    let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
-    let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
+/// The names of recipes that cast.
+pub fn fp8_names() -> Vec<RecipeName> {
+    let casts = |name: &RecipeName| recipe(*name, Fp8Format::Hybrid).casts.is_some();
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
-/// Of [`recipes_on`] those that cast.
-pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
-    recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+/// Of [`recipes`] those that cast.
+pub fn fp8_recipes() -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }
 
 /// A fault that must not pass: current scaling, but gradients go to `format` as they are.

@@ -48,7 +48,7 @@ pub fn run(
         seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
         for cast in model.scaling().measured().unwrap() {
             let measured = vec![f64::from(cast.amax), cast.scale.map_or(0.0, f64::from)];
-            seen.push((format!("what casts of {} met in step {step}", cast.name), measured));
+            seen.push((format!("amax and scale of {} in step {step}", cast.name), measured));
         }
     }
     let loss =
@@ -64,6 +64,7 @@ pub fn run(
 }
 
 pub fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, Vec<f64>)]) {
+    assert_eq!(expected.len(), got.len(), "{what}");
     for ((name, expected), (_, got)) in expected.iter().zip(got) {
         assert!(expected == got, "{what}: {name} differs");
     }
