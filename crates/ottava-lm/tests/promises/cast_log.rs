@@ -1,7 +1,7 @@
 //! What a run writes of its casts is what they did, and a resumed run writes the same.
 
 use crate::resume::{config, train, write_inputs};
-use crate::setup::{devices, fp8_names};
+use crate::setup::{devices, fp8_names_on};
 use ottava_lm::config::RunConfig;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::trainer::Start;
@@ -14,6 +14,12 @@ fn lines(file: &Path) -> Vec<Value> {
     std::fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// Every recipe that casts, on every device that has its products.
+fn runs() -> Vec<(Device, RecipeName)> {
+    let on = |device: Device| fp8_names_on(&device).into_iter().map(move |recipe| (device.clone(), recipe));
+    devices().into_iter().flat_map(on).collect()
+}
+
 /// A run of six steps that logs its casts every `every` steps and saves every `save` steps.
 fn logged(inputs: &Path, name: &str, recipe: RecipeName, every: u64, save: u64) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), recipe);
@@ -24,9 +30,7 @@ fn logged(inputs: &Path, name: &str, recipe: RecipeName, every: u64, save: u64) 
 
 #[test]
 fn casts_are_logged_as_they_were() {
-    for (device, recipe) in
-        devices().into_iter().flat_map(|device| fp8_names().into_iter().map(move |recipe| (device.clone(), recipe)))
-    {
+    for (device, recipe) in runs() {
         let inputs = tempfile::tempdir().unwrap();
         write_inputs(inputs.path());
         let config = logged(inputs.path(), "run", recipe, 1, 0);
@@ -64,9 +68,7 @@ fn casts_are_logged_as_they_were() {
 
 #[test]
 fn a_resumed_run_logs_what_an_unbroken_one_does() {
-    for (device, recipe) in
-        devices().into_iter().flat_map(|device| fp8_names().into_iter().map(move |recipe| (device.clone(), recipe)))
-    {
+    for (device, recipe) in runs() {
         let inputs = tempfile::tempdir().unwrap();
         write_inputs(inputs.path());
         let [straight, split] = ["straight", "split"].map(|name| logged(inputs.path(), name, recipe, 2, 3));

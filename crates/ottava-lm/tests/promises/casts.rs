@@ -1,6 +1,6 @@
 //! What is cast is what was decided, a recipe without casts is BF16, and an infinity is named and passed over.
 
-use crate::setup::{Training, batch, build, decoder, devices, fp8_names, recipe, recipes, tiny_llama};
+use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, recipe, recipes, tiny_llama};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::ops::{Copies, NonFinite, cast};
@@ -26,9 +26,9 @@ fn without_a_single_cast_fp8_is_bf16_to_the_bit() {
     ];
     for device in devices() {
         let expected = train(&recipe(RecipeName::Bf16, Fp8Format::Hybrid), &device);
-        let on_device = |name: &RecipeName| recipe(*name, Fp8Format::Hybrid).expect_on(&device).is_ok();
-        let names = fp8_names().into_iter().filter(on_device);
-        for (name, exceptions) in names.flat_map(|name| exceptions.clone().map(|e| (name, e))) {
+        for (name, exceptions) in
+            fp8_names_on(&device).into_iter().flat_map(|name| exceptions.clone().map(|e| (name, e)))
+        {
             let recipe = Recipe { exceptions: exceptions.clone(), ..recipe(name, Fp8Format::Hybrid) };
             assert!(train(&recipe, &device) == expected, "{} with {exceptions:?}, {device}", name.as_str());
         }

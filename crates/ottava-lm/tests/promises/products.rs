@@ -1,8 +1,6 @@
 //! What FP8 does to the three products of a linear layer, against the same products in F64.
 
-use crate::setup::{
-    build, devices, devices_of, dot, fp8_recipes, recipe, recipes_on, relative_error, unscaled_gradients,
-};
+use crate::setup::{build, devices, dot, fp8_recipes_on, recipe, recipes_on, relative_error, unscaled_gradients};
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -61,12 +59,15 @@ fn data(kind: &str, name: &str, shape: [usize; 2]) -> Tensor {
         "heavy-tailed" => x.iter_mut().for_each(|x| *x = x.signum() * (0.8 * x.abs()).exp()),
         // Not in one row of `x` and `dy`, or a single element of `dW` would outweigh all others.
         "one-outlier" => x[1000] = 40.0,
-        // Three degrees of freedom: the largest of ten thousand is some twenty times the root mean square.
+        // Three degrees of freedom, cut off at ten: beyond, a few elements outweigh all others, and how they happen to round is all
+        // that one would see. Scales that are powers of two show it, since with others the largest element is exact.
         "student-t" => {
             let chi = ["a", "b", "c"].map(|part| normals(&format!("{name}, {part}"), &shape, DType::F32));
             let chi = chi.map(|part| part.to_vec::<f32>().unwrap());
-            let mean_square = |i: usize| chi.iter().map(|part| part[i] * part[i]).sum::<f32>() / 3.0;
-            x.iter_mut().enumerate().for_each(|(i, x)| *x /= mean_square(i).sqrt());
+            for (i, x) in x.iter_mut().enumerate() {
+                let t = *x / (chi.iter().map(|part| part[i] * part[i]).sum::<f32>() / 3.0).sqrt();
+                *x = if t.abs() < 10.0 { t } else { *x };
+            }
         }
         "zero-row" => x[..shape[1] * (shape[0] / 3)].fill(0.0),
         _ => panic!("`{kind}` is no kind of data"),
@@ -154,8 +155,8 @@ fn fp8_products_fit_the_exact_ones() {
     for kind in KINDS {
         let operands = Operands::new(kind, [96, 112, 80]);
         let exact = operands.exact(|v| v);
-        for (name, recipe) in fp8_recipes() {
-            for device in devices_of(&recipe) {
+        for device in devices() {
+            for (name, recipe) in fp8_recipes_on(&device) {
                 let what = format!("{name} on {device}, {kind} data");
                 let fits = check(&recipe, &products(&recipe, &device, &operands, &operands), &exact);
                 for (product, fit) in PRODUCTS.iter().zip(fits.unwrap_or_else(|problem| panic!("{what}, {problem}"))) {
@@ -170,7 +171,7 @@ fn fp8_products_fit_the_exact_ones() {
 fn two_percent_too_much_or_too_little_in_any_product_is_noticed() {
     let operands = Operands::new("gaussian", [96, 112, 80]);
     let exact = operands.exact(|v| v);
-    for (name, recipe) in fp8_recipes() {
+    for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
         let right = products(&recipe, &Device::Cpu, &operands, &operands);
         for (i, factor) in (0..3).flat_map(|i| [1.02, 1.0 / 1.02].map(|factor| (i, factor))) {
             let mut wrong = right.clone();

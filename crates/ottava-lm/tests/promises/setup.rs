@@ -84,15 +84,16 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     .collect()
 }
 
-/// The names of recipes that cast.
-pub fn fp8_names() -> Vec<RecipeName> {
-    let casts = |name: &RecipeName| recipe(*name, Fp8Format::Hybrid).casts.is_some();
+/// The names of recipes that cast and whose products `device` has.
+pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
+    let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
+    let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
-/// Of [`recipes`] those that cast.
-pub fn fp8_recipes() -> Vec<(String, Recipe)> {
-    recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+/// Of [`recipes_on`] those that cast.
+pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }
 
 /// A fault that must not pass: current scaling, but gradients go to `format` as they are.

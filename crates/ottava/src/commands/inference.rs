@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// In which precision, and where.
 #[derive(Args)]
 pub struct Inference {
-    /// Precision: fp32, bf16, fp8-delayed or fp8-current; by default that of the run that saved the model, else bf16. Linears that
+    /// The recipe, as fp8-current; by default that of the run that saved the model, else bf16. Linears that
     /// the run kept in high precision stay so.
     #[arg(long)]
     recipe: Option<RecipeName>,
