@@ -9,14 +9,16 @@ use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
-use crate::models::{ConfigFile, Decoder, decoder_config};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
 use crate::param::Purpose;
+use crate::recipe::Recipe;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::scaling::CastLosses;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -123,6 +125,7 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.recipe();
+        tell_of_exceptions(&sizes, &recipe)?;
         let mut model =
             build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
@@ -392,7 +395,7 @@ impl Trainer {
 /// Builds a model from a folder's weights, or from the seed where `weights` is `None`.
 pub fn build(
     config: &ConfigFile,
-    recipe: &crate::recipe::Recipe,
+    recipe: &Recipe,
     device: &Device,
     purpose: Purpose,
     seq_len: usize,
@@ -411,6 +414,19 @@ pub fn build(
             Ok(model)
         }
     }
+}
+
+/// Says how many linears a recipe that casts leaves in high precision, and why: that must not happen silently.
+fn tell_of_exceptions(sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
+    let decisions: Vec<_> = sizes.decide(recipe)?.into_iter().flatten().collect();
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for decision in decisions.iter().filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
+        *reasons.entry(&decision.reason).or_default() += 1;
+    }
+    for (reason, count) in reasons {
+        tracing::warn!("{count} of {} linears stay in {}: {reason}", decisions.len(), recipe.compute);
+    }
+    Ok(())
 }
 
 /// Names the casts that met an infinity in `step`; the first few, where there are many.

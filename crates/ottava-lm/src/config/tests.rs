@@ -108,7 +108,7 @@ fn names_with_our_meaning_are_understood() {
         ("round_scales_to_power_of_2 = true", "power_of_two_scales = true"),
         ("num_layers_at_start_in_bf16 = 1", "first_layers_bf16 = 1"),
         ("num_layers_at_end_in_bf16 = 2", "last_layers_bf16 = 2"),
-        ("auto_filter_small_kn = true", "skip_slow_linears = true"),
+        ("auto_filter_small_kn = false", "skip_slow_linears = false"),
     ];
     for (theirs, ours) in same {
         let expected = precision(ours).unwrap();

@@ -120,7 +120,7 @@ impl Default for Precision {
             high_precision_layers: Vec::new(),
             first_layers_bf16: 0,
             last_layers_bf16: 0,
-            skip_slow_linears: false,
+            skip_slow_linears: true,
             initial_loss_scale: 65536.0,
             loss_scale_window: 2000,
             min_loss_scale: 1.0,

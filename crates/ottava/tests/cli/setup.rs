@@ -25,6 +25,8 @@ max_length = 16
 max_steps = 2
 per_device_train_batch_size = 2
 warmup_steps = 1
+[precision]
+skip_slow_linears = false
 "#;
 
 impl Run {
