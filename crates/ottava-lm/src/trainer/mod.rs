@@ -1,70 +1,30 @@
 //! The training loop, and what surrounds it: data, checkpoints, metrics, signals.
 
+mod report;
+mod start;
+
+pub use report::StepReport;
+pub use start::{Start, build};
+
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::training;
-use crate::checkpoint::{
-    CheckpointWriter, FolderTemplate, FolderWeights, Progress, RandomWeights, Verify, keep, latest_complete, verify,
-};
+use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, keep, training};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use crate::models::{Decoder, decoder_config};
 use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
-use crate::param::Purpose;
-use crate::recipe::Recipe;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
-use crate::scaling::CastLosses;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
+use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::json;
-use std::collections::BTreeMap;
+use start::{Losses, checkpoints, find_checkpoint, lock, read_losses, tell_of_exceptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Where a run starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// At step 1, in a folder that holds no run yet.
-    New,
-    /// After the newest complete checkpoint of the run's folder.
-    Resume,
-    /// After this checkpoint.
-    ResumeFrom(PathBuf),
-}
-
-/// What happened in a step.
-#[derive(Clone, Debug)]
-pub struct StepReport {
-    /// The step, from 1.
-    pub step: u64,
-    /// Steps of the whole run.
-    pub max_steps: u64,
-    /// Mean loss of the step's target tokens, before the update.
-    pub loss: f64,
-    /// Norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// The learning rate used.
-    pub learning_rate: f64,
-    /// Speed of this step.
-    pub tokens_per_second: f64,
-    /// Largest memory held so far.
-    pub peak_memory_bytes: u64,
-    /// What FP8 casts lost, where there are any.
-    pub casts: Option<CastLosses>,
-    /// The loss scale after the step, where there is one.
-    pub loss_scale: Option<LossScale>,
-    /// Validation after this step, where it was due.
-    pub evaluation: Option<Evaluation>,
-    /// The checkpoint written after this step, where one was due.
-    pub checkpoint: Option<PathBuf>,
-}
-
-/// Losses by step.
-type Losses = Vec<(u64, f64)>;
 
 /// A run in progress.
 pub struct Trainer {
@@ -389,132 +349,5 @@ impl Trainer {
     /// Validation losses so far, by step.
     pub fn eval_losses(&self) -> &[(u64, f64)] {
         &self.eval_losses
-    }
-}
-
-/// Builds a model from a folder's weights, or from the seed where `weights` is `None`.
-pub fn build(
-    config: &ConfigFile,
-    recipe: &Recipe,
-    device: &Device,
-    purpose: Purpose,
-    seq_len: usize,
-    weights: Option<&Path>,
-    seed: u64,
-) -> Result<Decoder> {
-    let sizes = decoder_config(config)?;
-    match weights {
-        None => {
-            Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed, device: device.clone() })
-        }
-        Some(folder) => {
-            let mut weights = FolderWeights::open(folder)?;
-            let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;
-            weights.finish(sizes.tied)?;
-            Ok(model)
-        }
-    }
-}
-
-/// Says how many linears a recipe that casts leaves in high precision, and why: that must not happen silently.
-fn tell_of_exceptions(sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
-    let decisions: Vec<_> = sizes.decide(recipe)?.into_iter().flatten().collect();
-    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for decision in decisions.iter().filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
-        *reasons.entry(&decision.reason).or_default() += 1;
-    }
-    for (reason, count) in reasons {
-        tracing::warn!("{count} of {} linears stay in {}: {reason}", decisions.len(), recipe.compute);
-    }
-    Ok(())
-}
-
-/// Names the casts that met an infinity in `step`; the first few, where there are many.
-fn warn_of_infinities(step: u64, names: &[String]) {
-    const SHOWN: usize = 4;
-    if names.is_empty() {
-        return;
-    }
-    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let rest = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
-    tracing::warn!("step {step}: values that are not finite were cast to FP8 in {shown}{rest}");
-}
-
-fn checkpoints(folder: &Path) -> PathBuf {
-    folder.join("checkpoints")
-}
-
-/// Takes the run's folder for this process.
-fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(".lock");
-    let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
-            "{}: another process is training into this folder; choose another `output_dir`",
-            folder.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
-    }
-}
-
-fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf, Progress)>> {
-    let folder = checkpoints(&config.output_dir);
-    let (path, manifest) = match start {
-        Start::New => {
-            // Metrics without a checkpoint are left by a run that failed before its first: nothing of it can be gone on with.
-            let has_entries = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-            if has_entries(&folder) {
-                return Err(Error::Config(format!(
-                    "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
-                    config.output_dir.display()
-                )));
-            }
-            return Ok(None);
-        }
-        Start::Resume => {
-            let latest = latest_complete(&folder, Verify::Hashes)?;
-            for (path, error) in latest.damaged {
-                tracing::warn!("{} is damaged and passed over: {error}", path.display());
-            }
-            latest.complete.ok_or_else(|| {
-                Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from", folder.display()))
-            })?
-        }
-        Start::ResumeFrom(path) => (path.clone(), verify(path, Verify::Hashes)?),
-    };
-    let progress = training::progress(&path, &manifest)?;
-    Ok(Some((path, progress)))
-}
-
-fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> Error {
-    let first = match bad_gradient {
-        Some(name) => format!("the first gradient that is not finite is that of `{name}`"),
-        None => "all gradients are finite but their norm is not".to_string(),
-    };
-    Error::NonFinite(format!(
-        "step {step}: the loss is {loss}, and {first}. No weight was changed; resume from the last checkpoint with a lower `learning_rate`, or with `recipe = \"bf16\"` to see whether FP8 is the cause"
-    ))
-}
-
-/// Losses of the steps that a resumed run already has, from its metrics.
-fn read_losses(metrics: &Path) -> (Losses, Losses) {
-    let text = std::fs::read_to_string(metrics).unwrap_or_default();
-    let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let series =
-        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
-    (series("loss"), series("eval_loss"))
-}
-
-/// Largest memory held so far: by tensors on a GPU, by the process on a CPU.
-fn peak_memory(device: &Device) -> u64 {
-    match device {
-        Device::Cuda(gpu) => gpu.memory().peak as u64,
-        Device::Cpu => {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-            kilobytes.unwrap_or(0) * 1024
-        }
     }
 }
