@@ -82,20 +82,18 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// Counts what eight values lose, `a` after scaling, where their extremes tell that any do. An amax by its own scale may come out
-// just beyond the largest, so the two losses are looked for apart.
-template <class T> __device__ __forceinline__ void count8(const float* v, const float* a, float largest, float smallest, Seen& seen) {
-    if (largest > Fp8<T>::largest) {
+// Counts what eight values lose, `a` after scaling.
+template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
-    }
-    if (smallest <= Fp8<T>::vanishing) {
+    for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
+}
+template <class T> __device__ __forceinline__ void count_lost(const float* v, const float* a, Seen& seen) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
-    }
+    for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
 }
 
-// Codes of eight values in two words. The product by a positive scale keeps the order of values.
+// Codes of eight values in two words, by one scale. They are counted only where their extremes tell that something is lost: the
+// product by a positive scale keeps the order of values.
 template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
     float v[8], a[8];
     unpack8(e, v);
@@ -103,16 +101,29 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
     const float largest = largest8(e);
     seen.amax = fmaxf(seen.amax, largest);
-    count8<T>(v, a, largest * scale, smallest8(e) * scale, seen);
+    if (largest * scale > Fp8<T>::largest) count_beyond<T>(a, seen);
+    if (smallest8(e) * scale <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
     return encode8<T>(a);
 }
 
-// The same with a scale for each value, counted only where no other copy is.
-template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
+// By a scale that follows from an amax, which has been seen: negative where that amax comes out beyond the largest code.
+template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X>& e, float flagged, Seen& seen) {
+    const float scale = fabsf(flagged);
     float v[8], a[8];
     unpack8(e, v);
 #pragma unroll
-    for (int i = 0; i < 8; i++) a[i] = v[i] * scales[i];
+    for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
+    if (flagged < 0.0f) count_beyond<T>(a, seen);
+    if (smallest8(e) * scale <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
+    return encode8<T>(a);
+}
+
+// By such scales of eight columns, counted only where no other copy is.
+template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
+    float v[8], a[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i] = v[i] * fabsf(scales[i]);
     if (counts) {
         float largest = 0.0f, smallest = fabsf(a[0]);
 #pragma unroll
@@ -120,8 +131,8 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, c
             largest = fmaxf(largest, fabsf(a[i]));
             smallest = fminf(smallest, fabsf(a[i]));
         }
-        seen.amax = fmaxf(seen.amax, largest8(e));
-        count8<T>(v, a, largest, smallest, seen);
+        if (largest > Fp8<T>::largest) count_beyond<T>(a, seen);
+        if (smallest <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
     }
     return encode8<T>(a);
 }
@@ -195,21 +206,6 @@ __device__ __forceinline__ float row_largest(float* largest) {
     return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
 }
 
-// The largest of a tile's column, in the thread of its number, from what each has seen in its eight columns. A barrier for all.
-__device__ __forceinline__ float column_largest(const Eight<X>& columns) {
-    __shared__ alignas(16) float warps[8][TILE];
-    float v[8];
-    unpack8(larger8(columns, shuffled8(columns, 16)), v);
-    if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
-    __syncthreads();
-    float largest = 0.0f;
-    if (threadIdx.x < TILE) {
-#pragma unroll
-        for (int w = 0; w < 8; w++) largest = fmaxf(largest, fabsf(warps[w][threadIdx.x]));
-    }
-    return largest;
-}
-
 // A tile of values on its way to codes of type T: first `cast` of all its eights, then `finish`, a barrier (that of `measure`), and `flush`.
 template <class T> struct TileCast {
     const Destination& to;
@@ -250,7 +246,9 @@ template <class T> struct TileCast {
         float largest = 0.0f;
 #pragma unroll
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, largest8(held(k)));
-        const float scale = own_scale(to, Fp8<T>::largest, block_max(largest));
+        const float amax = block_max(largest), scale = own_scale(to, Fp8<T>::largest, amax);
+        const float flagged = amax * scale > Fp8<T>::largest ? -scale : scale;
+        seen.amax = fmaxf(seen.amax, amax);
         if (threadIdx.x == 0 && row0 < to.rows && column0 < to.columns) {
             const int row = row0 / TILE, column = column0 / TILE;
             if (to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
@@ -258,64 +256,77 @@ template <class T> struct TileCast {
         }
 #pragma unroll 4
         for (int k = 0; k < 8; k++) {
-            const uint2 eight = encode8<T>(held(k), scale, seen);
+            const uint2 eight = encode8_by_own<T>(held(k), flagged, seen);
             *(uint2*)tile.at(tile_row(k), eight_column() / 4) = eight;
             write_codes(tile_row(k), eight_column(), eight);
         }
     }
 
+    // Half of the threads have a column of the tile each, the other half a row.
     __device__ __forceinline__ void finish_rows_and_columns() const {
-        __shared__ alignas(16) float scales_of_rows[TILE], scales_of_columns[TILE];
-        // The first half of the threads has a column each; of rows, those two by two that `row_largest` gives the same.
-        const int row = row0 + tile_row(threadIdx.x % 16 / 2), column = column0 + threadIdx.x;
-        float of_row = 0.0f, of_column = 0.0f;
+        __shared__ alignas(16) float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE];
+        const bool is_row = threadIdx.x >= TILE;
+        const int line = threadIdx.x % TILE, number = (is_row ? row0 : column0) + line, lines = is_row ? to.rows : to.columns;
+        const int across = is_row ? column0 : row0;
+        const bool by_rows = to.measures ? to.row_amax != nullptr : to.codes != nullptr;
+        const bool by_columns = to.measures ? to.column_amax != nullptr : to.transposed != nullptr;
+        float* const amaxes = is_row ? to.row_amax : to.column_amax;
+        float amax = 0.0f;
+        // The tile before this one may be read still.
+        if (SHARING == PerRow) __syncthreads();
         if (SHARING == Blocks1x128 || to.measures) {
-            float largest[8];
-            Eight<X> columns = {};
+            if (by_rows) {
+                float largest[8];
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                largest[k] = largest8(held(k));
-                columns = larger8(columns, held(k));
+                for (int k = 0; k < 8; k++) largest[k] = largest8(held(k));
+                const float largest_of_row = row_largest(largest);
+                if (threadIdx.x % 2 == 0) row_amaxes[tile_row(threadIdx.x % 16 / 2)] = largest_of_row;
             }
-            of_row = row_largest(largest);
-            of_column = column_largest(columns);
+            if (by_columns) {
+                Eight<X> columns = {};
+#pragma unroll
+                for (int k = 0; k < 8; k++) columns = larger8(columns, held(k));
+                float v[8];
+                unpack8(larger8(columns, shuffled8(columns, 16)), v);
+                if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
+            }
+            __syncthreads();
+            if (is_row && by_rows) amax = row_amaxes[line];
+            if (!is_row && by_columns) {
+#pragma unroll
+                for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(warps[w][line]));
+            }
         }
         if (to.measures) {
-            if (to.row_amax && threadIdx.x % 2 == 0 && row < to.rows) atomicMax((u32*)to.row_amax + row, __float_as_uint(of_row));
-            if (to.column_amax && threadIdx.x < TILE && column < to.columns) atomicMax((u32*)to.column_amax + column, __float_as_uint(of_column));
+            if (amaxes && number < lines) atomicMax((u32*)amaxes + number, __float_as_uint(amax));
             return;
         }
-        // By rows, all tiles beside each other have the same scales, and the first writes them.
-        if (SHARING == PerRow) __syncthreads();
-        if (to.codes && threadIdx.x % 2 == 0 && row < padded(to.rows) && column0 < to.columns) {
-            if (SHARING == PerRow) of_row = to.row_amax[row];
-            const float scale = own_scale(to, Fp8<T>::largest, of_row);
-            scales_of_rows[row - row0] = scale;
-            if (SHARING == Blocks1x128) to.scale_inv[(u64)(column0 / TILE) * to.scale_pitch + row] = 1.0f / scale;
-            else if (column0 == 0) to.scale_inv[row] = 1.0f / scale;
-        }
-        if (to.transposed && threadIdx.x < TILE && column < padded(to.columns)) {
-            if (SHARING == PerRow) of_column = to.column_amax[column];
-            const float scale = own_scale(to, Fp8<T>::largest, of_column);
-            scales_of_columns[threadIdx.x] = scale;
-            if (SHARING == Blocks1x128) to.transposed_scale_inv[(u64)(row0 / TILE) * to.transposed_scale_pitch + column] = 1.0f / scale;
-            else if (row0 == 0) to.transposed_scale_inv[column] = 1.0f / scale;
+        if ((is_row ? by_rows : by_columns) && number < padded(lines) && column0 < to.columns) {
+            if (SHARING == PerRow) amax = amaxes[number];
+            const float scale = own_scale(to, Fp8<T>::largest, amax);
+            (is_row ? of_rows : of_columns)[line] = amax * scale > Fp8<T>::largest ? -scale : scale;
+            seen.amax = fmaxf(seen.amax, amax);
+            // Whole rows have the same scale in all tiles across, and the first writes it.
+            float* const scale_inv = is_row ? to.scale_inv : to.transposed_scale_inv;
+            const int pitch = is_row ? to.scale_pitch : to.transposed_scale_pitch;
+            if (SHARING == Blocks1x128) scale_inv[(u64)(across / TILE) * pitch + number] = 1.0f / scale;
+            else if (across == 0) scale_inv[number] = 1.0f / scale;
         }
         __syncthreads();
-        float columns[8];
-        unpack8(load8(scales_of_columns + eight_column()), columns);
-        const auto encode = [&](int k, bool of_rows, bool of_columns) {
+        float scales[8];
+        unpack8(load8(of_columns + eight_column()), scales);
+        const auto encode = [&](int k, bool by_row, bool by_column) {
             const Eight<X> values = held(k);
-            if (of_rows) write_codes(tile_row(k), eight_column(), encode8<T>(values, scales_of_rows[tile_row(k)], seen));
-            if (of_columns) *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8<T>(values, columns, !of_rows, seen);
+            if (by_row) write_codes(tile_row(k), eight_column(), encode8_by_own<T>(values, of_rows[tile_row(k)], seen));
+            if (by_column) *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8_by_columns<T>(values, scales, !by_row, seen);
         };
         // The usual case by itself, without a branch between the copies.
-        if (to.codes && to.transposed) {
+        if (by_rows && by_columns) {
 #pragma unroll 2
             for (int k = 0; k < 8; k++) encode(k, true, true);
         } else {
 #pragma unroll 2
-            for (int k = 0; k < 8; k++) encode(k, to.codes, to.transposed);
+            for (int k = 0; k < 8; k++) encode(k, by_rows, by_columns);
         }
     }
 

@@ -269,7 +269,7 @@ struct Normed {
 };
 
 // Grid (C / 128, T / 128), 256 threads.
-extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+extern "C" __global__ void __launch_bounds__(256, 4)
     rmsnorm_codes(const X* x, const X* weight, const float* rstd, const __grid_constant__ Destination to) {
     const bool wide = to.columns % 8 == 0 && aligned(x, weight);
     const int column = blockIdx.x * TILE + eight_column();
