@@ -5,8 +5,8 @@
 //! [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()), bit for bit: values are rounded to the tensor's
 //! type first, and those are cast and measured.
 
+use super::quantize::blocks::quantize_blocks;
 use super::quantize::{self, CastStatistics, Copies, CurrentScaling};
-use super::quantize_blocks::quantize_blocks;
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 /// What a producing op writes.

@@ -1,7 +1,7 @@
 use super::{AdamWParameter, AdamWWeight, CastStatistics, Scalars, WeightCast};
 use crate::element::Float;
 use crate::ops::random::hash;
-use crate::ops::{CastScale, quantize, quantize_blocks};
+use crate::ops::{CastScale, quantize};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -26,7 +26,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
                 quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
             }
             Some(WeightCast::Codes { scale: CastScale::Own(_, how), slot, into }) => {
-                quantize_blocks::cpu::quantize_blocks(parameter.weight.read(), *how, into, statistics, *slot);
+                quantize::blocks::cpu::quantize_blocks(parameter.weight.read(), *how, into, statistics, *slot);
             }
         }
     }

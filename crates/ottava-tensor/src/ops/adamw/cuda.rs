@@ -1,7 +1,7 @@
 use super::{AdamWParameter, AdamWWeight, CastStatistics, WeightCast};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
-use crate::ops::{CastScale, quantize, quantize_blocks};
+use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
 
 kernel_source!(SOURCE, "adamw", "destination.cuh");
@@ -160,7 +160,7 @@ fn update_and_cast(
     args.extend(measured.map(|t| Arg::Ptr(t.device_ptr_mut())));
     args.extend([
         Arg::F32(f32::from_bits(epsilon)),
-        Arg::F32(quantize_blocks::bound(dtype)),
+        Arg::F32(quantize::blocks::bound(dtype)),
         Arg::I32(power_of_two.into()),
     ]);
     let table = args.len();

@@ -1,8 +1,7 @@
-use super::{CurrentScaling, Fp8Output};
+use super::{CurrentScaling, Fp8Output, blocks};
 use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
-use crate::ops::quantize_blocks;
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Result, Tensor};
 
@@ -184,7 +183,7 @@ fn destination(
         two(out.rows as u32, out.columns as u32),
         pitches,
         scale_pitches,
-        two(how.epsilon.to_bits(), quantize_blocks::bound(dtype).to_bits()),
+        two(how.epsilon.to_bits(), blocks::bound(dtype).to_bits()),
         two(how.power_of_two.into(), measures.into()),
     ]
 }

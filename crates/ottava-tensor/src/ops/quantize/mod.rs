@@ -1,5 +1,6 @@
 //! FP8 quantization with one scale per tensor, and the measurements that choose scales.
 
+pub(super) mod blocks;
 pub(super) mod cpu;
 mod cuda;
 #[cfg(test)]
@@ -103,7 +104,7 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
     match (x.device(), to.scale) {
         (Device::Cpu, CastScale::Given(scale)) => cpu::quantize(x, scale, into, to.statistics, to.slot),
         (Device::Cpu, CastScale::Own(_, how)) => {
-            super::quantize_blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
+            blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
         }
         (Device::Cuda(gpu), _) => cuda::quantize(gpu, x, into, to)?,
     }

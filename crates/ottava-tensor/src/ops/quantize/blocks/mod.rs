@@ -1,11 +1,11 @@
 //! FP8 quantization with a scale per row or per block, each from its own values.
 
-pub(super) mod cpu;
+pub(in crate::ops) mod cpu;
 #[cfg(test)]
 mod tests;
 
-use super::destination::{CastScale, Fp8Output};
-use super::quantize::{CastStatistics, Copies, CurrentScaling, cast_into, expect_measured, prepare};
+use super::{CastStatistics, Copies, CurrentScaling, cast_into, expect_measured, prepare};
+use crate::ops::destination::{CastScale, Fp8Output};
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Error, Result, Tensor};
 
@@ -17,7 +17,7 @@ use crate::{DType, Error, Result, Tensor};
 /// blocks of 128x128 it is made of the codes. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
 /// other where that is the only one.
 ///
-/// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](super::quantize()) casts by a given scale. Source:
+/// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](crate::ops::quantize()) casts by a given scale. Source:
 /// Transformer Engine, `common/recipe/recipe_common.cuh` and `common/transpose/quantize_transpose_*_blockwise.cu`.
 pub fn quantize_blocks(
     x: &Tensor,
@@ -56,7 +56,7 @@ pub fn quantize_blocks_into(
 }
 
 /// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.
-pub(super) fn bound(dtype: DType) -> f32 {
+pub(in crate::ops) fn bound(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => half::bf16::MAX.to_f32(),
         other => other.max_finite().unwrap_or(f32::MAX),
