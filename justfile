@@ -20,13 +20,17 @@ gpu:
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor -- --test-threads=1
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1
 
+# The longer version of the convergence test, with its table; minutes on two cores
+nightly:
+    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises convergence -- --nocapture
+
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:
     scripts/gpu-check.sh
 
-# How long each op takes, against a copy of the same bytes; needs a GPU
-bench:
-    cargo run --release -p ottava-tensor --example kernels
+# How fast this machine is, by `ottava bench`: kernels, gemm, linear, attention or train, and its options
+bench *args="kernels":
+    cargo run --release -- bench {{ args }}
 
 # Record the golden losses again, and show how they moved
 golden:

@@ -29,7 +29,6 @@ impl Context<'_> {
 }
 
 /// An operand of a linear layer's products: what a producer wrote, in the form that the linear's cast asks for.
-#[derive(Clone)]
 pub enum GemmInput {
     /// The value; a linear that computes in FP8 casts it itself.
     Plain(Tensor),
@@ -37,13 +36,15 @@ pub enum GemmInput {
     Measured(Tensor, Tensor),
     /// Its FP8 codes, written by the op that produced the value.
     Quantized(QuantizedTensor, Frozen),
+    /// The value and its FP8 codes, for a linear with products of either kind.
+    Both(Tensor, Box<QuantizedTensor>, Frozen),
 }
 
 impl GemmInput {
-    /// The value of an operand that has not been cast.
+    /// The value, where there is one.
     pub fn value(&self) -> &Tensor {
         match self {
-            GemmInput::Plain(x) | GemmInput::Measured(x, _) => x,
+            GemmInput::Plain(x) | GemmInput::Measured(x, _) | GemmInput::Both(x, ..) => x,
             GemmInput::Quantized(..) => unreachable!("codes have no value beside them"),
         }
     }
@@ -51,14 +52,37 @@ impl GemmInput {
     /// [`GemmInput::value`], by value.
     pub fn into_value(self) -> Tensor {
         match self {
-            GemmInput::Plain(x) | GemmInput::Measured(x, _) => x,
+            GemmInput::Plain(x) | GemmInput::Measured(x, _) | GemmInput::Both(x, ..) => x,
             GemmInput::Quantized(..) => unreachable!("codes have no value beside them"),
         }
     }
 
-    /// Without the copy that is contracted along the columns, once no product needs it.
-    pub fn only_transposed(self) -> GemmInput {
+    /// The codes of an operand that has been cast.
+    pub fn codes(&self) -> &QuantizedTensor {
         match self {
+            GemmInput::Quantized(codes, _) => codes,
+            GemmInput::Both(_, codes, _) => codes,
+            GemmInput::Plain(_) | GemmInput::Measured(..) => {
+                unreachable!("an operand is cast where its product reads codes")
+            }
+        }
+    }
+
+    /// The scale of its codes, if it has codes.
+    pub fn into_frozen(self) -> Frozen {
+        match self {
+            GemmInput::Quantized(_, frozen) | GemmInput::Both(.., frozen) => frozen,
+            GemmInput::Plain(_) | GemmInput::Measured(..) => Frozen::default(),
+        }
+    }
+
+    /// What wgrad reads of it, once no other product needs it.
+    pub fn for_wgrad(self) -> GemmInput {
+        match self {
+            GemmInput::Both(_, codes, frozen) if codes.transposed.is_some() => {
+                GemmInput::Quantized(codes.only_transposed(), frozen)
+            }
+            GemmInput::Both(x, ..) => GemmInput::Plain(x),
             GemmInput::Quantized(codes, frozen) => GemmInput::Quantized(codes.only_transposed(), frozen),
             plain => plain,
         }

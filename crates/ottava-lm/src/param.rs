@@ -4,8 +4,10 @@ use crate::error::{Error, Result};
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
-use ottava_tensor::ops::{self, Accumulation, AdamWWeight, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type};
-use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+use ottava_tensor::ops::{
+    self, Accumulation, AdamWWeight, CastScale, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type,
+};
+use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,6 +159,9 @@ impl Param {
         let narrow = matches!(compute, DType::F16 | DType::BF16);
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
         let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
+        if compute == DType::F16 && build.purpose.trains() && !masters {
+            return Err(Error::Config("weights in float16 are trained beside master weights in float32 alone".into()));
+        }
         let master = (narrow && masters).then_some(full);
         Ok(Param { decay: shape.len() > 1, parts, value, master, grad: None, grad_dtype: gradient, cast: None })
     }
@@ -183,10 +188,10 @@ impl Param {
         Ok(())
     }
 
-    /// Has FP8 products read this matrix through the cast in `slot`, in a model built for `purpose`.
-    pub fn cast_in(&mut self, slot: Slot, purpose: Purpose) {
+    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`.
+    pub fn cast_in(&mut self, slot: Slot, copies: Copies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (Copies::Both, kept.weight_codes),
+            Purpose::Train(kept) => (copies, kept.weight_codes),
             Purpose::Infer => (Copies::Rows, true),
         };
         self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax: None });
@@ -209,8 +214,10 @@ impl Param {
     pub fn begin_update(&mut self, scaling: &mut ScalingState) -> Result<Option<NextCast>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = scaling.next_cast(cast.slot)?;
-        if matches!(next, NextCast::Measured) {
-            cast.amax = scaling.amax_for(Some(cast.slot))?;
+        match next {
+            NextCast::Measured => cast.amax = scaling.amax_for(Some(cast.slot))?,
+            // A scale of its own is no longer what the weight is cast by.
+            NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => cast.frozen = Frozen::default(),
         }
         Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }
@@ -228,12 +235,17 @@ impl Param {
             None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
             None => AdamWWeight::Master { master: value, copy: None },
         };
-        let cast = match (cast, next) {
-            (Some(cast), Some(NextCast::Known(scale))) => {
+        let scale = match next {
+            Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
+            Some(NextCast::Blocks(how)) => Some(CastScale::Own(Granularity::Blocks128x128, *how)),
+            Some(NextCast::Measured | NextCast::Later) | None => None,
+        };
+        let cast = match (cast, scale) {
+            (Some(cast), Some(scale)) => {
                 let into = cast.codes.as_mut().expect("weights are quantized before the first step");
-                Some(ops::WeightCast::Codes { scale: ops::CastScale::Given(scale), slot: cast.slot.index(), into })
+                Some(ops::WeightCast::Codes { scale, slot: cast.slot.index(), into })
             }
-            (Some(WeightCast { amax: Some(amax), .. }), Some(NextCast::Measured)) => Some(ops::WeightCast::Amax(amax)),
+            (Some(WeightCast { amax: Some(amax), .. }), None) => Some(ops::WeightCast::Amax(amax)),
             _ => None,
         };
         Ok((weight, cast, grad.as_ref().expect("backward has run")))
@@ -259,6 +271,14 @@ impl Param {
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
             None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+        }
+    }
+
+    /// Measures what a product of forward reads as it is, where that would otherwise be measured by its cast.
+    pub fn measure_for_forward(&self, scaling: &mut ScalingState) -> Result<()> {
+        match &self.cast {
+            Some(cast) if !cast.keeps_codes => scaling.measure(cast.slot, &self.value),
+            _ => Ok(()),
         }
     }
 

@@ -3,10 +3,10 @@
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::models::{DecoderConfig, LinearShape};
-use crate::recipe::{Cast, Casts, Decision, Recipe};
+use crate::recipe::{Cast, Casts, Decision, ProductPrecision, Recipe};
 use crate::recompute::Recompute;
 use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
-use ottava_tensor::{DType, Device, QuantizedTensor};
+use ottava_tensor::{DType, Device, Granularity, QuantizedTensor};
 use serde::Serialize;
 
 /// The plan of a run.
@@ -113,9 +113,13 @@ fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> V
     let plan = |(decision, members): (&Decision, Vec<usize>)| {
         let [fprop, dgrad, wgrad] = match &decision.fp8 {
             Some((Casts { input, weight, grad_output }, how)) => {
-                let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: Accumulation| {
-                    let sums = if how == Accumulation::Fast { "fast sums" } else { "exact sums" };
-                    format!("{a} {} · {b} {}, {sums}", short(x.format), short(y.format))
+                let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: ProductPrecision| {
+                    let sums = match how {
+                        ProductPrecision::High => return format!("{compute}, exact sums"),
+                        ProductPrecision::Fp8(Accumulation::Fast) => "fast sums",
+                        ProductPrecision::Fp8(Accumulation::Exact) => "exact sums",
+                    };
+                    format!("{a} {} · {b} {}, {sums}", operand(x), operand(y))
                 };
                 [
                     product("x", input, "W", weight, how.fprop),
@@ -144,11 +148,12 @@ fn ranges(numbers: &[usize]) -> String {
     if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
-fn short(dtype: DType) -> &'static str {
-    match dtype {
-        DType::E4M3 => "E4M3",
-        DType::E5M2 => "E5M2",
-        other => other.name(),
+/// A cast in short: its format, and what shares a scale where that is less than the tensor.
+fn operand(cast: &Cast) -> String {
+    let format = if cast.format == DType::E4M3 { "E4M3" } else { "E5M2" };
+    match cast.granularity {
+        Granularity::PerTensor => format.to_string(),
+        granularity => format!("{format} {granularity}"),
     }
 }
 

@@ -3,6 +3,11 @@
 //! Casts measure into their slots as they go; histories roll and scales change once per optimizer step, in [`ScalingState::update`],
 //! so micro-batches merge by maximum and every cast of a step reads the same scales.
 
+mod measured;
+
+pub use measured::{CastCounts, CastRecord};
+
+use self::measured::LastStep;
 use crate::error::{Error, Result};
 use crate::layer::GemmInput;
 use crate::recipe::{Cast, FirstStep, Scaling};
@@ -57,7 +62,9 @@ pub enum NextCast {
     Known(Tensor),
     /// By a scale of their own, from their amax.
     Measured,
-    /// By scales that the cast finds once they are there.
+    /// By scales of their blocks of 128x128, which the update finds.
+    Blocks(CurrentScaling),
+    /// By scales that a cast finds once they are there.
     Later,
 }
 
@@ -99,6 +106,8 @@ pub struct ScalingState {
     scales: Option<DelayedScales>,
     delayed: Option<Delayed>,
     observing: bool,
+    high_precision: bool,
+    last_step: LastStep,
     /// Saturated, underflowed and all elements when losses were last asked for.
     counted: [i64; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
@@ -138,6 +147,8 @@ impl ScalingState {
             scales,
             delayed,
             observing: true,
+            high_precision: false,
+            last_step: LastStep::new(device, n)?,
             counted,
             counted_non_finite,
         })
@@ -237,10 +248,9 @@ impl ScalingState {
         Ok(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 }.cast(x)?)
     }
 
-    /// Casts a value that exists already, as its slot says, and measures it.
-    pub fn quantize(&mut self, slot: Slot, x: &Tensor, copies: Copies) -> Result<GemmInput> {
-        let frozen = self.freeze(slot, x)?;
-        Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
+    /// Measures a value that nobody casts.
+    pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        Ok(ops::measure(x, self.statistics_mut(), slot.0)?)
     }
 
     /// A cleared F32 `[1]` for whoever makes a value that the cast in `slot` will want the amax of; `None` where it does not.
@@ -328,6 +338,9 @@ impl ScalingState {
     pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
         Ok(match self.known_scale(slot)? {
             Some(Scale::Given(scale)) => NextCast::Known(scale),
+            Some(Scale::Own(Granularity::Blocks128x128, how)) if self.format(slot) == DType::E4M3 => {
+                NextCast::Blocks(how)
+            }
             Some(Scale::Own(..)) => NextCast::Later,
             None => NextCast::Measured,
         })
@@ -345,10 +358,22 @@ impl ScalingState {
         self.observing = observing;
     }
 
+    /// Has all products read operands in the compute type until it is told otherwise, while all that would be cast is measured:
+    /// histories roll and scales follow as if it were.
+    pub fn set_high_precision(&mut self, high_precision: bool) {
+        self.high_precision = high_precision;
+    }
+
+    /// Whether products read operands in the compute type for now.
+    pub fn is_high_precision(&self) -> bool {
+        self.high_precision
+    }
+
     /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.
     pub fn update(&mut self) -> Result<()> {
         let Some(scales) = &mut self.scales else { return Ok(()) };
         let how = self.delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
+        self.last_step.keep(&self.statistics.amax, &scales.scale)?;
         ops::delayed_scaling(&mut self.statistics.amax, scales, how)?;
         self.count_replayed_update();
         Ok(())

@@ -19,6 +19,10 @@ pub struct TrainStep {
     targets: Vec<Tensor>,
     results: Results,
     recording: Recording,
+    /// Whether the recorded step has all products in high precision.
+    high_precision: bool,
+    /// What the loss is multiplied by, so that its gradients do not vanish in FP16.
+    loss_scale: f64,
 }
 
 /// What a step leaves on the device.
@@ -63,12 +67,23 @@ impl TrainStep {
                 Device::Cpu => Recording::Never,
                 Device::Cuda(_) => Recording::AfterThisStep,
             },
+            high_precision: false,
+            loss_scale: 1.0,
         })
     }
 
     /// The same, always launched call by call.
     pub fn eager(self) -> TrainStep {
         TrainStep { recording: Recording::Never, ..self }
+    }
+
+    /// Multiplies the loss of the coming steps, before its gradients are computed.
+    pub fn set_loss_scale(&mut self, loss_scale: f64) {
+        if loss_scale != std::mem::replace(&mut self.loss_scale, loss_scale)
+            && let Recording::Done(_) = self.recording
+        {
+            self.recording = Recording::Due;
+        }
     }
 
     /// Puts a micro-batch in its place for the coming step.
@@ -85,7 +100,13 @@ impl TrainStep {
         optimizer: &mut AdamWOptimizer,
         learning_rate: f64,
     ) -> Result<StepResult> {
-        optimizer.begin_step(learning_rate)?;
+        optimizer.begin_step(learning_rate, self.loss_scale)?;
+        let high_precision = model.scaling().is_high_precision();
+        if high_precision != std::mem::replace(&mut self.high_precision, high_precision)
+            && !matches!(self.recording, Recording::Never)
+        {
+            self.recording = Recording::AfterThisStep;
+        }
         // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is recorded anew.
         if let Recording::Done(graph) = &mut self.recording
             && !graph.is_valid()
@@ -105,7 +126,8 @@ impl TrainStep {
             }
         }
         let Results { losses, norm } = &self.results;
-        Ok(StepResult { loss: total(losses)? / losses.len() as f64, grad_norm: f64::from(norm.to_vec::<f32>()?[0]) })
+        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / self.loss_scale;
+        Ok(StepResult { loss: total(losses)? / losses.len() as f64, grad_norm })
     }
 
     fn record(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
@@ -128,7 +150,7 @@ impl TrainStep {
     /// All work of a step; nothing in here waits for the device or reads from it.
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
         let Results { losses, norm } = &mut self.results;
-        let scale = 1.0 / losses.len() as f64;
+        let scale = self.loss_scale / losses.len() as f64;
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
             losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, self.rows, scale)?)?;
         }

@@ -21,21 +21,34 @@ pub enum Granularity {
     /// One for each square of 128 rows and 128 columns.
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
+    /// One power of two for 32 neighbours along a row: MX of the OCP's specification (v1.0, section 5). On the CPU alone, since Hopper
+    /// has no such products.
+    #[serde(rename = "mx")]
+    Mx,
 }
 
 impl Granularity {
-    /// Side of the blocks.
-    pub const BLOCK: usize = 128;
+    /// Elements along the contracted dimension that share a scale, where not all of them do.
+    pub const fn block(self) -> Option<usize> {
+        match self {
+            Granularity::PerTensor | Granularity::PerRow => None,
+            Granularity::Blocks1x128 | Granularity::Blocks128x128 => Some(128),
+            Granularity::Mx => Some(32),
+        }
+    }
 
     /// Whether scales change along the contracted dimension.
     pub const fn is_blocks(self) -> bool {
-        matches!(self, Granularity::Blocks1x128 | Granularity::Blocks128x128)
+        self.block().is_some()
     }
 
     /// Shape of the codes of a matrix of `rows` that are contracted over `length`: whole multiples of
     /// [`QuantizedTensor::PAD`], and of whole blocks along the contracted dimension.
     pub const fn codes_shape(self, rows: usize, length: usize) -> [usize; 2] {
-        let pad = if self.is_blocks() { Granularity::BLOCK } else { QuantizedTensor::PAD };
+        let pad = match self.block() {
+            Some(block) => block,
+            None => QuantizedTensor::PAD,
+        };
         [QuantizedTensor::padded(rows), length.next_multiple_of(pad)]
     }
 
@@ -43,12 +56,13 @@ impl Granularity {
     /// by block along the contracted dimension; for blocks of 128x128 `[rows / 128, length / 128]`, whose rows of scales are padded
     /// to multiples of 4. All count what is padded. Padding is scaled as zeros are, beyond the blocks of 128x128 by zero.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
-        let (padded, blocks) = (QuantizedTensor::padded(rows), length.div_ceil(Granularity::BLOCK));
+        let padded = QuantizedTensor::padded(rows);
         match self {
             Granularity::PerTensor => vec![1],
             Granularity::PerRow => vec![padded],
-            Granularity::Blocks1x128 => vec![blocks, padded],
-            Granularity::Blocks128x128 => vec![rows.div_ceil(Granularity::BLOCK), blocks.next_multiple_of(4)],
+            Granularity::Blocks1x128 => vec![length.div_ceil(128), padded],
+            Granularity::Mx => vec![length.div_ceil(32), padded],
+            Granularity::Blocks128x128 => vec![rows.div_ceil(128), length.div_ceil(128).next_multiple_of(4)],
         }
     }
 
@@ -57,8 +71,8 @@ impl Granularity {
         match self {
             Granularity::PerTensor => 0,
             Granularity::PerRow => row,
-            Granularity::Blocks1x128 => block * shape[1] + row,
-            Granularity::Blocks128x128 => row / Granularity::BLOCK * shape[1] + block,
+            Granularity::Blocks1x128 | Granularity::Mx => block * shape[1] + row,
+            Granularity::Blocks128x128 => row / 128 * shape[1] + block,
         }
     }
 }
@@ -70,6 +84,7 @@ impl fmt::Display for Granularity {
             Granularity::PerRow => "per-row",
             Granularity::Blocks1x128 => "1x128",
             Granularity::Blocks128x128 => "128x128",
+            Granularity::Mx => "mx",
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Where the device's time goes in a step.
 
-use ottava_tensor::cuda::{Call, GemmSpec, Major};
+use ottava_tensor::cuda::{Call, GemmSpec, Major, ScaleMode};
 use serde::Serialize;
 
 /// Time of calls that do alike.
@@ -13,9 +13,10 @@ pub struct FamilyTime {
 }
 
 /// Families in the order of a table, with how the names of the kernels begin that belong to them.
-const FAMILIES: [(&str, &[&str]); 14] = [
+const FAMILIES: [(&str, &[&str]); 15] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
+    ("linears, fprop and dgrad", &[]),
     ("linears, wgrad", &[]),
     ("head and loss", &["cross_entropy"]),
     ("attention", &["attention", "row_products"]),
@@ -57,7 +58,7 @@ fn family(call: &Call, tokens: usize, vocabulary: usize) -> &'static str {
 }
 
 /// Which product of a linear layer, or of the head, a specification is. FP8 operands all lie alike, so there accumulation and sizes
-/// must tell.
+/// must tell; fprop and dgrad of blocks add up alike and are told together.
 fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize) -> &'static str {
     let padded = |n: usize| n.next_multiple_of(16);
     let one_of = |size: usize| [spec.m, spec.n, spec.k].contains(&size);
@@ -67,6 +68,7 @@ fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize) -> &'static str {
         (Major::K, Major::MN) => "linears, dgrad",
         _ if !spec.a.is_fp8() || spec.fast_accumulation => "linears, fprop",
         _ if spec.k == padded(tokens) && spec.m != padded(tokens) => "linears, wgrad",
+        _ if matches!(spec.scale, ScaleMode::Blocks { .. }) => "linears, fprop and dgrad",
         _ => "linears, dgrad",
     }
 }

@@ -3,9 +3,9 @@
 use super::expect_positive;
 use crate::error::Result;
 use crate::models::DecoderConfig;
-use crate::recipe::{Precision, Recipe, RecipeName};
+use crate::recipe::{Cast, Casts, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::bench::{Operands, Product, Rates, gemm_milliseconds};
-use ottava_tensor::ops::real_type;
+use ottava_tensor::ops::{Accumulation, real_type};
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
@@ -40,13 +40,12 @@ pub(super) fn recipe(name: RecipeName) -> Recipe {
 
 /// What the recipe's products read.
 pub(super) fn operands(recipe: &Recipe) -> Operands {
+    let of = |cast: Cast| (cast.format, cast.granularity);
     match recipe.casts {
         None => Operands::Plain(recipe.compute),
-        Some(casts) => Operands::Fp8 {
-            input: casts.input.format,
-            weight: casts.weight.format,
-            grad_output: casts.grad_output.format,
-        },
+        Some(Casts { input, weight, grad_output }) => {
+            Operands::Fp8 { input: of(input), weight: of(weight), grad_output: of(grad_output) }
+        }
     }
 }
 
@@ -59,13 +58,17 @@ pub(super) fn milliseconds(
     sizes: [usize; 3],
     gradients: DType,
 ) -> Result<(f64, DType)> {
-    let (out, accumulation) = match product {
+    let (out, precision) = match product {
         Product::Fprop => (recipe.compute, recipe.products.fprop),
         Product::Dgrad => (recipe.compute, recipe.products.dgrad),
         Product::Wgrad if recipe.compute == DType::BF16 => (gradients, recipe.products.wgrad),
         Product::Wgrad => (real_type(recipe.compute), recipe.products.wgrad),
     };
-    Ok((gemm_milliseconds(device, product, sizes, operands(recipe), out, accumulation)?, out))
+    let (operands, accumulation) = match precision {
+        ProductPrecision::Fp8(accumulation) => (operands(recipe), accumulation),
+        ProductPrecision::High => (Operands::Plain(recipe.compute), Accumulation::Exact),
+    };
+    Ok((gemm_milliseconds(device, product, sizes, operands, out, accumulation)?, out))
 }
 
 /// Times the three products of each linear of a block, in every recipe, and hands each row to `report`.

@@ -28,6 +28,8 @@ pub struct TrainBench {
     pub micro_batch: usize,
     /// Steps whose median is reported.
     pub steps: usize,
+    /// What is computed in which format, but for the recipe itself.
+    pub precision: Precision,
     /// What the optimizer keeps.
     pub optimizer: OptimizerConfig,
     /// What else is kept.
@@ -70,13 +72,13 @@ impl TrainBench {
         }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
         let config = RunConfig {
-            precision: Precision { recipe, ..Precision::default() },
+            precision: Precision { recipe, ..self.precision.clone() },
             optimizer: self.optimizer.clone(),
             memory: self.memory.clone(),
             ..RunConfig::default()
         };
-        let mut model =
-            Decoder::new(&sizes, &config.precision.recipe(), device, config.purpose(), self.seq_len, &mut weights)?;
+        let recipe = config.precision.recipe_at(self.micro_batch * self.seq_len);
+        let mut model = Decoder::new(&sizes, &recipe, device, config.purpose(), self.seq_len, &mut weights)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {
@@ -116,7 +118,7 @@ impl TrainBench {
             Device::Cpu => MemoryStats::default(),
         };
         Ok(TrainRow {
-            recipe,
+            recipe: recipe.name,
             tokens_per_second,
             step_milliseconds: median * 1e3,
             model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),

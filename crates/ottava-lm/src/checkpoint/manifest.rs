@@ -60,6 +60,19 @@ impl Manifest {
         format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
     }
 
+    /// The manifest of `folder`, without a look at the files; `None` where there is none.
+    /// Errors with [`Error::Checkpoint`] when it is damaged.
+    pub fn read(folder: &Path) -> Result<Option<Manifest>> {
+        let path = folder.join(FILE_NAME);
+        let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(|e| wrong(e.to_string()))?,
+        };
+        let text = String::from_utf8(text).map_err(|_| wrong("it is damaged: not UTF-8".into()))?;
+        Manifest::parse(&text).map(Some).map_err(wrong)
+    }
+
     fn parse(text: &str) -> Result<Manifest, String> {
         let damaged = || "it is damaged: its checksum does not match".to_string();
         let after = text.strip_prefix(CHECKSUM_START).ok_or_else(damaged)?;
@@ -80,9 +93,7 @@ impl Manifest {
 /// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
 pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
     let wrong = |name: &str, reason: String| Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()));
-    let text = std::fs::read(folder.join(FILE_NAME)).map_err(|e| wrong(FILE_NAME, e.to_string()))?;
-    let text = String::from_utf8(text).map_err(|_| wrong(FILE_NAME, "it is damaged: not UTF-8".into()))?;
-    let manifest = Manifest::parse(&text).map_err(|reason| wrong(FILE_NAME, reason))?;
+    let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(FILE_NAME, "there is no such file".into()))?;
     for (name, entry) in &manifest.files {
         if !is_plain_name(name) {
             return Err(wrong(FILE_NAME, format!("{name:?} is not the name of a file beside it")));

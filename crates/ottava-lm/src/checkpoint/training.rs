@@ -5,7 +5,7 @@ use super::{CheckpointWriter, Manifest, ModelFiles, TensorInfo, write_tensors};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, Moments};
+use crate::optim::{AdamWOptimizer, LossScale, Moments};
 use crate::param::Param;
 use ottava_tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub struct Progress {
     pub config: String,
     /// Names of the FP8 casts, in the order of the scaling arrays.
     pub scaling_slots: Vec<String>,
+    /// The loss scale, where there is one.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
 }
 
 /// Writes model, optimizer, scales and position.
@@ -95,7 +98,8 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
             param.master = Some(stacked(&files, param, "master", DType::F32)?);
         }
     }
-    optimizer.restore(moments, progress.step);
+    let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
+    optimizer.restore(moments, progress.step - skipped);
     if !progress.scaling_slots.is_empty() && folder.join(SCALING).is_file() {
         let scales = ModelFiles::open_file(&folder.join(SCALING))?;
         model.scaling().restore(&progress.scaling_slots, |name| {

@@ -1,14 +1,17 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
 mod names;
+mod precision;
 mod theirs;
+
+pub use precision::precision;
 
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
-use crate::recipe::{Precision, Recipe};
+use crate::recipe::{Precision, Recipe, RecipeName};
 use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -136,6 +139,8 @@ pub struct TrainingConfig {
     pub max_grad_norm: f64,
     /// Steps between lines of the log; `metrics.jsonl` has every step.
     pub logging_steps: u64,
+    /// Steps between lines of `casts.jsonl`, which has what each FP8 cast measures; 0 writes none.
+    pub cast_statistics_steps: u64,
     /// Steps between evaluations; 0 evaluates at the start and the end alone.
     pub eval_steps: u64,
     /// Steps between checkpoints; 0 saves at the end alone.
@@ -272,6 +277,7 @@ impl Default for TrainingConfig {
             adam_epsilon: 1e-8,
             max_grad_norm: 1.0,
             logging_steps: 10,
+            cast_statistics_steps: 100,
             eval_steps: 0,
             save_steps: 0,
             save_total_limit: 3,
@@ -338,6 +344,10 @@ impl RunConfig {
         demand(
             t.max_steps > 0 || t.num_train_epochs > 0.0,
             "set `training.max_steps` or `training.num_train_epochs` above 0",
+        );
+        demand(
+            self.precision.recipe != RecipeName::Fp16 || self.optimizer.master_weights,
+            "`optimizer.master_weights` is false; recipe fp16 needs them, since float16 cannot hold small updates",
         );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
         demand(

@@ -99,14 +99,21 @@ fn names_with_our_meaning_are_understood() {
         ("fp8_recipe = \"tensorwise\"", "recipe = \"fp8-current\""),
         ("recipe_name = \"tensorwise\"", "recipe = \"fp8-current\""),
         ("scaling_type = \"dynamic\"", "recipe = \"fp8-current\""),
+        ("fp8_recipe = \"blockwise\"", "recipe = \"fp8-block\""),
+        ("recipe_name = \"rowwise\"", "recipe = \"fp8-row\""),
+        ("fp8_recipe = \"mxfp8\"", "recipe = \"mxfp8\""),
+        ("override_linear_precision = [false, false, true]", "high_precision_products = [\"wgrad\"]"),
+        ("override_linear_precision = [true, true, false]", "high_precision_products = [\"fprop\", \"dgrad\"]"),
+        ("fp8_wgrad = false", "high_precision_products = [\"wgrad\"]"),
+        ("round_scales_to_power_of_2 = true", "power_of_two_scales = true"),
         ("num_layers_at_start_in_bf16 = 1", "first_layers_bf16 = 1"),
         ("num_layers_at_end_in_bf16 = 2", "last_layers_bf16 = 2"),
-        ("auto_filter_small_kn = true", "skip_slow_linears = true"),
+        ("auto_filter_small_kn = false", "skip_slow_linears = false"),
     ];
     for (theirs, ours) in same {
         let expected = precision(ours).unwrap();
         assert_eq!(precision(theirs).unwrap(), expected, "{theirs}");
-        assert!(ours.ends_with("hybrid\"") || expected != Precision::default(), "{ours} says something");
+        assert_ne!(expected, Precision::default(), "{ours} says something");
         assert_eq!(load(SMALL, &[theirs]).unwrap().precision, expected, "--set {theirs}");
     }
 }
@@ -142,23 +149,18 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         ("mixed_precision = \"fp8\"", "`recipe = \"bf16\"`"),
         ("opt_level = \"O2\"", "[optimizer]"),
         ("fp8_format = \"E5M2\"", "two bits of mantissa"),
-        ("fp8_recipe = \"blockwise\"", "one per tensor"),
-        ("fp8_recipe = \"mxfp8\"", "Blackwell"),
-        ("recipe_name = \"rowwise\"", "one per tensor"),
-        ("override_linear_precision = [false, false, true]", "`high_precision_layers` keeps whole linears"),
-        ("fp8_wgrad = false", "`high_precision_layers` keeps whole linears"),
+        ("recipe_name = \"rowwise_with_gw_hp\"", "`high_precision_products = [\"wgrad\"]`"),
         ("first_last_layers_bf16 = true", "`first_layers_bf16 = 1`"),
         ("fp8_multi_head_attention = true", "attention computes in BF16"),
         ("fp8_param_gather = true", "nothing is gathered"),
         ("fp8_communication = true", "no communication"),
         ("tp_only_amax_red = true", "nobody to reduce amaxes with"),
-        ("use_mxfp8_block_scaling = true", "Blackwell"),
-        ("calibrating = true", "`first_step = \"current\"`"),
+        ("use_mxfp8_block_scaling = true", "emulated on the CPU"),
+        ("calibrating = true", "`high_precision_steps = \"1..100\"`"),
         ("use_split_accumulator = true", "`dgrad_accumulation`"),
         ("filter_fqns = [\"lm_head\"]", "`high_precision_layers`"),
         ("modules_to_not_convert = [\"lm_head\"]", "`high_precision_layers`"),
         ("pad_inner_dim = false", "padded by the cast"),
-        ("round_scales_to_power_of_2 = true", "powers of two"),
         ("force_recompute_fp8_weight_in_bwd = true", "`weight_codes` under [memory]"),
         ("use_autocast_during_eval = false", "`ottava eval`"),
     ];
@@ -186,6 +188,11 @@ fn precision_is_checked_with_the_rest() {
         ("high_precision_layers = [\"\"]", "empty pattern"),
         ("non_finite = \"ignore\"", "quarantine"),
         ("wgrad_accumulation = \"slow\"", "exact"),
+        ("recipe = \"fp8-block\"\nfprop_accumulation = \"fast\"", "always add up exactly"),
+        ("recipe = \"fp8-delayed\"\npower_of_two_scales = true", "not for \"fp8-delayed\""),
+        ("high_precision_products = [\"backward\"]", "fprop"),
+        ("recipe = \"fp8-row\"\nhigh_precision_steps = \"9\"", "`9` is no range of steps"),
+        ("high_precision_steps = \"1..9\"", "choose an FP8 recipe"),
     ] {
         let error = precision(line).unwrap_err().to_string();
         assert!(error.contains(reason), "{line}: {error}");

@@ -6,7 +6,7 @@ use toml::Value;
 enum Meaning {
     /// Another spelling of this key.
     Is(&'static str),
-    /// This key, whose values have other names: each is one of ours, or refused with a reason.
+    /// This key, whose values have other names: each is one of ours, as TOML, or refused with a reason.
     Values(&'static str, &'static [(&'static str, Result<&'static str, &'static str>)]),
     /// Understood at this one value, which is how things are anyway; refused at others, because.
     Only(&'static str, &'static str),
@@ -37,12 +37,15 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("base_model", Is("path")),
     // Transformer Engine and Accelerate; amax_history_len, amax_compute_algo, margin and interval are ours as well.
     ("fp8_format", Values("fp8_format", FORMATS)),
-    ("override_linear_precision", Only("[false, false, false]", ONE_PRODUCT)),
+    ("override_linear_precision", Values("high_precision_products", OVERRIDES)),
     (
         "use_autocast_during_eval",
         Only("true", "evaluation runs in the precision of training; `ottava eval` takes another"),
     ),
-    ("use_mxfp8_block_scaling", Only("false", MXFP8)),
+    (
+        "use_mxfp8_block_scaling",
+        Only("false", "write `recipe = \"mxfp8\"` under [precision], which is emulated on the CPU"),
+    ),
     ("calibrating", Only("false", CALIBRATION)),
     ("fp8_calibration", Only("false", CALIBRATION)),
     ("use_split_accumulator", Not(SUMS)),
@@ -67,7 +70,7 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("fp8_interval", Is("interval")),
     ("fp8_amax_history_len", Is("amax_history_len")),
     ("fp8_amax_compute_algo", Is("amax_compute_algo")),
-    ("fp8_wgrad", Only("true", ONE_PRODUCT)),
+    ("fp8_wgrad", Values("high_precision_products", &[("true", Ok("[]")), ("false", Ok("[\"wgrad\"]"))])),
     (
         "first_last_layers_bf16",
         Only("false", "say how many: `first_layers_bf16 = 1` and `last_layers_bf16 = 1` under [precision]"),
@@ -104,7 +107,7 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("modules_to_not_convert", Not(FILTER)),
     ("auto_filter_small_kn", Is("skip_slow_linears")),
     ("pad_inner_dim", Only("true", "operands of any shape are padded by the cast, since the tensor cores demand it")),
-    ("round_scales_to_power_of_2", Only("false", "scales are not rounded to powers of two")),
+    ("round_scales_to_power_of_2", Is("power_of_two_scales")),
     (
         "force_recompute_fp8_weight_in_bwd",
         Not("whether weights are cast again for each product is `weight_codes` under [memory]"),
@@ -115,8 +118,8 @@ const THEIRS: &[(&str, Meaning)] = &[
 ];
 
 const FORMATS: &[(&str, Result<&str, &str>)] = &[
-    ("HYBRID", Ok("hybrid")),
-    ("E4M3", Ok("e4m3")),
+    ("HYBRID", Ok("\"hybrid\"")),
+    ("E4M3", Ok("\"e4m3\"")),
     (
         "E5M2",
         Err(
@@ -132,34 +135,47 @@ const FORMATS: &[(&str, Result<&str, &str>)] = &[
 ];
 
 const MEGATRON_RECIPES: &[(&str, Result<&str, &str>)] = &[
-    ("delayed", Ok("fp8-delayed")),
-    ("tensorwise", Ok("fp8-current")),
-    ("blockwise", Err(NO_BLOCKS)),
-    ("mxfp8", Err(MXFP8)),
+    ("delayed", Ok("\"fp8-delayed\"")),
+    ("tensorwise", Ok("\"fp8-current\"")),
+    ("blockwise", Ok("\"fp8-block\"")),
+    ("mxfp8", Ok("\"mxfp8\"")),
     ("custom", Err("there are no custom recipes; the keys of [precision] are all there is")),
 ];
 
-const TORCHAO_RECIPES: &[(&str, Result<&str, &str>)] =
-    &[("tensorwise", Ok("fp8-current")), ("rowwise", Err(NO_BLOCKS)), ("rowwise_with_gw_hp", Err(NO_BLOCKS))];
+const TORCHAO_RECIPES: &[(&str, Result<&str, &str>)] = &[
+    ("tensorwise", Ok("\"fp8-current\"")),
+    ("rowwise", Ok("\"fp8-row\"")),
+    (
+        "rowwise_with_gw_hp",
+        Err("write `recipe = \"fp8-row\"` and `high_precision_products = [\"wgrad\"]` under [precision]"),
+    ),
+];
+
+/// fprop, dgrad, wgrad: whether each is left in high precision.
+const OVERRIDES: &[(&str, Result<&str, &str>)] = &[
+    ("[false, false, false]", Ok("[]")),
+    ("[false, false, true]", Ok("[\"wgrad\"]")),
+    ("[false, true, false]", Ok("[\"dgrad\"]")),
+    ("[false, true, true]", Ok("[\"dgrad\", \"wgrad\"]")),
+    ("[true, false, false]", Ok("[\"fprop\"]")),
+    ("[true, false, true]", Ok("[\"fprop\", \"wgrad\"]")),
+    ("[true, true, false]", Ok("[\"fprop\", \"dgrad\"]")),
+    ("[true, true, true]", Ok("[\"fprop\", \"dgrad\", \"wgrad\"]")),
+];
 
 const TORCHAO_SCALINGS: &[(&str, Result<&str, &str>)] = &[
-    ("dynamic", Ok("fp8-current")),
-    ("delayed", Ok("fp8-delayed")),
+    ("dynamic", Ok("\"fp8-current\"")),
+    ("delayed", Ok("\"fp8-delayed\"")),
     ("static", Err("scales that never change are not offered; \"fp8-delayed\" follows the tensors")),
 ];
 
 const SWITCH: &str = "FP8 has no switch of its own: write `recipe = \"fp8-delayed\"` or \"fp8-current\" under [precision], and `fp8_format` for the formats";
-const ONE_PRODUCT: &str = "the three products of a linear are cast alike: `high_precision_layers` keeps whole linears in BF16, and \
-    `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` set how each adds up";
 const SUMS: &str = "each product has a key for how it adds up: `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` under [precision], \"fast\" or \"exact\"";
 const ATTENTION: &str = "attention computes in BF16 in every recipe";
 const PARAMETERS: &str =
     "weights are kept in BF16 beside their FP8 codes, and one GPU trains, so that nothing is gathered";
-const CALIBRATION: &str = "a run in BF16 measures nothing for FP8; `first_step = \"current\"` does without";
+const CALIBRATION: &str = "steps that compute in BF16 and measure for FP8 are `high_precision_steps = \"1..100\"` under [precision]; `first_step = \"current\"` does without";
 const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
-const MXFP8: &str = "MXFP8 needs a Blackwell GPU; \"fp8-current\" and \"fp8-delayed\" have one scale per tensor";
-const NO_BLOCKS: &str =
-    "scales of rows and blocks are not offered; \"fp8-current\" and \"fp8-delayed\" have one per tensor";
 
 /// `name` without the dashes of a command line.
 fn plain(name: &str) -> String {
@@ -183,14 +199,24 @@ pub(super) fn translate(name: &str, value: &Value) -> Option<Result<Option<(&'st
     let (_, meaning) = THEIRS.iter().find(|(theirs, _)| *theirs == name)?;
     Some(match meaning {
         Is(ours) => Ok(Some((*ours, value.clone()))),
-        Values(ours, values) => match values.iter().find(|(theirs, _)| value.as_str() == Some(*theirs)) {
-            Some((_, Ok(word))) => Ok(Some((*ours, Value::String(word.to_string())))),
+        Values(ours, values) => match values.iter().find(|(theirs, _)| says(value, theirs)) {
+            Some((_, Ok(text))) => Ok(Some((*ours, toml_value(text)))),
             Some((_, Err(reason))) => Err(*reason),
             None => Ok(Some((*ours, value.clone()))),
         },
         Only(only, _) if value.to_string() == *only => Ok(None),
         Only(_, reason) | Not(reason) => Err(*reason),
     })
+}
+
+/// Whether `value` is `theirs`: a word, or something else as TOML writes it.
+fn says(value: &Value, theirs: &str) -> bool {
+    value.as_str().map_or_else(|| value.to_string() == theirs, |word| word == theirs)
+}
+
+fn toml_value(text: &str) -> Value {
+    let table: toml::Table = format!("value = {text}").parse().expect("our own values are TOML");
+    table["value"].clone()
 }
 
 #[cfg(test)]

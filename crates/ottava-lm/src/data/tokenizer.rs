@@ -17,14 +17,13 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Names that models give to their end-of-text token, tried in this order when no file beside the tokenizer says.
 const COMMON_EOS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
-/// A tokenizer and the two special ids that training needs.
+/// A tokenizer and the ids that end a text.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     vocab_size: usize,
     eos_ids: Vec<u32>,
-    bos_id: Option<u32>,
     sha256: String,
 }
 
@@ -33,7 +32,7 @@ impl Tokenizer {
     ///
     /// The end-of-sequence ids come from the first of these beside it that names one: `eos_token_id` of
     /// `generation_config.json` (a number or a list), of `config.json`, `eos_token` of `tokenizer_config.json`; else
-    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...). The same for bos, without a guess.
+    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...).
     /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
     /// Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
@@ -47,13 +46,11 @@ impl Tokenizer {
         // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
         let highest = inner.get_vocab(true).into_values().max();
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
-        let mut tokenizer =
-            Tokenizer { inner, vocab_size, eos_ids: Vec::new(), bos_id: None, sha256: sha256(&bytes), path };
-        tokenizer.eos_ids = tokenizer.special_ids("eos")?;
+        let mut tokenizer = Tokenizer { inner, vocab_size, eos_ids: Vec::new(), sha256: sha256(&bytes), path };
+        tokenizer.eos_ids = tokenizer.named_eos_ids()?;
         if tokenizer.eos_ids.is_empty() {
             tokenizer.eos_ids = COMMON_EOS.iter().find_map(|name| tokenizer.token_id(name)).into_iter().collect();
         }
-        tokenizer.bos_id = tokenizer.special_ids("bos")?.first().copied();
         Ok(tokenizer)
     }
 
@@ -66,16 +63,7 @@ impl Tokenizer {
 
     /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.decode_with(ids, false)
-    }
-
-    /// The text of `ids` without special tokens: what a user wants to read.
-    pub fn decode_plain(&self, ids: &[u32]) -> Result<String> {
-        self.decode_with(ids, true)
-    }
-
-    fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        guarded(|| self.inner.decode(ids, skip_special)).map_err(|reason| {
+        guarded(|| self.inner.decode(ids, false)).map_err(|reason| {
             Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
         })
     }
@@ -106,11 +94,6 @@ impl Tokenizer {
         )))
     }
 
-    /// The id that starts a text, if the tokenizer names one.
-    pub fn bos_id(&self) -> Option<u32> {
-        self.bos_id
-    }
-
     /// The id of a token given by its exact name.
     pub fn token_id(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
@@ -126,13 +109,13 @@ impl Tokenizer {
         &self.path
     }
 
-    /// The ids that the files beside the tokenizer give for `kind`, "eos" or "bos"; empty when none says.
-    fn special_ids(&self, kind: &str) -> Result<Vec<u32>> {
+    /// The ids that end a text by the files beside the tokenizer; empty when none says.
+    fn named_eos_ids(&self) -> Result<Vec<u32>> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         for (file, key) in [
-            ("generation_config.json", format!("{kind}_token_id")),
-            ("config.json", format!("{kind}_token_id")),
-            ("tokenizer_config.json", format!("{kind}_token")),
+            ("generation_config.json", "eos_token_id"),
+            ("config.json", "eos_token_id"),
+            ("tokenizer_config.json", "eos_token"),
         ] {
             let path = folder.join(file);
             if !path.exists() {
@@ -141,7 +124,7 @@ impl Tokenizer {
             let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
             let config: Value =
                 serde_json::from_slice(&read_capped(&path)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
-            let ids = match config.get(&key) {
+            let ids = match config.get(key) {
                 None | Some(Value::Null) => continue,
                 Some(Value::Array(list)) => list.iter().map(|value| self.special_id(value)).collect(),
                 Some(value) => self.special_id(value).map(|id| vec![id]),

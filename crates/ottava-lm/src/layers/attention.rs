@@ -4,7 +4,7 @@ use super::{Linear, LinearSaved};
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
-use crate::scaling::Slot;
+use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     AttentionLayout, Copies, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope, rope_to,
@@ -80,13 +80,24 @@ impl Attention {
     }
 
     /// The slot that a producer of its input should write to.
-    pub fn input_slot(&self) -> Option<Slot> {
-        self.qkv.input_slot()
+    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        self.qkv.input_slot(scaling)
+    }
+
+    /// Its input, as [`Linear::cast_input`] has it, once more.
+    pub fn cast_input_again(
+        &self,
+        x: GemmInput,
+        copies: Copies,
+        frozen: Frozen,
+        scaling: &mut ScalingState,
+    ) -> Result<GemmInput> {
+        self.qkv.cast_input(x, copies, Some(frozen), scaling)
     }
 
     /// The slot that a producer of its output's gradient should measure for.
-    pub fn gradient_slot(&self) -> Option<Slot> {
-        self.output.gradient_slot()
+    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        self.output.gradient_slot(scaling)
     }
 
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
@@ -146,15 +157,12 @@ impl Layer for Attention {
 
     fn backward(&mut self, dy: GemmInput, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
         let AttentionSaved { input, qkv, o, lse, output } = saved;
-        let slot = self.output.input_slot();
         let dy = self.output.cast_gradient(dy, context.scaling)?;
         let d_o = self.output.dgrad(&dy, context.scaling)?;
         let operand = output.operand(|frozen| {
-            let slot = slot.expect("only a cast operand is dropped");
-            let codes = context.scaling.quantize_again(slot, &frozen, &o, Copies::Columns)?;
-            Ok(GemmInput::Quantized(codes, frozen))
+            self.output.cast_input(o.clone().into(), Copies::Columns, Some(frozen), context.scaling)
         })?;
-        self.output.wgrad(&dy.only_transposed(), &operand)?;
+        self.output.wgrad(&dy.for_wgrad(), &operand, context.scaling)?;
         drop(operand);
         let input = input.operand(|_| unreachable!("the norm has made a dropped input again"))?;
         let (layout, turns) = (self.layout(context.batch, context.seq_len), self.rope_layout(context.seq_len, 0));
@@ -168,7 +176,8 @@ impl Layer for Attention {
         };
         let dqkv = attention_backward(&d_o, &qkv, &o, &lse, layout)?;
         drop((qkv, o, d_o));
-        let (dqkv, ()) = context.scaling.produce(self.qkv.gradient_slot(), Copies::Both, |output| {
+        let slot = self.qkv.gradient_slot(context.scaling);
+        let (dqkv, ()) = context.scaling.produce(slot, Copies::Both, |output| {
             Ok((rope_to(&dqkv, &self.rope_table, turns, Rotation::Backward, output)?, ()))
         })?;
         self.qkv.backward(dqkv, LinearSaved::Kept(input), context)

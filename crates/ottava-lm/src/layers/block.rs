@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::Param;
 use crate::recompute::Recompute;
-use crate::scaling::Slot;
+use crate::scaling::{ScalingState, Slot};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Copies;
 
@@ -46,27 +46,24 @@ impl Block {
         start: usize,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let (normed, _) = self.attention_norm.forward(x, self.attention.input_slot(), context)?;
+        let (normed, _) = self.attention_norm.forward(x, self.attention.input_slot(context.scaling), context)?;
         let h = self.attention.forward_cached(normed, x, cache, start, context)?;
-        let (normed, _) = self.mlp_norm.forward(&h, self.mlp.input_slot(), context)?;
+        let (normed, _) = self.mlp_norm.forward(&h, self.mlp.input_slot(context.scaling), context)?;
         Ok(self.mlp.forward_plus(normed, Some(&h), context)?.0)
     }
 
     fn forward_parts(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, Parts)> {
-        let (normed, attention_norm) = self.attention_norm.forward(x, self.attention.input_slot(), context)?;
-        let (h, mut attention) = self.attention.forward_plus(normed, Some(x), context)?;
-        let (normed, mlp_norm) = self.mlp_norm.forward(&h, self.mlp.input_slot(), context)?;
-        let (y, mut mlp) = self.mlp.forward_plus(normed, Some(&h), context)?;
-        if context.recompute.operands() {
-            attention.input.drop_operand();
-            mlp.input.drop_operand();
-        }
+        let (normed, attention_norm) =
+            self.attention_norm.forward(x, self.attention.input_slot(context.scaling), context)?;
+        let (h, attention) = self.attention.forward_plus(normed, Some(x), context)?;
+        let (normed, mlp_norm) = self.mlp_norm.forward(&h, self.mlp.input_slot(context.scaling), context)?;
+        let (y, mlp) = self.mlp.forward_plus(normed, Some(&h), context)?;
         Ok((y, Parts { attention_norm, attention, mlp_norm, mlp }))
     }
 
     /// The slot of the cast that the gradient of its output goes to first.
-    pub fn gradient_slot(&self) -> Option<Slot> {
-        self.mlp.gradient_slot()
+    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        self.mlp.gradient_slot(scaling)
     }
 
     /// [`Layer::backward`], with the result measured for the cast in `next`, which reads it.
@@ -100,21 +97,24 @@ impl Block {
         context: &mut Context,
     ) -> Result<GemmInput> {
         let Parts { attention_norm, mut attention, mlp_norm, mut mlp } = saved;
-        let slot = self.mlp.input_slot();
-        mlp.input = LinearSaved::Kept(
-            mlp.input.operand(|frozen| self.mlp_norm.again(&mlp_norm, slot, &frozen, Copies::Columns, context))?,
-        );
-        let dnormed = self.mlp.backward(dy.clone(), mlp, context)?;
-        let dh = self.mlp_norm.backward_for(&dnormed, mlp_norm, dy.value(), self.attention.gradient_slot(), context)?;
-        drop((dy, dnormed));
-        let (slot, copies) = (self.attention.input_slot(), attention.input_copies());
-        attention.input = LinearSaved::Kept(
-            attention
-                .input
-                .operand(|frozen| self.attention_norm.again(&attention_norm, slot, &frozen, copies, context))?,
-        );
-        let dnormed = self.attention.backward(dh.clone(), attention, context)?;
-        self.attention_norm.backward_for(&dnormed, attention_norm, dh.value(), next, context)
+        let slot = self.mlp.input_slot(context.scaling);
+        mlp.input = LinearSaved::Kept(mlp.input.operand(|frozen| {
+            let normed = self.mlp_norm.again(&mlp_norm, slot, &frozen, Copies::Columns, context)?;
+            self.mlp.cast_input_again(normed, frozen, context.scaling)
+        })?);
+        let around = dy.value().clone();
+        let dnormed = self.mlp.backward(dy, mlp, context)?;
+        let read_by = self.attention.gradient_slot(context.scaling);
+        let dh = self.mlp_norm.backward_for(&dnormed, mlp_norm, &around, read_by, context)?;
+        drop((around, dnormed));
+        let (slot, copies) = (self.attention.input_slot(context.scaling), attention.input_copies());
+        attention.input = LinearSaved::Kept(attention.input.operand(|frozen| {
+            let normed = self.attention_norm.again(&attention_norm, slot, &frozen, copies, context)?;
+            self.attention.cast_input_again(normed, copies, frozen, context.scaling)
+        })?);
+        let around = dh.value().clone();
+        let dnormed = self.attention.backward(dh, attention, context)?;
+        self.attention_norm.backward_for(&dnormed, attention_norm, &around, next, context)
     }
 }
 

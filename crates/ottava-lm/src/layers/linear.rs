@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Init, Param, Part};
-use crate::recipe::{LinearSite, Products};
+use crate::recipe::{LinearSite, ProductPrecision, Products};
 use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Copies, Operand, add_bias, bias_gradient, gemm_nt, gemm_nt_plus};
@@ -22,6 +22,44 @@ struct Fp8 {
     products: Products,
 }
 
+impl Fp8 {
+    /// What products read in this step.
+    fn products(&self, scaling: &ScalingState) -> Products {
+        if scaling.is_high_precision() { Products::HIGH } else { self.products }
+    }
+
+    /// Casts `x`, as its slot says, for those of `products` that read codes: the one that contracts it along its columns and wgrad,
+    /// as far as `copies` are wanted. In its first cast of the step, `frozen` is `None` and it is measured; so wgrad's copy is made
+    /// then in any case, where it is the only one.
+    fn cast(
+        slot: Slot,
+        products: [ProductPrecision; 2],
+        x: Tensor,
+        copies: Copies,
+        frozen: Option<Frozen>,
+        scaling: &mut ScalingState,
+    ) -> Result<GemmInput> {
+        let high = |i: usize| products[i] == ProductPrecision::High;
+        let first = frozen.is_none();
+        let wanted = [copies != Copies::Columns, copies != Copies::Rows || (first && high(0))];
+        let Some(copies) = copies_of([0, 1].map(|i| wanted[i] && !high(i))) else {
+            if first {
+                scaling.measure(slot, &x)?;
+            }
+            return Ok(GemmInput::Plain(x));
+        };
+        let (codes, frozen) = match frozen {
+            Some(frozen) => (scaling.quantize_again(slot, &frozen, &x, copies)?, frozen),
+            None => {
+                let frozen = scaling.freeze(slot, &x)?;
+                (scaling.quantize_by(slot, &frozen, &x, copies)?, frozen)
+            }
+        };
+        let keeps_value = [0, 1].iter().any(|&i| wanted[i] && high(i));
+        Ok(if keeps_value { GemmInput::Both(x, Box::new(codes), frozen) } else { GemmInput::Quantized(codes, frozen) })
+    }
+}
+
 /// What backward has of the input.
 pub enum LinearSaved {
     /// What wgrad reads: the transposed codes of `x`, or `x` `[T, K]` itself.
@@ -31,16 +69,6 @@ pub enum LinearSaved {
 }
 
 impl LinearSaved {
-    /// Forgets the operand.
-    pub fn drop_operand(&mut self) {
-        if let LinearSaved::Kept(x) = self {
-            *self = LinearSaved::Dropped(match x {
-                GemmInput::Plain(_) | GemmInput::Measured(..) => Frozen::default(),
-                GemmInput::Quantized(_, frozen) => std::mem::take(frozen),
-            });
-        }
-    }
-
     /// The operand, which `again` makes if it was dropped.
     pub fn operand(self, again: impl FnOnce(Frozen) -> Result<GemmInput>) -> Result<GemmInput> {
         match self {
@@ -77,19 +105,31 @@ impl Linear {
             return Ok(Linear { weight, bias, fp8: None });
         };
         let input = build.slots.add(format!("{name}.input"), casts.input);
-        weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), build.purpose);
+        let reads = [products.fprop, products.dgrad].map(|product| product != ProductPrecision::High);
+        if let Some(copies) = copies_of(reads) {
+            weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), copies, build.purpose);
+        }
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products }) })
     }
 
-    /// The slot of the cast that a producer of this linear's input should write to, if there is one.
-    pub fn input_slot(&self) -> Option<Slot> {
-        self.fp8.as_ref().map(|fp8| fp8.input)
+    /// The slot of the cast that a producer of this linear's input should write to, if codes are all that its products read.
+    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        let reads_codes = |fp8: &&Fp8| {
+            let Products { fprop, wgrad, .. } = fp8.products(scaling);
+            ![fprop, wgrad].contains(&ProductPrecision::High)
+        };
+        self.fp8.as_ref().filter(reads_codes).map(|fp8| fp8.input)
     }
 
-    /// The slot of the cast that a producer of this linear's output gradient should write to. A bias needs the gradient itself.
-    pub fn gradient_slot(&self) -> Option<Slot> {
-        self.fp8.as_ref().filter(|_| self.bias.is_none()).map(|fp8| fp8.grad_output)
+    /// The slot of the cast that a producer of this linear's output gradient should write to, if codes are all that its products read.
+    /// A bias needs the gradient itself.
+    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        let reads_codes = |fp8: &&Fp8| {
+            let Products { dgrad, wgrad, .. } = fp8.products(scaling);
+            self.bias.is_none() && ![dgrad, wgrad].contains(&ProductPrecision::High)
+        };
+        self.fp8.as_ref().filter(reads_codes).map(|fp8| fp8.grad_output)
     }
 
     /// [`Layer::forward`], plus `residual` `[T, N]` where there is one, which the product adds on its way out.
@@ -100,36 +140,50 @@ impl Linear {
         context: &mut Context,
     ) -> Result<(Tensor, LinearSaved)> {
         let copies = context.operand_copies();
-        let x = self.cast_input(x, copies, context.scaling)?;
+        let x = self.cast_input(x, copies, None, context.scaling)?;
         let y = self.fprop(&x, residual, context.scaling)?;
-        let saved = match x {
+        let saved = match x.for_wgrad() {
+            // Its producer will make the transposed codes by the way.
             GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            x => LinearSaved::Kept(x.only_transposed()),
+            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
+            x => LinearSaved::Kept(x),
         };
         Ok((y, saved))
     }
 
-    fn cast_input(&self, x: GemmInput, copies: Copies, scaling: &mut ScalingState) -> Result<GemmInput> {
+    /// An input in the form that products read, for which `copies` are wanted; `frozen` is the scale of one that is made again.
+    pub fn cast_input(
+        &self,
+        x: GemmInput,
+        copies: Copies,
+        frozen: Option<Frozen>,
+        scaling: &mut ScalingState,
+    ) -> Result<GemmInput> {
         match (x, &self.fp8) {
-            (GemmInput::Plain(x), Some(fp8)) => scaling.quantize(fp8.input, &x, copies),
+            (GemmInput::Plain(x), Some(fp8)) => {
+                let Products { fprop, wgrad, .. } = fp8.products(scaling);
+                Fp8::cast(fp8.input, [fprop, wgrad], x, copies, frozen, scaling)
+            }
             (x, _) => Ok(x),
         }
     }
 
-    /// `x · Wᵀ + b + residual`, of an operand that has been cast.
+    /// `x · Wᵀ + b + residual`, of an operand from [`Linear::cast_input`].
     pub fn fprop(&self, x: &GemmInput, residual: Option<&Tensor>, scaling: &mut ScalingState) -> Result<Tensor> {
         let out = self.weight.value.dtype();
         let product = |a, b, how| match residual {
             Some(residual) => gemm_nt_plus(a, b, residual, how),
             None => gemm_nt(a, b, out, how),
         };
-        let mut y = match (x, &self.fp8) {
-            (GemmInput::Plain(x), None) => product(Operand::plain(x), Operand::plain(&self.weight.value), PLAIN)?,
-            (GemmInput::Quantized(x, _), Some(fp8)) => {
+        let mut y = match self.products(scaling).fprop {
+            ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(scaling)?;
-                product(Operand::Rows(x), Operand::Rows(&weight), fp8.products.fprop)?
+                product(Operand::Rows(x.codes()), Operand::Rows(&weight), how)?
             }
-            _ => unreachable!("an operand is cast where its linear is"),
+            ProductPrecision::High => {
+                self.weight.measure_for_forward(scaling)?;
+                product(Operand::plain(x.value()), Operand::plain(&self.weight.value), PLAIN)?
+            }
         };
         if let Some(bias) = &self.bias {
             add_bias(&mut y, &bias.value)?;
@@ -140,13 +194,13 @@ impl Linear {
     /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
     pub fn cast_gradient(&mut self, dy: GemmInput, scaling: &mut ScalingState) -> Result<GemmInput> {
         if let Some(bias) = &mut self.bias {
-            let (GemmInput::Plain(dy) | GemmInput::Measured(dy, _)) = &dy else {
-                unreachable!("a linear with a bias has no gradient slot")
-            };
-            bias_gradient(dy, bias.grad_mut()?)?;
+            bias_gradient(dy.value(), bias.grad_mut()?)?;
         }
         match (dy, &self.fp8) {
-            (GemmInput::Plain(dy), Some(fp8)) => scaling.quantize(fp8.grad_output, &dy, Copies::Both),
+            (GemmInput::Plain(dy), Some(fp8)) => {
+                let Products { dgrad, wgrad, .. } = fp8.products(scaling);
+                Fp8::cast(fp8.grad_output, [dgrad, wgrad], dy, Copies::Both, None, scaling)
+            }
             (GemmInput::Measured(dy, amax), Some(fp8)) => {
                 scaling.quantize_measured(fp8.grad_output, &dy, amax, Copies::Both)
             }
@@ -154,34 +208,36 @@ impl Linear {
         }
     }
 
-    /// `dy · W`, of a gradient that has been cast.
+    /// `dy · W`, of a gradient from [`Linear::cast_gradient`].
     pub fn dgrad(&self, dy: &GemmInput, scaling: &mut ScalingState) -> Result<Tensor> {
         let out = self.weight.value.dtype();
-        Ok(match (dy, &self.fp8) {
-            (GemmInput::Quantized(dy, _), Some(fp8)) => {
+        Ok(match self.products(scaling).dgrad {
+            ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(scaling)?;
-                gemm_nt(Operand::Rows(dy), Operand::Columns(&weight), out, fp8.products.dgrad)?
+                gemm_nt(Operand::Rows(dy.codes()), Operand::Columns(&weight), out, how)?
             }
-            (GemmInput::Plain(dy), None) => {
-                gemm_nt(Operand::plain(dy), Operand::plain_transposed(&self.weight.value), out, PLAIN)?
+            ProductPrecision::High => {
+                gemm_nt(Operand::plain(dy.value()), Operand::plain_transposed(&self.weight.value), out, PLAIN)?
             }
-            _ => unreachable!("a gradient is cast where its linear is"),
         })
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight.
-    pub fn wgrad(&mut self, dy: &GemmInput, x: &GemmInput) -> Result<()> {
-        match (dy, x, &self.fp8) {
-            (GemmInput::Quantized(dy, _), GemmInput::Quantized(x, _), Some(fp8)) => {
-                let (a, b) = (Operand::Columns(dy), Operand::Columns(x));
-                self.weight.add_product_to_grad(a, b, fp8.products.wgrad)
+    pub fn wgrad(&mut self, dy: &GemmInput, x: &GemmInput, scaling: &ScalingState) -> Result<()> {
+        match self.products(scaling).wgrad {
+            ProductPrecision::Fp8(how) => {
+                let (a, b) = (Operand::Columns(dy.codes()), Operand::Columns(x.codes()));
+                self.weight.add_product_to_grad(a, b, how)
             }
-            (GemmInput::Plain(dy), GemmInput::Plain(x), None) => {
-                let (a, b) = (Operand::plain_transposed(dy), Operand::plain_transposed(x));
+            ProductPrecision::High => {
+                let (a, b) = (Operand::plain_transposed(dy.value()), Operand::plain_transposed(x.value()));
                 self.weight.add_product_to_grad(a, b, PLAIN)
             }
-            _ => unreachable!("gradient and input are cast alike"),
         }
+    }
+
+    fn products(&self, scaling: &ScalingState) -> Products {
+        self.fp8.as_ref().map_or(Products::HIGH, |fp8| fp8.products(scaling))
     }
 }
 
@@ -197,7 +253,7 @@ impl Layer for Linear {
         let x = saved.operand(|_| unreachable!("what a linear alone saves is not dropped"))?;
         let dy = self.cast_gradient(dy, context.scaling)?;
         let dx = self.dgrad(&dy, context.scaling)?;
-        self.wgrad(&dy.only_transposed(), &x)?;
+        self.wgrad(&dy.for_wgrad(), &x, context.scaling)?;
         Ok(dx)
     }
 
@@ -211,3 +267,13 @@ impl Layer for Linear {
 
 /// Wide operands are always added up exactly.
 const PLAIN: Accumulation = Accumulation::Exact;
+
+/// The copies that are read along the rows and along the columns, if any is.
+fn copies_of(read: [bool; 2]) -> Option<Copies> {
+    match read {
+        [true, true] => Some(Copies::Both),
+        [true, false] => Some(Copies::Rows),
+        [false, true] => Some(Copies::Columns),
+        [false, false] => None,
+    }
+}

@@ -4,7 +4,7 @@ use super::{Linear, LinearSaved};
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
-use crate::scaling::Slot;
+use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Copies, swiglu, swiglu_backward_to, swiglu_to};
 
@@ -34,13 +34,18 @@ impl Mlp {
     }
 
     /// The slot that a producer of its input should write to.
-    pub fn input_slot(&self) -> Option<Slot> {
-        self.gate_up.input_slot()
+    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        self.gate_up.input_slot(scaling)
+    }
+
+    /// Its input, as [`Linear::cast_input`] has it, once more.
+    pub fn cast_input_again(&self, x: GemmInput, frozen: Frozen, scaling: &mut ScalingState) -> Result<GemmInput> {
+        self.gate_up.cast_input(x, Copies::Columns, Some(frozen), scaling)
     }
 
     /// The slot that a producer of its output's gradient should measure for.
-    pub fn gradient_slot(&self) -> Option<Slot> {
-        self.down.gradient_slot()
+    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
+        self.down.gradient_slot(scaling)
     }
 
     /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
@@ -52,12 +57,9 @@ impl Mlp {
     ) -> Result<(Tensor, MlpSaved)> {
         let (hidden, input) = self.gate_up.forward(x, context)?;
         // SwiGLU's backward makes the transposed codes by the way, so forward never does.
-        let (slot, copies) = (self.down.input_slot(), Copies::Rows);
+        let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
         let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
-        let (y, mut activated) = self.down.forward_plus(activated, residual, context)?;
-        if context.recompute.operands() {
-            activated.drop_operand();
-        }
+        let (y, activated) = self.down.forward_plus(activated, residual, context)?;
         Ok((y, MlpSaved { input, hidden, activated }))
     }
 }
@@ -71,11 +73,11 @@ impl Layer for Mlp {
     }
 
     fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
-        let (slot, hidden) = (self.down.input_slot(), saved.hidden);
+        let (slot, hidden) = (self.down.input_slot(context.scaling), saved.hidden);
         let dy = self.down.cast_gradient(dy, context.scaling)?;
         let dactivated = self.down.dgrad(&dy, context.scaling)?;
-        let dy = dy.only_transposed();
-        let gradient = self.gate_up.gradient_slot();
+        let dy = dy.for_wgrad();
+        let gradient = self.gate_up.gradient_slot(context.scaling);
         let (dhidden, activated) = match (saved.activated, slot) {
             // The pass that makes the gradient has all that the activation is made of in its hands.
             (LinearSaved::Dropped(frozen), Some(slot)) => {
@@ -84,7 +86,10 @@ impl Layer for Mlp {
                 })?
             }
             (activated, _) => {
-                let activated = activated.operand(|_| Ok(swiglu(&hidden)?.into()))?;
+                let activated = activated.operand(|frozen| {
+                    let activated = swiglu(&hidden)?.into();
+                    self.down.cast_input(activated, Copies::Columns, Some(frozen), context.scaling)
+                })?;
                 let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
                     Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
                 })?;
@@ -92,7 +97,7 @@ impl Layer for Mlp {
             }
         };
         drop((hidden, dactivated));
-        self.down.wgrad(&dy, &activated)?;
+        self.down.wgrad(&dy, &activated, context.scaling)?;
         drop((dy, activated));
         self.gate_up.backward(dhidden, saved.input, context)
     }

@@ -202,6 +202,7 @@ impl Decoder {
         let table = rope_table(device, &frequencies, seq_len, real_type(recipe.compute))?;
         let mut build = Builder { device, recipe, purpose, weights, slots: Slots::default(), block: None };
         let c = config;
+        recipe.expect_on(device)?;
         let embedding = Embedding::new(&mut build, "model.embed_tokens", c.vocabulary, c.channels, c.init_std)?;
         let blocks = (0..c.layers).map(|i| block(&mut build, c, i, &table)).collect::<Result<Vec<_>>>()?;
         build.block = None;
@@ -320,7 +321,7 @@ impl Decoder {
         let mut dx = GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?);
         for (i, kept) in saved.into_iter().enumerate().rev() {
             // What leaves a block is first cast by the block before it.
-            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot());
+            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot(context.scaling));
             dx = self.blocks[i].backward_for(dx, kept, next, &mut context)?;
         }
         self.embedding.backward(dx.value(), inputs)?;

@@ -75,8 +75,8 @@ impl AdamWOptimizer {
         Ok(global_norm(&grads)?)
     }
 
-    /// Counts a step and sets its scalars, before any of its work is enqueued.
-    pub fn begin_step(&mut self, learning_rate: f64) -> Result<()> {
+    /// Counts a step and sets its scalars, before any of its work is enqueued. Gradients will come multiplied by `loss_scale`.
+    pub fn begin_step(&mut self, learning_rate: f64, loss_scale: f64) -> Result<()> {
         self.steps += 1;
         Ok(self.scalars.set(&AdamW {
             learning_rate,
@@ -85,7 +85,13 @@ impl AdamWOptimizer {
             epsilon: self.config.epsilon,
             step: self.steps,
             max_norm: self.config.max_grad_norm,
+            loss_scale,
         })?)
+    }
+
+    /// Takes a step back whose gradients were not finite, so that it changed nothing.
+    pub fn skip_step(&mut self) {
+        self.steps -= 1;
     }
 
     /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite

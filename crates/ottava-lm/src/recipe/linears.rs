@@ -2,6 +2,7 @@
 
 use super::{Casts, FP8_PAYS, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
+use ottava_tensor::Granularity;
 use ottava_tensor::ops::AmaxReducer;
 
 /// Linears that stay in the compute type of a recipe that casts.
@@ -35,7 +36,7 @@ pub struct LinearSite {
 /// What a recipe does with a linear.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Its casts, and how its products add up; `None` leaves it in the compute type.
+    /// Its casts, and what its products read; `None` leaves it in the compute type.
     pub fp8: Option<(Casts, Products)>,
     /// Why, in words for a plan.
     pub reason: String,
@@ -65,7 +66,10 @@ impl Recipe {
         if let Some(tokens) = slow_at.filter(|&tokens| !FP8_PAYS.holds(tokens, site.outputs, site.inputs)) {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }
-        let reason = format!("recipe {}: {}", self.name.as_str(), scaling(casts.input.scaling));
+        if self.products == Products::HIGH {
+            return Ok(plain("high_precision_products names all three".into()));
+        }
+        let reason = format!("recipe {}: {}", self.name.as_str(), scaling(&casts));
         Ok(Decision { fp8: Some((casts, self.products)), reason })
     }
 
@@ -135,9 +139,22 @@ fn glob(pattern: &str, text: &str) -> bool {
     }
 }
 
-fn scaling(scaling: Scaling) -> String {
-    match scaling {
-        Scaling::Current(_) => "each tensor is scaled by its own amax".into(),
+fn scaling(casts: &Casts) -> String {
+    match casts.input.scaling {
+        Scaling::Current(how) => {
+            let what = match casts.input.granularity {
+                Granularity::PerTensor => "tensor",
+                Granularity::PerRow => "row",
+                Granularity::Blocks1x128 | Granularity::Blocks128x128 => "block of 1x128, of weights of 128x128,",
+                Granularity::Mx => "32 neighbours along the sums",
+            };
+            let rounded = if how.power_of_two || casts.input.granularity == Granularity::Mx {
+                ", rounded to a power of two"
+            } else {
+                ""
+            };
+            format!("each {what} is scaled by its own amax{rounded}")
+        }
         Scaling::Delayed { how, window, .. } => {
             let reducer = match how.reducer {
                 AmaxReducer::Max => "the largest",

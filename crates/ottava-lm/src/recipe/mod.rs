@@ -2,13 +2,17 @@
 
 mod fp8_pays;
 mod linears;
+mod precision;
+mod steps;
 
 pub use fp8_pays::{FP8_PAYS, Fp8Pays};
 pub use linears::{Decision, Exceptions, LinearSite};
+pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums};
+pub use steps::Steps;
 
 use crate::error::{Error, Result};
-use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
-use ottava_tensor::{DType, Granularity};
+use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
+use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// How a cast finds its scale.
@@ -59,15 +63,30 @@ pub struct Casts {
     pub grad_output: Cast,
 }
 
-/// How each product of a linear layer adds up.
+/// What a product of a linear layer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProductPrecision {
+    /// Operands in the recipe's compute type.
+    High,
+    /// FP8 operands, whose products add up so.
+    Fp8(Accumulation),
+}
+
+/// What each product of a linear layer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
     /// `y = x · Wᵀ`.
-    pub fprop: Accumulation,
+    pub fprop: ProductPrecision,
     /// `dx = dy · W`.
-    pub dgrad: Accumulation,
+    pub dgrad: ProductPrecision,
     /// `dW = dyᵀ · x`.
-    pub wgrad: Accumulation,
+    pub wgrad: ProductPrecision,
+}
+
+impl Products {
+    /// All operands as they are.
+    pub const HIGH: Products =
+        Products { fprop: ProductPrecision::High, dgrad: ProductPrecision::High, wgrad: ProductPrecision::High };
 }
 
 /// The precision of a run. Embedding, norms, attention, head and loss always stay in `compute`.
@@ -79,7 +98,7 @@ pub struct Recipe {
     pub compute: DType,
     /// The casts of the blocks' linears; `None` leaves them in `compute`.
     pub casts: Option<Casts>,
-    /// How FP8 products add up.
+    /// What the products of those linears read.
     pub products: Products,
     /// Linears that stay in `compute` all the same; [`Recipe::decide`] tells for each.
     pub exceptions: Exceptions,
@@ -93,24 +112,56 @@ pub enum RecipeName {
     Fp32,
     /// Activations and products in bfloat16, master weights in binary32.
     Bf16,
+    /// The same in float16, with a loss scale.
+    Fp16,
     /// FP8 products with scales from earlier steps.
     Fp8Delayed,
     /// FP8 products with scales from the tensors themselves.
     Fp8Current,
+    /// FP8 products with a scale for each row of an operand, from the row itself.
+    Fp8Row,
+    /// FP8 products with a scale for each block of an operand, from the block itself.
+    Fp8Block,
+    /// The same with MX's blocks of 32 and scales that are powers of two: what Blackwell computes, emulated on the CPU.
+    Mxfp8,
+}
+
+impl Recipe {
+    /// Checks that `device` has the products of this recipe.
+    pub fn expect_on(&self, device: &Device) -> Result<()> {
+        match (device, self.name) {
+            (Device::Cuda(_), RecipeName::Mxfp8) => Err(Error::Config(
+                "recipe mxfp8 needs products that Hopper GPUs do not have; it is emulated with `device = \"cpu\"`, and recipe fp8-block is its like on this GPU".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl RecipeName {
     /// All names, in the order of the documentation.
-    pub const ALL: [RecipeName; 4] =
-        [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current];
+    pub const ALL: [RecipeName; 8] = [
+        RecipeName::Fp32,
+        RecipeName::Bf16,
+        RecipeName::Fp16,
+        RecipeName::Fp8Delayed,
+        RecipeName::Fp8Current,
+        RecipeName::Fp8Row,
+        RecipeName::Fp8Block,
+        RecipeName::Mxfp8,
+    ];
 
     /// The spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
             RecipeName::Fp32 => "fp32",
             RecipeName::Bf16 => "bf16",
+            RecipeName::Fp16 => "fp16",
             RecipeName::Fp8Delayed => "fp8-delayed",
             RecipeName::Fp8Current => "fp8-current",
+            RecipeName::Fp8Row => "fp8-row",
+            RecipeName::Fp8Block => "fp8-block",
+            RecipeName::Mxfp8 => "mxfp8",
         }
     }
 }
@@ -122,144 +173,5 @@ impl std::str::FromStr for RecipeName {
             let names = RecipeName::ALL.map(RecipeName::as_str).join(", ");
             Error::Config(format!("there is no recipe `{text}`; the recipes are {names}"))
         })
-    }
-}
-
-/// Which FP8 formats the operands have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fp8Format {
-    /// E4M3 for inputs and weights, E5M2 for gradients.
-    Hybrid,
-    /// E4M3 everywhere.
-    E4m3,
-}
-
-/// The `[precision]` table of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Precision {
-    /// The recipe: `fp32`, `bf16`, `fp8-delayed` or `fp8-current`.
-    pub recipe: RecipeName,
-    /// FP8 formats: `hybrid` (gradients in E5M2) or `e4m3`.
-    pub fp8_format: Fp8Format,
-    /// Steps of amax history that delayed scaling keeps.
-    pub amax_history_len: usize,
-    /// How delayed scaling reduces its history: `max` or `most_recent`.
-    pub amax_compute_algo: AmaxReducer,
-    /// Headroom of delayed scaling in powers of two.
-    pub margin: i32,
-    /// Steps from one computation of a delayed scale to the next.
-    pub interval: u32,
-    /// What delayed scaling does with an amax that is not finite: `quarantine` (passed over) or `keep` (enters the history).
-    pub non_finite: NonFinite,
-    /// What delayed scaling does in its first step: `current` or `unscaled`.
-    pub first_step: FirstStep,
-    /// How FP8 products of forward add up: `fast` or `exact`.
-    pub fprop_accumulation: Accumulation,
-    /// The same for gradients by inputs.
-    pub dgrad_accumulation: Accumulation,
-    /// The same for gradients by weights.
-    pub wgrad_accumulation: Accumulation,
-    /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
-    pub high_precision_layers: Vec<String>,
-    /// Blocks at the start whose linears stay in BF16.
-    pub first_layers_bf16: usize,
-    /// Blocks at the end whose linears stay in BF16.
-    pub last_layers_bf16: usize,
-    /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
-    pub skip_slow_linears: bool,
-}
-
-impl Default for Precision {
-    fn default() -> Precision {
-        Precision {
-            recipe: RecipeName::Bf16,
-            fp8_format: Fp8Format::Hybrid,
-            amax_history_len: 1024,
-            amax_compute_algo: AmaxReducer::Max,
-            margin: 0,
-            interval: 1,
-            non_finite: NonFinite::Quarantine,
-            first_step: FirstStep::Current,
-            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them.
-            fprop_accumulation: Accumulation::Fast,
-            dgrad_accumulation: Accumulation::Exact,
-            wgrad_accumulation: Accumulation::Exact,
-            high_precision_layers: Vec::new(),
-            first_layers_bf16: 0,
-            last_layers_bf16: 0,
-            skip_slow_linears: false,
-        }
-    }
-}
-
-impl Precision {
-    /// What is wrong with these settings, a sentence each.
-    pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        if self.amax_history_len == 0 {
-            problems.push("`precision.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
-        }
-        if !(0..=8).contains(&self.margin) {
-            problems
-                .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
-        }
-        if !(1..=1 << 20).contains(&self.interval) {
-            problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
-        }
-        if self.high_precision_layers.iter().any(String::is_empty) {
-            problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
-        }
-        problems
-    }
-
-    /// The recipe these settings describe in a run with micro-batches of this many tokens.
-    pub fn recipe_at(&self, micro_batch_tokens: usize) -> Recipe {
-        let mut recipe = self.recipe();
-        recipe.exceptions.slow_at = self.skip_slow_linears.then_some(micro_batch_tokens);
-        recipe
-    }
-
-    /// The recipe these settings describe, where speed decides nothing.
-    pub fn recipe(&self) -> Recipe {
-        let how = DelayedScaling {
-            reducer: self.amax_compute_algo,
-            margin: self.margin,
-            interval: self.interval,
-            non_finite: self.non_finite,
-        };
-        let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
-        let (compute, scaling) = match self.recipe {
-            RecipeName::Fp32 => (DType::F32, None),
-            RecipeName::Bf16 => (DType::BF16, None),
-            RecipeName::Fp8Delayed => (DType::BF16, Some(delayed)),
-            RecipeName::Fp8Current => (DType::BF16, Some(Scaling::Current(CurrentScaling::default()))),
-        };
-        let gradients = match self.fp8_format {
-            Fp8Format::Hybrid => DType::E5M2,
-            Fp8Format::E4m3 => DType::E4M3,
-        };
-        let cast = |format, scaling| Cast { format, granularity: Granularity::PerTensor, scaling };
-        Recipe {
-            name: self.recipe,
-            compute,
-            casts: scaling.map(|scaling| Casts {
-                input: cast(DType::E4M3, scaling),
-                weight: cast(DType::E4M3, scaling),
-                grad_output: cast(gradients, scaling),
-            }),
-            products: Products {
-                fprop: self.fprop_accumulation,
-                dgrad: self.dgrad_accumulation,
-                wgrad: self.wgrad_accumulation,
-            },
-            exceptions: Exceptions {
-                patterns: self.high_precision_layers.clone(),
-                first: self.first_layers_bf16,
-                last: self.last_layers_bf16,
-                slow_at: None,
-            },
-        }
     }
 }

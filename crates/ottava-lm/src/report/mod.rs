@@ -1,9 +1,17 @@
-//! What a run tells about itself: numbers for programs, for TensorBoard, and a picture.
+//! What a run tells about itself: numbers for programs, for TensorBoard, and pictures.
 
+pub mod cast_table;
+pub mod casts;
+pub mod heat_map;
 pub mod metrics;
 pub mod plot;
+pub mod summary;
 pub mod tensorboard;
 
+pub use cast_table::{CastTable, Outlier};
+pub use casts::CastLog;
+pub use heat_map::cast_maps;
 pub use metrics::MetricsWriter;
 pub use plot::loss_svg;
+pub use summary::{Share, Summary};
 pub use tensorboard::EventWriter;

@@ -193,11 +193,11 @@ fn legend(svg: &mut String, entries: [(&str, &str, Option<&Point>); 2]) {
     }
 }
 
-fn push(svg: &mut String, element: std::fmt::Arguments) {
+pub(super) fn push(svg: &mut String, element: std::fmt::Arguments) {
     writeln!(svg, "{element}").expect("writing to a string does not fail");
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 

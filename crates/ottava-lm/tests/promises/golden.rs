@@ -2,7 +2,7 @@
 //!
 //! A change that means to move them records them again with `OTTAVA_GOLDEN=record`, and says why in its commit.
 
-use crate::setup::{Training, batch, decoder, recipes, tiny_llama};
+use crate::setup::{Training, batch, decoder, recipes, recipes_on, tiny_llama};
 use ottava_lm::recipe::Recipe;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device};
@@ -59,7 +59,7 @@ fn losses_of_twenty_steps_are_the_recorded_bits() {
 fn losses_on_a_gpu_are_close_to_the_recorded_ones() {
     let Some(gpu) = gpu() else { return };
     let recorded = recorded();
-    for (name, recipe) in recipes() {
+    for (name, recipe) in recipes_on(&gpu) {
         let seen = losses(&recipe, &gpu);
         let apart = |i: usize| (seen[i] / recorded[&name][i] - 1.0).abs();
         let worst = (0..STEPS).max_by(|&i, &j| apart(i).total_cmp(&apart(j))).expect("steps");

@@ -1,10 +1,16 @@
 //! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
 
 mod accumulation;
+mod cast_log;
+mod casts;
+mod convergence;
 mod determinism;
+mod fp16;
 mod golden;
 mod gradients;
-mod recipes;
+mod high_precision;
+mod model_gradients;
+mod products;
 mod recompute;
 mod referee;
 mod resume;

@@ -1,6 +1,6 @@
 //! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches.
 
-use crate::setup::{Seeded, batch, config, devices, finish_step, gradients, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, config, devices_of, finish_step, gradients, recipes, tiny_llama};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
@@ -55,7 +55,7 @@ fn recomputation_changes_no_bit() {
     }));
     for config in [tiny_llama(), qwen] {
         for (name, recipe) in recipes() {
-            for device in devices() {
+            for device in devices_of(&recipe) {
                 let reference = run(&config, &recipe, &device, Kept::FULL);
                 for recompute in Recompute::ALL {
                     for weight_codes in [true, false] {

@@ -2,18 +2,29 @@
 
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
-use ottava_lm::recipe::{Fp8Format, Precision, Recipe, RecipeName};
+use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling};
 use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{
-    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, adamw, global_norm, normal,
+    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, CurrentScaling, adamw, global_norm, normal,
 };
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
+use std::io::Read;
 
 /// The CPU and, where there is one, the GPU.
 pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
+}
+
+/// Those of [`devices`] that have the products of `recipe`.
+pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
+    devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// Those of [`recipes`] whose products `device` has.
+pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
 }
 
 /// The recipe of a name and the formats of its casts.
@@ -21,8 +32,27 @@ pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     Precision { recipe: name, fp8_format: format, amax_history_len: 4, ..Precision::default() }.recipe()
 }
 
-/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one.
+/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
+/// some that leave products, so that every operand is met in both forms.
 pub fn mixed() -> Vec<(String, Recipe)> {
+    use ProductName::{Dgrad, Fprop, Wgrad};
+    let products = [
+        (RecipeName::Fp8Delayed, vec![Wgrad]),
+        (RecipeName::Fp8Current, vec![Fprop]),
+        (RecipeName::Fp8Current, vec![Dgrad, Wgrad]),
+        (RecipeName::Fp8Row, vec![Fprop, Dgrad]),
+        (RecipeName::Fp8Block, vec![Dgrad]),
+    ];
+    let products = products.map(|(name, high)| {
+        let words = format!("{} but {high:?}", name.as_str());
+        let high_precision_products = high;
+        (
+            words,
+            Precision { recipe: name, high_precision_products, amax_history_len: 4, ..Precision::default() }.recipe(),
+        )
+    });
+    let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
+    let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
     let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
     [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
@@ -31,14 +61,19 @@ pub fn mixed() -> Vec<(String, Recipe)> {
             recipe.exceptions.patterns = patterns.map(String::from).to_vec();
             (format!("{} and bf16", name.as_str()), recipe)
         })
-        .to_vec()
+        .into_iter()
+        .chain(products)
+        .chain([rounded])
+        .collect()
 }
 
 /// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
 pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
-        RecipeName::Fp32 | RecipeName::Bf16 => &[Fp8Format::Hybrid][..],
+        RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
+        RecipeName::Fp8Row => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
+        RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {
@@ -47,6 +82,29 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     })
     .chain(mixed())
     .collect()
+}
+
+/// The names of recipes that cast and whose products `device` has.
+pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
+    let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
+    let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
+    RecipeName::ALL.into_iter().filter(casts).collect()
+}
+
+/// Of [`recipes_on`] those that cast.
+pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
+    recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
+}
+
+/// A fault that must not pass: current scaling, but gradients go to `format` as they are.
+pub fn unscaled_gradients(format: DType) -> Recipe {
+    let mut recipe = recipe(RecipeName::Fp8Current, Fp8Format::Hybrid);
+    let casts = recipe.casts.as_mut().expect("it casts");
+    // An amax that counts as the largest finite value makes the scale 1.
+    let epsilon = format.max_finite().expect("an FP8 format");
+    let scaling = Scaling::Current(CurrentScaling { epsilon, power_of_two: false });
+    casts.grad_output = Cast { format, scaling, ..casts.grad_output };
+    recipe
 }
 
 /// Binary64 everywhere: what finite differences need.
@@ -116,6 +174,26 @@ pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     losses
 }
 
+/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128.
+pub fn text() -> Vec<i32> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
+    let file = std::fs::File::open(path).expect("the bundled text is there");
+    let mut all = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
+    let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
+    // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
+    let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
+    visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
+}
+
+/// A batch of `text` from byte `start` on.
+pub fn text_batch(text: &[i32], start: usize, rows: usize, seq_len: usize) -> [Tensor; 2] {
+    [0, 1].map(|shift| {
+        let ids = &text[start + shift..][..rows * seq_len];
+        Tensor::from_slice(&Device::Cpu, &[rows * seq_len], ids).expect("as many")
+    })
+}
+
 /// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.
 pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Tensor; 2] {
     let noise = integers(name, rows * (seq_len + 1), 8 * vocabulary).to_vec::<i32>().expect("integers");
@@ -154,7 +232,8 @@ impl Training {
         };
         self.step += 1;
         let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
-        let how = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: self.step, max_norm: 1.0 };
+        let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
+        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, loss_scale: 1.0 };
         let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
         scalars.set(&how).expect("memory");
         let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");

@@ -1,6 +1,6 @@
 //! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
 
-use crate::setup::{Seeded, batch, devices, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, devices, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
@@ -15,14 +15,16 @@ const ROWS: usize = 3;
 const TOKENS: usize = 13;
 const STEPS: usize = 5;
 
-/// Losses, norms, weights, moments and scales after five steps of two micro-batches; `between` runs after each.
-fn run(
+/// Losses, norms, weights, moments and scales after five steps of two micro-batches; `before` runs before each.
+pub fn run(
     recipe: &Recipe,
     device: &Device,
     kept: Kept,
     recorded: bool,
-    mut between: impl FnMut(&mut Decoder),
+    mut before: impl FnMut(&mut Decoder, usize),
 ) -> Vec<(String, Vec<f64>)> {
+    // Updates cannot be added to float16.
+    let kept = Kept { masters: kept.masters || recipe.compute == DType::F16, ..kept };
     let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
@@ -34,6 +36,7 @@ fn run(
     let mut work = if recorded { work } else { work.eager() };
     let mut seen = Vec::new();
     for step in 0..STEPS {
+        before(&mut model, step);
         for pass in 0..2 {
             let [inputs, targets] = batch(&format!("step {step}, {pass}"), ROWS, TOKENS, sizes.vocabulary)
                 .map(|ids| ids.to_vec::<i32>().unwrap());
@@ -43,9 +46,14 @@ fn run(
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
         let lost = model.scaling().losses().unwrap();
         seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
-        between(&mut model);
+        for cast in model.scaling().measured().unwrap() {
+            let measured = vec![f64::from(cast.amax), cast.scale.map_or(0.0, f64::from)];
+            seen.push((format!("amax and scale of {} in step {step}", cast.name), measured));
+        }
     }
-    assert!(seen[0].1[0] > seen[2 * STEPS - 2].1[0], "the loss falls: {seen:?}");
+    let loss =
+        |step: usize| seen.iter().find(|(what, _)| *what == format!("loss and norm of step {step}")).unwrap().1[0];
+    assert!(loss(0) > loss(STEPS - 1), "the loss falls: {seen:?}");
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
         seen.push((param.name().to_string(), values(param.full())));
         seen.push((format!("moments of {}", param.name()), [values(&moments.m), values(&moments.v)].concat()));
@@ -55,33 +63,39 @@ fn run(
     seen
 }
 
-fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, Vec<f64>)]) {
+pub fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, Vec<f64>)]) {
+    assert_eq!(expected.len(), got.len(), "{what}");
     for ((name, expected), (_, got)) in expected.iter().zip(got) {
         assert!(expected == got, "{what}: {name} differs");
     }
 }
 
-const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_codes: true, recompute: Recompute::None };
+/// Without what casts lost: weights whose codes are not kept are cast, and counted, more often.
+pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f64>)> {
+    all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
+}
+
+pub const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_codes: true, recompute: Recompute::None };
 
 #[test]
 fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
     // On the CPU nothing is recorded, and this compares two equal runs.
     for device in devices() {
-        for (name, recipe) in recipes() {
+        for (name, recipe) in recipes_on(&device) {
             for kept in [
                 Kept::FULL,
                 LEAN,
                 Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
                 Kept { recompute: Recompute::Full, ..Kept::FULL },
             ] {
-                let eager = run(&recipe, &device, kept, false, |_| {});
+                let eager = run(&recipe, &device, kept, false, |_, _| {});
                 expect_same(
                     &format!("{name} on {device}, {kept:?}"),
                     &eager,
-                    &run(&recipe, &device, kept, true, |_| {}),
+                    &run(&recipe, &device, kept, true, |_, _| {}),
                 );
                 // An evaluation takes and returns memory between steps.
-                let evaluate = |model: &mut Decoder| {
+                let evaluate = |model: &mut Decoder, _| {
                     let ids = integers("ids", 2 * TOKENS, 96).to_device(&device).unwrap();
                     model.losses(&ids, &ids, 2).unwrap();
                 };
@@ -93,13 +107,16 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
 }
 
 #[test]
-fn an_update_casts_weights_as_a_cast_of_their_own_would() {
+fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_product() {
     for device in devices() {
-        for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
+        for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
             for kept in [Kept::FULL, LEAN] {
-                let cast_by_update = run(&recipe, &device, kept, false, |_| {});
-                let cast_again = run(&recipe, &device, kept, false, |model| model.quantize_weights().unwrap());
+                let cast_by_update = run(&recipe, &device, kept, false, |_, _| {});
+                let cast_again = run(&recipe, &device, kept, false, |model, _| model.quantize_weights().unwrap());
                 expect_same(&format!("{name} on {device}, {kept:?}"), &cast_by_update, &cast_again);
+                let cast_by_products = run(&recipe, &device, Kept { weight_codes: false, ..kept }, false, |_, _| {});
+                let [once, often] = [&cast_by_update, &cast_by_products].map(|all| without_losses_of_casts(all));
+                expect_same(&format!("{name} on {device}, {kept:?}, without codes"), &once, &often);
             }
         }
     }

@@ -1,8 +1,11 @@
 //! The products of linear layers beside the best rate of a large product.
 
 use super::{copy_bandwidth, time_for};
-use crate::ops::{Accumulation, CastStatistics, Copies, Operand, cast, gemm_nt, gemm_nt_into, normal, quantize};
-use crate::{DType, Device, QuantizedTensor, Result, Tensor};
+use crate::ops::{
+    Accumulation, CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Operand, cast, gemm_nt, gemm_nt_into,
+    normal,
+};
+use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
 /// What a round of products lasts about: long enough for the chip to be as warm, and so as slow, as in training.
 pub(super) const ROUND_MILLISECONDS: f64 = 40.0;
@@ -29,14 +32,14 @@ impl Product {
 pub enum Operands {
     /// Matrices of this type.
     Plain(DType),
-    /// FP8 codes of these formats.
+    /// FP8 codes of these formats, whose scales are shared so.
     Fp8 {
         /// Of `x`.
-        input: DType,
+        input: (DType, Granularity),
         /// Of `W`.
-        weight: DType,
+        weight: (DType, Granularity),
         /// Of `dy`.
-        grad_output: DType,
+        grad_output: (DType, Granularity),
     },
 }
 
@@ -48,15 +51,24 @@ enum Matrix {
 
 impl Matrix {
     /// Normal values; codes use most of the format's range, since a chip's speed depends on how many bits flip.
-    fn random(device: &Device, shape: [usize; 2], dtype: DType, seed: u64) -> Result<Matrix> {
-        let x = cast(&normal(device, &shape, 1.0, seed)?, if dtype.is_fp8() { DType::BF16 } else { dtype })?;
-        if !dtype.is_fp8() {
-            return Ok(Matrix::Plain(x));
-        }
-        let largest = dtype.max_finite().expect("an FP8 format has a largest finite value");
-        let scale = Tensor::from_slice(device, &[1], &[largest / 6.0])?;
-        let mut unread = CastStatistics::new(device, 1)?;
-        Ok(Matrix::Fp8(quantize(&x, dtype, &scale, Copies::Both, &mut unread, 0)?))
+    fn random(
+        device: &Device,
+        shape: [usize; 2],
+        (dtype, granularity): (DType, Granularity),
+        seed: u64,
+    ) -> Result<Matrix> {
+        let Some(largest) = dtype.max_finite().filter(|_| dtype.is_fp8()) else {
+            return Ok(Matrix::Plain(cast(&normal(device, &shape, 1.0, seed)?, dtype)?));
+        };
+        let x = cast(&normal(device, &shape, 1.0, seed)?, DType::BF16)?;
+        let (given, mut unread) =
+            (Tensor::from_slice(device, &[1], &[largest / 6.0])?, CastStatistics::new(device, 1)?);
+        let scale = match granularity {
+            Granularity::PerTensor => CastScale::Given(&given),
+            granularity => CastScale::Own(granularity, CurrentScaling::default()),
+        };
+        let to = Fp8Output { format: dtype, scale, copies: Copies::Both, statistics: &mut unread, slot: 0 };
+        Ok(Matrix::Fp8(to.cast(&x)?))
     }
 
     fn rows(&self) -> Operand<'_> {
@@ -84,7 +96,7 @@ pub fn gemm_milliseconds(
     accumulation: Accumulation,
 ) -> Result<f64> {
     let [input, weight, grad_output] = match operands {
-        Operands::Plain(dtype) => [dtype; 3],
+        Operands::Plain(dtype) => [(dtype, Granularity::PerTensor); 3],
         Operands::Fp8 { input, weight, grad_output } => [input, weight, grad_output],
     };
     let x = || Matrix::random(device, [tokens, inputs], input, 1);
@@ -128,7 +140,7 @@ impl Rates {
             let milliseconds = gemm_milliseconds(device, Product::Fprop, [size; 3], operands, how.0, how.1)?;
             Ok::<_, crate::Error>(2.0 * (size as f64).powi(3) / (milliseconds * 1e-3))
         };
-        let codes = DType::E4M3;
+        let codes = (DType::E4M3, Granularity::PerTensor);
         Ok(Rates {
             bf16_flops: rate(Operands::Plain(DType::BF16))?,
             fp8_flops: rate(Operands::Fp8 { input: codes, weight: codes, grad_output: codes })?,

@@ -1,6 +1,6 @@
 //! A range of device memory with an owner.
 
-use super::{CudaDevice, PinnedBuffer};
+use super::CudaDevice;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,35 +57,6 @@ impl DeviceBuffer {
         // SAFETY: the range was checked, and the wait keeps `out` borrowed until the copy is over.
         unsafe { self.device.context.copy_to_host(out.as_mut_ptr(), from, out.len())? };
         self.device.synchronize()
-    }
-
-    /// Enqueues a copy from pinned memory and returns at once.
-    ///
-    /// # Safety
-    /// `from` is neither written nor dropped until the stream has passed the copy.
-    pub unsafe fn write_later(&mut self, offset: usize, from: &PinnedBuffer, range: Range<usize>) -> Result<()> {
-        let bytes = from.get(range.clone()).ok_or_else(|| outside(&range, from.len()))?;
-        let to = self.address(offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: both ranges were checked; the caller keeps the memory as it is.
-        unsafe { self.device.context.copy_to_device(to, bytes.as_ptr(), bytes.len()) }
-    }
-
-    /// Enqueues a copy to pinned memory and returns at once.
-    ///
-    /// # Safety
-    /// `into` is neither read, written nor dropped until the stream has passed the copy.
-    pub unsafe fn read_later(&self, offset: usize, into: &mut PinnedBuffer, range: Range<usize>) -> Result<()> {
-        let length = into.len();
-        let bytes = into.get_mut(range.clone()).ok_or_else(|| outside(&range, length))?;
-        let from = self.address(offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: both ranges were checked; the caller leaves the memory alone.
-        unsafe { self.device.context.copy_to_host(bytes.as_mut_ptr(), from, bytes.len()) }
     }
 
     /// Enqueues a copy of `bytes` from another buffer of the same device.

@@ -49,8 +49,6 @@ functions! {
         memory_info = cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
         memory_allocate = cuMemAlloc_v2(*mut u64, usize) -> i32;
         memory_free = cuMemFree_v2(u64) -> i32;
-        host_allocate = cuMemHostAlloc(*mut *mut c_void, usize, u32) -> i32;
-        host_free = cuMemFreeHost(*mut c_void) -> i32;
         copy_to_device = cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle) -> i32;
         copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle) -> i32;
         copy_on_device = cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle) -> i32;
@@ -300,10 +298,10 @@ impl Context {
         self.check(unsafe { (self.api.memory_free)(pointer) }, "cuMemFree")
     }
 
-    /// Enqueues a copy from the host. Pinned memory is read later, other memory before this returns.
+    /// Enqueues a copy from the host.
     ///
     /// # Safety
-    /// `to..to + bytes` is device memory; `from` holds `bytes` and, when pinned, is not written until the copy is over.
+    /// `to..to + bytes` is device memory; `from` holds `bytes` and is not written until the copy is over.
     pub(super) unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
@@ -543,58 +541,6 @@ impl Drop for Event {
         unsafe {
             (self.context.api.context_set)(self.context.context);
             (self.context.api.event_destroy)(self.event);
-        }
-    }
-}
-
-/// Host memory that the device reads and writes directly, and at the full speed of the bus.
-pub struct PinnedBuffer {
-    context: Arc<Context>,
-    pointer: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: owned memory without interior mutability.
-unsafe impl Send for PinnedBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedBuffer {}
-
-impl PinnedBuffer {
-    /// `bytes` of zeros.
-    pub(super) fn zeros(context: &Arc<Context>, bytes: usize) -> Result<PinnedBuffer> {
-        context.bind()?;
-        let mut pointer = null_mut();
-        // SAFETY: the driver writes one pointer; `Drop` frees it.
-        let status = unsafe { (context.api.host_allocate)(&mut pointer, bytes.max(1), 0) };
-        context.check(status, &format!("cuMemHostAlloc of {bytes} bytes"))?;
-        let pointer: *mut u8 = pointer.cast();
-        // SAFETY: `bytes` of them were allocated. A slice must not be of uninitialised memory.
-        unsafe { pointer.write_bytes(0, bytes) };
-        Ok(PinnedBuffer { context: context.clone(), pointer, bytes })
-    }
-}
-
-impl std::ops::Deref for PinnedBuffer {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: owned, initialised, and `bytes` long.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
-    }
-}
-
-impl std::ops::DerefMut for PinnedBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: owned, initialised, and `bytes` long; `&mut self` makes it the only view.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeros`; freeing waits for copies under way.
-        unsafe {
-            (self.context.api.context_set)(self.context.context);
-            (self.context.api.host_free)(self.pointer.cast());
         }
     }
 }

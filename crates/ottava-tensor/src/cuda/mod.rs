@@ -21,7 +21,7 @@ pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward};
 pub use cudnn::{AttentionShape, plan_attention};
-pub use driver::{Event, PinnedBuffer};
+pub use driver::Event;
 pub use graph::Graph;
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
 pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
@@ -196,11 +196,6 @@ impl CudaDevice {
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let pointer = lock(&self.pool).allocate(bytes)?;
         Ok(DeviceBuffer::new(self.clone(), pointer, bytes))
-    }
-
-    /// `bytes` of zeros in host memory that the device reads and writes directly.
-    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
-        PinnedBuffer::zeros(&self.context, bytes)
     }
 
     /// Marks the present end of the stream, for timing.

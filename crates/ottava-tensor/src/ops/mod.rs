@@ -34,7 +34,9 @@ pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_n
 pub use global_norm::global_norm;
 pub use launch::kernels;
 pub use quantize::blocks::{quantize_blocks, quantize_blocks_into};
-pub use quantize::{CastStatistics, Copies, CurrentScaling, amax, quantize, quantize_into, raise_amax, take_scale};
+pub use quantize::{
+    CastStatistics, Copies, CurrentScaling, amax, measure, quantize, quantize_into, raise_amax, take_scale,
+};
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};

@@ -3,7 +3,7 @@
 use crate::output::print_json;
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType};
+use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType, precision};
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
 use ottava_lm::{Error, Result};
@@ -20,6 +20,7 @@ use serde_json::json;
   ottava bench linear --sweep --recipes fp8-delayed
   ottava bench attention --seq-lens 1024,4096
   ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights
+  ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json")]
 pub struct Bench {
     #[command(subcommand)]
@@ -148,6 +149,9 @@ struct Train {
     /// Recipes to run in turn; ratios are to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
+    /// Change a setting of [precision] for all recipes: a dotted path, or a bare key that is unique.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     /// Type of the optimizer's moments: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = state_dtype)]
     state_dtype: StateDType,
@@ -383,6 +387,7 @@ impl Train {
             seq_len: self.seq_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
+            precision: precision(&self.settings)?,
             optimizer: OptimizerConfig {
                 state_dtype: self.state_dtype,
                 gradient_dtype: self.gradient_dtype,

@@ -1,6 +1,6 @@
 //! `ottava eval`.
 
-use super::inference::Inference;
+use super::inference::{Inference, model_folder};
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
@@ -14,9 +14,10 @@ use std::sync::Arc;
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
+  ottava eval runs/quickstart --data held-out.txt
   ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json")]
 pub struct Eval {
-    /// A Hugging Face model folder; a checkpoint is one.
+    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
     model: PathBuf,
     /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.
     #[arg(long, required = true, num_args = 1..)]
@@ -42,9 +43,10 @@ pub struct Eval {
 
 impl Eval {
     pub fn run(self) -> Result<()> {
-        let config = ConfigFile::read(&self.model)?;
+        let model = model_folder(self.model)?;
+        let config = ConfigFile::read(&model)?;
         let sizes = decoder_config(&config)?;
-        let tokenizer = Tokenizer::load(&self.model)?;
+        let tokenizer = Tokenizer::load(&model)?;
         tokenizer.check_fits(sizes.vocabulary)?;
         let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
         if seq_len == 0 || self.batch_size == 0 {
@@ -55,7 +57,7 @@ impl Eval {
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
-        let mut model = self.how.load(&self.model, &config, seq_len)?;
+        let mut model = self.how.load(&model, &config, seq_len)?;
         let bytes = loader::validation_bytes(&dataset, &split);
         let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
         let result = evaluate(&mut model, batches, bytes)?;

@@ -1,6 +1,6 @@
 //! `ottava generate`.
 
-use super::inference::Inference;
+use super::inference::{Inference, model_folder};
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
@@ -13,10 +13,10 @@ use std::path::PathBuf;
 /// Complete a text with a model.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  ottava generate runs/quickstart/checkpoints/checkpoint-500 --prompt 'otter (noun):'
+  ottava generate runs/quickstart --prompt 'otter (noun):'
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200")]
 pub struct Generate {
-    /// A Hugging Face model folder; a checkpoint is one.
+    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
     model: PathBuf,
     /// The beginning of the text.
     #[arg(long)]
@@ -42,13 +42,14 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let config = ConfigFile::read(&self.model)?;
-        let tokenizer = Tokenizer::load(&self.model)?;
+        let model = model_folder(self.model)?;
+        let config = ConfigFile::read(&model)?;
+        let tokenizer = Tokenizer::load(&model)?;
         let sizes = decoder_config(&config)?;
         // Positions beyond what is asked for would only cost memory.
         let wanted = tokenizer.encode(&self.prompt)?.len() + 1 + self.max_new_tokens;
         let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-        let mut model = self.how.load(&self.model, &config, capacity)?;
+        let mut model = self.how.load(&model, &config, capacity)?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
             temperature: self.temperature,

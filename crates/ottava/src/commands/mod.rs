@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod eval;
 pub mod generate;
 mod inference;
+pub mod inspect;
 pub mod plan;
 pub mod prepare;
 pub mod train;

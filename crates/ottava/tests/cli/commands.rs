@@ -1,10 +1,5 @@
-use crate::setup::Run;
+use crate::setup::{Run, json};
 use serde_json::Value;
-
-fn json(text: &str) -> Value {
-    assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
-    serde_json::from_str(text).unwrap()
-}
 
 #[test]
 fn a_run_leaves_configuration_metrics_events_plot_and_checkpoint() {
@@ -75,6 +70,37 @@ fn eval_and_generate_read_a_checkpoint() {
     let warm = ["--temperature", "5", "--seed"];
     assert_eq!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["1"]].concat()));
     assert_ne!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["2"]].concat()));
+}
+
+#[test]
+fn a_model_runs_in_the_precision_of_its_run() {
+    let run = Run::new();
+    let train = |name: &str, settings: &[&str]| {
+        let output = format!("output_dir={name}");
+        let settings = [&["recipe=fp8-current", &output], settings].concat();
+        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+        run.succeed(&[&["train", "run.toml"][..], &settings].concat());
+    };
+    let loss = |folder: &str, extra: &[&str]| {
+        let args = ["eval", folder, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--json"];
+        json(&run.succeed(&[&args, extra].concat()))["loss"].as_f64().unwrap()
+    };
+    train("fp8", &[]);
+    let fp8 = loss("fp8/checkpoints/checkpoint-2", &[]);
+    assert_eq!(fp8, loss("fp8", &["--recipe", "fp8-current"]), "the run's folder stands for its newest checkpoint");
+    let bf16 = loss("fp8", &["--recipe", "bf16"]);
+    assert_ne!(fp8, bf16);
+    train("some", &[r#"high_precision_layers=["*.mlp.*"]"#]);
+    let some = ["fp8-current", "bf16"].map(|recipe| loss("some", &["--recipe", recipe]));
+    assert_eq!(loss("some", &[]), some[0]);
+    assert_ne!(some[0], some[1]);
+    train("none", &[r#"high_precision_layers=["*"]"#]);
+    let none = [&[][..], &["--recipe", "fp8-delayed"], &["--recipe", "bf16"]].map(|recipe| loss("none", recipe));
+    assert_eq!(none, [none[2]; 3], "linears that the run left in BF16 stay there");
+    // A folder that no run of ours saved says nothing of precision.
+    std::fs::remove_file(run.path("fp8/checkpoints/checkpoint-2/manifest.json")).unwrap();
+    assert_eq!(loss("fp8/checkpoints/checkpoint-2", &[]), bf16);
+    run.fail(&["eval", "fp8", "--data", "text.txt"], 7, &["there is no complete checkpoint"]);
 }
 
 #[test]
@@ -161,7 +187,9 @@ fn bench_times_a_small_model_in_every_recipe() {
         "--steps",
         "1",
         "--compare",
-        "fp8-delayed",
+        "fp8-delayed,bf16",
+        "--set",
+        "first_layers_bf16=1",
         "--state-dtype",
         "bfloat16",
         "--no-master-weights",
@@ -173,6 +201,8 @@ fn bench_times_a_small_model_in_every_recipe() {
     assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     let loss = row["loss"].as_f64().unwrap();
     assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    assert_eq!(loss, result["rows"][1]["loss"].as_f64().unwrap(), "the only block is left in BF16");
+    run.fail(&["bench", "train", "--set", "max_steps=3", "--device", "cpu"], 1, &["only keys of [precision]"]);
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }
 

@@ -25,6 +25,8 @@ max_length = 16
 max_steps = 2
 per_device_train_batch_size = 2
 warmup_steps = 1
+[precision]
+skip_slow_linears = false
 "#;
 
 impl Run {
@@ -97,4 +99,10 @@ impl Run {
         }
         folder.to_path_buf()
     }
+}
+
+/// The one object that a program with `--json` prints.
+pub fn json(text: &str) -> serde_json::Value {
+    assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
+    serde_json::from_str(text).unwrap()
 }

@@ -36,6 +36,7 @@ impl ScaleMode {
     pub(super) fn of_operands(self) -> [i32; 2] {
         let mode = |granularity| match granularity {
             Granularity::PerTensor => 0,
+            Granularity::Mx => 2,
             Granularity::PerRow => 3,
             Granularity::Blocks1x128 => 4,
             Granularity::Blocks128x128 => 5,
@@ -119,14 +120,15 @@ impl GemmSpec {
             return wrong("FP8 operands must both have K innermost".to_string());
         }
         if let ScaleMode::Blocks { a, b } = self.scale {
-            if !a.is_blocks() || !b.is_blocks() || (a, b) == (Granularity::Blocks128x128, Granularity::Blocks128x128) {
+            let known = |granularity: Granularity| granularity.block() == Some(128);
+            if !known(a) || !known(b) || (a, b) == (Granularity::Blocks128x128, Granularity::Blocks128x128) {
                 return wrong(format!("{a} · {b} scales are not supported by the hardware"));
             }
             if self.fast_accumulation {
                 return wrong("blocks have no fast accumulation".to_string());
             }
-            if !self.k.is_multiple_of(Granularity::BLOCK) {
-                return wrong(format!("K must be whole blocks of {}", Granularity::BLOCK));
+            if !self.k.is_multiple_of(128) {
+                return wrong("K must be whole blocks of 128".into());
             }
         }
         if [self.m, self.n, self.k].contains(&0) {

@@ -6,7 +6,7 @@
 struct Scalars {
     double learning_rate;
     u64 step;
-    float step_size, take1, beta2, take2, correction2, epsilon, max_norm;
+    float step_size, take1, beta2, take2, correction2, epsilon, max_norm, unscale;
 };
 
 struct Tensors {
@@ -74,7 +74,7 @@ __device__ __forceinline__ float root(float x) {
 __device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
 __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm) {
-    const float clip = s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm + 1e-6f), 1.0f);
+    const float clip = (s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm * s.unscale + 1e-6f), 1.0f)) * s.unscale;
     const float keep = (float)(1.0 - s.learning_rate * of.weight_decay);
     const bool usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0x1p-50f && s.epsilon <= 1.0f;
     return {clip, keep, s.step_size, s.take1, s.beta2, s.take2, s.correction2, s.epsilon, reciprocal(s.correction2), hash(of.seed ^ hash(s.step)), usual};

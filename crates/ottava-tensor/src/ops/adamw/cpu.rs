@@ -13,7 +13,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
     if !norm.is_finite() {
         return;
     }
-    let clip = clip_factor(norm, how.max_norm);
+    let clip = clip_factor(norm * how.unscale, how.max_norm) * how.unscale;
     for parameter in parameters {
         match parameter.grad.dtype() {
             DType::F32 => with_gradient::<f32>(parameter, clip, how),
@@ -21,7 +21,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
         }
         match &mut parameter.cast {
             None => {}
-            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax),
+            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax, 0),
             Some(WeightCast::Codes { scale: CastScale::Given(scale), slot, into }) => {
                 quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
             }

@@ -30,6 +30,8 @@ pub struct AdamW {
     pub step: u64,
     /// Gradients are scaled down to this global norm; 0 leaves them alone.
     pub max_norm: f64,
+    /// Gradients, and their norm, come multiplied by this: a power of two.
+    pub loss_scale: f64,
 }
 
 /// What the arithmetic of one element needs, each rounded once from F64; laid out as in adamw.cu.
@@ -45,7 +47,7 @@ struct Scalars {
     correction2: f32,
     epsilon: f32,
     max_norm: f32,
-    unused: f32,
+    unscale: f32,
 }
 
 impl AdamW {
@@ -61,7 +63,7 @@ impl AdamW {
             correction2: correction(self.beta2).sqrt() as f32,
             epsilon: self.epsilon as f32,
             max_norm: self.max_norm as f32,
-            unused: 0.0,
+            unscale: (1.0 / self.loss_scale) as f32,
         }
     }
 }
@@ -166,7 +168,7 @@ pub struct AdamWParameter<'a> {
     pub cast: Option<WeightCast<'a>>,
 }
 
-/// One update of all `parameters`: with `g = grad · min(1, max_norm / (norm + 1e-6))`,
+/// One update of all `parameters`: with `g = grad / loss_scale · min(1, max_norm / (norm / loss_scale + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///

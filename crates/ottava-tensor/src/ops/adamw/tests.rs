@@ -4,7 +4,8 @@ use crate::ops::quantize::{Copies, CurrentScaling, raise_amax};
 use crate::ops::{Fp8Output, amax, cast};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
-const HOW: AdamW = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0 };
+const HOW: AdamW =
+    AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
 
 /// The op with scalars as a step sets them.
 fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &Tensor, how: &AdamW) {
@@ -111,6 +112,40 @@ fn every_magnitude_is_divided_alike() {
                 Ok([weight, m, v].iter().map(without_nan).collect())
             });
         }
+    }
+}
+
+/// A power of two changes no digit, so it must not change any bit of the update either.
+#[test]
+fn a_loss_scale_is_taken_out_again() {
+    let inputs = ["w", "m", "g"].map(|name| normals(name, &[700], DType::F32));
+    for max_norm in [0.0, 1.0] {
+        parity(&inputs, Tolerance::Exact, |x| {
+            let updated = |loss_scale: f64| {
+                let [mut weight, mut m, mut v] = [x[0].duplicate()?, x[1].duplicate()?, squares(&x[1])];
+                let grad: Vec<f32> = x[2].to_vec::<f32>()?.iter().map(|g| g * loss_scale as f32).collect();
+                let grad = Tensor::from_slice(x[2].device(), x[2].shape(), &grad)?;
+                let norm = Tensor::from_slice(x[2].device(), &[1], &[30.0 * loss_scale as f32])?;
+                let weights = AdamWWeight::Master { master: &mut weight, copy: None };
+                let parameter = AdamWParameter {
+                    weight: weights,
+                    m: &mut m,
+                    v: &mut v,
+                    grad: &grad,
+                    weight_decay: 0.1,
+                    cast: None,
+                };
+                plain_update(&mut [parameter], &norm, &AdamW { max_norm, loss_scale, ..HOW });
+                Ok::<_, crate::Error>([weight, m, v])
+            };
+            let plain = updated(1.0)?;
+            for loss_scale in [65536.0, 0.125] {
+                for (plain, scaled) in plain.iter().zip(updated(loss_scale)?) {
+                    assert_close(&format!("loss scale {loss_scale}"), plain, &scaled, Tolerance::Exact);
+                }
+            }
+            Ok(plain.to_vec())
+        });
     }
 }
 

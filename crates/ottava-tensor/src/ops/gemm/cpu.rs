@@ -1,6 +1,6 @@
 //! The definition of the product: per output element, sums over `K` in blocks of 128, each block from zero and in order, the blocks
 //! added in order, in binary32 (F64 for F64); then the scales, then what is accumulated into, then one rounding. Operands scaled in
-//! blocks have each partial sum multiplied by the product of the two scales before it is added.
+//! blocks have each partial sum, of a block, multiplied by the product of the two scales before it is added.
 //!
 //! Products of FP8 or 16-bit values are exact in binary32, so fused and separate multiply-add give the same bits there and the
 //! fastest instruction of the machine may be used. F32 operands are always multiplied and added in two roundings, on every machine.
@@ -31,7 +31,10 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
     let (x, y) = (pack::<f32, MR>(x, m, k), pack::<f32, NR>(y, n, k));
     let panels = |i, j| (panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j));
     match (Scales::of(a), Scales::of(b)) {
-        (Some(a), Some(b)) if a.granularity.is_blocks() => store(out, n, add, |i, j| blocks(panels(i, j), a, b, i, j)),
+        (Some(a), Some(b)) if a.granularity.is_blocks() => {
+            let length = a.granularity.block().expect("blocks have a length");
+            store(out, n, add, |i, j| blocks(panels(i, j), length, a, b, i, j));
+        }
         (Some(a), Some(b)) => store(out, n, add, |i, j| {
             let (x, y) = panels(i, j);
             let (a, b, mut sums) = (a.panel::<MR>(i, 0), b.panel::<NR>(j, 0), f32::tile::<true>(x, y));
@@ -77,10 +80,10 @@ fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
     }
 }
 
-/// A tile of operands that are scaled in blocks.
-fn blocks((x, y): (&[f32], &[f32]), a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
+/// A tile of operands that are scaled in blocks of `length`, at most [`BLOCK`].
+fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
     let mut total = [[0.0; NR]; MR];
-    for (block, (x, y)) in x.chunks(MR * BLOCK).zip(y.chunks(NR * BLOCK)).enumerate() {
+    for (block, (x, y)) in x.chunks(MR * length).zip(y.chunks(NR * length)).enumerate() {
         let mut sums = f32::tile::<true>(x, y);
         scale(&mut sums, &a.panel(i, block), &b.panel(j, block));
         total.as_flattened_mut().iter_mut().zip(sums.as_flattened()).for_each(|(total, sum)| *total += sum);

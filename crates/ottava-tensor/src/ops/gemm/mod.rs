@@ -84,8 +84,8 @@ impl<'a> Operand<'a> {
 /// Plain operands have one type of F64 (CPU), F32, F16 and BF16, and `out` is that type or F32; FP8 operands give BF16, F16 or F32,
 /// and E5M2 · E5M2 does not exist on the hardware. Sums are kept in binary32 (F64 for F64).
 ///
-/// Both FP8 operands are scaled per tensor, both per row, or both in blocks, of which one may have blocks of 128x128. Blocks are scaled
-/// every 128 products, so they have no [`Accumulation::Fast`]. Anything else is an error, since the hardware lacks it.
+/// Both FP8 operands are scaled per tensor, both per row, or both in blocks of one length, of which one may have blocks of 128x128.
+/// Blocks are scaled as often as they end, so they have no [`Accumulation::Fast`]. Blocks of MX are for the CPU. Anything else is an error, since the hardware lacks it.
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, out, accumulation)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
@@ -169,7 +169,7 @@ fn check(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Resu
     if let (Some((_, x)), Some((_, y))) = (a.scale_inv(), b.scale_inv()) {
         let fits = match (x, y) {
             (Granularity::Blocks128x128, Granularity::Blocks128x128) => false,
-            (x, y) => x == y || (x.is_blocks() && y.is_blocks()),
+            (x, y) => x == y || (x.is_blocks() && x.block() == y.block()),
         };
         if !fits {
             return Err(Error::Value(format!("gemm: the hardware has no product of {x} · {y} scales")));

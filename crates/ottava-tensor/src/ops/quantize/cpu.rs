@@ -92,14 +92,14 @@ pub(in crate::ops) fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], s
     Seen { amax: f32::from_bits(amax), saturated: saturated.into(), underflowed: underflowed.into() }
 }
 
-pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor) {
+pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor, entry: usize) {
     let largest = with_float!(x.dtype(), S => x
         .host::<S>()
         .par_iter()
         .with_min_len(1 << 12)
         .map(|x| (x.load().to_f64() as f32).abs())
         .reduce(|| 0.0, f32::max));
-    let amax = &mut amax.host_mut::<f32>()[0];
+    let amax = &mut amax.host_mut::<f32>()[entry];
     *amax = amax.max(largest);
 }
 

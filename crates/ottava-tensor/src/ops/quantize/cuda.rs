@@ -3,7 +3,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::quantized::{Granularity, QuantizedTensor};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 kernel_source!(SOURCE, "quantize", "destination.cuh");
 
@@ -33,20 +33,23 @@ const SHARED_BYTES: usize = 48 << 10;
 const BESIDE_TILES: usize = 8 << 10;
 
 /// `SHARING` in `destination.cuh`.
-fn sharing(granularity: Granularity) -> &'static str {
-    match granularity {
+fn sharing(granularity: Granularity) -> Result<&'static str> {
+    Ok(match granularity {
         Granularity::PerTensor => "PerTensor",
         Granularity::PerRow => "PerRow",
         Granularity::Blocks1x128 => "Blocks1x128",
         Granularity::Blocks128x128 => "Blocks128x128",
-    }
+        Granularity::Mx => {
+            return Err(Error::Value("MX is emulated on the CPU; Hopper has no MX products".into()));
+        }
+    })
 }
 
 /// The defines for values of the type of `x` on their way to codes like those of `out`.
 fn variant(x: &Tensor, out: &QuantizedTensor) -> Result<Defines> {
     let storage = launch::storage(x.dtype())?[0].1;
     let format = if out.format == DType::E4M3 { "e4m3" } else { "e5m2" };
-    let wanted = [("X", storage), ("FORMAT", format), ("SHARING", sharing(out.granularity))];
+    let wanted = [("X", storage), ("FORMAT", format), ("SHARING", sharing(out.granularity)?)];
     Ok(VARIANTS.iter().find(|v| **v == wanted).expect("all are listed"))
 }
 
@@ -213,10 +216,11 @@ fn amax_variant(x: &Tensor) -> Result<Defines> {
     Ok(VARIANTS.iter().find(|v| v[0] == storage).expect("all are listed"))
 }
 
-pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: amax_variant(x)?, entry: "amax" };
-    let args = [Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
-    // SAFETY: `amax` has one element and `x` `x.len()`.
+    let at = amax.device_ptr_mut() + 4 * entry as u64;
+    let args = [Arg::Ptr(at), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
+    // SAFETY: `amax` has the entry and `x` `x.len()` elements.
     unsafe { gpu.launch(&kernel, launch::readers(x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
 }
 

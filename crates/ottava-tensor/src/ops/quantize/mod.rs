@@ -1,4 +1,4 @@
-//! FP8 quantization with one scale per tensor, and the measurements that choose scales.
+//! FP8 quantization with one scale per tensor, and the measurements that choose scales; `blocks` has those of rows and blocks.
 
 pub(super) mod blocks;
 pub(super) mod cpu;
@@ -185,8 +185,19 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     expect_compute("amax: x", x)?;
     expect_amax(amax, x.device())?;
     match x.device() {
-        Device::Cpu => cpu::amax(x, amax),
-        Device::Cuda(gpu) => cuda::amax(gpu, x, amax)?,
+        Device::Cpu => cpu::amax(x, amax, 0),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, amax, 0)?,
+    }
+    Ok(())
+}
+
+/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does; nothing is cast.
+pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
+    expect_compute("measure: x", x)?;
+    expect_measured(DType::E4M3, statistics, slot, x.device())?;
+    match x.device() {
+        Device::Cpu => cpu::amax(x, &mut statistics.amax, slot),
+        Device::Cuda(gpu) => cuda::amax(gpu, x, &mut statistics.amax, slot)?,
     }
     Ok(())
 }

@@ -73,6 +73,20 @@ fn amax_and_its_scale_agree_across_devices() {
 }
 
 #[test]
+fn what_is_measured_is_what_a_cast_would_have_seen() {
+    for dtype in [DType::F32, DType::BF16] {
+        let inputs = [normals("x", &[33, 47], dtype), normals("y", &[5, 7], dtype)];
+        parity(&inputs, Tolerance::Exact, |x| {
+            let mut seen = CastStatistics::new(x[0].device(), 3)?;
+            x.iter().try_for_each(|x| measure(x, &mut seen, 1))?;
+            let cast = x.iter().map(|x| Ok(amax(x)?.to_vec::<f32>()?[0])).collect::<crate::Result<Vec<_>>>()?;
+            assert_eq!(seen.amax.to_vec::<f32>()?, [0.0, cast[0].max(cast[1]), 0.0]);
+            Ok(vec![seen.amax, seen.elements])
+        });
+    }
+}
+
+#[test]
 fn every_kind_of_amax_has_a_scale() {
     let scale = |amax: f32, how| {
         let mut amax = Tensor::from_slice(&Device::Cpu, &[1], &[amax]).unwrap();

@@ -2,7 +2,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
-use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
+use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
 kernel_source!(FP8_SOURCE, "swiglu", "destination.cuh");
@@ -69,7 +69,7 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, am
 /// outputs are scaled alike. The kernel writes activations in the format of all our recipes.
 pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     let granularity = to.granularity();
-    let whole = if granularity.is_blocks() { Granularity::BLOCK } else { QuantizedTensor::PAD };
+    let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
     dy.shape()[1].is_multiple_of(whole)
         && launch::aligned(&[dy, x])
         && activated.is_none_or(|to| to.granularity() == granularity && to.format == DType::E4M3)

@@ -36,11 +36,12 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
     out: &mut QuantizedTensor,
 ) -> Seen {
     let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
+    let how = CurrentScaling { power_of_two: how.power_of_two || out.granularity == Granularity::Mx, ..how };
     let scale = |amax: f32| current_scale(amax, largest, super::bound(S::DTYPE), how);
     if out.granularity == Granularity::Blocks128x128 {
         return squares::<S, C>(x.host(), scale, out);
     }
-    let length = if out.granularity.is_blocks() { Granularity::BLOCK } else { usize::MAX };
+    let length = out.granularity.block().unwrap_or(usize::MAX);
     let of_rows = out.codes.as_mut().map(|codes| rows::<S, C>(x, length, scale, codes, &mut out.scale_inv));
     let of_columns = out.transposed.as_mut().map(|codes| {
         // A cast of its own: its blocks run the other way.
@@ -101,7 +102,7 @@ fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
     scale: impl Fn(f32) -> f32 + Sync,
     out: &mut QuantizedTensor,
 ) -> Seen {
-    const BLOCK: usize = Granularity::BLOCK;
+    const BLOCK: usize = 128;
     let (width, keep) = (out.columns, out.codes.is_some());
     let shape = out.granularity.codes_shape(out.rows, width);
     let mut codes = out.codes.take().unwrap_or_else(|| host(&shape, out.format));

@@ -14,7 +14,7 @@ use crate::{DType, Error, Result, Tensor};
 ///
 /// A row or block with an amax of 0 or infinity has scale 1; a quotient beyond binary32 becomes the largest finite value of the type
 /// of `x`. With blocks of 1x128, and with rows, the transposed copy is a cast of its own, whose blocks run along the rows of `x`; with
-/// blocks of 128x128 it is made of the codes. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
+/// blocks of 128x128 it is made of the codes. Scales of MX are always rounded down to powers of two, so that their inverses are E8M0. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
 /// other where that is the only one.
 ///
 /// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](crate::ops::quantize()) casts by a given scale. Source:

@@ -1,66 +1,30 @@
 //! The training loop, and what surrounds it: data, checkpoints, metrics, signals.
 
+mod report;
+mod start;
+
+pub use report::StepReport;
+pub use start::{Start, build};
+
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::training;
-use crate::checkpoint::{
-    CheckpointWriter, FolderTemplate, FolderWeights, Progress, RandomWeights, Verify, keep, latest_complete, verify,
-};
+use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, keep, training};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
-use crate::models::{ConfigFile, Decoder, decoder_config};
-use crate::optim::{AdamWOptimizer, Schedule};
-use crate::param::Purpose;
-use crate::report::{EventWriter, MetricsWriter, loss_svg};
-use crate::scaling::CastLosses;
+use crate::models::{Decoder, decoder_config};
+use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
+use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
+use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::json;
+use start::{Losses, checkpoints, find_checkpoint, lock, read_losses, tell_of_exceptions};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// Where a run starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// At step 1, in a folder that holds no run yet.
-    New,
-    /// After the newest complete checkpoint of the run's folder.
-    Resume,
-    /// After this checkpoint.
-    ResumeFrom(PathBuf),
-}
-
-/// What happened in a step.
-#[derive(Clone, Debug)]
-pub struct StepReport {
-    /// The step, from 1.
-    pub step: u64,
-    /// Steps of the whole run.
-    pub max_steps: u64,
-    /// Mean loss of the step's target tokens, before the update.
-    pub loss: f64,
-    /// Norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// The learning rate used.
-    pub learning_rate: f64,
-    /// Speed of this step.
-    pub tokens_per_second: f64,
-    /// Largest memory held so far.
-    pub peak_memory_bytes: u64,
-    /// What FP8 casts lost, where there are any.
-    pub casts: Option<CastLosses>,
-    /// Validation after this step, where it was due.
-    pub evaluation: Option<Evaluation>,
-    /// The checkpoint written after this step, where one was due.
-    pub checkpoint: Option<PathBuf>,
-}
-
-/// Losses by step.
-type Losses = Vec<(u64, f64)>;
 
 /// A run in progress.
 pub struct Trainer {
@@ -72,11 +36,14 @@ pub struct Trainer {
     pub model: Decoder,
     optimizer: AdamWOptimizer,
     work: TrainStep,
+    loss_scale: Option<LossScale>,
     schedule: Schedule,
     dataset: Arc<TokenDataset>,
     split: Split,
     batches: BatchLoader,
     metrics: MetricsWriter,
+    /// What each cast measures, where there are casts and somebody wants to know.
+    casts: Option<CastLog>,
     events: EventWriter,
     step: u64,
     tokens: u64,
@@ -95,9 +62,7 @@ impl Trainer {
         let lock = lock(&folder)?;
         let resumed = find_checkpoint(&config, start)?;
         if let Some((path, progress)) = &resumed {
-            let saved: RunConfig = toml::from_str(&progress.config)
-                .map_err(|e| Error::Checkpoint(format!("{}: its configuration does not read: {e}", path.display())))?;
-            for (key, before, now) in config.check_resume(&saved)? {
+            for (key, before, now) in config.check_resume(&RunConfig::saved(path, progress)?)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
         }
@@ -120,19 +85,25 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let recipe = config.recipe();
+        tell_of_exceptions(&sizes, &recipe)?;
         let mut model =
             build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
         if let Some((path, progress)) = &resumed {
             training::restore(path, progress, &mut model, &mut optimizer)?;
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
+            loss_scale = progress.loss_scale.clone().or(loss_scale);
         }
         model.quantize_weights()?;
         let t = &config.training;
         let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
+        let mut work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
+        if let Some(scale) = &loss_scale {
+            work.set_loss_scale(scale.scale);
+        }
         let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
         let max_steps = match config.training.max_steps {
             0 => {
@@ -150,6 +121,11 @@ impl Trainer {
         let resolved = folder.join("config.toml");
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
         let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
+        let casts = folder.join("casts.jsonl");
+        let measured = model.scaling().measured()?;
+        // A file of earlier steps ends where the run goes on, also where no more lines follow.
+        let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
+        let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
         let events = EventWriter::create(&folder, step)?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
@@ -159,10 +135,12 @@ impl Trainer {
             model,
             optimizer,
             work,
+            loss_scale,
             dataset,
             split,
             batches,
             metrics,
+            casts: casts.filter(|_| logged),
             events,
             step,
             tokens,
@@ -194,7 +172,12 @@ impl Trainer {
             }
             self.record(&done)?;
             let stopping = stop.load(Ordering::Relaxed);
-            if due(self.config.training.save_steps) || stopping {
+            let saving = due(self.config.training.save_steps) || stopping;
+            // A resumed run counts from its checkpoint on, so that a line ends there.
+            if due(self.config.training.cast_statistics_steps) || saving {
+                self.log_casts(step)?;
+            }
+            if saving {
                 done.checkpoint = Some(self.save()?);
             }
             report(&done);
@@ -220,8 +203,12 @@ impl Trainer {
         }
         let tokens = self.config.tokens_per_step();
         let learning_rate = self.schedule.at(step);
+        self.choose_precision(step);
         let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
-        if !loss.is_finite() || !grad_norm.is_finite() {
+        let finite = loss.is_finite() && grad_norm.is_finite();
+        if !self.follow_loss_scale(step, finite) {
+            // What casts met in this step may tell why.
+            self.log_casts(step)?;
             return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
         }
         let casts = self.model.scaling().losses()?;
@@ -236,10 +223,50 @@ impl Trainer {
             learning_rate,
             tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory(self.model.device()),
+            loss_scale: self.loss_scale.clone(),
             casts: (!self.model.scaling().is_empty()).then_some(casts),
             evaluation: None,
             checkpoint: None,
         })
+    }
+
+    /// Moves the loss scale on after a step. False where gradients were not finite and nothing can be done about it.
+    fn follow_loss_scale(&mut self, step: u64, finite: bool) -> bool {
+        let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
+            return finite;
+        };
+        let outcome = scale.update(finite, how);
+        if outcome == Overflow::Skipped {
+            self.optimizer.skip_step();
+            tracing::warn!(
+                "step {step}: gradients are not finite and no weight was changed; the loss scale is {} from here on",
+                scale.scale
+            );
+        }
+        self.work.set_loss_scale(scale.scale);
+        outcome != Overflow::Hopeless
+    }
+
+    /// Enters or leaves the steps that compute in high precision.
+    fn choose_precision(&mut self, step: u64) {
+        let high = self.config.precision.high_precision_steps.contains(step);
+        let scaling = self.model.scaling();
+        if high != scaling.is_high_precision() {
+            let (name, and) = if high {
+                ("bfloat16", "histories and scales go on")
+            } else {
+                (self.config.precision.recipe.as_str(), "with the scales that were kept up")
+            };
+            tracing::info!("from step {step} on, products are computed in {name}; {and}");
+            scaling.set_high_precision(high);
+        }
+    }
+
+    fn log_casts(&mut self, step: u64) -> Result<()> {
+        match &mut self.casts {
+            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
+            None => Ok(()),
+        }
     }
 
     /// Validation loss, or `None` where no documents are kept for it.
@@ -263,6 +290,10 @@ impl Trainer {
             ("tokens_per_second", json!(done.tokens_per_second)),
             ("peak_memory_bytes", json!(done.peak_memory_bytes)),
         ];
+        if let Some(LossScale { scale, skipped_steps, .. }) = &done.loss_scale {
+            values.push(("loss_scale", json!(scale)));
+            values.push(("skipped_steps", json!(skipped_steps)));
+        }
         if let Some(casts) = &done.casts {
             values.push(("fp8_saturated", json!(casts.saturated)));
             values.push(("fp8_underflowed", json!(casts.underflowed)));
@@ -287,6 +318,7 @@ impl Trainer {
     /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
     fn save(&mut self) -> Result<PathBuf> {
         self.metrics.sync()?;
+        self.casts.as_ref().map_or(Ok(()), CastLog::sync)?;
         let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
         let plot = self.config.output_dir.join("loss.svg");
         std::fs::write(&plot, loss_svg(&title, &self.losses, &self.eval_losses)).map_err(Error::io(&plot))?;
@@ -297,6 +329,7 @@ impl Trainer {
             data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
             scaling_slots: self.model.scaling().names(),
+            loss_scale: self.loss_scale.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
@@ -316,119 +349,5 @@ impl Trainer {
     /// Validation losses so far, by step.
     pub fn eval_losses(&self) -> &[(u64, f64)] {
         &self.eval_losses
-    }
-}
-
-/// Builds a model from a folder's weights, or from the seed where `weights` is `None`.
-pub fn build(
-    config: &ConfigFile,
-    recipe: &crate::recipe::Recipe,
-    device: &Device,
-    purpose: Purpose,
-    seq_len: usize,
-    weights: Option<&Path>,
-    seed: u64,
-) -> Result<Decoder> {
-    let sizes = decoder_config(config)?;
-    match weights {
-        None => {
-            Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed, device: device.clone() })
-        }
-        Some(folder) => {
-            let mut weights = FolderWeights::open(folder)?;
-            let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;
-            weights.finish(sizes.tied)?;
-            Ok(model)
-        }
-    }
-}
-
-/// Names the casts that met an infinity in `step`; the first few, where there are many.
-fn warn_of_infinities(step: u64, names: &[String]) {
-    const SHOWN: usize = 4;
-    if names.is_empty() {
-        return;
-    }
-    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let rest = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
-    tracing::warn!("step {step}: values that are not finite were cast to FP8 in {shown}{rest}");
-}
-
-fn checkpoints(folder: &Path) -> PathBuf {
-    folder.join("checkpoints")
-}
-
-/// Takes the run's folder for this process.
-fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(".lock");
-    let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
-            "{}: another process is training into this folder; choose another `output_dir`",
-            folder.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
-    }
-}
-
-fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf, Progress)>> {
-    let folder = checkpoints(&config.output_dir);
-    let (path, manifest) = match start {
-        Start::New => {
-            // Metrics without a checkpoint are left by a run that failed before its first: nothing of it can be gone on with.
-            let has_entries = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-            if has_entries(&folder) {
-                return Err(Error::Config(format!(
-                    "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
-                    config.output_dir.display()
-                )));
-            }
-            return Ok(None);
-        }
-        Start::Resume => {
-            let latest = latest_complete(&folder, Verify::Hashes)?;
-            for (path, error) in latest.damaged {
-                tracing::warn!("{} is damaged and passed over: {error}", path.display());
-            }
-            latest.complete.ok_or_else(|| {
-                Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from", folder.display()))
-            })?
-        }
-        Start::ResumeFrom(path) => (path.clone(), verify(path, Verify::Hashes)?),
-    };
-    let progress = training::progress(&path, &manifest)?;
-    Ok(Some((path, progress)))
-}
-
-fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> Error {
-    let first = match bad_gradient {
-        Some(name) => format!("the first gradient that is not finite is that of `{name}`"),
-        None => "all gradients are finite but their norm is not".to_string(),
-    };
-    Error::NonFinite(format!(
-        "step {step}: the loss is {loss}, and {first}. No weight was changed; resume from the last checkpoint with a lower `learning_rate`, or with `recipe = \"bf16\"` to see whether FP8 is the cause"
-    ))
-}
-
-/// Losses of the steps that a resumed run already has, from its metrics.
-fn read_losses(metrics: &Path) -> (Losses, Losses) {
-    let text = std::fs::read_to_string(metrics).unwrap_or_default();
-    let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let series =
-        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
-    (series("loss"), series("eval_loss"))
-}
-
-/// Largest memory held so far: by tensors on a GPU, by the process on a CPU.
-fn peak_memory(device: &Device) -> u64 {
-    match device {
-        Device::Cuda(gpu) => gpu.memory().peak as u64,
-        Device::Cpu => {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-            kilobytes.unwrap_or(0) * 1024
-        }
     }
 }

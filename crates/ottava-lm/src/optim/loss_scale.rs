@@ -1,0 +1,79 @@
+//! The loss scale of FP16 training: gradients are computed of a multiple of the loss, so that small ones do not vanish. Micikevicius
+//! et al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
+
+use crate::recipe::LossScaling;
+use serde::{Deserialize, Serialize};
+
+/// The loss scale of a run, a power of two times its initial value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    /// What the loss is multiplied by in the coming step.
+    pub scale: f64,
+    /// Steps in a row whose gradients were finite.
+    pub good_steps: u64,
+    /// Steps that changed no weight because theirs were not.
+    pub skipped_steps: u64,
+}
+
+/// What a step is to the loss scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// Gradients were finite; weights have been updated.
+    No,
+    /// They were not; the step is skipped, and the next one has half the scale.
+    Skipped,
+    /// They were not, and the scale cannot be halved any further.
+    Hopeless,
+}
+
+impl LossScale {
+    /// The state before the first step.
+    pub fn new(how: LossScaling) -> LossScale {
+        LossScale { scale: how.initial, good_steps: 0, skipped_steps: 0 }
+    }
+
+    /// Moves on after a step whose gradients were `finite` or not.
+    pub fn update(&mut self, finite: bool, how: LossScaling) -> Overflow {
+        if finite {
+            self.good_steps += 1;
+            if self.good_steps >= how.window {
+                self.good_steps = 0;
+                // Beyond this the scale itself would not fit binary32.
+                self.scale = (self.scale * 2.0).min(2f64.powi(100));
+            }
+            return Overflow::No;
+        }
+        if self.scale / 2.0 < how.minimum {
+            return Overflow::Hopeless;
+        }
+        *self = LossScale { scale: self.scale / 2.0, good_steps: 0, skipped_steps: self.skipped_steps + 1 };
+        Overflow::Skipped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_grows_after_a_window_and_halves_at_once() {
+        let how = LossScaling { initial: 1024.0, window: 3, minimum: 1.0 };
+        let mut scale = LossScale::new(how);
+        let mut seen = Vec::new();
+        for finite in [true, true, false, true, true, true, true, false, false] {
+            scale.update(finite, how);
+            seen.push(scale.scale);
+        }
+        assert_eq!(seen, [1024.0, 1024.0, 512.0, 512.0, 512.0, 1024.0, 1024.0, 512.0, 256.0]);
+        assert_eq!((scale.skipped_steps, scale.good_steps), (3, 0));
+    }
+
+    #[test]
+    fn it_gives_up_at_the_minimum() {
+        let how = LossScaling { initial: 4.0, window: 3, minimum: 1.0 };
+        let mut scale = LossScale::new(how);
+        let outcomes: Vec<_> = (0..3).map(|_| scale.update(false, how)).collect();
+        assert_eq!(outcomes, [Overflow::Skipped, Overflow::Skipped, Overflow::Hopeless]);
+        assert_eq!(scale.scale, 1.0);
+    }
+}

@@ -1,0 +1,259 @@
+//! The `[precision]` table of a run, and the recipe that it describes.
+
+use super::{Cast, Casts, Exceptions, FirstStep, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
+use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
+use ottava_tensor::{DType, Granularity};
+use serde::{Deserialize, Serialize};
+
+/// Which FP8 formats the operands have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8Format {
+    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
+    Auto,
+    /// E4M3 for inputs and weights, E5M2 for gradients.
+    Hybrid,
+    /// E4M3 everywhere.
+    E4m3,
+}
+
+/// How FP8 products add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sums {
+    /// Fast in fprop, whose error does not build up, and exact in dgrad and wgrad; always exact with blocks.
+    Auto,
+    /// [`Accumulation::Fast`].
+    Fast,
+    /// [`Accumulation::Exact`].
+    Exact,
+}
+
+/// The products of a linear layer, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProductName {
+    /// `y = x · Wᵀ`.
+    Fprop,
+    /// `dx = dy · W`.
+    Dgrad,
+    /// `dW = dyᵀ · x`.
+    Wgrad,
+}
+
+/// How the loss scale of FP16 training moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaling {
+    /// Where it starts.
+    pub initial: f64,
+    /// It is doubled after this many steps in a row with finite gradients.
+    pub window: u64,
+    /// It is never halved below this.
+    pub minimum: f64,
+}
+
+/// The `[precision]` table of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Precision {
+    /// The recipe: `fp32`, `bf16`, `fp16`, `fp8-delayed`, `fp8-current`, `fp8-row`, `fp8-block` or `mxfp8`.
+    pub recipe: RecipeName,
+    /// FP8 formats: `hybrid` (gradients in E5M2), `e4m3`, or `auto`: `hybrid` with one scale per tensor, `e4m3` with more.
+    pub fp8_format: Fp8Format,
+    /// Steps of amax history that delayed scaling keeps.
+    pub amax_history_len: usize,
+    /// How delayed scaling reduces its history: `max` or `most_recent`.
+    pub amax_compute_algo: AmaxReducer,
+    /// Headroom of delayed scaling in powers of two.
+    pub margin: i32,
+    /// Steps from one computation of a delayed scale to the next.
+    pub interval: u32,
+    /// What delayed scaling does with an amax that is not finite: `quarantine` (passed over) or `keep` (enters the history).
+    pub non_finite: NonFinite,
+    /// What delayed scaling does in its first step: `current` or `unscaled`.
+    pub first_step: FirstStep,
+    /// Whether scales that tensors, rows and blocks give themselves are rounded down to powers of two.
+    pub power_of_two_scales: bool,
+    /// How FP8 products of forward add up: `fast`, `exact`, or `auto`: `fast` where that is possible.
+    pub fprop_accumulation: Sums,
+    /// The same for gradients by inputs; `auto` is `exact`.
+    pub dgrad_accumulation: Sums,
+    /// The same for gradients by weights; `auto` is `exact`.
+    pub wgrad_accumulation: Sums,
+    /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
+    pub high_precision_products: Vec<ProductName>,
+    /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
+    pub high_precision_steps: Steps,
+    /// Patterns (`*`, `?`) of Hugging Face names of linears, or of modules around them, that stay in BF16.
+    pub high_precision_layers: Vec<String>,
+    /// Blocks at the start whose linears stay in BF16.
+    pub first_layers_bf16: usize,
+    /// Blocks at the end whose linears stay in BF16.
+    pub last_layers_bf16: usize,
+    /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
+    pub skip_slow_linears: bool,
+    /// Where the loss scale of `fp16` starts: a power of two.
+    pub initial_loss_scale: f64,
+    /// Steps in a row with finite gradients after which it is doubled.
+    pub loss_scale_window: u64,
+    /// Below this it is not halved.
+    pub min_loss_scale: f64,
+}
+
+impl Default for Precision {
+    fn default() -> Precision {
+        Precision {
+            recipe: RecipeName::Bf16,
+            fp8_format: Fp8Format::Auto,
+            amax_history_len: 1024,
+            amax_compute_algo: AmaxReducer::Max,
+            margin: 0,
+            interval: 1,
+            non_finite: NonFinite::Quarantine,
+            first_step: FirstStep::Current,
+            power_of_two_scales: false,
+            fprop_accumulation: Sums::Auto,
+            dgrad_accumulation: Sums::Auto,
+            wgrad_accumulation: Sums::Auto,
+            high_precision_products: Vec::new(),
+            high_precision_steps: Steps::default(),
+            high_precision_layers: Vec::new(),
+            first_layers_bf16: 0,
+            last_layers_bf16: 0,
+            skip_slow_linears: true,
+            initial_loss_scale: 65536.0,
+            loss_scale_window: 2000,
+            min_loss_scale: 1.0,
+        }
+    }
+}
+
+impl Precision {
+    /// What is wrong with these settings, a sentence each.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.amax_history_len == 0 {
+            problems.push("`precision.amax_history_len` is 0; delayed scaling needs at least 1".to_string());
+        }
+        if !(0..=8).contains(&self.margin) {
+            problems
+                .push(format!("`precision.margin` is {}; it is a number of powers of two from 0 to 8", self.margin));
+        }
+        if !(1..=1 << 20).contains(&self.interval) {
+            problems.push(format!("`precision.interval` is {}; scales follow every 1 to 1048576 steps", self.interval));
+        }
+        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
+            let sums = [self.fprop_accumulation, self.dgrad_accumulation, self.wgrad_accumulation];
+            for (product, _) in ["fprop", "dgrad", "wgrad"].iter().zip(sums).filter(|(_, sums)| *sums == Sums::Fast) {
+                problems.push(format!(
+                    "`precision.{product}_accumulation` is \"fast\"; products of blocks always add up exactly, so leave it out or write \"exact\""
+                ));
+            }
+        }
+        if !self.high_precision_steps.is_empty()
+            && matches!(self.recipe, RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16)
+        {
+            problems.push(format!(
+                "`precision.high_precision_steps` is set, and recipe {} has no step in lower precision; leave it out, or choose an FP8 recipe",
+                self.recipe.as_str()
+            ));
+        }
+        if self.power_of_two_scales && self.recipe == RecipeName::Fp8Delayed {
+            problems.push(
+                "`precision.power_of_two_scales` is not for \"fp8-delayed\", whose scales follow from the amaxes of earlier steps; leave it out, or choose another recipe"
+                    .to_string(),
+            );
+        }
+        let powers = [("initial_loss_scale", self.initial_loss_scale), ("min_loss_scale", self.min_loss_scale)];
+        for (key, scale) in powers {
+            if !(2f64.powi(-30)..=2f64.powi(30)).contains(&scale) || scale.log2().fract() != 0.0 {
+                problems
+                    .push(format!("`precision.{key}` is {scale}; it is a power of two from 2^-30 to 2^30, as 65536"));
+            }
+        }
+        if self.initial_loss_scale < self.min_loss_scale {
+            problems.push("`precision.initial_loss_scale` is less than `min_loss_scale`".to_string());
+        }
+        if self.loss_scale_window == 0 {
+            problems.push("`precision.loss_scale_window` is 0; a scale grows after 1 step or more".to_string());
+        }
+        if self.high_precision_layers.iter().any(String::is_empty) {
+            problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
+        }
+        problems
+    }
+
+    /// How the loss is scaled, where the recipe has small numbers that need it.
+    pub fn loss_scaling(&self) -> Option<LossScaling> {
+        (self.recipe == RecipeName::Fp16).then_some(LossScaling {
+            initial: self.initial_loss_scale,
+            window: self.loss_scale_window,
+            minimum: self.min_loss_scale,
+        })
+    }
+
+    /// The recipe these settings describe in a run with micro-batches of this many tokens.
+    pub fn recipe_at(&self, micro_batch_tokens: usize) -> Recipe {
+        let mut recipe = self.recipe();
+        recipe.exceptions.slow_at = self.skip_slow_linears.then_some(micro_batch_tokens);
+        recipe
+    }
+
+    /// The recipe these settings describe, where speed decides nothing.
+    pub fn recipe(&self) -> Recipe {
+        let how = DelayedScaling {
+            reducer: self.amax_compute_algo,
+            margin: self.margin,
+            interval: self.interval,
+            non_finite: self.non_finite,
+        };
+        let delayed = Scaling::Delayed { how, window: self.amax_history_len, first_step: self.first_step };
+        let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
+        // What shares a scale, in activations and in weights.
+        let (compute, scaling) = match self.recipe {
+            RecipeName::Fp32 => (DType::F32, None),
+            RecipeName::Bf16 => (DType::BF16, None),
+            RecipeName::Fp16 => (DType::F16, None),
+            RecipeName::Fp8Delayed => (DType::BF16, Some((delayed, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Current => (DType::BF16, Some((own, [Granularity::PerTensor; 2]))),
+            RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),
+            RecipeName::Fp8Block => (DType::BF16, Some((own, [Granularity::Blocks1x128, Granularity::Blocks128x128]))),
+            RecipeName::Mxfp8 => (DType::BF16, Some((own, [Granularity::Mx; 2]))),
+        };
+        let casts = scaling.map(|(scaling, [activations, weights])| {
+            let gradients = match (self.fp8_format, activations) {
+                (Fp8Format::Hybrid, _) | (Fp8Format::Auto, Granularity::PerTensor) => DType::E5M2,
+                (Fp8Format::E4m3 | Fp8Format::Auto, _) => DType::E4M3,
+            };
+            Casts {
+                input: Cast { format: DType::E4M3, granularity: activations, scaling },
+                weight: Cast { format: DType::E4M3, granularity: weights, scaling },
+                grad_output: Cast { format: gradients, granularity: activations, scaling },
+            }
+        });
+        let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());
+        let product = |name, sums| match (self.high_precision_products.contains(&name), sums) {
+            (true, _) => ProductPrecision::High,
+            // Fast sums lose digits of long, one-sided sums; only fprop, whose error does not build up, takes them unasked.
+            (_, Sums::Fast) => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto) if name == ProductName::Fprop && !blocks => ProductPrecision::Fp8(Accumulation::Fast),
+            (_, Sums::Auto | Sums::Exact) => ProductPrecision::Fp8(Accumulation::Exact),
+        };
+        Recipe {
+            name: self.recipe,
+            compute,
+            casts,
+            products: Products {
+                fprop: product(ProductName::Fprop, self.fprop_accumulation),
+                dgrad: product(ProductName::Dgrad, self.dgrad_accumulation),
+                wgrad: product(ProductName::Wgrad, self.wgrad_accumulation),
+            },
+            exceptions: Exceptions {
+                patterns: self.high_precision_layers.clone(),
+                first: self.first_layers_bf16,
+                last: self.last_layers_bf16,
+                slow_at: None,
+            },
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `casts.jsonl`: what each FP8 cast measures, a line every few steps.
+
+use super::MetricsWriter;
+use crate::error::Result;
+use crate::scaling::{CastCounts, CastRecord};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// Appends to a `casts.jsonl`.
+///
+/// A line holds its `step`, the step `since` which it counts, and under `casts` for each cast by name: `amax` and `scale` of that
+/// step (`scale` is null where a cast had scales of its own), the `largest` finite value of its format, and of the elements cast
+/// `since` then how many there were, how many saturated and underflowed, and in how many steps one was infinite.
+pub struct CastLog {
+    writer: MetricsWriter,
+    since: u64,
+    counted: Vec<CastCounts>,
+}
+
+impl CastLog {
+    /// Opens `path` to go on after `step`, as [`MetricsWriter::resume`] does; what was counted up to `now` belongs to no line.
+    pub fn resume(path: &Path, step: u64, now: &[CastRecord]) -> Result<CastLog> {
+        let counted = now.iter().map(|record| record.counts).collect();
+        Ok(CastLog { writer: MetricsWriter::resume(path, step)?, since: step, counted })
+    }
+
+    /// Appends the line of `step`, which has just ended.
+    pub fn append(&mut self, step: u64, now: &[CastRecord]) -> Result<()> {
+        let casts: Map<String, Value> = now
+            .iter()
+            .zip(&self.counted)
+            .map(|(CastRecord { name, largest, amax, scale, counts }, before)| {
+                let fields = json!({
+                    "amax": amax,
+                    "scale": scale,
+                    "largest": largest,
+                    "elements": counts.elements - before.elements,
+                    "saturated": counts.saturated - before.saturated,
+                    "underflowed": counts.underflowed - before.underflowed,
+                    "non_finite": counts.non_finite - before.non_finite,
+                });
+                (name.clone(), fields)
+            })
+            .collect();
+        self.writer.append(step, &[("since", json!(self.since)), ("casts", Value::Object(casts))])?;
+        self.since = step;
+        self.counted = now.iter().map(|record| record.counts).collect();
+        Ok(())
+    }
+
+    /// Brings what was written to the disk.
+    pub fn sync(&self) -> Result<()> {
+        self.writer.sync()
+    }
+}

@@ -1,0 +1,69 @@
+//! What a step tells of itself.
+
+use crate::error::Error;
+use crate::evaluate::Evaluation;
+use crate::optim::LossScale;
+use crate::scaling::CastLosses;
+use ottava_tensor::Device;
+use std::path::PathBuf;
+
+/// What happened in a step.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// The step, from 1.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub max_steps: u64,
+    /// Mean loss of the step's target tokens, before the update.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate used.
+    pub learning_rate: f64,
+    /// Speed of this step.
+    pub tokens_per_second: f64,
+    /// Largest memory held so far.
+    pub peak_memory_bytes: u64,
+    /// What FP8 casts lost, where there are any.
+    pub casts: Option<CastLosses>,
+    /// The loss scale after the step, where there is one.
+    pub loss_scale: Option<LossScale>,
+    /// Validation after this step, where it was due.
+    pub evaluation: Option<Evaluation>,
+    /// The checkpoint written after this step, where one was due.
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// Names the casts that met an infinity in `step`; the first few, where there are many.
+pub(super) fn warn_of_infinities(step: u64, names: &[String]) {
+    const SHOWN: usize = 4;
+    if names.is_empty() {
+        return;
+    }
+    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let rest = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
+    tracing::warn!("step {step}: values that are not finite were cast to FP8 in {shown}{rest}");
+}
+
+pub(super) fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> Error {
+    let first = match bad_gradient {
+        Some(name) => format!("the first gradient that is not finite is that of `{name}`"),
+        None => "all gradients are finite but their norm is not".to_string(),
+    };
+    Error::NonFinite(format!(
+        "step {step}: the loss is {loss}, and {first}. No weight was changed; resume from the last checkpoint with a lower `learning_rate`, or with `recipe = \"bf16\"` to see whether FP8 is the cause"
+    ))
+}
+
+/// Largest memory held so far: by tensors on a GPU, by the process on a CPU.
+pub(super) fn peak_memory(device: &Device) -> u64 {
+    match device {
+        Device::Cuda(gpu) => gpu.memory().peak as u64,
+        Device::Cpu => {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+            kilobytes.unwrap_or(0) * 1024
+        }
+    }
+}

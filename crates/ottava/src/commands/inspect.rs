@@ -1,0 +1,164 @@
+//! `ottava inspect`.
+
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::checkpoint::{Verify, latest_complete};
+use ottava_lm::config::RunConfig;
+use ottava_lm::report::{CastTable, Outlier, Share, Summary, cast_maps};
+use ottava_lm::{Error, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Show what a run's FP8 casts lose, and where: a summary, the worst tensors, and a page of heat maps.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava inspect runs/quickstart
+  ottava inspect runs/quickstart --top 20 --output casts.html --json")]
+pub struct Inspect {
+    /// The run's folder, `output_dir` of its configuration.
+    run: PathBuf,
+    /// Tensors per table.
+    #[arg(long, default_value_t = 5)]
+    top: usize,
+    /// Where the heat maps go; by default `casts.html` in the run's folder.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What there is to tell.
+struct Found {
+    config: RunConfig,
+    summary: Summary,
+    /// The newest complete checkpoint.
+    checkpoint: Option<PathBuf>,
+    /// What each cast did, or a sentence on why that is not known.
+    casts: Result<CastTable, String>,
+}
+
+/// Titles of the tables of outliers, and what their numbers are.
+const TABLES: [(&str, &str, &str); 3] = [
+    ("saturated", "Saturated most", "share"),
+    ("underflowed", "Underflowed most", "share"),
+    ("amax_growth", "Amax grew most, in powers of two", "bits"),
+];
+
+impl Inspect {
+    pub fn run(self) -> Result<()> {
+        let found = Found::read(&self.run)?;
+        let outliers = found.casts.as_ref().ok().map(|table| {
+            let saturated = table.most_lost(self.top, |cell| cell.saturated);
+            let underflowed = table.most_lost(self.top, |cell| cell.underflowed);
+            [saturated, underflowed, table.most_grown(self.top)]
+        });
+        let page = match &found.casts {
+            Ok(table) => {
+                let page = self.output.unwrap_or_else(|| self.run.join("casts.html"));
+                let title = format!("FP8 casts of {} ({})", self.run.display(), found.recipe());
+                std::fs::write(&page, cast_maps(&title, table)).map_err(Error::io(&page))?;
+                Some(page)
+            }
+            Err(_) => None,
+        };
+        match self.json {
+            true => print_json(&found.json(&outliers, &page)),
+            false => found.print(&self.run, &outliers, &page),
+        }
+        Ok(())
+    }
+}
+
+impl Found {
+    fn read(run: &Path) -> Result<Found> {
+        let (metrics, config) = (run.join("metrics.jsonl"), run.join("config.toml"));
+        if !metrics.is_file() || !config.is_file() {
+            return Err(Error::Config(format!(
+                "{}: this is not the folder of a run, which has a config.toml and a metrics.jsonl; name the `output_dir` of `ottava train`",
+                run.display()
+            )));
+        }
+        let (config, summary) = (RunConfig::load(&config, &[])?, Summary::read(&metrics)?);
+        let checkpoint = latest_complete(&run.join("checkpoints"), Verify::Sizes)?.complete.map(|(path, _)| path);
+        let casts = run.join("casts.jsonl");
+        let table = if casts.is_file() { CastTable::read(&casts)? } else { CastTable::default() };
+        let every = config.training.cast_statistics_steps;
+        let casts = match table.is_empty() {
+            false => Ok(table),
+            true if summary.casts.is_none() => {
+                Err(format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str()))
+            }
+            true if every == 0 => Err(
+                "statistics of single casts were not kept; set `training.cast_statistics_steps` to the steps between them, as 100".into(),
+            ),
+            true => Err(format!(
+                "there are no statistics of single casts yet; they come every {every} steps, by `training.cast_statistics_steps`"
+            )),
+        };
+        Ok(Found { config, summary, checkpoint, casts })
+    }
+
+    fn recipe(&self) -> &'static str {
+        self.config.precision.recipe.as_str()
+    }
+
+    fn json(&self, outliers: &Option<[Vec<Outlier>; 3]>, page: &Option<PathBuf>) -> Value {
+        let lists = outliers.iter().flat_map(|tables| TABLES.iter().zip(tables)).map(|((key, ..), list)| (*key, list));
+        json!({
+            "recipe": self.recipe(),
+            "summary": self.summary,
+            "checkpoint": self.checkpoint,
+            "no_statistics": self.casts.as_ref().err(),
+            "cast_lines": self.casts.as_ref().map(|table| table.steps.len()).unwrap_or(0),
+            "non_finite": self.casts.as_ref().map(CastTable::not_finite).unwrap_or_default(),
+            "worst": lists.collect::<std::collections::BTreeMap<_, _>>(),
+            "html": page,
+        })
+    }
+
+    fn print(&self, run: &Path, outliers: &Option<[Vec<Outlier>; 3]>, page: &Option<PathBuf>) {
+        let Summary { step, tokens, loss, eval_loss, casts } = &self.summary;
+        println!("{}: recipe {}, {step} steps, {tokens} tokens", run.display(), self.recipe());
+        for (what, ends) in [("training loss", loss), ("validation loss", eval_loss)] {
+            if let Some([(first, from), (last, to)]) = ends {
+                println!("  {what:<16} {from:.4} in step {first}, {to:.4} in step {last}");
+            }
+        }
+        if let Some(checkpoint) = &self.checkpoint {
+            println!("  {:<16} {}", "checkpoint", checkpoint.display());
+        }
+        if let Some(casts) = casts {
+            for (what, share) in [("saturated", casts.saturated), ("underflowed", casts.underflowed)] {
+                let Share { mean, highest, step } = share;
+                println!("  {what:<16} {mean:.1e} of all elements cast, at most {highest:.1e}, in step {step}");
+            }
+            match casts.non_finite_steps.as_slice() {
+                [] => println!("  {:<16} in no step", "infinities"),
+                steps => println!("  {:<16} in {} steps, the first {}", "infinities", steps.len(), steps[0]),
+            }
+        }
+        let table = match &self.casts {
+            Ok(table) => table,
+            Err(why) => return println!("\n{why}"),
+        };
+        for (name, steps) in table.not_finite() {
+            println!("  {:<16} {name}, in {steps} steps", "");
+        }
+        for ((_, title, unit), list) in TABLES.iter().zip(outliers.iter().flatten()) {
+            println!("\n{title:<56} {unit:>9} {:>9} {:>9}", "highest", "in step");
+            if list.is_empty() {
+                println!("none");
+            }
+            for Outlier { name, value, highest, step } in list {
+                match *unit {
+                    "bits" => println!("{name:<56} {value:>9.2} {highest:>9.2} {step:>9}"),
+                    _ => println!("{name:<56} {value:>9.1e} {highest:>9.1e} {step:>9}"),
+                }
+            }
+        }
+        if let Some(page) = page {
+            println!("\nheat maps: {}", page.display());
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `ottava inspect` on what `ottava train` leaves.
+
+use crate::setup::{Run, json};
+
+fn train(run: &Run, settings: &[&str]) {
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    run.succeed(&[&["train", "run.toml"][..], &settings].concat());
+}
+
+#[test]
+fn a_run_is_summed_up_and_drawn() {
+    let run = Run::new();
+    train(&run, &["recipe=fp8-delayed", "cast_statistics_steps=1", "max_steps=4"]);
+    let report = json(&run.succeed(&["inspect", "run", "--top", "3", "--json"]));
+    assert_eq!((&report["recipe"], &report["summary"]["step"]), (&"fp8-delayed".into(), &4.into()));
+    assert_eq!(report["cast_lines"], 4);
+    assert_eq!(report["checkpoint"], "run/checkpoints/checkpoint-4");
+    let saturated = report["worst"]["saturated"].as_array().unwrap();
+    assert!((1..=3).contains(&saturated.len()), "{report}");
+    let share = |i: usize| saturated[i]["value"].as_f64().unwrap();
+    assert!(share(0) > 0.0 && (1..saturated.len()).all(|i| share(i) <= share(i - 1)), "{report}");
+    assert!(share(0) >= report["summary"]["casts"]["saturated"]["mean"].as_f64().unwrap(), "{report}");
+    let page = std::fs::read_to_string(run.path("run/casts.html")).unwrap();
+    for part in ["<!DOCTYPE html>", "<h2>Saturated", "<h2>Underflowed", "<h2>Headroom", "0.mlp.down_proj.grad_output"] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(!page.contains("<script") && !page.contains("http"), "the page loads nothing");
+
+    let text = run.succeed(&["inspect", "run", "--output", "elsewhere.html"]);
+    for part in ["recipe fp8-delayed, 4 steps", "infinities       in no step", "Saturated most", "elsewhere.html"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(run.path("elsewhere.html").is_file());
+}
+
+#[test]
+fn a_run_without_statistics_says_how_to_get_them() {
+    let run = Run::new();
+    train(&run, &["recipe=fp8-current", "cast_statistics_steps=0"]);
+    let text = run.succeed(&["inspect", "run"]);
+    assert!(text.contains("set `training.cast_statistics_steps`") && text.contains("underflowed"), "{text}");
+    assert!(!run.path("run/casts.html").exists());
+    train(&run, &["output_dir=plain"]);
+    let report = json(&run.succeed(&["inspect", "plain", "--json"]));
+    assert_eq!(report["no_statistics"], "recipe bf16 casts nothing to FP8");
+    run.fail(&["inspect", "model"], 1, &["this is not the folder of a run", "output_dir"]);
+    run.write("plain/metrics.jsonl", b"{}\n");
+    run.fail(&["inspect", "plain"], 2, &["metrics.jsonl:1: not a line of metrics"]);
+}
