@@ -182,12 +182,20 @@ fn memory(
     let pad = QuantizedTensor::padded;
     let codes = |l: &LinearShape| pad(l.n) * pad(l.k);
     let cast = decisions.iter().flat_map(|block| block.iter().zip(c.block_linears()));
-    let cast: Vec<LinearShape> =
-        cast.filter(|(decision, _)| decision.fp8.is_some()).map(|(_, linear)| linear).collect();
+    let cast: Vec<(&Decision, LinearShape)> = cast.filter(|(decision, _)| decision.fp8.is_some()).collect();
     match config.memory.weight_codes {
-        true => line("FP8 codes of weights, with transposes", cast.iter().map(|l| 2 * codes(l)).sum()),
-        false => line("FP8 codes of the weight at hand", cast.iter().map(codes).max().unwrap_or(0)),
+        true => {
+            let kept = cast.iter().filter(|(decision, _)| !decision.smooth);
+            line("FP8 codes of weights, with transposes", kept.map(|(_, l)| 2 * codes(l)).sum());
+        }
+        false => line("FP8 codes of the weight at hand", cast.iter().map(|(_, l)| codes(l)).max().unwrap_or(0)),
     }
+    let smooth = cast.iter().filter(|(decision, _)| decision.smooth);
+    // More than the weight and its codes while they have the scales.
+    line(
+        "gradient of a smooth weight before its scales, float32",
+        smooth.map(|(_, l)| l.n * l.k * 4).max().unwrap_or(0),
+    );
 
     let saved = activations(c, recipe, decisions, config.memory.recompute) * tokens;
     line(&format!("saved activations of one micro-batch, recompute {}", config.memory.recompute.as_str()), saved);

@@ -190,6 +190,7 @@ fn precision_is_checked_with_the_rest() {
         ("wgrad_accumulation = \"slow\"", "exact"),
         ("recipe = \"fp8-block\"\nfprop_accumulation = \"fast\"", "always add up exactly"),
         ("recipe = \"fp8-delayed\"\npower_of_two_scales = true", "not for \"fp8-delayed\""),
+        ("recipe = \"fp8-row\"\nsmooth_swiglu = true", "one scale per tensor, of which recipe fp8-row has none"),
         ("high_precision_products = [\"backward\"]", "fprop"),
         ("recipe = \"fp8-row\"\nhigh_precision_steps = \"9\"", "`9` is no range of steps"),
         ("high_precision_steps = \"1..9\"", "choose an FP8 recipe"),

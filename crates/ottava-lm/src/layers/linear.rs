@@ -1,5 +1,9 @@
 //! The linear layer, whose three products are what FP8 speeds up.
 
+mod smooth;
+
+pub use smooth::Smooth;
+
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Init, Param, Part};
@@ -20,6 +24,8 @@ struct Fp8 {
     input: Slot,
     grad_output: Slot,
     products: Products,
+    /// The cast of a weight that scales of the input's columns go into, which is none of the parameter's.
+    smooth_weight: Option<Slot>,
 }
 
 impl Fp8 {
@@ -88,6 +94,31 @@ impl Linear {
         bias: bool,
         std: f32,
     ) -> Result<Linear> {
+        Linear::build(build, name, parts, inputs, bias, std, false)
+    }
+
+    /// As [`Linear::new`], with an input from SwiGLU, whose columns recipes may scale one by one. Whoever calls it then asks
+    /// [`Linear::is_smooth`] first.
+    pub fn after_swiglu(
+        build: &mut Builder,
+        name: &str,
+        parts: &[(String, usize)],
+        inputs: usize,
+        bias: bool,
+        std: f32,
+    ) -> Result<Linear> {
+        Linear::build(build, name, parts, inputs, bias, std, true)
+    }
+
+    fn build(
+        build: &mut Builder,
+        name: &str,
+        parts: &[(String, usize)],
+        inputs: usize,
+        bias: bool,
+        std: f32,
+        after_swiglu: bool,
+    ) -> Result<Linear> {
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()
@@ -100,24 +131,32 @@ impl Linear {
             outputs: parts.iter().map(|(_, rows)| rows).sum(),
             inputs,
             block: build.block,
+            after_swiglu,
         };
-        let Some((casts, products)) = build.recipe.decide(&site)?.fp8 else {
+        let decision = build.recipe.decide(&site)?;
+        let Some((casts, products)) = decision.fp8 else {
             return Ok(Linear { weight, bias, fp8: None });
         };
         let input = build.slots.add(format!("{name}.input"), casts.input);
         let reads = [products.fprop, products.dgrad].map(|product| product != ProductPrecision::High);
+        let mut smooth_weight = None;
         if let Some(copies) = copies_of(reads) {
-            weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), copies, build.purpose);
+            let slot = build.slots.add(format!("{name}.weight"), casts.weight);
+            match decision.smooth {
+                true => smooth_weight = Some(slot),
+                false => weight.cast_in(slot, copies, build.purpose),
+            }
         }
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
-        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products }) })
+        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products, smooth_weight }) })
     }
 
     /// The slot of the cast that a producer of this linear's input should write to, if codes are all that its products read.
+    /// One that is smooth reads the input itself first.
     pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
         let reads_codes = |fp8: &&Fp8| {
             let Products { fprop, wgrad, .. } = fp8.products(scaling);
-            ![fprop, wgrad].contains(&ProductPrecision::High)
+            fp8.smooth_weight.is_none() && ![fprop, wgrad].contains(&ProductPrecision::High)
         };
         self.fp8.as_ref().filter(reads_codes).map(|fp8| fp8.input)
     }
@@ -160,6 +199,13 @@ impl Linear {
         scaling: &mut ScalingState,
     ) -> Result<GemmInput> {
         match (x, &self.fp8) {
+            // In a step of high precision, or it would not come here.
+            (GemmInput::Plain(x), Some(Fp8 { smooth_weight: Some(_), .. })) => {
+                if frozen.is_none() {
+                    self.measure_smooth(&x, scaling)?;
+                }
+                Ok(GemmInput::Plain(x))
+            }
             (GemmInput::Plain(x), Some(fp8)) => {
                 let Products { fprop, wgrad, .. } = fp8.products(scaling);
                 Fp8::cast(fp8.input, [fprop, wgrad], x, copies, frozen, scaling)
@@ -170,20 +216,23 @@ impl Linear {
 
     /// `x · Wᵀ + b + residual`, of an operand from [`Linear::cast_input`].
     pub fn fprop(&self, x: &GemmInput, residual: Option<&Tensor>, scaling: &mut ScalingState) -> Result<Tensor> {
-        let out = self.weight.value.dtype();
-        let product = |a, b, how| match residual {
-            Some(residual) => gemm_nt_plus(a, b, residual, how),
-            None => gemm_nt(a, b, out, how),
-        };
-        let mut y = match self.products(scaling).fprop {
+        match self.products(scaling).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(scaling)?;
-                product(Operand::Rows(x.codes()), Operand::Rows(&weight), how)?
+                self.output(Operand::Rows(x.codes()), Operand::Rows(&weight), residual, how)
             }
             ProductPrecision::High => {
                 self.weight.measure_for_forward(scaling)?;
-                product(Operand::plain(x.value()), Operand::plain(&self.weight.value), PLAIN)?
+                self.output(Operand::plain(x.value()), Operand::plain(&self.weight.value), residual, PLAIN)
             }
+        }
+    }
+
+    /// `a · bᵀ + bias + residual`.
+    fn output(&self, a: Operand, b: Operand, residual: Option<&Tensor>, how: Accumulation) -> Result<Tensor> {
+        let mut y = match residual {
+            Some(residual) => gemm_nt_plus(a, b, residual, how)?,
+            None => gemm_nt(a, b, self.weight.value.dtype(), how)?,
         };
         if let Some(bias) = &self.bias {
             add_bias(&mut y, &bias.value)?;

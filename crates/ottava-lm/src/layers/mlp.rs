@@ -1,6 +1,6 @@
 //! The gated feed-forward layer.
 
-use super::{Linear, LinearSaved};
+use super::{Linear, LinearSaved, Smooth};
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
@@ -19,7 +19,13 @@ pub struct MlpSaved {
     /// Its own input, which the norm before it may make again.
     pub input: LinearSaved,
     hidden: Tensor, /* [T, 2F] */
-    activated: LinearSaved,
+    activated: Activated,
+}
+
+/// What backward has of the activation.
+enum Activated {
+    Linear(LinearSaved),
+    Smooth(Smooth),
 }
 
 impl Mlp {
@@ -29,7 +35,14 @@ impl Mlp {
         let gate_up = [part("gate_proj", hidden), part("up_proj", hidden)];
         Ok(Mlp {
             gate_up: Linear::new(build, &format!("{name}.gate_up_proj"), &gate_up, channels, bias, std)?,
-            down: Linear::new(build, &format!("{name}.down_proj"), &[part("down_proj", channels)], hidden, bias, std)?,
+            down: Linear::after_swiglu(
+                build,
+                &format!("{name}.down_proj"),
+                &[part("down_proj", channels)],
+                hidden,
+                bias,
+                std,
+            )?,
         })
     }
 
@@ -56,29 +69,30 @@ impl Mlp {
         context: &mut Context,
     ) -> Result<(Tensor, MlpSaved)> {
         let (hidden, input) = self.gate_up.forward(x, context)?;
+        if self.down.is_smooth(context.scaling) {
+            let (y, smooth) = self.down.forward_smooth(swiglu(&hidden)?, residual, context.scaling)?;
+            return Ok((y, MlpSaved { input, hidden, activated: Activated::Smooth(smooth) }));
+        }
         // SwiGLU's backward makes the transposed codes by the way, so forward never does.
         let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
         let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
         let (y, activated) = self.down.forward_plus(activated, residual, context)?;
-        Ok((y, MlpSaved { input, hidden, activated }))
-    }
-}
-
-impl Layer for Mlp {
-    type Input = GemmInput;
-    type Saved = MlpSaved;
-
-    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
-        self.forward_plus(x, None, context)
+        Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
     }
 
-    fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
-        let (slot, hidden) = (self.down.input_slot(context.scaling), saved.hidden);
-        let dy = self.down.cast_gradient(dy, context.scaling)?;
+    /// The gradient by `hidden`, of a gradient `dy` that `down` has cast.
+    fn backward_activated(
+        &mut self,
+        dy: GemmInput,
+        hidden: Tensor,
+        activated: LinearSaved,
+        context: &mut Context,
+    ) -> Result<GemmInput> {
+        let slot = self.down.input_slot(context.scaling);
         let dactivated = self.down.dgrad(&dy, context.scaling)?;
         let dy = dy.for_wgrad();
         let gradient = self.gate_up.gradient_slot(context.scaling);
-        let (dhidden, activated) = match (saved.activated, slot) {
+        let (dhidden, activated) = match (activated, slot) {
             // The pass that makes the gradient has all that the activation is made of in its hands.
             (LinearSaved::Dropped(frozen), Some(slot)) => {
                 context.scaling.produce_beside(gradient, slot, &frozen, |output, activated| {
@@ -98,7 +112,45 @@ impl Layer for Mlp {
         };
         drop((hidden, dactivated));
         self.down.wgrad(&dy, &activated, context.scaling)?;
-        drop((dy, activated));
+        Ok(dhidden)
+    }
+
+    /// The same, where `down` scaled the columns of its input.
+    fn backward_smooth(
+        &mut self,
+        dy: GemmInput,
+        hidden: Tensor,
+        smooth: Smooth,
+        context: &mut Context,
+    ) -> Result<GemmInput> {
+        let dactivated = self.down.dgrad_smooth(&dy, &smooth, context.scaling)?;
+        let dy = dy.for_wgrad();
+        let gradient = self.gate_up.gradient_slot(context.scaling);
+        let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
+            Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
+        })?;
+        drop(dactivated);
+        let activated = swiglu(&hidden)?;
+        drop(hidden);
+        self.down.wgrad_smooth(&dy, &activated, &smooth, context.scaling)?;
+        Ok(dhidden)
+    }
+}
+
+impl Layer for Mlp {
+    type Input = GemmInput;
+    type Saved = MlpSaved;
+
+    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
+        self.forward_plus(x, None, context)
+    }
+
+    fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
+        let dy = self.down.cast_gradient(dy, context.scaling)?;
+        let dhidden = match saved.activated {
+            Activated::Linear(activated) => self.backward_activated(dy, saved.hidden, activated, context)?,
+            Activated::Smooth(smooth) => self.backward_smooth(dy, saved.hidden, smooth, context)?,
+        };
         self.gate_up.backward(dhidden, saved.input, context)
     }
 

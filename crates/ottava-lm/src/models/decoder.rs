@@ -61,6 +61,8 @@ pub struct LinearShape {
     pub bias: bool,
     /// The names, in a model folder, of the linears that it stacks.
     pub parts: &'static [&'static str],
+    /// Whether its input is what SwiGLU gives.
+    pub after_swiglu: bool,
 }
 
 impl DecoderConfig {
@@ -74,6 +76,7 @@ impl DecoderConfig {
                 k: self.channels,
                 bias: self.qkv_bias,
                 parts: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+                after_swiglu: false,
             },
             LinearShape {
                 name: "self_attn.o_proj",
@@ -81,6 +84,7 @@ impl DecoderConfig {
                 k: q,
                 bias: self.output_bias,
                 parts: &["self_attn.o_proj"],
+                after_swiglu: false,
             },
             LinearShape {
                 name: "mlp.gate_up_proj",
@@ -88,6 +92,7 @@ impl DecoderConfig {
                 k: self.channels,
                 bias: self.mlp_bias,
                 parts: &["mlp.gate_proj", "mlp.up_proj"],
+                after_swiglu: false,
             },
             LinearShape {
                 name: "mlp.down_proj",
@@ -95,6 +100,7 @@ impl DecoderConfig {
                 k: self.hidden,
                 bias: self.mlp_bias,
                 parts: &["mlp.down_proj"],
+                after_swiglu: true,
             },
         ]
     }
@@ -107,6 +113,7 @@ impl DecoderConfig {
             outputs: linear.n,
             inputs: linear.k,
             block: Some((block, self.layers)),
+            after_swiglu: linear.after_swiglu,
         };
         let linears = self.block_linears();
         (0..self.layers).flat_map(|block| linears.iter().map(move |linear| site(block, linear))).collect()

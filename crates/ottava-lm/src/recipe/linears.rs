@@ -1,9 +1,9 @@
 //! Which linears a recipe casts: one decision for each, made here when it is built and when it is planned.
 
-use super::{Casts, FP8_PAYS, Products, Recipe, Scaling};
+use super::{Casts, FP8_PAYS, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
 use ottava_tensor::Granularity;
-use ottava_tensor::ops::AmaxReducer;
+use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
 
 /// Linears that stay in the compute type of a recipe that casts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +31,8 @@ pub struct LinearSite {
     pub inputs: usize,
     /// The number of its block, and how many blocks there are; `None` for a linear by itself.
     pub block: Option<(usize, usize)>,
+    /// Whether its input is what SwiGLU gives.
+    pub after_swiglu: bool,
 }
 
 /// What a recipe does with a linear.
@@ -38,6 +40,8 @@ pub struct LinearSite {
 pub struct Decision {
     /// Its casts, and what its products read; `None` leaves it in the compute type.
     pub fp8: Option<(Casts, Products)>,
+    /// Whether columns of the input are scaled one by one, and the weight by their inverses.
+    pub smooth: bool,
     /// Why, in words for a plan.
     pub reason: String,
 }
@@ -49,7 +53,7 @@ impl Recipe {
     pub fn decide(&self, site: &LinearSite) -> Result<Decision> {
         let Exceptions { first, last, slow_at, .. } = self.exceptions;
         let matched = self.matched(site)?;
-        let Some(casts) = self.casts else {
+        let Some(mut casts) = self.casts else {
             return Ok(plain(format!("recipe {} casts nothing to FP8", self.name.as_str())));
         };
         if let Some(pattern) = matched {
@@ -69,8 +73,21 @@ impl Recipe {
         if self.products == Products::HIGH {
             return Ok(plain("high_precision_products names all three".into()));
         }
-        let reason = format!("recipe {}: {}", self.name.as_str(), scaling(&casts));
-        Ok(Decision { fp8: Some((casts, self.products)), reason })
+        let mut reason = format!("recipe {}: {}", self.name.as_str(), scaling(&casts));
+        let Products { fprop, dgrad, wgrad } = self.products;
+        let smooth = self.smooth_swiglu
+            && site.after_swiglu
+            && casts.input.granularity == Granularity::PerTensor
+            && ![fprop, dgrad, wgrad].contains(&ProductPrecision::High);
+        if smooth {
+            reason += "; smooth_swiglu: before that each channel of x by a power of two, and W by its inverse, cast in each micro-batch";
+            if let Scaling::Delayed { .. } = casts.weight.scaling {
+                // It moves with the activations of a micro-batch, of which its history knows nothing.
+                casts.weight.scaling = Scaling::Current(CurrentScaling::default());
+                reason += " by its own amax";
+            }
+        }
+        Ok(Decision { fp8: Some((casts, self.products)), smooth, reason })
     }
 
     /// Checks the exceptions against all linears of a model; `fixed` are the names of those that are never cast.
@@ -114,7 +131,7 @@ impl Recipe {
 }
 
 fn plain(reason: String) -> Decision {
-    Decision { fp8: None, reason }
+    Decision { fp8: None, smooth: false, reason }
 }
 
 /// Whether `pattern` matches the linear called `name`, its weight, or a module around it.
@@ -174,7 +191,8 @@ mod tests {
     fn site(block: usize, name: &str, parts: &[&str]) -> LinearSite {
         let full = |name: &str| format!("model.layers.{block}.{name}");
         let parts = parts.iter().map(|part| full(part)).collect();
-        LinearSite { name: full(name), parts, outputs: 1024, inputs: 1024, block: Some((block, 12)) }
+        let after_swiglu = name == "mlp.down_proj";
+        LinearSite { name: full(name), parts, outputs: 1024, inputs: 1024, block: Some((block, 12)), after_swiglu }
     }
 
     fn sites() -> Vec<LinearSite> {
@@ -236,6 +254,29 @@ mod tests {
         assert_eq!(high(&recipe), blocks.concat());
         assert_eq!(recipe.decide(&sites()[0]).unwrap().reason, "first_layers_bf16 = 1");
         assert_eq!(recipe.decide(&sites()[23]).unwrap().reason, "last_layers_bf16 = 2");
+    }
+
+    #[test]
+    fn linears_after_swiglu_are_smooth_where_all_their_products_are_in_fp8() {
+        use crate::recipe::ProductName::Wgrad;
+        let smooth = |precision: &Precision| {
+            let recipe = precision.recipe();
+            let decisions = sites().into_iter().map(|site| (site.name.clone(), recipe.decide(&site).unwrap()));
+            decisions.filter(|(_, decision)| decision.smooth).collect::<Vec<_>>()
+        };
+        let precision = Precision { recipe: RecipeName::Fp8Delayed, smooth_swiglu: true, ..Precision::default() };
+        let all = smooth(&precision);
+        assert_eq!(all.len(), 12);
+        for (name, decision) in all {
+            assert!(name.ends_with("mlp.down_proj") && decision.reason.contains("smooth_swiglu: "), "{name}");
+            let (casts, _) = decision.fp8.unwrap();
+            assert!(matches!(casts.input.scaling, Scaling::Delayed { .. }), "{name}");
+            assert!(matches!(casts.weight.scaling, Scaling::Current(_)), "{name}: no history knows the weight");
+        }
+        assert_eq!(smooth(&Precision { last_layers_bf16: 3, ..precision.clone() }).len(), 9);
+        assert_eq!(smooth(&Precision { high_precision_products: vec![Wgrad], ..precision.clone() }).len(), 0);
+        assert_eq!(smooth(&Precision { recipe: RecipeName::Fp8Row, ..precision.clone() }).len(), 0);
+        assert_eq!(smooth(&Precision { smooth_swiglu: false, ..precision }).len(), 0);
     }
 
     #[test]

@@ -102,6 +102,8 @@ pub struct Recipe {
     pub products: Products,
     /// Linears that stay in `compute` all the same; [`Recipe::decide`] tells for each.
     pub exceptions: Exceptions,
+    /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
+    pub smooth_swiglu: bool,
 }
 
 /// The recipes one can name.

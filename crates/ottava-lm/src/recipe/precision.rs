@@ -92,6 +92,8 @@ pub struct Precision {
     pub last_layers_bf16: usize,
     /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
     pub skip_slow_linears: bool,
+    /// Whether each channel after SwiGLU is scaled by itself before the cast of its tensor, and back in the weight: Smooth-SwiGLU.
+    pub smooth_swiglu: bool,
     /// Where the loss scale of `fp16` starts: a power of two.
     pub initial_loss_scale: f64,
     /// Steps in a row with finite gradients after which it is doubled.
@@ -121,6 +123,7 @@ impl Default for Precision {
             first_layers_bf16: 0,
             last_layers_bf16: 0,
             skip_slow_linears: true,
+            smooth_swiglu: false,
             initial_loss_scale: 65536.0,
             loss_scale_window: 2000,
             min_loss_scale: 1.0,
@@ -163,6 +166,12 @@ impl Precision {
                 "`precision.power_of_two_scales` is not for \"fp8-delayed\", whose scales follow from the amaxes of earlier steps; leave it out, or choose another recipe"
                     .to_string(),
             );
+        }
+        if self.smooth_swiglu && !matches!(self.recipe, RecipeName::Fp8Delayed | RecipeName::Fp8Current) {
+            problems.push(format!(
+                "`precision.smooth_swiglu` is for casts with one scale per tensor, of which recipe {} has none; leave it out, or choose \"fp8-delayed\" or \"fp8-current\"",
+                self.recipe.as_str()
+            ));
         }
         let powers = [("initial_loss_scale", self.initial_loss_scale), ("min_loss_scale", self.min_loss_scale)];
         for (key, scale) in powers {
@@ -254,6 +263,7 @@ impl Precision {
                 last: self.last_layers_bf16,
                 slow_at: None,
             },
+            smooth_swiglu: self.smooth_swiglu,
         }
     }
 }

@@ -15,4 +15,5 @@ mod recompute;
 mod referee;
 mod resume;
 mod setup;
+mod smooth;
 mod steps;

@@ -33,7 +33,7 @@ pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
 }
 
 /// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
-/// some that leave products, so that every operand is met in both forms.
+/// some that leave products, so that every operand is met in both forms; and options that change what is cast.
 pub fn mixed() -> Vec<(String, Recipe)> {
     use ProductName::{Dgrad, Fprop, Wgrad};
     let products = [
@@ -53,6 +53,10 @@ pub fn mixed() -> Vec<(String, Recipe)> {
     });
     let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
     let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
+    let smooth = [RecipeName::Fp8Delayed, RecipeName::Fp8Current].map(|recipe| {
+        let precision = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() };
+        (format!("{}, smooth", recipe.as_str()), precision.recipe())
+    });
     let delayed = ["*.o_proj", "*.0.mlp.down_proj", "*.1.mlp.gate_proj", "*.1.mlp.up_proj"];
     let current = ["*.0.self_attn.qkv_proj", "*.0.mlp.gate_up_proj", "*.1.self_attn.o_proj", "*.1.mlp.down_proj"];
     [(RecipeName::Fp8Delayed, delayed), (RecipeName::Fp8Current, current)]
@@ -64,6 +68,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         .into_iter()
         .chain(products)
         .chain([rounded])
+        .chain(smooth)
         .collect()
 }
 

@@ -1,0 +1,81 @@
+//! Scales of columns: found, multiplied in, and divided out again. What Smooth-SwiGLU moves from an activation into the weight after it.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::SOURCE;
+
+/// What multiplies a column.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Factor {
+    Scale,
+    Inverse,
+}
+
+/// For each column of `x` `[R, C]` (F32, F16 or BF16) the largest power of two `s` with `s · amax <= 1`, F32 `[C]`.
+///
+/// An amax of 0 or infinity gives 1; NaN is passed over, as the hardware's maximum does. Scales are from 2^-126 to 2^126, so that
+/// inverses are normal numbers as well. As powers of two they cost a value no digit.
+/// Source: Fishman et al. 2024, arXiv:2409.12517, section 4, where scales are any numbers.
+pub fn column_scales(x: &Tensor) -> Result<Tensor> {
+    let [_, columns] = x.dims("column_scales: x")?;
+    expect_values("column_scales: x", x)?;
+    // Both devices raise amaxes in it first.
+    let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
+    match x.device() {
+        Device::Cpu => cpu::column_scales(x, &mut scales),
+        Device::Cuda(gpu) => cuda::column_scales(gpu, x, &mut scales)?,
+    }
+    Ok(scales)
+}
+
+/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` (F32, F16 or BF16) and `scales` F32 `[C]`.
+pub fn scale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
+    multiplied(x, scales, Factor::Scale)
+}
+
+/// `y[r, c] = x[r, c] · (1 / scales[c])`, as [`scale_columns`].
+pub fn unscale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
+    multiplied(x, scales, Factor::Inverse)
+}
+
+/// `sum[r, c] += x[r, c] · (1 / scales[c])`, rounded once, for `sum` `[R, C]` (F32, F16 or BF16), and `x` `[R, C]` and `scales` `[C]` in
+/// F32.
+pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Result<()> {
+    expect_values("add_unscaled_columns: sum", sum)?;
+    x.expect("add_unscaled_columns: x", sum.shape())?;
+    x.expect_dtype("add_unscaled_columns: x", &[DType::F32])?;
+    x.expect_device("add_unscaled_columns: x", sum.device())?;
+    expect_scales(scales, x)?;
+    match x.device() {
+        Device::Cpu => cpu::add_unscaled_columns(sum, x, scales),
+        Device::Cuda(gpu) => cuda::add_unscaled_columns(gpu, sum, x, scales)?,
+    }
+    Ok(())
+}
+
+fn multiplied(x: &Tensor, scales: &Tensor, factor: Factor) -> Result<Tensor> {
+    expect_values("scale_columns: x", x)?;
+    expect_scales(scales, x)?;
+    let mut y = x.empty_like()?;
+    match x.device() {
+        Device::Cpu => cpu::multiply(x, scales, factor, &mut y),
+        Device::Cuda(gpu) => cuda::multiply(gpu, x, scales, factor, &mut y)?,
+    }
+    Ok(y)
+}
+
+fn expect_values(what: &str, x: &Tensor) -> Result<()> {
+    x.expect_dtype(what, &[DType::F32, DType::F16, DType::BF16])
+}
+
+fn expect_scales(scales: &Tensor, x: &Tensor) -> Result<()> {
+    let [_, columns] = x.dims("scale_columns: x")?;
+    scales.expect("scale_columns: scales", &[columns])?;
+    scales.expect_dtype("scale_columns: scales", &[DType::F32])?;
+    scales.expect_device("scale_columns: scales", x.device())
+}
