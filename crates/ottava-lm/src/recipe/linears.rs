@@ -80,11 +80,11 @@ impl Recipe {
             && casts.input.granularity == Granularity::PerTensor
             && ![fprop, dgrad, wgrad].contains(&ProductPrecision::High);
         if smooth {
-            reason += "; smooth_swiglu: before that each channel of x by a power of two, and W by its inverse, cast in each micro-batch";
+            reason += "; smooth_swiglu: first each channel of x by a power of two and W by the inverse, so W is cast in each micro-batch";
             if let Scaling::Delayed { .. } = casts.weight.scaling {
                 // It moves with the activations of a micro-batch, of which its history knows nothing.
                 casts.weight.scaling = Scaling::Current(CurrentScaling::default());
-                reason += " by its own amax";
+                reason += ", by its own amax";
             }
         }
         Ok(Decision { fp8: Some((casts, self.products)), smooth, reason })
