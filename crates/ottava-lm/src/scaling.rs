@@ -264,7 +264,7 @@ impl ScalingState {
         }
     }
 
-    /// As [`ScalingState::quantize`], for a value with a scale of its own whose amax is known.
+    /// Casts and measures a value with a scale of its own whose amax is known.
     pub fn quantize_measured(&mut self, slot: Slot, x: &Tensor, amax: Tensor, copies: Copies) -> Result<GemmInput> {
         let frozen = self.own_scale(slot, amax)?;
         Ok(GemmInput::Quantized(self.quantize_by(slot, &frozen, x, copies)?, frozen))
