@@ -297,11 +297,8 @@ impl ScalingState {
 
     /// As [`ScalingState::quantize_by`], into the codes that there are.
     pub fn quantize_into(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, into: &mut QuantizedTensor) -> Result<()> {
-        match self.frozen_scale(slot, frozen)? {
-            Scale::Given(scale) => ops::quantize_into(x, &scale, into, self.statistics_mut(), slot.0)?,
-            Scale::Own(_, how) => ops::quantize_blocks_into(x, how, into, self.statistics_mut(), slot.0)?,
-        }
-        Ok(())
+        let scale = self.frozen_scale(slot, frozen)?;
+        Ok(ops::quantize_into(x, scale.of_cast(), into, self.statistics_mut(), slot.0)?)
     }
 
     fn frozen_scale(&self, slot: Slot, frozen: &Frozen) -> Result<Scale> {

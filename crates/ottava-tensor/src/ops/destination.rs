@@ -5,7 +5,6 @@
 //! [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()), bit for bit: values are rounded to the tensor's
 //! type first, and those are cast and measured.
 
-use super::quantize::blocks::quantize_blocks;
 use super::quantize::{self, CastStatistics, Copies, CurrentScaling};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
@@ -78,17 +77,16 @@ impl Produced {
 }
 
 impl Fp8Output<'_> {
-    /// Casts `x`, which exists already.
-    pub fn cast(self, x: &Tensor) -> Result<QuantizedTensor> {
-        let Fp8Output { format, scale, copies, statistics, slot } = self;
-        match scale {
-            CastScale::Given(scale) => quantize::quantize(x, format, scale, copies, statistics, slot),
-            CastScale::Own(granularity, how) => quantize_blocks(x, format, granularity, how, copies, statistics, slot),
-        }
+    /// Casts `x` `[R, C]` (F32, F16 or BF16), which exists already: [`quantize`](super::quantize()) and
+    /// [`quantize_blocks`](super::quantize_blocks()).
+    pub fn cast(mut self, x: &Tensor) -> Result<QuantizedTensor> {
+        let [rows, columns] = x.dims("quantize: x")?;
+        x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
+        let mut quantized = quantize::prepare(&self, x.device(), rows, columns)?;
+        quantize::cast_into(x, &mut quantized, &mut self)?;
+        Ok(quantized)
     }
-}
 
-impl Fp8Output<'_> {
     /// How many values share a scale.
     pub(super) fn granularity(&self) -> Granularity {
         match self.scale {

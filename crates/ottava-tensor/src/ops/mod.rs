@@ -35,7 +35,7 @@ pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::global_norm;
 pub use launch::kernels;
-pub use quantize::blocks::{quantize_blocks, quantize_blocks_into};
+pub use quantize::blocks::quantize_blocks;
 pub use quantize::{
     CastStatistics, Copies, CurrentScaling, amax, measure, quantize, quantize_into, raise_amax, take_scale,
 };

@@ -73,18 +73,14 @@ pub fn quantize(
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> Result<QuantizedTensor> {
-    let [rows, columns] = x.dims("quantize: x")?;
-    x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
-    let mut to = Fp8Output { format, scale: CastScale::Given(scale), copies, statistics, slot };
-    let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    cast_into(x, &mut quantized, &mut to)?;
-    Ok(quantized)
+    Fp8Output { format, scale: CastScale::Given(scale), copies, statistics, slot }.cast(x)
 }
 
-/// As [`quantize`], over codes that there are: into the copies that `into` has, in its format.
+/// As [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks), over codes that there are: into the copies that `into` has, in its
+/// format. `scale` is shared as its scales are.
 pub fn quantize_into(
     x: &Tensor,
-    scale: &Tensor,
+    scale: CastScale,
     into: &mut QuantizedTensor,
     statistics: &mut CastStatistics,
     slot: usize,
@@ -92,10 +88,13 @@ pub fn quantize_into(
     x.expect("quantize_into: x", &[into.rows, into.columns])?;
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
-    into.scale_inv.expect("quantize_into: scale_inv", &[1])?;
-    let mut to =
-        Fp8Output { format: into.format, scale: CastScale::Given(scale), copies: Copies::Both, statistics, slot };
-    expect_cast(to.format, scale, to.statistics, to.slot, x.device())?;
+    let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
+    let (granularity, there) = (expect_output(&to, x.device())?, into.granularity);
+    if granularity != there {
+        return Err(Error::Value(format!("quantize_into: {granularity} scales for codes with {there} scales")));
+    }
+    let [rows, length] = if into.codes.is_some() { [into.rows, into.columns] } else { [into.columns, into.rows] };
+    into.scale_inv.expect("quantize_into: scale_inv", &granularity.scales_shape(rows, length))?;
     cast_into(x, into, &mut to)
 }
 
@@ -113,19 +112,7 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
 
 /// Checks a destination for a matrix `[rows, columns]`, and allocates what it asks for.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
-    let granularity = match to.scale {
-        CastScale::Given(scale) => {
-            expect_cast(to.format, scale, to.statistics, to.slot, device)?;
-            Granularity::PerTensor
-        }
-        CastScale::Own(Granularity::PerTensor, _) => {
-            return Err(Error::Value("quantize: one scale per tensor is given, not found by the cast".into()));
-        }
-        CastScale::Own(granularity, _) => {
-            expect_measured(to.format, to.statistics, to.slot, device)?;
-            granularity
-        }
-    };
+    let granularity = expect_output(to, device)?;
     let codes = |rows, length| Tensor::empty(device, &granularity.codes_shape(rows, length), to.format);
     // Blocks of 128x128 have scales that no block writes, and an empty matrix has no blocks.
     let unwritten = granularity == Granularity::Blocks128x128 || rows * columns == 0;
@@ -144,6 +131,18 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
         rows,
         columns,
     })
+}
+
+/// Checks a destination on `device`, and says how many values share a scale.
+fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
+    match to.scale {
+        CastScale::Given(scale) => expect_cast(to.format, scale, to.statistics, to.slot, device)?,
+        CastScale::Own(Granularity::PerTensor, _) => {
+            return Err(Error::Value("quantize: one scale per tensor is given, not found by the cast".into()));
+        }
+        CastScale::Own(..) => expect_measured(to.format, to.statistics, to.slot, device)?,
+    }
+    Ok(to.granularity())
 }
 
 /// Checks what a cast on `device` reads and where it measures.

@@ -4,20 +4,20 @@ pub(in crate::ops) mod cpu;
 #[cfg(test)]
 mod tests;
 
-use super::{CastStatistics, Copies, CurrentScaling, cast_into, expect_measured, prepare};
+use super::{CastStatistics, Copies, CurrentScaling};
 use crate::ops::destination::{CastScale, Fp8Output};
 use crate::quantized::{Granularity, QuantizedTensor};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8 by scales that its rows or blocks give themselves: `scale = largest finite of format
 /// / amax`, `code = satcast(float(x) · scale)`, `scale_inv = 1 / scale`.
 ///
 /// A row or block with an amax of 0 or infinity has scale 1; a quotient beyond binary32 becomes the largest finite value of the type
 /// of `x`. With blocks of 1x128, and with rows, the transposed copy is a cast of its own, whose blocks run along the rows of `x`; with
-/// blocks of 128x128 it is made of the codes. Scales of MX are always rounded down to powers of two, so that their inverses are E8M0. Measures into entry `slot` of `statistics` what the copy of the rows lost, or the
-/// other where that is the only one.
+/// blocks of 128x128 it is made of the codes. Scales of MX are always rounded down to powers of two, so that their inverses are E8M0.
+/// Measures into entry `slot` of `statistics` what the copy of the rows lost, or the other where that is the only one.
 ///
-/// Errors with [`Error::Value`] for [`Granularity::PerTensor`], which [`quantize`](crate::ops::quantize()) casts by a given scale. Source:
+/// Errors with [`Error::Value`](crate::Error::Value) for [`Granularity::PerTensor`], which [`quantize`](crate::ops::quantize()) casts by a given scale. Source:
 /// Transformer Engine, `common/recipe/recipe_common.cuh` and `common/transpose/quantize_transpose_*_blockwise.cu`.
 pub fn quantize_blocks(
     x: &Tensor,
@@ -28,31 +28,7 @@ pub fn quantize_blocks(
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> Result<QuantizedTensor> {
-    let [rows, columns] = x.dims("quantize_blocks: x")?;
-    x.expect_dtype("quantize_blocks: x", &[DType::F32, DType::F16, DType::BF16])?;
-    let mut to = Fp8Output { format, scale: CastScale::Own(granularity, how), copies, statistics, slot };
-    let mut quantized = prepare(&to, x.device(), rows, columns)?;
-    cast_into(x, &mut quantized, &mut to)?;
-    Ok(quantized)
-}
-
-/// As [`quantize_blocks`], over codes that there are: into the copies that `into` has, in its format and granularity.
-pub fn quantize_blocks_into(
-    x: &Tensor,
-    how: CurrentScaling,
-    into: &mut QuantizedTensor,
-    statistics: &mut CastStatistics,
-    slot: usize,
-) -> Result<()> {
-    x.expect("quantize_blocks_into: x", &[into.rows, into.columns])?;
-    x.expect_dtype("quantize_blocks_into: x", &[DType::F32, DType::F16, DType::BF16])?;
-    x.expect_device("quantize_blocks_into: x", into.scale_inv.device())?;
-    expect_measured(into.format, statistics, slot, x.device())?;
-    if into.granularity == Granularity::PerTensor {
-        return Err(Error::Value("quantize_blocks_into: one scale per tensor is given, not found by the cast".into()));
-    }
-    let (format, scale) = (into.format, CastScale::Own(into.granularity, how));
-    cast_into(x, into, &mut Fp8Output { format, scale, copies: Copies::Both, statistics, slot })
+    Fp8Output { format, scale: CastScale::Own(granularity, how), copies, statistics, slot }.cast(x)
 }
 
 /// What a quotient beyond binary32 becomes: the largest finite value of the type that is cast.

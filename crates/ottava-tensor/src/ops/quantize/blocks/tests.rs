@@ -1,7 +1,8 @@
 use super::*;
 use crate::Device;
+use crate::ops::destination::CastScale;
 use crate::ops::destination::tests::{all, hostile};
-use crate::ops::transpose;
+use crate::ops::{quantize_into, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 const FINER: [Granularity; 3] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128];
@@ -226,7 +227,7 @@ fn codes_are_replaced_in_place() {
                     [CastStatistics::new(x[0].device(), 1)?, CastStatistics::new(x[0].device(), 1)?];
                 let mut into = quantize_blocks(&x[0], DType::E4M3, granularity, PLAIN, copies, &mut before, 0)?;
                 before = CastStatistics::new(x[0].device(), 1)?;
-                quantize_blocks_into(&x[1], PLAIN, &mut into, &mut before, 0)?;
+                quantize_into(&x[1], CastScale::Own(granularity, PLAIN), &mut into, &mut before, 0)?;
                 let new = quantize_blocks(&x[1], DType::E4M3, granularity, PLAIN, copies, &mut fresh, 0)?;
                 for (new, into) in all(&new, &fresh).iter().zip(all(&into, &before)) {
                     assert_close(&format!("{granularity} {copies:?}"), new, &into, Tolerance::Exact);
@@ -234,5 +235,21 @@ fn codes_are_replaced_in_place() {
                 Ok(all(&into, &before))
             });
         }
+    }
+}
+
+#[test]
+fn codes_are_not_replaced_by_those_of_other_scales() {
+    let x = normals("x", &[20, 30], DType::F32);
+    let mut into = e4m3(&x, Granularity::PerRow, Copies::Both);
+    let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+    for (scale, reason) in [
+        (CastScale::Given(&one), "per-tensor scales for codes with per-row scales"),
+        (CastScale::Own(Granularity::Mx, PLAIN), "mx scales for codes with per-row scales"),
+        (CastScale::Own(Granularity::PerTensor, PLAIN), "one scale per tensor is given"),
+    ] {
+        let error = quantize_into(&x, scale, &mut into, &mut seen, 0).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
     }
 }
