@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::recipe::Recipe;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
 use ottava_tensor::ops::{
     self, Accumulation, AdamWWeight, CastScale, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type,
@@ -55,12 +55,19 @@ pub struct Kept {
     pub weight_codes: bool,
     /// Of forward's activations.
     pub recompute: Recompute,
+    /// How those are kept that are.
+    pub saved_activations: SavedActivations,
 }
 
 impl Kept {
     /// Everything, in F32.
-    pub const FULL: Kept =
-        Kept { masters: true, gradients: DType::F32, weight_codes: true, recompute: Recompute::None };
+    pub const FULL: Kept = Kept {
+        masters: true,
+        gradients: DType::F32,
+        weight_codes: true,
+        recompute: Recompute::None,
+        saved_activations: SavedActivations::Exact,
+    };
 }
 
 impl Purpose {

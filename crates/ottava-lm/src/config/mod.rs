@@ -4,7 +4,7 @@ mod names;
 mod precision;
 mod theirs;
 
-pub use precision::precision;
+pub use precision::benchmark_settings;
 
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::{Precision, Recipe, RecipeName};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -177,19 +177,23 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
+/// The `[memory]` table: what is kept and how, and what is made again when it is needed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`.
+    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`. Results are the same bits.
     pub recompute: Recompute,
-    /// Whether FP8 codes of weights are kept for the whole step. Without, each product casts the weight that it reads.
+    /// Whether FP8 codes of weights are kept for the whole step. Without, each product casts the weight that it reads. Results are the
+    /// same bits.
     pub weight_codes: bool,
+    /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
+    pub saved_activations: SavedActivations,
 }
 
 impl Default for MemoryConfig {
     fn default() -> MemoryConfig {
-        MemoryConfig { recompute: Recompute::None, weight_codes: true }
+        let (recompute, saved_activations) = (Recompute::None, SavedActivations::Exact);
+        MemoryConfig { recompute, weight_codes: true, saved_activations }
     }
 }
 
@@ -201,6 +205,7 @@ impl RunConfig {
             gradients: self.optimizer.gradient_dtype.dtype(),
             weight_codes: self.memory.weight_codes,
             recompute: self.memory.recompute,
+            saved_activations: self.memory.saved_activations,
         })
     }
 }

@@ -11,6 +11,7 @@ use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
@@ -44,9 +45,9 @@ fn model() -> DecoderConfig {
 }
 
 /// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
-fn train(recipe: &Recipe, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
+fn train(recipe: &Recipe, kept: Kept, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
     let Length { steps, rows, validation } = length;
-    let (purpose, mut weights) = (Purpose::Train(Kept::FULL), RandomWeights { seed, device: device.clone() });
+    let (purpose, mut weights) = (Purpose::Train(kept), RandomWeights { seed, device: device.clone() });
     let mut model = Decoder::new(&model(), recipe, device, purpose, TOKENS, &mut weights).unwrap();
     model.quantize_weights().unwrap();
     let how = AdamWConfig {
@@ -87,24 +88,38 @@ fn fp8_learns_as_well_as_bf16() {
     const ALLOWED: f64 = 0.02;
     let (text, length) = (text(), length());
     for device in devices() {
-        let run = |name: &str, recipe: &Recipe| {
+        let run = |name: &str, recipe: &Recipe, kept: Kept| {
             let begin = Instant::now();
-            let losses = SEEDS.map(|seed| train(recipe, &device, &text, seed, length));
-            eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
+            let losses = SEEDS.map(|seed| train(recipe, kept, &device, &text, seed, length));
+            eprintln!("{name:<20} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
             losses
         };
         let Length { steps, rows, .. } = length;
         eprintln!("validation loss on {device} after {steps} steps of {} bytes, by seed", rows * TOKENS);
-        let bf16 = run("bf16", &named(RecipeName::Bf16));
-        let gaps = |losses: [f64; 3]| [0, 1, 2].map(|i| losses[i] - bf16[i]);
-        for name in fp8_names_on(&device) {
-            let gaps = gaps(run(name.as_str(), &named(name)));
+        let bf16 = run("bf16", &named(RecipeName::Bf16), Kept::FULL);
+        let compare = |name: &str, losses: [f64; 3], other: &str, others: [f64; 3]| {
+            let gaps = [0, 1, 2].map(|i| losses[i] - others[i]);
             let mean = gaps.iter().sum::<f64>() / 3.0;
-            eprintln!("{:<12} {gaps:+.4?}  mean {mean:+.4}", "  - bf16");
-            assert!(mean <= ALLOWED, "{} on {device} ends {mean:.4} above bf16: {gaps:.4?}", name.as_str());
+            eprintln!("  - {other:<16} {gaps:+.4?}  mean {mean:+.4}");
+            assert!(mean <= ALLOWED, "{name} on {device} ends {mean:.4} above {other}: {gaps:.4?}");
+        };
+        let mut delayed = None;
+        for name in fp8_names_on(&device) {
+            let losses = run(name.as_str(), &named(name), Kept::FULL);
+            compare(name.as_str(), losses, "bf16", bf16);
+            delayed = delayed.or((name == RecipeName::Fp8Delayed).then_some(losses));
+        }
+        let saved = Kept { saved_activations: SavedActivations::Float8, ..Kept::FULL };
+        let delayed = delayed.expect("every device has it");
+        for (name, exact) in [(RecipeName::Bf16, bf16), (RecipeName::Fp8Delayed, delayed)] {
+            for recompute in [Recompute::None, Recompute::Attention] {
+                let words = format!("{}, float8, {}", name.as_str(), recompute.as_str());
+                let losses = run(&words, &named(name), Kept { recompute, ..saved });
+                compare(&words, losses, name.as_str(), exact);
+            }
         }
         // What must fail, or the bar says nothing.
-        let broken = train(&unscaled_gradients(DType::E4M3), &device, &text, SEEDS[0], length) - bf16[0];
+        let broken = train(&unscaled_gradients(DType::E4M3), Kept::FULL, &device, &text, SEEDS[0], length) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
     }

@@ -2,10 +2,12 @@
 
 use crate::setup::devices;
 use ottava_lm::config::{
-    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, StateDType, TrainingConfig, WeightInit,
+    DataConfig, GenerationConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, StateDType, TrainingConfig,
+    WeightInit,
 };
 use ottava_lm::data::Documents;
 use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::recompute::SavedActivations;
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
@@ -120,14 +122,16 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
             ..plain(RecipeName::Fp8Delayed)
         };
-        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), states(false)));
-        let all = all.filter(|(precision, _)| precision.recipe().expect_on(&device).is_ok());
-        for (precision, optimizer) in all.chain([(plain(RecipeName::Fp8Delayed), states(true)), (mixed, states(false))])
-        {
+        let (exact, float8) = (SavedActivations::Exact, SavedActivations::Float8);
+        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), states(false), exact));
+        let all = all.filter(|(precision, ..)| precision.recipe().expect_on(&device).is_ok());
+        let narrow = (plain(RecipeName::Fp8Delayed), states(true), float8);
+        for (precision, optimizer, saved_activations) in all.chain([narrow, (mixed, states(false), exact)]) {
             let recipe = precision.recipe;
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
                 optimizer: optimizer.clone(),
                 precision: precision.clone(),
+                memory: MemoryConfig { saved_activations, ..MemoryConfig::default() },
                 ..config(inputs, output, recipe)
             };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));

@@ -6,7 +6,7 @@ use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device};
@@ -75,7 +75,8 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
     all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
 }
 
-pub const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_codes: true, recompute: Recompute::None };
+pub const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, ..Kept::FULL };
+const FLOAT8: SavedActivations = SavedActivations::Float8;
 
 #[test]
 fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
@@ -86,6 +87,8 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                 Kept::FULL,
                 LEAN,
                 Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
+                Kept { recompute: Recompute::NormSwiglu, saved_activations: FLOAT8, ..LEAN },
+                Kept { saved_activations: FLOAT8, ..Kept::FULL },
                 Kept { recompute: Recompute::Full, ..Kept::FULL },
             ] {
                 let eager = run(&recipe, &device, kept, false, |_, _| {});

@@ -6,6 +6,7 @@ mod attention;
 mod bias;
 mod cast;
 mod column_scales;
+mod compress;
 mod cross_entropy;
 mod delayed_scaling;
 mod destination;
@@ -28,6 +29,7 @@ pub use attention::{AttentionBackend, AttentionLayout, attention, attention_back
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
+pub use compress::{CompressedTensor, Saved, compress, decompress};
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use destination::{CastScale, Fp8Output, Output, Produced};

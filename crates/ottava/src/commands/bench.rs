@@ -3,9 +3,8 @@
 use crate::output::print_json;
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType, precision};
+use ottava_lm::config::{DeviceChoice, OptimizerConfig, StateDType, benchmark_settings};
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::recompute::Recompute;
 use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Rates, attention, copy_bandwidth, kernels};
@@ -149,7 +148,7 @@ struct Train {
     /// Recipes to run in turn; ratios are to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
-    /// Change a setting of [precision] for all recipes: a dotted path, or a bare key that is unique.
+    /// Change a setting of [precision] or [memory] for all recipes: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Type of the optimizer's moments: float32 or bfloat16.
@@ -161,12 +160,6 @@ struct Train {
     /// Keep no float32 weights; updates round by chance.
     #[arg(long)]
     no_master_weights: bool,
-    /// What backward computes again: none, norm-swiglu, attention or full.
-    #[arg(long, default_value = "none")]
-    recompute: Recompute,
-    /// Cast weights anew for each product instead of keeping their FP8 codes.
-    #[arg(long)]
-    no_weight_codes: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -381,19 +374,20 @@ impl Attention {
 impl Train {
     fn run(self) -> Result<()> {
         let device = crate::device::open(self.device)?;
+        let (precision, memory) = benchmark_settings(&self.settings)?;
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,
             seq_len: self.seq_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
-            precision: precision(&self.settings)?,
+            precision,
             optimizer: OptimizerConfig {
                 state_dtype: self.state_dtype,
                 gradient_dtype: self.gradient_dtype,
                 master_weights: !self.no_master_weights,
             },
-            memory: MemoryConfig { recompute: self.recompute, weight_codes: !self.no_weight_codes },
+            memory,
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
