@@ -29,12 +29,14 @@ impl Context<'_> {
         if self.training && !self.recompute.operands() { Copies::Both } else { Copies::Rows }
     }
 
+    /// Whether backward will have activations compressed.
+    pub fn compresses(&self) -> bool {
+        self.training && self.saved_activations == SavedActivations::Float8
+    }
+
     /// What backward will have of an activation that it reads.
     pub fn save(&self, x: Tensor) -> Result<Saved> {
-        match self.saved_activations {
-            SavedActivations::Float8 if self.training => Ok(Saved::Compressed(compress(&x)?)),
-            _ => Ok(Saved::Exact(x)),
-        }
+        Ok(if self.compresses() { Saved::Compressed(compress(&x)?) } else { Saved::Exact(x) })
     }
 }
 

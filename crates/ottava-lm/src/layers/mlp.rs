@@ -6,7 +6,7 @@ use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
 use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, Saved, swiglu, swiglu_backward_to, swiglu_to};
+use ottava_tensor::ops::{Copies, Output, Saved, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
 pub struct Mlp {
@@ -76,8 +76,15 @@ impl Mlp {
         }
         // SwiGLU's backward makes the transposed codes by the way, so forward never does.
         let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
-        let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
-        let hidden = context.save(hidden)?;
+        let compresses = context.compresses();
+        let (activated, compressed) = context.scaling.produce(slot, copies, |output| {
+            if compresses && !matches!(output, Output::Amax { .. }) {
+                let (activated, hidden) = swiglu_compressing(&hidden, output)?;
+                return Ok((activated, Some(hidden)));
+            }
+            Ok((swiglu_to(&hidden, output)?, None))
+        })?;
+        let hidden = compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed);
         let (y, activated) = self.down.forward_plus(activated, residual, context)?;
         Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
     }

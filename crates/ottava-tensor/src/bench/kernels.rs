@@ -133,6 +133,9 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
+    row("swiglu, FP8, + compressed input", bf16(2 * tf) + 2 * tf + compressed(2 * tf), &mut || {
+        swiglu_compressing(&gate_up, both(&scale, &mut seen)).map(drop)
+    })?;
     row("compress", bf16(2 * tf) + compressed(2 * tf), &mut || compress(&gate_up).map(drop))?;
     let saved = compress(&gate_up)?;
     row("decompress", bf16(2 * tf) + compressed(2 * tf), &mut || decompress(&saved).map(drop))?;

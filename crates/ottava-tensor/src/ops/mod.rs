@@ -44,7 +44,7 @@ pub use quantize::{
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
-pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
+pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to};
 pub use transpose::transpose;
 
 use crate::{DType, Result, Tensor};

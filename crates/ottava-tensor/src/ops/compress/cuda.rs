@@ -5,6 +5,13 @@ use crate::{Result, Tensor};
 
 kernel_source!("compress");
 
+impl CompressedTensor {
+    /// Addresses of the codes and of what multiplies them, for a kernel that writes them.
+    pub(in crate::ops) fn device_ptrs_mut(&mut self) -> [Arg; 2] {
+        [Arg::Ptr(self.codes.device_ptr_mut()), Arg::Ptr(self.scale_inv.device_ptr_mut())]
+    }
+}
+
 impl Saved {
     /// The one of two kernels that reads it.
     pub(in crate::ops) fn entry(&self, exact: &'static str, compressed: &'static str) -> &'static str {
@@ -24,8 +31,7 @@ impl Saved {
 }
 
 pub(super) fn compress(gpu: &CudaDevice, x: &Tensor, y: &mut CompressedTensor) -> Result<()> {
-    let to = [Arg::Ptr(y.codes.device_ptr_mut()), Arg::Ptr(y.scale_inv.device_ptr_mut())];
-    launch(gpu, "compress", x, to, Arg::Ptr(x.device_ptr()))
+    launch(gpu, "compress", x, y.device_ptrs_mut(), Arg::Ptr(x.device_ptr()))
 }
 
 pub(super) fn decompress(gpu: &CudaDevice, x: &CompressedTensor, y: &mut Tensor) -> Result<()> {

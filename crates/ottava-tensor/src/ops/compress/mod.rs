@@ -31,18 +31,23 @@ pub struct CompressedTensor {
 ///
 /// A group with an infinity or a NaN is NaN as a whole: what is not finite stays so.
 pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
-    let [rows, columns] = x.dims("compress: x")?;
-    x.expect_dtype("compress: x", &[DType::F32, DType::F16, DType::BF16])?;
-    let mut y = CompressedTensor {
-        codes: Tensor::empty(x.device(), &[rows, columns], DType::E4M3)?,
-        scale_inv: Tensor::empty(x.device(), &[rows, columns.div_ceil(GROUP)], DType::E8M0)?,
-        dtype: x.dtype(),
-    };
+    let mut y = prepare(x)?;
     match x.device() {
         Device::Cpu => cpu::compress(x, &mut y),
         Device::Cuda(gpu) => cuda::compress(gpu, x, &mut y)?,
     }
     Ok(y)
+}
+
+/// Checks `x`, and allocates what it is compressed to.
+pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
+    let [rows, columns] = x.dims("compress: x")?;
+    x.expect_dtype("compress: x", &[DType::F32, DType::F16, DType::BF16])?;
+    Ok(CompressedTensor {
+        codes: Tensor::empty(x.device(), &[rows, columns], DType::E4M3)?,
+        scale_inv: Tensor::empty(x.device(), &[rows, columns.div_ceil(GROUP)], DType::E8M0)?,
+        dtype: x.dtype(),
+    })
 }
 
 /// `code · scale_inv` in the type that was compressed. Exact but where that is F16 and a value near its end was rounded beyond it, to

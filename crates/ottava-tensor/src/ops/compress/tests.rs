@@ -2,7 +2,7 @@ use super::{CompressedTensor, Saved, compress, decompress};
 use crate::ops::destination::tests::{all, hostile};
 use crate::ops::{
     CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, RmsnormBackward, cast, rmsnorm,
-    rmsnorm_backward, swiglu_backward, swiglu_backward_to,
+    rmsnorm_backward, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to,
 };
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Result, Tensor};
@@ -151,6 +151,50 @@ fn norm(dy: &Tensor, x: &Saved, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Te
         made.extend([dweight, amax]);
     }
     Ok(made)
+}
+
+#[test]
+fn swiglu_compresses_bf16_as_compress_does() {
+    compresses_beside_swiglu(DType::BF16);
+}
+
+#[test]
+fn swiglu_compresses_other_types_as_compress_does() {
+    compresses_beside_swiglu(DType::F32);
+    compresses_beside_swiglu(DType::F16);
+}
+
+/// On every device: the activation as `swiglu_to` writes it, and its input as `compress` does.
+fn compresses_beside_swiglu(dtype: DType) {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 272), (257, 528)] {
+            let x = hostile("x", &[t, 2 * f], dtype).to_device(&device).unwrap();
+            let expected = parts(compress(&x).unwrap());
+            let plain = values(&swiglu_to(&x, Output::Plain).unwrap().plain().unwrap());
+            let (y, compressed) = swiglu_compressing(&x, Output::Plain).unwrap();
+            let same = values(&y.plain().unwrap()).iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "the value of [{t}, {f}] {dtype} on {device}");
+            for (expected, got) in expected.iter().zip(parts(compressed)) {
+                assert_close(&format!("plain, [{t}, {f}] {dtype} on {device}"), expected, &got, Tolerance::Exact);
+            }
+            let given = Tensor::from_slice(&device, &[1], &[40f32]).unwrap();
+            let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());
+            for scale in [CastScale::Given(&given), own(Granularity::PerRow), own(Granularity::Blocks1x128)] {
+                let mut seen = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
+                let [alone, beside] = &mut seen;
+                let to = |statistics| {
+                    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+                };
+                let plain = swiglu_to(&x, to(alone)).unwrap().fp8().unwrap();
+                let (y, compressed) = swiglu_compressing(&x, to(beside)).unwrap();
+                let got = all(&y.fp8().unwrap(), &seen[1]).into_iter().chain(parts(compressed));
+                for (i, (expected, got)) in all(&plain, &seen[0]).iter().chain(&expected).zip(got).enumerate() {
+                    let what = format!("{scale:?}, [{t}, {f}] {dtype} on {device}, part {i}");
+                    assert_close(&what, expected, &got, Tolerance::Exact);
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -289,7 +289,7 @@ struct Normed {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return {fetch8(x + (u64)row * C + column, C - column, wide), rstd[row]};
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
         float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(weight.at[i]);

@@ -1,8 +1,8 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::Saved;
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
+use crate::ops::{CompressedTensor, Saved};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
@@ -29,17 +29,32 @@ pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Re
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+/// Whether [`swiglu_codes`] can compress what it reads.
+pub(super) fn fuses_compression(x: &Tensor) -> bool {
+    (x.shape()[1] / 2).is_multiple_of(16) && launch::aligned(&[x])
+}
+
+/// With `compressed`, where [`fuses_compression`] holds, also `x` as [`compress`](crate::ops::compress()) has it.
+pub(super) fn swiglu_codes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    compressed: Option<&mut CompressedTensor>,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let mut inputs = vec![Arg::Ptr(x.device_ptr())];
+    let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
+    inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));
     let how = Producer {
         source: &FP8_SOURCE,
-        entry: "swiglu_codes",
+        entry,
         like: x,
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &[Arg::Ptr(x.device_ptr())],
+        inputs: &inputs,
     };
-    // SAFETY: `x` is `out.rows · 2 · out.columns` elements.
+    // SAFETY: `x` is `out.rows · 2 · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 

@@ -5,8 +5,9 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::compress::{self, CompressedTensor, Saved, compress};
 use super::destination::{Fp8Output, Output, Produced};
-use super::{Saved, expect_compute, quantize};
+use super::{expect_compute, quantize};
 use crate::{Device, Error, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
@@ -28,7 +29,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
-            cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
+            cuda::swiglu_codes(gpu, x, None, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
@@ -41,6 +42,19 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             cuda::swiglu(gpu, x, &mut y)?;
             output.deliver(y)
         }
+    }
+}
+
+/// [`swiglu_to`] and [`compress()`] of its input, in the same pass where that is possible.
+pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
+    match (x.device(), output) {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(x) => {
+            let ([rows, columns], mut compressed) = (halves(x.dims("swiglu: x")?)?, compress::prepare(x)?);
+            let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+            cuda::swiglu_codes(gpu, x, Some(&mut compressed), &mut quantized, &mut to)?;
+            Ok((Produced::Fp8(quantized), compressed))
+        }
+        (_, output) => Ok((swiglu_to(x, output)?, compress(x)?)),
     }
 }
 

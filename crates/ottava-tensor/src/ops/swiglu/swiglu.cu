@@ -141,12 +141,37 @@ struct Activations {
         const X* from = x + (u64)row * 2 * F + column;
         return {fetch8(from, F - column, wide), fetch8(from + F, F - column, wide)};
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return activated(raw.gate, raw.up); }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
 // Grid (F / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {
     quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
+}
+
+// Writes what it reads as well, compressed: two neighbouring threads share a group of the gates and one of the ups.
+struct CompressedOnTheWay : Activations {
+    unsigned char *codes, *scale_inv;
+    __device__ __forceinline__ void keep(const Eight<X>& e, int row, int column) const {
+        const u32 own = largest_bits8(e), pair = 3u << (threadIdx.x % 32 & 30);
+        const u32 exponent = smallest_scale_inv(max(own, __shfl_xor_sync(pair, own, 1)));
+        const u64 at = (u64)row * 2 * F + column;
+        *(uint2*)(codes + at) = compress8(e, exponent);
+        if (column % 16 == 0) scale_inv[at / 16] = exponent;
+    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
+        if (codes) {
+            keep(raw.gate, row, column);
+            keep(raw.up, row, F + column);
+        }
+        return Activations::values(raw, row, column);
+    }
+};
+
+// The same grid. F is a multiple of 16, and x aligned.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    swiglu_codes_compressing(const X* x, unsigned char* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
+    quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, to.measures ? nullptr : codes, scale_inv});
 }
 
 // A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16,
