@@ -148,7 +148,7 @@ struct Train {
     /// Recipes to run in turn; ratios are to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
-    /// Change a setting of [precision] or [memory] for all recipes: a dotted path, or a bare key that is unique.
+    /// Change a setting of the tables precision and memory for all recipes: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Type of the optimizer's moments: float32 or bfloat16.
