@@ -13,7 +13,7 @@ if [ -z "$ottava" ]; then
     ottava=target/release/ottava
 fi
 nvidia-smi --query-gpu=name,driver_version,temperature.gpu --format=csv,noheader
-narrow=(--state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights)
+narrow=(--levels bf16)
 # The first line of a table, its rows and warnings; the time by family stays in the file.
 train() {
     local file=$results/$1.txt

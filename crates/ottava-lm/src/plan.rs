@@ -2,7 +2,9 @@
 
 use crate::config::{MemoryConfig, RunConfig};
 use crate::error::Result;
+use crate::level::{Masters, States};
 use crate::models::{DecoderConfig, LinearShape};
+use crate::param::GradFormat;
 use crate::recipe::{Cast, Casts, Decision, ProductPrecision, Recipe};
 use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
@@ -174,16 +176,25 @@ fn memory(
         }
     };
     line(&format!("weights, {}", recipe.compute), parameters * size);
-    let keeps_masters = matches!(recipe.compute, DType::F16 | DType::BF16) && config.optimizer.master_weights;
-    let masters = if keeps_masters { parameters * 4 } else { 0 };
-    line("master weights, float32", masters);
-    let moments = config.optimizer.state_dtype.dtype();
-    line(&format!("Adam moments, {moments}"), parameters * 2 * moments.size());
+    let formats = config.optimizer.formats();
+    let masters = match formats.masters {
+        Masters::Float16 | Masters::Remainder => 2,
+        Masters::Float32 if recipe.compute != DType::F32 => 4,
+        Masters::Float32 | Masters::None => 0,
+    };
+    line("master weights", parameters * masters);
+    let moments = match formats.states {
+        States::Float32 => 8.0,
+        States::Bfloat16 => 4.0,
+        States::Float8 => 3.0,
+        States::Coat => 2.0 + 24.0 / 128.0,
+    };
+    line("Adam moments", (parameters as f64 * moments) as usize);
     let pad = QuantizedTensor::padded;
     let codes = |l: &LinearShape| pad(l.n) * pad(l.k);
     let cast = decisions.iter().flat_map(|block| block.iter().zip(c.block_linears()));
     let cast: Vec<(&Decision, LinearShape)> = cast.filter(|(decision, _)| decision.fp8.is_some()).collect();
-    match config.memory.weight_codes {
+    match config.memory.weight_codes.unwrap_or(config.optimizer.level.weight_codes()) {
         true => {
             let kept = cast.iter().filter(|(decision, _)| !decision.smooth);
             line("FP8 codes of weights, with transposes", kept.map(|(_, l)| 2 * codes(l)).sum());
@@ -200,7 +211,7 @@ fn memory(
     let saved = activations(c, recipe, decisions, &config.memory) * tokens;
     line(&format!("saved activations of one micro-batch, recompute {}", config.memory.recompute.as_str()), saved);
     let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
-    let dtype = if recipe.compute == DType::BF16 { config.optimizer.gradient_dtype.dtype() } else { DType::F32 };
+    let dtype = GradFormat::of(formats.gradients, recipe.compute).dtype();
     let gradients = matrices * dtype.size() + (parameters - matrices) * 4;
     if config.training.gradient_accumulation_steps > 1 {
         line(&format!("gradients, {dtype}, of one micro-batch while the next runs"), gradients);

@@ -229,6 +229,7 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
         Dtype::F8_E4M3 => DType::E4M3,
         Dtype::F8_E5M2 => DType::E5M2,
         Dtype::F8_E8M0 => DType::E8M0,
+        Dtype::I16 => DType::I16,
         Dtype::I32 => DType::I32,
         Dtype::I64 => DType::I64,
         _ => return None,
@@ -245,6 +246,7 @@ pub(super) fn to_safetensors(dtype: DType) -> &'static str {
         DType::E4M3 => "F8_E4M3",
         DType::E5M2 => "F8_E5M2",
         DType::E8M0 => "F8_E8M0",
+        DType::I16 => "I16",
         DType::I32 => "I32",
         DType::I64 => "I64",
     }

@@ -1,17 +1,19 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
+mod auto;
 mod names;
 mod precision;
 mod theirs;
 
-pub use precision::benchmark_settings;
+pub use precision::formats;
 
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
+use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
-use crate::recipe::{Precision, Recipe, RecipeName};
+use crate::recipe::{Precision, Recipe};
 use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -149,74 +151,58 @@ pub struct TrainingConfig {
     pub save_total_limit: usize,
 }
 
-/// The `[optimizer]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The `[optimizer]` table. What is `None`, written `auto`, is as the level has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
-    /// Type of the moments of AdamW: `float32` or `bfloat16`.
-    pub state_dtype: StateDType,
-    /// Type of the gradients of the blocks' matrices, where the model computes in bfloat16: `float32` or `bfloat16`.
-    pub gradient_dtype: StateDType,
-    /// Whether weights are kept in float32 beside those of the compute type. Without, updates round the weights by chance.
-    pub master_weights: bool,
+    /// What is kept in which format: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
+    pub level: Level,
+    /// Weights that are updated, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
+    #[serde(with = "auto")]
+    pub master_weights: Option<Masters>,
+    /// Gradients of the blocks' matrices: `float32`, `bfloat16` (where the model computes in that) or `float8`.
+    #[serde(with = "auto")]
+    pub gradient_dtype: Option<Gradients>,
+    /// Moments of AdamW: `float32`, `bfloat16`, `float8` or `coat`.
+    #[serde(with = "auto")]
+    pub state_dtype: Option<States>,
 }
 
-/// Types of gradients and optimizer states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StateDType {
-    /// 4 bytes each.
-    Float32,
-    /// 2 bytes each.
-    Bfloat16,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> OptimizerConfig {
-        OptimizerConfig { state_dtype: StateDType::Float32, gradient_dtype: StateDType::Float32, master_weights: true }
+impl OptimizerConfig {
+    /// What is kept in which format.
+    pub fn formats(&self) -> Formats {
+        let Formats { masters, gradients, states } = self.level.formats();
+        Formats {
+            masters: self.master_weights.unwrap_or(masters),
+            gradients: self.gradient_dtype.unwrap_or(gradients),
+            states: self.state_dtype.unwrap_or(states),
+        }
     }
 }
 
 /// The `[memory]` table: what is kept and how, and what is made again when it is needed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
     /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`. Results are the same bits.
     pub recompute: Recompute,
-    /// Whether FP8 codes of weights are kept for the whole step. Without, each product casts the weight that it reads. Results are the
-    /// same bits.
-    pub weight_codes: bool,
+    /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
+    /// casts the weight that it reads.
+    #[serde(with = "auto")]
+    pub weight_codes: Option<bool>,
     /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
     pub saved_activations: SavedActivations,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> MemoryConfig {
-        let (recompute, saved_activations) = (Recompute::None, SavedActivations::Exact);
-        MemoryConfig { recompute, weight_codes: true, saved_activations }
-    }
 }
 
 impl RunConfig {
     /// What a model that is trained so is built for.
     pub fn purpose(&self) -> Purpose {
         Purpose::Train(Kept {
-            masters: self.optimizer.master_weights,
-            gradients: self.optimizer.gradient_dtype.dtype(),
-            weight_codes: self.memory.weight_codes,
+            formats: self.optimizer.formats(),
+            weight_codes: self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes()),
             recompute: self.memory.recompute,
             saved_activations: self.memory.saved_activations,
         })
-    }
-}
-
-impl StateDType {
-    /// The type of tensors.
-    pub fn dtype(self) -> DType {
-        match self {
-            StateDType::Float32 => DType::F32,
-            StateDType::Bfloat16 => DType::BF16,
-        }
     }
 }
 
@@ -329,9 +315,30 @@ impl RunConfig {
         toml::to_string(self).expect("a configuration is written without fail")
     }
 
+    /// Checks that formats of precision and optimizer go together.
+    pub fn expect_formats(&self) -> Result<()> {
+        let problems = self.format_problems();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
+    }
+
+    fn format_problems(&self) -> Vec<String> {
+        let mut problems = self.precision.problems();
+        let (compute, masters) = (self.precision.recipe().compute, self.optimizer.formats().masters);
+        if compute == DType::F16 && masters == Masters::None {
+            problems.push("`optimizer.master_weights` is `none` here; recipe fp16 needs them, since float16 cannot hold small updates".into());
+        }
+        if compute != DType::BF16 && masters == Masters::Remainder {
+            problems.push(format!(
+                "`optimizer.master_weights` is `remainder`, which only weights in bfloat16 have; recipe {} computes in {compute}",
+                self.precision.recipe.as_str()
+            ));
+        }
+        problems
+    }
+
     /// Everything that is wrong with the values, a sentence each.
     fn problems(&self) -> Vec<String> {
-        let mut problems = self.precision.problems();
+        let mut problems = self.format_problems();
         let mut demand = |holds: bool, text: &str| {
             if !holds {
                 problems.push(text.to_string());
@@ -349,10 +356,6 @@ impl RunConfig {
         demand(
             t.max_steps > 0 || t.num_train_epochs > 0.0,
             "set `training.max_steps` or `training.num_train_epochs` above 0",
-        );
-        demand(
-            self.precision.recipe != RecipeName::Fp16 || self.optimizer.master_weights,
-            "`optimizer.master_weights` is false; recipe fp16 needs them, since float16 cannot hold small updates",
         );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
         demand(
@@ -418,7 +421,6 @@ impl RunConfig {
             epsilon: t.adam_epsilon,
             weight_decay: t.weight_decay,
             max_grad_norm: t.max_grad_norm,
-            state_dtype: self.optimizer.state_dtype.dtype(),
         }
     }
 

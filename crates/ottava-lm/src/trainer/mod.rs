@@ -333,7 +333,7 @@ impl Trainer {
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
-        let path = training::save(writer, &self.template, &mut self.model, &self.optimizer, &progress)?;
+        let path = training::save(writer, &self.template, &mut self.model, &mut self.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
             keep(&RealFs, &folder, limit, &[self.step])?;

@@ -5,8 +5,10 @@
 //! long on twice the text a step; `just nightly` does that.
 
 use crate::setup::{config, devices, fp8_names_on, text, text_batch, unscaled_gradients};
+use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::data::Batch;
+use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
 use ottava_lm::param::{Kept, Purpose};
@@ -50,14 +52,7 @@ fn train(recipe: &Recipe, kept: Kept, device: &Device, text: &[i32], seed: u64, 
     let (purpose, mut weights) = (Purpose::Train(kept), RandomWeights { seed, device: device.clone() });
     let mut model = Decoder::new(&model(), recipe, device, purpose, TOKENS, &mut weights).unwrap();
     model.quantize_weights().unwrap();
-    let how = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        max_grad_norm: 1.0,
-        state_dtype: DType::F32,
-    };
+    let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
     let (kind, warmup_steps) = (SchedulerType::Cosine, steps as u64 / 10);
@@ -82,47 +77,81 @@ fn named(recipe: RecipeName) -> Recipe {
     Precision { recipe, ..Precision::default() }.recipe()
 }
 
+/// Of the mean over seeds of a validation loss minus that of the reference from the same seed, in nats.
+const ALLOWED: f64 = 0.02;
+
+/// Validation losses of all seeds.
+fn losses(name: &str, recipe: &Recipe, kept: Kept, device: &Device, text: &[i32]) -> [f64; 3] {
+    let begin = Instant::now();
+    let losses = SEEDS.map(|seed| train(recipe, kept, device, text, seed, length()));
+    eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
+    losses
+}
+
+/// Fails where `losses` lie above those of a `reference` called `than`.
+fn expect_as_low(name: &str, losses: [f64; 3], than: &str, reference: [f64; 3]) {
+    let gaps = [0, 1, 2].map(|i| losses[i] - reference[i]);
+    let mean = gaps.iter().sum::<f64>() / 3.0;
+    eprintln!("{:<12} {gaps:+.4?}  mean {mean:+.4}", format!("  - {than}"));
+    assert!(mean <= ALLOWED, "{name} ends {mean:.4} above {than}: {gaps:.4?}");
+}
+
+fn announce(device: &Device) {
+    let Length { steps, rows, .. } = length();
+    eprintln!("validation loss on {device} after {steps} steps of {} bytes, by seed", rows * TOKENS);
+}
+
 #[test]
 fn fp8_learns_as_well_as_bf16() {
-    /// Of the mean over seeds of a recipe's validation loss minus that of BF16 from the same seed, in nats.
-    const ALLOWED: f64 = 0.02;
-    let (text, length) = (text(), length());
+    let text = text();
     for device in devices() {
-        let run = |name: &str, recipe: &Recipe, kept: Kept| {
-            let begin = Instant::now();
-            let losses = SEEDS.map(|seed| train(recipe, kept, &device, &text, seed, length));
-            eprintln!("{name:<20} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
-            losses
-        };
-        let Length { steps, rows, .. } = length;
-        eprintln!("validation loss on {device} after {steps} steps of {} bytes, by seed", rows * TOKENS);
-        let bf16 = run("bf16", &named(RecipeName::Bf16), Kept::FULL);
-        let compare = |name: &str, losses: [f64; 3], other: &str, others: [f64; 3]| {
-            let gaps = [0, 1, 2].map(|i| losses[i] - others[i]);
-            let mean = gaps.iter().sum::<f64>() / 3.0;
-            eprintln!("  - {other:<16} {gaps:+.4?}  mean {mean:+.4}");
-            assert!(mean <= ALLOWED, "{name} on {device} ends {mean:.4} above {other}: {gaps:.4?}");
-        };
-        let mut delayed = None;
+        announce(&device);
+        let run = |name: &str, recipe: &Recipe| losses(name, recipe, Kept::FULL, &device, &text);
+        let bf16 = run("bf16", &named(RecipeName::Bf16));
         for name in fp8_names_on(&device) {
-            let losses = run(name.as_str(), &named(name), Kept::FULL);
-            compare(name.as_str(), losses, "bf16", bf16);
-            delayed = delayed.or((name == RecipeName::Fp8Delayed).then_some(losses));
-        }
-        let saved = Kept { saved_activations: SavedActivations::Float8, ..Kept::FULL };
-        let delayed = delayed.expect("every device has it");
-        for (name, exact, recompute) in [
-            (RecipeName::Bf16, bf16, Recompute::None),
-            (RecipeName::Fp8Delayed, delayed, Recompute::None),
-            (RecipeName::Fp8Delayed, delayed, Recompute::Attention),
-        ] {
-            let words = format!("{}, float8, {}", name.as_str(), recompute.as_str());
-            let losses = run(&words, &named(name), Kept { recompute, ..saved });
-            compare(&words, losses, name.as_str(), exact);
+            expect_as_low(name.as_str(), run(name.as_str(), &named(name)), "bf16", bf16);
         }
         // What must fail, or the bar says nothing.
-        let broken = train(&unscaled_gradients(DType::E4M3), Kept::FULL, &device, &text, SEEDS[0], length) - bf16[0];
+        let broken = unscaled_gradients(DType::E4M3);
+        let broken = train(&broken, Kept::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
+    }
+}
+
+#[test]
+fn with_activations_saved_in_fp8_models_learn_as_well_as_with_exact_ones() {
+    let text = text();
+    for device in devices() {
+        announce(&device);
+        let saved = Kept { saved_activations: SavedActivations::Float8, ..Kept::FULL };
+        for (name, policies) in [
+            (RecipeName::Bf16, &[Recompute::None][..]),
+            (RecipeName::Fp8Delayed, &[Recompute::None, Recompute::Attention]),
+        ] {
+            let (recipe, name) = (named(name), name.as_str());
+            let exact = losses(name, &recipe, Kept::FULL, &device, &text);
+            for &recompute in policies {
+                let words = format!("{name}, float8, {}", recompute.as_str());
+                let seen = losses(&words, &recipe, Kept { recompute, ..saved }, &device, &text);
+                expect_as_low(&words, seen, name, exact);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
+    let text = text();
+    for device in devices() {
+        announce(&device);
+        let recipe = named(RecipeName::Fp8Delayed);
+        let run = |name: &str, kept| losses(name, &recipe, kept, &device, &text);
+        let first = run("O0", Kept::FULL);
+        for level in Level::ALL.into_iter().skip(1) {
+            expect_as_low(level.as_str(), run(level.as_str(), at(level)), "O0", first);
+        }
+        let remainder = Formats { masters: Masters::Remainder, ..Kept::FULL.formats };
+        expect_as_low("remainder", run("remainder", Kept { formats: remainder, ..Kept::FULL }), "O0", first);
     }
 }

@@ -111,6 +111,60 @@ template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
 PACK(bf16)
 PACK(f16)
 
+// Two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F.
+template <class T> __device__ __forceinline__ u32 encode(float a, float b);
+template <> __device__ __forceinline__ u32 encode<e4m3>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
+    return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
+                      encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
+}
+
+// Eight codes are two words.
+#define CODES(TYPE)                                                                                                    \
+    template <> union Eight<TYPE> {                                                                                    \
+        uint2 words;                                                                                                   \
+        TYPE at[8];                                                                                                    \
+    };                                                                                                                 \
+    template <> __device__ __forceinline__ Eight<TYPE> load8<TYPE>(const TYPE* p) { return {*(const uint2*)p}; }       \
+    template <> __device__ __forceinline__ void store8<TYPE>(TYPE* p, const Eight<TYPE>& e) { *(uint2*)p = e.words; }  \
+    template <> __device__ __forceinline__ Eight<TYPE> pack8<TYPE>(const float* v) { return {encode8<TYPE>(v)}; }      \
+    template <> __device__ __forceinline__ void unpack8<TYPE>(const Eight<TYPE>& e, float* v) {                        \
+        const u32 words[2] = {e.words.x, e.words.y};                                                                   \
+        for (int i = 0; i < 4; i++) {                                                                                  \
+            const unsigned short pair = words[i / 2] >> (i % 2 * 16);                                                  \
+            u32 halves;                                                                                                \
+            asm("cvt.rn.f16x2." #TYPE "x2 %0, %1;" : "=r"(halves) : "h"(pair));                                        \
+            v[2 * i] = load(f16{(unsigned short)halves});                                                              \
+            v[2 * i + 1] = load(f16{(unsigned short)(halves >> 16)});                                                  \
+        }                                                                                                              \
+    }
+CODES(e4m3)
+CODES(e5m2)
+
+// The first `valid` of eight elements; the rest are zero.
+template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
+    if (wide) return load8(p);
+    Eight<T> e = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) if (i < valid) e.at[i] = p[i];
+    return e;
+}
+// The same, written.
+template <class T> __device__ __forceinline__ void put8(T* p, const Eight<T>& e, int valid, bool wide) {
+    if (wide) return store8(p, e);
+#pragma unroll
+    for (int i = 0; i < 8; i++) if (i < valid) p[i] = e.at[i];
+}
+
 // The largest absolute value of eight.
 template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) {
     float largest = 0.0f;
@@ -195,37 +249,28 @@ template <class T> struct Exact {
 
 // or E4M3 codes with a power of two for each 16 neighbours of a row, by its biased exponent. 255 is NaN, and all its codes are zero.
 template <class T> struct Compressed {
-    const unsigned char *codes, *scale_inv;
+    const e4m3* codes;
+    const unsigned char* scale_inv;
     int C;
-    struct Raw { uint2 codes; u32 exponent; };
+    struct Raw { Eight<e4m3> codes; u32 exponent; };
     __device__ __forceinline__ int groups() const { return (C + 15) / 16; }
     __device__ __forceinline__ u32 exponent(u64 row, int c) const { return scale_inv[row * groups() + c / 16]; }
-    __device__ __forceinline__ Raw fetch(u64 row, int c) const { return {*(const uint2*)(codes + row * C + c), exponent(row, c)}; }
+    __device__ __forceinline__ Raw fetch(u64 row, int c) const { return {load8(codes + row * C + c), exponent(row, c)}; }
     __device__ __forceinline__ Eight<T> values(const Raw& raw) const {
         // Zero times the infinity that an exponent of 255 makes is NaN.
         const float power = __uint_as_float(raw.exponent << 23);
         float v[8];
-        decode4(raw.codes.x, v);
-        decode4(raw.codes.y, v + 4);
+        unpack8(raw.codes, v);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= power;
         return pack8<T>(v);
     }
     __device__ __forceinline__ T value(u64 row, int c) const {
-        float v[4];
-        decode4(codes[row * C + c], v);
-        T y;
-        store(&y, v[0] * __uint_as_float(exponent(row, c) << 23));
-        return y;
+        Raw raw = {{}, exponent(row, c)};
+        raw.codes.at[0] = codes[row * C + c];
+        return values(raw).at[0];
     }
     __device__ __forceinline__ bool wide(int n) const { return n % 16 == 0 && aligned(codes); }
-    // The values of four codes.
-    static __device__ __forceinline__ void decode4(u32 word, float* v) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            asm("{ .reg .b16 a, b; .reg .b32 pair; cvt.rn.f16x2.e4m3x2 pair, %2; mov.b32 {a, b}, pair; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-                : "=f"(v[2 * i]), "=f"(v[2 * i + 1]) : "h"((unsigned short)(word >> 16 * i)));
-    }
 };
 
 // The largest absolute value of eight, by its bits as a float: NaN is above infinity.
@@ -243,14 +288,12 @@ __device__ __forceinline__ u32 smallest_scale_inv(u32 bits) {
     return max((int)((bits + 0x1FFFFF) >> 23) - 8, 1);
 }
 // The codes of eight values of a group with this exponent.
-template <class T> __device__ __forceinline__ uint2 compress8(const Eight<T>& e, u32 exponent) {
-    if (exponent == 255) return make_uint2(0, 0);
+template <class T> __device__ __forceinline__ Eight<e4m3> compress8(const Eight<T>& e, u32 exponent) {
+    if (exponent == 255) return {};
     const float scale = __uint_as_float((254 - exponent) << 23);
     float v[8];
     unpack8(e, v);
-    unsigned short pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(v[2 * i + 1] * scale), "f"(v[2 * i] * scale));
-    return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+    for (int i = 0; i < 8; i++) v[i] *= scale;
+    return pack8<e4m3>(v);
 }

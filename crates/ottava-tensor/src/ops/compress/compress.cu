@@ -1,5 +1,5 @@
 // A thread takes a group at a time, in strides over the whole grid. Rows of C values have (C + 15) / 16 groups.
-extern "C" __global__ void __launch_bounds__(256) compress(unsigned char* __restrict__ codes, unsigned char* __restrict__ scale_inv,
+extern "C" __global__ void __launch_bounds__(256) compress(e4m3* __restrict__ codes, unsigned char* __restrict__ scale_inv,
                                                            const X* __restrict__ x, u64 rows, int C) {
     const int groups = (C + 15) / 16;
     const bool wide = C % 16 == 0 && aligned(x, codes);
@@ -15,20 +15,18 @@ extern "C" __global__ void __launch_bounds__(256) compress(unsigned char* __rest
             for (int i = 0; i < 16; i++) if (i < width) v[i / 8].at[i % 8] = x[at + i];
         }
         const u32 exponent = smallest_scale_inv(max(largest_bits8(v[0]), largest_bits8(v[1])));
-        const uint2 low = compress8(v[0], exponent), high = compress8(v[1], exponent);
+        const Eight<e4m3> code[2] = {compress8(v[0], exponent), compress8(v[1], exponent)};
         scale_inv[g] = exponent;
-        const uint4 code = make_uint4(low.x, low.y, high.x, high.y);
         if (wide) {
-            *(uint4*)(codes + at) = code;
+            *(uint4*)(codes + at) = make_uint4(code[0].words.x, code[0].words.y, code[1].words.x, code[1].words.y);
         } else {
-            const u32 words[4] = {code.x, code.y, code.z, code.w};
 #pragma unroll
-            for (int i = 0; i < 16; i++) if (i < width) codes[at + i] = words[i / 4] >> i % 4 * 8;
+            for (int i = 0; i < 16; i++) if (i < width) codes[at + i] = code[i / 8].at[i % 8];
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) decompress(const unsigned char* __restrict__ codes, const unsigned char* __restrict__ scale_inv,
+extern "C" __global__ void __launch_bounds__(256) decompress(const e4m3* __restrict__ codes, const unsigned char* __restrict__ scale_inv,
                                                              X* __restrict__ y, u64 rows, int C) {
     const Compressed<X> x = {codes, scale_inv, C};
     const int groups = x.groups();
@@ -37,9 +35,8 @@ extern "C" __global__ void __launch_bounds__(256) decompress(const unsigned char
         const u64 row = g / groups;
         const int column = g % groups * 16;
         if (wide) {
-            const uint4 code = *(const uint4*)(codes + row * C + column);
-            store8(y + row * C + column, x.values({make_uint2(code.x, code.y), scale_inv[g]}));
-            store8(y + row * C + column + 8, x.values({make_uint2(code.z, code.w), scale_inv[g]}));
+            store8(y + row * C + column, x.values(x.fetch(row, column)));
+            store8(y + row * C + column + 8, x.values(x.fetch(row, column + 8)));
         } else {
             for (int c = column; c < min(C, column + 16); c++) y[row * C + c] = x.value(row, c);
         }

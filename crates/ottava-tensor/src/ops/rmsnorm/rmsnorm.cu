@@ -168,7 +168,7 @@ __device__ __forceinline__ void send8(Eight<X>* to, const Compressed<X>& x, u64 
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(x.codes + row * x.C + c) : "memory");
 }
 __device__ __forceinline__ Eight<X> sent8(const Compressed<X>& x, const Eight<X>* from, u32 exponent) {
-    return x.values({*(const uint2*)from, exponent});
+    return x.values({load8((const e4m3*)from), exponent});
 }
 __device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int c) { return x.exponent(row, c); }
 
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     backward_rows(dx, partial, amax, dy, Exact<X>{x, C}, weight, rstd, residual, rows, C, depth);
 }
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_backward_compressed(X* dx, float* partial, float* amax, const X* dy, const unsigned char* codes,
+    rmsnorm_backward_compressed(X* dx, float* partial, float* amax, const X* dy, const e4m3* codes,
                                 const unsigned char* scale_inv, const X* weight, const float* rstd, const X* residual, int rows,
                                 int C, int depth) {
     backward_rows(dx, partial, amax, dy, Compressed<X>{codes, scale_inv, C}, weight, rstd, residual, rows, C, depth);

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
     backward_row(dx, dy, Exact<X>{x, 2 * F}, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_backward_compressed(X* __restrict__ dx, const X* __restrict__ dy, const unsigned char* __restrict__ codes,
+    swiglu_backward_compressed(X* __restrict__ dx, const X* __restrict__ dy, const e4m3* __restrict__ codes,
                                const unsigned char* __restrict__ scale_inv, int F) {
     backward_row(dx, dy, Compressed<X>{codes, scale_inv, 2 * F}, F);
 }
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256)
     backward_amax(amax, dy, Exact<X>{x, 2 * F}, rows, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_backward_amax_compressed(float* amax, const X* __restrict__ dy, const unsigned char* __restrict__ codes,
+    swiglu_backward_amax_compressed(float* amax, const X* __restrict__ dy, const e4m3* __restrict__ codes,
                                     const unsigned char* __restrict__ scale_inv, int rows, int F) {
     backward_amax(amax, dy, Compressed<X>{codes, scale_inv, 2 * F}, rows, F);
 }
@@ -151,12 +151,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, co
 
 // Writes what it reads as well, compressed: two neighbouring threads share a group of the gates and one of the ups.
 struct CompressedOnTheWay : Activations {
-    unsigned char *codes, *scale_inv;
+    e4m3* codes;
+    unsigned char* scale_inv;
     __device__ __forceinline__ void keep(const Eight<X>& e, int row, int column) const {
         const u32 own = largest_bits8(e), pair = 3u << (threadIdx.x % 32 & 30);
         const u32 exponent = smallest_scale_inv(max(own, __shfl_xor_sync(pair, own, 1)));
         const u64 at = (u64)row * 2 * F + column;
-        *(uint2*)(codes + at) = compress8(e, exponent);
+        store8(codes + at, compress8(e, exponent));
         if (column % 16 == 0) scale_inv[at / 16] = exponent;
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
@@ -170,7 +171,7 @@ struct CompressedOnTheWay : Activations {
 
 // The same grid. F is a multiple of 16, and x aligned.
 extern "C" __global__ void __launch_bounds__(256, 4)
-    swiglu_codes_compressing(const X* x, unsigned char* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
+    swiglu_codes_compressing(const X* x, e4m3* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
     quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, to.measures ? nullptr : codes, scale_inv});
 }
 
@@ -242,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
     backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
 }
 extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
-    swiglu_backward_codes_compressed(const X* dy, const unsigned char* codes, const unsigned char* scale_inv,
+    swiglu_backward_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
                                      const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
 }
@@ -254,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
     backward_tiles<true>(to.gradient, to.activation, dy, Exact<X>{x, to.gradient.columns});
 }
 extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
-    swiglu_backward_and_activated_codes_compressed(const X* dy, const unsigned char* codes, const unsigned char* scale_inv,
+    swiglu_backward_and_activated_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
                                                    const __grid_constant__ WithActivation to) {
     backward_tiles<true>(to.gradient, to.activation, dy, Compressed<X>{codes, scale_inv, to.gradient.columns});
 }
