@@ -1,12 +1,12 @@
 //! What a run will do, said before it does it: casts with their reasons, counts, memory.
 
-use crate::config::RunConfig;
+use crate::config::{MemoryConfig, RunConfig};
 use crate::error::Result;
 use crate::level::{Masters, States};
 use crate::models::{DecoderConfig, LinearShape};
 use crate::param::GradFormat;
 use crate::recipe::{Cast, Casts, Decision, ProductPrecision, Recipe};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::{Accumulation, AttentionBackend, real_type};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor};
 use serde::Serialize;
@@ -208,7 +208,7 @@ fn memory(
         smooth.map(|(_, l)| l.n * l.k * 4).max().unwrap_or(0),
     );
 
-    let saved = activations(c, recipe, decisions, config.memory.recompute) * tokens;
+    let saved = activations(c, recipe, decisions, &config.memory) * tokens;
     line(&format!("saved activations of one micro-batch, recompute {}", config.memory.recompute.as_str()), saved);
     let matrices = c.layers * c.block_linears().iter().map(|l| l.n * l.k).sum::<usize>();
     let dtype = GradFormat::of(formats.gradients, recipe.compute).dtype();
@@ -234,13 +234,19 @@ fn memory(
 }
 
 /// Bytes that forward keeps for backward, per token.
-fn activations(c: &DecoderConfig, recipe: &Recipe, decisions: &[[Decision; 4]], recompute: Recompute) -> usize {
+fn activations(c: &DecoderConfig, recipe: &Recipe, decisions: &[[Decision; 4]], memory: &MemoryConfig) -> usize {
     let size = recipe.compute.size();
     let q = c.heads * c.head_dim;
     let qkv = q + 2 * c.kv_heads * c.head_dim;
     let block = |decisions: &[Decision; 4], recompute: Recompute| {
         // Inputs of both norms, attention's output, gate and up; then Q, K and V, and what the linears keep of their inputs.
-        let mut bytes = (2 * c.channels + q + 2 * c.hidden) * size + (2 + c.heads) * real_type(recipe.compute).size();
+        let read = match memory.saved_activations {
+            SavedActivations::Float8 if memory.recompute != Recompute::Full => {
+                2 * (c.channels + c.channels.div_ceil(16)) + 2 * c.hidden + (2 * c.hidden).div_ceil(16)
+            }
+            _ => (2 * c.channels + 2 * c.hidden) * size,
+        };
+        let mut bytes = read + q * size + (2 + c.heads) * real_type(recipe.compute).size();
         if !recompute.qkv() {
             bytes += qkv * size;
         }
@@ -255,7 +261,7 @@ fn activations(c: &DecoderConfig, recipe: &Recipe, decisions: &[[Decision; 4]], 
         bytes
     };
     let blocks = |recompute| decisions.iter().map(move |decisions| block(decisions, recompute));
-    match recompute {
+    match memory.recompute {
         Recompute::Full => c.layers * c.channels * size + blocks(Recompute::None).max().unwrap_or(0),
         policy => blocks(policy).sum(),
     }

@@ -14,7 +14,7 @@ use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::{Precision, Recipe};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -180,16 +180,18 @@ impl OptimizerConfig {
     }
 }
 
-/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
+/// The `[memory]` table: what is kept and how, and what is made again when it is needed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`.
+    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`. Results are the same bits.
     pub recompute: Recompute,
     /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
     /// casts the weight that it reads.
     #[serde(with = "auto")]
     pub weight_codes: Option<bool>,
+    /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
+    pub saved_activations: SavedActivations,
 }
 
 impl RunConfig {
@@ -199,6 +201,7 @@ impl RunConfig {
             formats: self.optimizer.formats(),
             weight_codes: self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes()),
             recompute: self.memory.recompute,
+            saved_activations: self.memory.saved_activations,
         })
     }
 }
