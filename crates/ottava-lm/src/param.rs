@@ -35,6 +35,9 @@ pub trait WeightSource {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
 }
 
+/// What a dry run calls the memory of gradients.
+const GRADIENTS: &str = "gradients";
+
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -137,7 +140,12 @@ impl Param {
     fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, gradient: DType) -> Result<Param> {
         let mut shape = parts[0].shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let compute = build.recipe.compute;
+        let narrow = matches!(compute, DType::F16 | DType::BF16);
+        let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
+        let scope = build.device.scope(if narrow && masters { "master weights" } else { "weights" });
         let mut full = Tensor::empty(build.device, &shape, DType::F32)?;
+        drop(scope);
         let mut row = 0;
         for part in &parts {
             let tensor = build.weights.weight(part, init)?;
@@ -155,10 +163,8 @@ impl Param {
             )?;
             row += part.shape[0];
         }
-        let compute = build.recipe.compute;
-        let narrow = matches!(compute, DType::F16 | DType::BF16);
+        let _scope = build.device.scope("weights");
         let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
-        let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
         if compute == DType::F16 && build.purpose.trains() && !masters {
             return Err(Error::Config("weights in float16 are trained beside master weights in float32 alone".into()));
         }
@@ -174,6 +180,7 @@ impl Param {
     /// The gradient, for a layer's backward to add to.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
         if self.grad.is_none() {
+            let _scope = self.value.device().scope(GRADIENTS);
             self.grad = Some(Tensor::zeros(self.value.device(), self.value.shape(), self.grad_dtype)?);
         }
         Ok(self.grad.as_mut().expect("made just above"))
@@ -181,6 +188,7 @@ impl Param {
 
     /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step is the gradient.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
+        let _scope = self.value.device().scope(GRADIENTS);
         match &mut self.grad {
             Some(grad) => gemm_nt_add(a, b, grad, accumulation)?,
             none => *none = Some(gemm_nt(a, b, self.grad_dtype, accumulation)?),
@@ -200,6 +208,7 @@ impl Param {
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize(&mut self, scaling: &mut ScalingState) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
+        let _scope = self.value.device().scope("FP8 codes of weights");
         cast.frozen.replace(scaling.freeze(cast.slot, &self.value)?)?;
         match &mut cast.codes {
             _ if !cast.keeps_codes => {}

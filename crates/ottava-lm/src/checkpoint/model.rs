@@ -85,7 +85,7 @@ impl WeightSource for RandomWeights {
 }
 
 /// The tensors of a fused parameter under their own names: `(name, rows of the stack)`.
-pub(super) fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
+pub(crate) fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
     let mut end = 0;
     param.parts.iter().map(move |part| {
         let start = end;

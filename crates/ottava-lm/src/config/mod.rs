@@ -1,9 +1,11 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
+mod memory;
 mod names;
 mod precision;
 mod theirs;
 
+pub use memory::{MemoryConfig, RecomputeChoice};
 pub use precision::precision;
 
 use self::names::Known;
@@ -12,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::{Precision, Recipe, RecipeName};
-use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -177,30 +178,14 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct MemoryConfig {
-    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`.
-    pub recompute: Recompute,
-    /// Whether FP8 codes of weights are kept for the whole step. Without, each product casts the weight that it reads.
-    pub weight_codes: bool,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> MemoryConfig {
-        MemoryConfig { recompute: Recompute::None, weight_codes: true }
-    }
-}
-
 impl RunConfig {
-    /// What a model that is trained so is built for.
+    /// What a model that is trained so is built for, once [`Settled`](crate::plan::Settled) has chosen what was left open.
     pub fn purpose(&self) -> Purpose {
         Purpose::Train(Kept {
             masters: self.optimizer.master_weights,
             gradients: self.optimizer.gradient_dtype.dtype(),
             weight_codes: self.memory.weight_codes,
-            recompute: self.memory.recompute,
+            recompute: self.memory.recompute.policy().expect("`auto` is settled before anything is built"),
         })
     }
 }
@@ -420,7 +405,8 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        const FREE: &[&str] =
+            &["output_dir", "device", "generation", "data.cache_dir", "memory.recompute", "memory.weight_codes"];
         const STEERS: &[&str] = &["training", "precision"];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {

@@ -3,7 +3,7 @@
 use crate::output::print_json;
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, StateDType, precision};
+use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, RecomputeChoice, StateDType, precision};
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::Recompute;
 use ottava_lm::{Error, Result};
@@ -393,13 +393,24 @@ impl Train {
                 gradient_dtype: self.gradient_dtype,
                 master_weights: !self.no_master_weights,
             },
-            memory: MemoryConfig { recompute: self.recompute, weight_codes: !self.no_weight_codes },
+            memory: MemoryConfig {
+                recompute: RecomputeChoice::Policy(self.recompute),
+                weight_codes: !self.no_weight_codes,
+            },
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
             println!(
-                "{:<12} {:>10} {:>9} {:>8} {:>10} {:>10} {:>10} {:>14}",
-                "recipe", "tokens/s", "step ms", "ratio", "TFLOP/s", "peak GiB", "held GiB", "first step s"
+                "{:<12} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
+                "recipe",
+                "tokens/s",
+                "step ms",
+                "ratio",
+                "TFLOP/s",
+                "planned GiB",
+                "peak GiB",
+                "held GiB",
+                "first step s"
             );
         }
         for recipe in self.compare {
@@ -407,12 +418,13 @@ impl Train {
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if !self.json {
                 println!(
-                    "{:<12} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>10.2} {:>10.2} {:>14.1}",
+                    "{:<12} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
                     row.model_flops_per_second / 1e12,
+                    gib(row.planned_peak_bytes),
                     gib(row.peak_memory_bytes),
                     gib(row.reserved_memory_bytes),
                     row.first_step_seconds

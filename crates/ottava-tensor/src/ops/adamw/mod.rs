@@ -189,6 +189,7 @@ pub fn adamw(
     }
     match norm.device() {
         Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
     }
     Ok(())

@@ -19,6 +19,7 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let mut norm = Tensor::empty(first.device(), &[1], DType::F32)?;
     match first.device() {
         Device::Cpu => cpu::global_norm(tensors, &mut norm),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::global_norm(gpu, tensors, &mut norm)?,
     }
     Ok(norm)

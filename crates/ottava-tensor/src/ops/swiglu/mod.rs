@@ -20,9 +20,11 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
 pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
     let shape = halves(x)?;
     match (x.device(), output) {
-        (Device::Cpu, output) => {
+        (Device::Cpu | Device::DryCpu(_), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cpu::swiglu(x, &mut y);
+            if let Device::Cpu = x.device() {
+                cpu::swiglu(x, &mut y);
+            }
             output.deliver(y)
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
@@ -68,9 +70,11 @@ pub fn swiglu_backward_to(
     dy.expect_dtype("swiglu_backward: dy", &[x.dtype()])?;
     dy.expect_device("swiglu_backward: dy", x.device())?;
     let produced = match (x.device(), output) {
-        (Device::Cpu, output) => {
+        (Device::Cpu | Device::DryCpu(_), output) => {
             let mut dx = x.empty_like()?;
-            cpu::swiglu_backward(dy, x, &mut dx);
+            if let Device::Cpu = x.device() {
+                cpu::swiglu_backward(dy, x, &mut dx);
+            }
             output.deliver(dx)?
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {

@@ -1,0 +1,203 @@
+//! What makes a run fit a device: settings that take less memory, with what they cost.
+
+use super::memory::MemoryPlan;
+use crate::config::{RecomputeChoice, RunConfig, StateDType};
+use crate::error::Result;
+use crate::models::DecoderConfig;
+use crate::recompute::Recompute;
+use ottava_tensor::{DType, Device};
+use serde::Serialize;
+
+/// What a change does to the results of a run. Those that change less come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// Nothing.
+    SameBits,
+    /// The same sums are added up in another order.
+    OrderOfSums,
+    /// Gradients, moments or weights are rounded more.
+    Precision,
+}
+
+impl Effect {
+    fn words(self) -> &'static str {
+        match self {
+            Effect::SameBits => "the same results, bit for bit",
+            Effect::OrderOfSums => "the same sums in another order",
+            Effect::Precision => "less precision of what the optimizer keeps",
+        }
+    }
+}
+
+/// Settings that make a run fit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    /// As they stand in the run's file.
+    pub settings: Vec<String>,
+    /// The peak with them.
+    pub peak_bytes: u64,
+    /// Time of a step over that without them.
+    pub time: f64,
+    /// What else they change.
+    pub effect: Effect,
+}
+
+/// One value of a setting.
+struct Level {
+    setting: Vec<String>,
+    time: f64,
+    effect: Effect,
+    apply: Box<dyn Fn(&mut RunConfig)>,
+}
+
+/// Time of a step under a policy over that under [`Recompute::None`]. Llama-2-7B at 8,192 tokens in fp8-delayed on one H200, by
+/// docs/memory.md.
+pub fn time_of(policy: Recompute) -> f64 {
+    match policy {
+        Recompute::None => 1.0,
+        Recompute::NormSwiglu => 1.01,
+        Recompute::Attention => 1.07,
+        Recompute::Full => 1.27,
+    }
+}
+
+/// The same of casting weights for each product.
+const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
+
+/// The same of half the sequences in twice the micro-batches.
+const TIME_OF_HALF_BATCH: f64 = 1.03;
+
+/// How many changes are proposed.
+const PROPOSED: usize = 3;
+
+/// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
+fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
+    let (memory, optimizer, training) = (&config.memory, &config.optimizer, &config.training);
+    let policy = memory.recompute.policy().unwrap_or(Recompute::Full);
+    let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
+        setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
+        time: time_of(other) / time_of(policy),
+        effect: Effect::SameBits,
+        apply: Box::new(move |config| config.memory.recompute = RecomputeChoice::Policy(other)),
+    });
+    let codes = (memory.weight_codes && config.recipe().casts.is_some()).then(|| Level {
+        setting: vec!["memory.weight_codes = false".into()],
+        time: TIME_WITHOUT_WEIGHT_CODES,
+        effect: Effect::SameBits,
+        apply: Box::new(|config| config.memory.weight_codes = false),
+    });
+    let (rows, passes) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
+    let halves = (1..=rows.trailing_zeros()).map(|halvings| {
+        let (rows, passes) = (rows >> halvings, passes << halvings);
+        Level {
+            setting: vec![
+                format!("training.per_device_train_batch_size = {rows}"),
+                format!("training.gradient_accumulation_steps = {passes}"),
+            ],
+            time: TIME_OF_HALF_BATCH.powi(halvings as i32),
+            effect: Effect::OrderOfSums,
+            apply: Box::new(move |config| {
+                config.training.per_device_train_batch_size = rows;
+                config.training.gradient_accumulation_steps = passes;
+            }),
+        }
+    });
+    let mut states: Vec<Level> = Vec::new();
+    let mut narrower = |there: bool, setting: &str, apply: fn(&mut RunConfig)| {
+        if there {
+            let before = states.iter().flat_map(|level| level.setting.last().cloned()).collect::<Vec<_>>();
+            let setting = before.into_iter().chain([setting.to_string()]).collect();
+            states.push(Level { setting, time: 1.0, effect: Effect::Precision, apply: Box::new(apply) });
+        }
+    };
+    let narrow = config.recipe().compute == DType::BF16;
+    narrower(optimizer.state_dtype == StateDType::Float32, "optimizer.state_dtype = \"bfloat16\"", |config| {
+        config.optimizer.state_dtype = StateDType::Bfloat16;
+    });
+    let wide_gradients = narrow && optimizer.gradient_dtype == StateDType::Float32;
+    narrower(wide_gradients, "optimizer.gradient_dtype = \"bfloat16\"", |config| {
+        config.optimizer.gradient_dtype = StateDType::Bfloat16;
+    });
+    narrower(narrow && optimizer.master_weights, "optimizer.master_weights = false", |config| {
+        config.optimizer.master_weights = false;
+    });
+    vec![recompute.collect(), codes.into_iter().collect(), halves.collect(), states]
+}
+
+/// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.
+pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
+    let settings = settings(config);
+    // For each setting how far it is changed: 0 is not at all.
+    let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
+    for levels in &settings {
+        choices = choices
+            .iter()
+            .flat_map(|choice| (0..=levels.len()).map(move |level| [choice.as_slice(), &[level]].concat()))
+            .collect();
+    }
+    // The first is no change at all.
+    choices.remove(0);
+    let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
+    let levels = |choice: &[usize]| -> Vec<&Level> {
+        settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
+    };
+    let cost = |choice: &[usize]| {
+        let levels = levels(choice);
+        let effect = levels.iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
+        (effect, levels.iter().map(|level| level.time).product::<f64>(), levels.len())
+    };
+    let with = |choice: &[usize]| {
+        let mut changed = config.clone();
+        for (levels, &level) in settings.iter().zip(choice) {
+            levels[..level].iter().for_each(|level| (level.apply)(&mut changed));
+        }
+        MemoryPlan::new(&changed, sizes, device)
+    };
+    if !with(&furthest)?.fits {
+        return Ok(Vec::new());
+    }
+    choices.sort_by(|a, b| {
+        let ((effect, time, count), (other_effect, other_time, other_count)) = (cost(a), cost(b));
+        effect.cmp(&other_effect).then(time.total_cmp(&other_time)).then(count.cmp(&other_count))
+    });
+    let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
+    for choice in choices {
+        let no_less = |other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
+        if found.iter().any(|(other, _)| no_less(other)) {
+            continue;
+        }
+        let plan = with(&choice)?;
+        if plan.fits {
+            let (effect, time, _) = cost(&choice);
+            let settings = levels(&choice).iter().flat_map(|level| level.setting.clone()).collect();
+            found.push((choice, Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
+        }
+        if found.len() == PROPOSED {
+            break;
+        }
+    }
+    Ok(found.into_iter().map(|(_, change)| change).collect())
+}
+
+/// The changes as lines of a message.
+pub fn proposals(changes: &[Change]) -> String {
+    if changes.is_empty() {
+        return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
+    }
+    let mut text = "Any of these makes it fit, the cheapest first:".to_string();
+    for Change { settings, peak_bytes, time, effect } in changes {
+        let time = match ((time - 1.0) * 100.0).round() {
+            0.0 => "no slower".to_string(),
+            percent => format!("about {percent:.0} % slower where it was measured"),
+        };
+        let (settings, peak) = (settings.join(" and "), gib(*peak_bytes));
+        text += &format!("\n  {settings}: {peak:.1} GiB, {time}, {}", effect.words());
+    }
+    text
+}
+
+/// Bytes in GiB.
+pub(super) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}
