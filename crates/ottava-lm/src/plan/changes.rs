@@ -23,9 +23,9 @@ pub enum Effect {
 impl Effect {
     fn words(self) -> &'static str {
         match self {
-            Effect::SameBits => "the same results, bit for bit",
-            Effect::OrderOfSums => "the same sums in another order",
-            Effect::Precision => "less precision of what the optimizer keeps",
+            Effect::SameBits => "the same bits",
+            Effect::OrderOfSums => "sums in another order",
+            Effect::Precision => "gradients, moments or weights of less precision",
         }
     }
 }
@@ -65,8 +65,8 @@ pub fn time_of(policy: Recompute) -> f64 {
 /// The same of casting weights for each product.
 const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 
-/// The same of half the sequences in twice the micro-batches.
-const TIME_OF_HALF_BATCH: f64 = 1.03;
+/// The same of half the sequences in twice the micro-batches: two steps of one sequence, less an update, over one of two.
+const TIME_OF_HALF_BATCH: f64 = 1.02;
 
 /// How many changes are proposed.
 const PROPOSED: usize = 3;
@@ -157,24 +157,32 @@ pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Re
     if !with(&furthest)?.fits {
         return Ok(Vec::new());
     }
-    choices.sort_by(|a, b| {
+    let order = |a: &Vec<usize>, b: &Vec<usize>| {
         let ((effect, time, count), (other_effect, other_time, other_count)) = (cost(a), cost(b));
         effect.cmp(&other_effect).then(time.total_cmp(&other_time)).then(count.cmp(&other_count))
-    });
+    };
+    choices.sort_by(order);
+    let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
     let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
-    for choice in choices {
-        let no_less = |other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
-        if found.iter().any(|(other, _)| no_less(other)) {
+    for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
+        // Where all that can be done so is too little, less of it is too.
+        let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
+        if !with(most)?.fits {
             continue;
         }
-        let plan = with(&choice)?;
-        if plan.fits {
-            let (effect, time, _) = cost(&choice);
-            let settings = levels(&choice).iter().flat_map(|level| level.setting.clone()).collect();
-            found.push((choice, Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
-        }
-        if found.len() == PROPOSED {
-            break;
+        for choice in alike {
+            if found.len() == PROPOSED {
+                break;
+            }
+            if found.iter().any(|(other, _)| no_less(choice, other)) {
+                continue;
+            }
+            let plan = with(choice)?;
+            if plan.fits {
+                let (effect, time, _) = cost(choice);
+                let settings = levels(choice).iter().flat_map(|level| level.setting.clone()).collect();
+                found.push((choice.clone(), Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
+            }
         }
     }
     Ok(found.into_iter().map(|(_, change)| change).collect())
@@ -185,14 +193,14 @@ pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
     }
-    let mut text = "Any of these makes it fit, the cheapest first:".to_string();
+    let mut text = "Any of these makes it fit, the cheapest first, with times as measured at Llama-2-7B:".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
             0.0 => "no slower".to_string(),
-            percent => format!("about {percent:.0} % slower where it was measured"),
+            percent => format!("about {percent:.0} % slower"),
         };
-        let (settings, peak) = (settings.join(" and "), gib(*peak_bytes));
-        text += &format!("\n  {settings}: {peak:.1} GiB, {time}, {}", effect.words());
+        let (settings, peak) = (settings.join(", "), gib(*peak_bytes));
+        text += &format!("\n  {settings}\n    {peak:.1} GiB, {time}, {}", effect.words());
     }
     text
 }

@@ -82,6 +82,9 @@ impl MemoryPlan {
 /// More than any run asks for.
 const UNLIMITED: usize = 1 << 50;
 
+/// Micro-batches that hold different things: the first makes the gradients, later ones add to them.
+const DISTINCT_PASSES: usize = 2;
+
 /// What was held in a dry run.
 struct DryRun {
     peak: Holdings,
@@ -101,12 +104,15 @@ impl DryRun {
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
         model.quantize_weights()?;
-        let mut work = TrainStep::new(&model, t.gradient_accumulation_steps, rows, seq_len)?;
+        let passes = t.gradient_accumulation_steps;
+        let mut work = TrainStep::new(&model, passes.min(DISTINCT_PASSES), rows, seq_len)?;
+        let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
+        // Inputs, targets and losses of the others.
+        let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let evaluate = |model: &mut Decoder| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
                 model.losses(&ids()?, &ids()?, rows).map(drop)
             }
             false => Ok(()),

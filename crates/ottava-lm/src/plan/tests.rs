@@ -88,10 +88,10 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let found = |gib: f64| {
         let changes = changes(&config, &llama(), &gpu(gib)).unwrap();
         assert!(changes.iter().all(|change| change.peak_bytes as f64 <= gib * GIB));
-        changes.iter().map(|change| change.settings.join(" and ")).collect::<Vec<_>>()
+        changes.iter().map(|change| change.settings.join(", ")).collect::<Vec<_>>()
     };
     let (device, settings) = (gpu(79.0), found(79.0));
-    let half = "training.per_device_train_batch_size = 1 and training.gradient_accumulation_steps = 2";
+    let half = "training.per_device_train_batch_size = 1, training.gradient_accumulation_steps = 2";
     assert_eq!(settings, ["memory.recompute = \"norm-swiglu\"", "memory.weight_codes = false", half]);
     // Gradients of two micro-batches outlive backward, so half the batch is no help here, nor beside what is enough alone.
     assert_eq!(found(70.0), ["memory.weight_codes = false", "memory.recompute = \"full\""]);
