@@ -13,7 +13,7 @@ if [ -z "$ottava" ]; then
     ottava=target/release/ottava
 fi
 nvidia-smi --query-gpu=name,driver_version,temperature.gpu --format=csv,noheader
-narrow=(--state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights)
+narrow=(--levels bf16)
 # The first line of a table, its rows and warnings; the time by family stays in the file.
 train() {
     local file=$results/$1.txt
@@ -25,9 +25,9 @@ train() {
 
 train llama-2-7b "${narrow[@]}" --steps 8 --compare fp8-delayed,fp8-current,bf16
 for policy in none norm-swiglu attention full; do
-    train "llama-2-7b-$policy" "${narrow[@]}" --steps 4 --compare fp8-delayed --recompute $policy
+    train "llama-2-7b-$policy" "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=$policy
 done
-train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --recompute norm-swiglu --no-weight-codes
+train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=norm-swiglu --set weight_codes=false
 train llama-2-7b-f32 --steps 4 --compare fp8-delayed
 train llama-3-8b "${narrow[@]}" --model llama-3-8b --seq-len 8192 --micro-batch 1 --steps 4 --compare bf16,fp8-delayed
 for size in 0.5b 1.5b; do

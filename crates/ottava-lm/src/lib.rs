@@ -11,6 +11,7 @@ pub mod generate;
 pub mod hash;
 pub mod layer;
 pub mod layers;
+pub mod level;
 pub mod models;
 pub mod optim;
 pub mod param;

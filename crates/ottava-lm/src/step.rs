@@ -168,8 +168,9 @@ impl TrainStep {
         let mut bad = None;
         for param in model.parameters() {
             let grad = param.grad.take().expect("backward has run");
-            let finite =
-                || -> Result<bool> { Ok(cast(&grad, DType::F32)?.to_vec::<f32>()?.iter().all(|g| g.is_finite())) };
+            let finite = || -> Result<bool> {
+                Ok(cast(&grad.values()?, DType::F32)?.to_vec::<f32>()?.iter().all(|g| g.is_finite()))
+            };
             if bad.is_none() && !finite()? {
                 bad = Some(param.name().to_string());
             }

@@ -17,13 +17,15 @@ pub enum DType {
     E4M3,
     /// FP8 with 5 exponent and 2 mantissa bits, with infinities.
     E5M2,
+    /// Signed 16-bit integers: what rounding to BF16 leaves of an F32.
+    I16,
     /// Signed 32-bit integers: token ids and targets.
     I32,
     /// Signed 64-bit integers: counters.
     I64,
 }
 
-use DType::{BF16, E4M3, E5M2, F16, F32, F64, I32, I64};
+use DType::{BF16, E4M3, E5M2, F16, F32, F64, I16, I32, I64};
 
 impl DType {
     /// Bytes of one element.
@@ -31,7 +33,7 @@ impl DType {
         match self {
             F64 | I64 => 8,
             F32 | I32 => 4,
-            F16 | BF16 => 2,
+            F16 | BF16 | I16 => 2,
             E4M3 | E5M2 => 1,
         }
     }
@@ -42,7 +44,7 @@ impl DType {
             E4M3 => Some(448.0),
             E5M2 => Some(57_344.0),
             F16 => Some(65_504.0),
-            F64 | F32 | BF16 | I32 | I64 => None,
+            F64 | F32 | BF16 | I16 | I32 | I64 => None,
         }
     }
 
@@ -60,7 +62,7 @@ impl DType {
             BF16 => 1.0 / 128.0,
             E4M3 => 1.0 / 8.0,
             E5M2 => 1.0 / 4.0,
-            I32 | I64 => 0.0,
+            I16 | I32 | I64 => 0.0,
         }
     }
 
@@ -73,6 +75,7 @@ impl DType {
             BF16 => "bfloat16",
             E4M3 => "float8_e4m3",
             E5M2 => "float8_e5m2",
+            I16 => "int16",
             I32 => "int32",
             I64 => "int64",
         }

@@ -54,7 +54,7 @@ pub trait Float: Element {
 macro_rules! element {
     ($($t:ty: $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, i32: I32, i64: I64);
+element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
     ($t:ty, $exp:path, $ln:path) => {
@@ -164,7 +164,9 @@ macro_rules! with_float {
                 type $S = $crate::fp8::E5M2;
                 $body
             }
-            other @ ($crate::DType::I32 | $crate::DType::I64) => unreachable!("{other} is not a floating-point type"),
+            other @ ($crate::DType::I16 | $crate::DType::I32 | $crate::DType::I64) => {
+                unreachable!("{other} is not a floating-point type")
+            }
         }
     };
 }

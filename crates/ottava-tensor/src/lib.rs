@@ -11,6 +11,7 @@ pub mod ledger;
 pub mod mapped;
 pub mod ops;
 pub mod quantized;
+pub mod stored;
 pub mod tensor;
 pub mod testing;
 
@@ -18,4 +19,5 @@ pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use quantized::{Granularity, QuantizedTensor};
+pub use stored::{Expanded, Scaled};
 pub use tensor::Tensor;

@@ -6,14 +6,15 @@ use crate::checkpoint::RandomWeights;
 use crate::error::Result;
 use crate::layer::{Context, Layer};
 use crate::layers::Linear;
+use crate::level::{Formats, Gradients, Level, Masters};
 use crate::models::DecoderConfig;
-use crate::param::{Builder, Kept, Purpose};
+use crate::param::{Builder, GradFormat, Kept, Purpose};
 use crate::recipe::{Recipe, RecipeName};
 use crate::recompute::Recompute;
 use crate::scaling::{ScalingState, Slots};
+use ottava_tensor::Device;
 use ottava_tensor::bench::{Product, Rates, time_for};
 use ottava_tensor::ops::{cast, normal};
-use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
 /// One linear in one recipe.
@@ -50,10 +51,11 @@ const SWEEP_MILLISECONDS: f64 = 10.0;
 
 /// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them, from rounds of about `round`
 /// milliseconds.
-fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: DType, round: f64) -> Result<f64> {
+fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradients, round: f64) -> Result<f64> {
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
-    let kept = Kept { masters: false, gradients, ..Kept::FULL };
+    let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
+    let kept = Kept { formats, ..Kept::FULL };
     let (purpose, slots) = (Purpose::Train(kept), Slots::default());
     let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots, block: None };
     let mut linear = Linear::new(&mut build, "linear", &[("linear".into(), outputs)], inputs, false, 0.02)?;
@@ -89,7 +91,7 @@ pub fn linears(
     model: &DecoderConfig,
     tokens: &[usize],
     recipes: &[RecipeName],
-    gradients: DType,
+    gradients: Gradients,
     rates: &Rates,
     mut report: impl FnMut(LinearRow),
 ) -> Result<()> {
@@ -98,7 +100,8 @@ pub fn linears(
         for linear in model.block_linears() {
             for &name in recipes {
                 let (recipe, sizes) = (recipe(name), [tokens, linear.n, linear.k]);
-                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, gradients));
+                let sums = GradFormat::of(gradients, recipe.compute).sums();
+                let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, sums));
                 let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
                 let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.n + linear.k));
                 let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;
@@ -122,7 +125,7 @@ pub fn sweep(
     tokens: &[usize],
     sizes: &[usize],
     name: RecipeName,
-    gradients: DType,
+    gradients: Gradients,
     mut report: impl FnMut(SweepCell),
 ) -> Result<()> {
     expect_positive(tokens)?;

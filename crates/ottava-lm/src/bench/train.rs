@@ -3,9 +3,10 @@
 use super::families::{FamilyTime, by_family};
 use super::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::{DataConfig, MemoryConfig, OptimizerConfig, RunConfig, TrainingConfig};
+use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
+use crate::level::Level;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
 use crate::plan::Settled;
@@ -29,12 +30,8 @@ pub struct TrainBench {
     pub micro_batch: usize,
     /// Steps whose median is reported.
     pub steps: usize,
-    /// What is computed in which format, but for the recipe itself.
-    pub precision: Precision,
-    /// What the optimizer keeps.
-    pub optimizer: OptimizerConfig,
-    /// What else is kept.
-    pub memory: MemoryConfig,
+    /// What is computed and kept in which format, but for the recipe itself and the level.
+    pub config: RunConfig,
 }
 
 /// What came out for one recipe.
@@ -42,6 +39,8 @@ pub struct TrainBench {
 pub struct TrainRow {
     /// The recipe.
     pub recipe: RecipeName,
+    /// What the optimizer keeps.
+    pub level: Level,
     /// Tokens trained on per second.
     pub tokens_per_second: f64,
     /// Median milliseconds of a step: forward, backward, clipping and AdamW.
@@ -63,8 +62,8 @@ pub struct TrainRow {
 }
 
 impl TrainBench {
-    /// Times `recipe` on `device`.
-    pub fn run(&self, recipe: RecipeName, device: &Device) -> Result<TrainRow> {
+    /// Times `recipe` on `device`, with the optimizer at `level`.
+    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
         if self.steps == 0 || self.seq_len == 0 || self.micro_batch == 0 || self.layers == Some(0) {
             return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
@@ -75,13 +74,13 @@ impl TrainBench {
         }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
         let config = RunConfig {
-            precision: Precision { recipe, ..self.precision.clone() },
-            optimizer: self.optimizer.clone(),
-            memory: self.memory.clone(),
+            precision: Precision { recipe, ..self.config.precision.clone() },
+            optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
             data: DataConfig { max_length: self.seq_len, val_set_size: 0.0, ..DataConfig::default() },
             training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
-            ..RunConfig::default()
+            ..self.config.clone()
         };
+        config.expect_formats()?;
         let settled = Settled::new(&config, &sizes, device)?;
         settled.expect_fit()?;
         let Settled { config, memory: planned, .. } = settled;
@@ -127,6 +126,7 @@ impl TrainBench {
         };
         Ok(TrainRow {
             recipe: recipe.name,
+            level,
             tokens_per_second,
             step_milliseconds: median * 1e3,
             model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),

@@ -85,7 +85,7 @@ impl WeightSource for RandomWeights {
 }
 
 /// The tensors of a fused parameter under their own names: `(name, rows of the stack)`.
-pub(crate) fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
+fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
     let mut end = 0;
     param.parts.iter().map(move |part| {
         let start = end;
@@ -174,19 +174,15 @@ impl FolderTemplate {
                 shape: part.shape.clone(),
             }));
         }
-        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name, |param| &param.value))
+        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name, Param::value))
     }
 }
 
 /// The bytes of the part called `name` in the tensor that `of` picks from its parameter.
-pub(super) fn part_bytes<'a>(
-    params: &'a [&mut Param],
-    name: &str,
-    of: impl Fn(&'a Param) -> &'a Tensor,
-) -> Result<Vec<u8>> {
+fn part_bytes(params: &[&mut Param], name: &str, of: impl Fn(&Param) -> Result<Tensor>) -> Result<Vec<u8>> {
     for param in params {
         if let Some((_, rows)) = parts(param).find(|(part, _)| part.name == name) {
-            return Ok(of(param).rows(rows.start, rows.end)?.read_bytes()?);
+            return Ok(of(param)?.rows(rows.start, rows.end)?.read_bytes()?);
         }
     }
     unreachable!("every part that is listed belongs to a parameter")

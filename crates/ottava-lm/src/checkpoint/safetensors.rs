@@ -228,6 +228,7 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
         Dtype::BF16 => DType::BF16,
         Dtype::F8_E4M3 => DType::E4M3,
         Dtype::F8_E5M2 => DType::E5M2,
+        Dtype::I16 => DType::I16,
         Dtype::I32 => DType::I32,
         Dtype::I64 => DType::I64,
         _ => return None,
@@ -243,6 +244,7 @@ pub(super) fn to_safetensors(dtype: DType) -> &'static str {
         DType::BF16 => "BF16",
         DType::E4M3 => "F8_E4M3",
         DType::E5M2 => "F8_E5M2",
+        DType::I16 => "I16",
         DType::I32 => "I32",
         DType::I64 => "I64",
     }

@@ -158,11 +158,11 @@ fn a_file_that_shrinks_after_opening_is_an_error() {
 #[test]
 fn absent_tensors_and_foreign_types_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let header = format!("{{{}}}", entry("ids", "I16", "[4]", 0, 8));
+    let header = format!("{{{}}}", entry("ids", "U16", "[4]", 0, 8));
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 8]].concat();
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
     let model = ModelFiles::open(folder.path()).unwrap();
-    assert!(model.info("ids").unwrap_err().to_string().ends_with("tensor \"ids\": its type I16 is not supported"));
+    assert!(model.info("ids").unwrap_err().to_string().ends_with("tensor \"ids\": its type U16 is not supported"));
     assert!(model.info("x").unwrap_err().to_string().starts_with("there is no tensor \"x\" in /"));
     assert!(model.read("x").is_err());
 }

@@ -1,13 +1,13 @@
 //! A checkpoint: a model folder, plus all that is needed to go on as if nothing had happened.
 
-use super::model::{FolderTemplate, part_bytes, parts};
+use super::model::FolderTemplate;
 use super::{CheckpointWriter, Manifest, ModelFiles, TensorInfo, write_tensors};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, LossScale, Moments};
-use crate::param::Param;
-use ottava_tensor::{DType, Tensor};
+use crate::optim::{AdamWOptimizer, LossScale, kept};
+use crate::param::{Param, Part};
+use ottava_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ pub fn save(
     mut writer: CheckpointWriter,
     template: &FolderTemplate,
     model: &mut Decoder,
-    optimizer: &AdamWOptimizer,
+    optimizer: &mut AdamWOptimizer,
     progress: &Progress,
 ) -> Result<std::path::PathBuf> {
     template.write(&mut writer, model)?;
@@ -53,27 +53,18 @@ pub fn save(
     if !infos.is_empty() {
         write_tensors(&mut writer, SCALING, &infos, |info| Ok(scales[&info.name].read_bytes()?))?;
     }
-    let params = model.parameters();
-    let indices: HashMap<*const Param, usize> = params.iter().enumerate().map(|(i, p)| (&raw const **p, i)).collect();
-    let mut infos = Vec::new();
-    for param in &params {
-        let kinds = param.master.as_ref().map(|_| "master").into_iter().chain(["m", "v"]);
-        for (kind, (part, _)) in kinds.flat_map(|kind| parts(param).map(move |part| (kind, part))) {
-            infos.push(TensorInfo {
-                name: format!("{kind}.{}", part.name),
-                dtype: if kind == "master" { DType::F32 } else { optimizer.state_dtype() },
-                shape: part.shape.clone(),
-            });
+    let mut tensors = HashMap::new();
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let Param { parts, weights, .. } = param;
+        for (kind, tensor) in kept(weights, moments) {
+            for (name, rows) in names(parts, kind, tensor) {
+                tensors.insert(name, tensor.rows(rows.start, rows.end)?);
+            }
         }
     }
-    write_tensors(&mut writer, OPTIMIZER, &infos, |info| {
-        let (kind, name) = info.name.split_once('.').expect("names start with their kind");
-        part_bytes(&params, name, |param| match kind {
-            "master" => param.master.as_ref().expect("listed because it is there"),
-            "m" => &optimizer.moments()[indices[&(&raw const *param)]].m,
-            _ => &optimizer.moments()[indices[&(&raw const *param)]].v,
-        })
-    })?;
+    let mut infos: Vec<_> = tensors.iter().map(info).collect();
+    infos.sort_by(|a, b| a.name.cmp(&b.name));
+    write_tensors(&mut writer, OPTIMIZER, &infos, |info| Ok(tensors[&info.name].read_bytes()?))?;
     writer.finish(json!(progress))
 }
 
@@ -87,19 +78,28 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 /// Puts masters, moments and scales of a checkpoint into a model that was built with its weights.
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
     let files = ModelFiles::open_file(&folder.join(OPTIMIZER))?;
-    let mut params = model.parameters();
-    let mut moments = Vec::new();
-    for param in &mut params {
-        moments.push(Moments {
-            m: stacked(&files, param, "m", optimizer.state_dtype())?,
-            v: stacked(&files, param, "v", optimizer.state_dtype())?,
-        });
-        if param.master.is_some() {
-            param.master = Some(stacked(&files, param, "master", DType::F32)?);
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let Param { parts, weights, .. } = param;
+        for (kind, tensor) in kept(weights, moments) {
+            let mut bytes = Vec::with_capacity(tensor.bytes());
+            for (name, rows) in names(parts, kind, tensor) {
+                let (expected, info) = (tensor.rows(rows.start, rows.end)?, files.info(&name)?);
+                if info.shape != expected.shape() || info.dtype != expected.dtype() {
+                    return Err(Error::Checkpoint(format!(
+                        "{OPTIMIZER}: `{name}` is {} {:?}, this run makes it {} {:?}",
+                        info.dtype,
+                        info.shape,
+                        expected.dtype(),
+                        expected.shape()
+                    )));
+                }
+                bytes.extend(files.read(&name)?);
+            }
+            tensor.write_bytes(&bytes)?;
         }
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
-    optimizer.restore(moments, progress.step - skipped);
+    optimizer.set_steps(progress.step - skipped);
     if !progress.scaling_slots.is_empty() && folder.join(SCALING).is_file() {
         let scales = ModelFiles::open_file(&folder.join(SCALING))?;
         model.scaling().restore(&progress.scaling_slots, |name| {
@@ -110,18 +110,19 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     Ok(())
 }
 
-fn stacked(files: &ModelFiles, param: &Param, kind: &str, dtype: DType) -> Result<Tensor> {
-    let mut bytes = Vec::new();
-    for (part, _) in parts(param) {
-        let name = format!("{kind}.{}", part.name);
-        let info = files.info(&name)?;
-        if info.shape != part.shape || info.dtype != dtype {
-            return Err(Error::Checkpoint(format!(
-                "{OPTIMIZER}: `{name}` is {} {:?}, this run makes it {dtype} {:?}",
-                info.dtype, info.shape, part.shape
-            )));
-        }
-        bytes.extend(files.read(&name)?);
+/// The names of a tensor of a `kind`, and the rows saved under each: those of a part under the part's name; what has no rows of its
+/// own, as a scale of the whole parameter, under the first part's.
+fn names(parts: &[Part], kind: &str, tensor: &Tensor) -> Vec<(String, std::ops::Range<usize>)> {
+    let name = |part: &Part| format!("{kind}.{}", part.name);
+    let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
+    if tensor.shape()[0] != rows {
+        return vec![(name(&parts[0]), 0..tensor.shape()[0])];
     }
-    Ok(Tensor::from_bytes(param.value.device(), param.value.shape(), dtype, &bytes)?)
+    let mut end = 0;
+    let ranges = parts.iter().map(|part| {
+        let start = end;
+        end += part.shape[0];
+        (name(part), start..end)
+    });
+    ranges.collect()
 }

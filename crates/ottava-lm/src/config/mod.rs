@@ -1,19 +1,20 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
-mod memory;
+mod auto;
 mod names;
 mod precision;
 mod theirs;
 
-pub use memory::{MemoryConfig, RecomputeChoice};
-pub use precision::precision;
+pub use precision::formats;
 
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
+use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
-use crate::recipe::{Precision, Recipe, RecipeName};
+use crate::recipe::{Precision, Recipe};
+use crate::recompute::Recompute;
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -150,53 +151,68 @@ pub struct TrainingConfig {
     pub save_total_limit: usize,
 }
 
-/// The `[optimizer]` table.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The `[optimizer]` table. What is `None`, written `auto`, is as the level has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
-    /// Type of the moments of AdamW: `float32` or `bfloat16`.
-    pub state_dtype: StateDType,
-    /// Type of the gradients of the blocks' matrices, where the model computes in bfloat16: `float32` or `bfloat16`.
-    pub gradient_dtype: StateDType,
-    /// Whether weights are kept in float32 beside those of the compute type. Without, updates round the weights by chance.
-    pub master_weights: bool,
+    /// What is kept in which format: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
+    pub level: Level,
+    /// Weights that are updated, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
+    #[serde(with = "auto")]
+    pub master_weights: Option<Masters>,
+    /// Gradients of the blocks' matrices: `float32`, `bfloat16` (where the model computes in that) or `float8`.
+    #[serde(with = "auto")]
+    pub gradient_dtype: Option<Gradients>,
+    /// Moments of AdamW: `float32`, `bfloat16`, `float8` or `coat`.
+    #[serde(with = "auto")]
+    pub state_dtype: Option<States>,
 }
 
-/// Types of gradients and optimizer states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StateDType {
-    /// 4 bytes each.
-    Float32,
-    /// 2 bytes each.
-    Bfloat16,
+impl OptimizerConfig {
+    /// What is kept in which format.
+    pub fn formats(&self) -> Formats {
+        let Formats { masters, gradients, states } = self.level.formats();
+        Formats {
+            masters: self.master_weights.unwrap_or(masters),
+            gradients: self.gradient_dtype.unwrap_or(gradients),
+            states: self.state_dtype.unwrap_or(states),
+        }
+    }
 }
 
-impl Default for OptimizerConfig {
-    fn default() -> OptimizerConfig {
-        OptimizerConfig { state_dtype: StateDType::Float32, gradient_dtype: StateDType::Float32, master_weights: true }
+/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest of these that
+    /// fits the device.
+    #[serde(with = "auto")]
+    pub recompute: Option<Recompute>,
+    /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
+    /// casts the weight that it reads.
+    #[serde(with = "auto")]
+    pub weight_codes: Option<bool>,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> MemoryConfig {
+        MemoryConfig { recompute: Some(Recompute::None), weight_codes: None }
     }
 }
 
 impl RunConfig {
+    /// Whether FP8 codes of weights are kept for the whole step.
+    pub fn weight_codes(&self) -> bool {
+        self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
+    }
+
     /// What a model that is trained so is built for, once [`Settled`](crate::plan::Settled) has chosen what was left open.
     pub fn purpose(&self) -> Purpose {
         Purpose::Train(Kept {
-            masters: self.optimizer.master_weights,
-            gradients: self.optimizer.gradient_dtype.dtype(),
-            weight_codes: self.memory.weight_codes,
-            recompute: self.memory.recompute.policy().expect("`auto` is settled before anything is built"),
+            formats: self.optimizer.formats(),
+            weight_codes: self.weight_codes(),
+            recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
         })
-    }
-}
-
-impl StateDType {
-    /// The type of tensors.
-    pub fn dtype(self) -> DType {
-        match self {
-            StateDType::Float32 => DType::F32,
-            StateDType::Bfloat16 => DType::BF16,
-        }
     }
 }
 
@@ -309,9 +325,30 @@ impl RunConfig {
         toml::to_string(self).expect("a configuration is written without fail")
     }
 
+    /// Checks that formats of precision and optimizer go together.
+    pub fn expect_formats(&self) -> Result<()> {
+        let problems = self.format_problems();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
+    }
+
+    fn format_problems(&self) -> Vec<String> {
+        let mut problems = self.precision.problems();
+        let (compute, masters) = (self.precision.recipe().compute, self.optimizer.formats().masters);
+        if compute == DType::F16 && masters == Masters::None {
+            problems.push("`optimizer.master_weights` is `none` here; recipe fp16 needs them, since float16 cannot hold small updates".into());
+        }
+        if compute != DType::BF16 && masters == Masters::Remainder {
+            problems.push(format!(
+                "`optimizer.master_weights` is `remainder`, which only weights in bfloat16 have; recipe {} computes in {compute}",
+                self.precision.recipe.as_str()
+            ));
+        }
+        problems
+    }
+
     /// Everything that is wrong with the values, a sentence each.
     fn problems(&self) -> Vec<String> {
-        let mut problems = self.precision.problems();
+        let mut problems = self.format_problems();
         let mut demand = |holds: bool, text: &str| {
             if !holds {
                 problems.push(text.to_string());
@@ -329,10 +366,6 @@ impl RunConfig {
         demand(
             t.max_steps > 0 || t.num_train_epochs > 0.0,
             "set `training.max_steps` or `training.num_train_epochs` above 0",
-        );
-        demand(
-            self.precision.recipe != RecipeName::Fp16 || self.optimizer.master_weights,
-            "`optimizer.master_weights` is false; recipe fp16 needs them, since float16 cannot hold small updates",
         );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
         demand(
@@ -398,7 +431,6 @@ impl RunConfig {
             epsilon: t.adam_epsilon,
             weight_decay: t.weight_decay,
             max_grad_norm: t.max_grad_norm,
-            state_dtype: self.optimizer.state_dtype.dtype(),
         }
     }
 

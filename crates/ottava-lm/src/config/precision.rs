@@ -1,10 +1,9 @@
-//! The `[precision]` of what is not trained by a configuration file: of a finished model, and of benchmarks.
+//! Formats of what is not trained by a configuration file: of a finished model, and of benchmarks.
 
 use super::RunConfig;
 use super::names::Known;
 use crate::checkpoint::{Manifest, training};
 use crate::error::{Error, Result};
-use crate::recipe::Precision;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -22,10 +21,12 @@ impl RunConfig {
     }
 }
 
-/// A `[precision]` table from `settings` (`key=value`, as `--set` has them) over its defaults.
+/// A configuration from `settings` (`key=value`, as `--set` has them) over the defaults: of what a benchmark of training computes and
+/// keeps in which format.
 ///
-/// Errors when a key is of another table, or `recipe`, which benchmarks have an option for.
-pub fn precision(settings: &[String]) -> Result<Precision> {
+/// Errors when a key is of another table than `[precision]`, `[optimizer]` and `[memory]`, or `recipe`, which benchmarks have an option for.
+/// Whether the values go together depends on the recipe: [`RunConfig::expect_formats`] tells.
+pub fn formats(settings: &[String]) -> Result<RunConfig> {
     let (known, mut table, mut problems) = (Known::new(), Table::new(), Vec::new());
     for setting in settings {
         if let Err(problem) = set(&known, &mut table, setting) {
@@ -34,13 +35,7 @@ pub fn precision(settings: &[String]) -> Result<Precision> {
     }
     if problems.is_empty() {
         match table.try_into::<RunConfig>() {
-            Ok(config) => {
-                // A benchmark has its recipes from elsewhere, and this stands for those that have it.
-                problems = Precision { smooth_swiglu: false, ..config.precision.clone() }.problems();
-                if problems.is_empty() {
-                    return Ok(config.precision);
-                }
-            }
+            Ok(config) => return Ok(config),
             Err(error) => problems.push(format!("--set: {}", error.to_string().trim_end().replace('\n', " "))),
         }
     }
@@ -50,11 +45,12 @@ pub fn precision(settings: &[String]) -> Result<Precision> {
 fn set(known: &Known, table: &mut Table, setting: &str) -> Result<(), String> {
     let mut alone = Table::new();
     known.set(&mut alone, setting)?;
-    match alone.get("precision") {
-        None if !alone.is_empty() => {
-            Err("only keys of [precision] are set here; --help shows the options for others".into())
+    match alone.iter().next() {
+        Some((name, _)) if !["precision", "optimizer", "memory"].contains(&name.as_str()) => {
+            Err("only keys of [precision], [optimizer] and [memory] are set here; --help shows the options for others"
+                .into())
         }
-        Some(Value::Table(keys)) if keys.contains_key("recipe") => Err("recipes are named by --compare".into()),
+        Some((_, Value::Table(keys))) if keys.contains_key("recipe") => Err("recipes are named by --compare".into()),
         _ => known.set(table, setting),
     }
 }
@@ -62,31 +58,34 @@ fn set(known: &Known, table: &mut Table, setting: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::Precision;
 
-    fn read(settings: &[&str]) -> Result<Precision, String> {
-        precision(&settings.iter().map(|s| s.to_string()).collect::<Vec<_>>()).map_err(|error| error.to_string())
+    fn read(settings: &[&str]) -> Result<RunConfig, String> {
+        formats(&settings.iter().map(|s| s.to_string()).collect::<Vec<_>>()).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn settings_of_precision_stand_by_themselves() {
-        assert_eq!(read(&[]), Ok(Precision::default()));
-        let changed = read(&["first_layers_bf16=1", "precision.fp8_format=e4m3", "fp8_margin=2"]).unwrap();
+    fn settings_of_formats_stand_by_themselves() {
+        assert_eq!(read(&[]), Ok(RunConfig::default()));
+        let changed = read(&["first_layers_bf16=1", "precision.fp8_format=e4m3", "fp8_margin=2", "level=O2"]).unwrap();
         let fp8_format = crate::recipe::Fp8Format::E4m3;
-        assert!(read(&["smooth_swiglu=true"]).unwrap().smooth_swiglu, "whatever the default recipe is");
-        assert_eq!(changed, Precision { first_layers_bf16: 1, fp8_format, margin: 2, ..Precision::default() });
+        let precision = Precision { first_layers_bf16: 1, fp8_format, margin: 2, ..Precision::default() };
+        assert_eq!((changed.precision, changed.optimizer.level), (precision, crate::level::Level::O2));
     }
 
     #[test]
     fn other_settings_are_refused() {
-        let error = read(&["state_dtype=bfloat16", "recipe=fp32", "mragin=1"]).unwrap_err();
+        let error = read(&["max_length=4", "recipe=fp32", "mragin=1"]).unwrap_err();
         for part in [
-            "state_dtype=bfloat16: only keys of [precision]",
+            "max_length=4: only keys of [precision], [optimizer] and [memory]",
             "recipe=fp32: recipes are named by --compare",
             "did you mean `precision.margin`",
         ] {
             assert!(error.contains(part), "{part} in {error}");
         }
-        assert!(read(&["margin=99"]).unwrap_err().contains("`precision.margin` is 99"));
         assert!(read(&["margin=much"]).unwrap_err().contains("--set"));
+        let problem = |settings: &[&str]| read(settings).unwrap().expect_formats().unwrap_err().to_string();
+        assert!(problem(&["margin=99"]).contains("`precision.margin` is 99"));
+        assert!(problem(&["smooth_swiglu=true"]).contains("smooth_swiglu"), "which BF16 has no use for");
     }
 }

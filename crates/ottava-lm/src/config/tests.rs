@@ -147,7 +147,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         ("transformer_engine = true", "FP8 has no switch of its own"),
         ("enable_float8_linear = true", "FP8 has no switch of its own"),
         ("mixed_precision = \"fp8\"", "`recipe = \"bf16\"`"),
-        ("opt_level = \"O2\"", "[optimizer]"),
+        ("exp_avg_dtype = \"fp8\"", "`state_dtype` under [optimizer]"),
         ("fp8_format = \"E5M2\"", "two bits of mantissa"),
         ("recipe_name = \"rowwise_with_gw_hp\"", "`high_precision_products = [\"wgrad\"]`"),
         ("first_last_layers_bf16 = true", "`first_layers_bf16 = 1`"),

@@ -57,12 +57,12 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("fp8_mha", Only("false", ATTENTION)),
     ("mixed_precision", Not("write `recipe = \"bf16\"`, \"fp8-delayed\" or \"fp8-current\" under [precision]")),
     ("fp8_backend", Not("there is one, ours; `recipe` under [precision] names how scales are found")),
-    (
-        "opt_level",
-        Not(
-            "levels of MS-AMP choose several things at once: write `recipe` under [precision], and under [optimizer] what it keeps",
-        ),
-    ),
+    // MS-AMP, and Megatron's optimizer.
+    ("opt_level", Is("level")),
+    ("main_params_dtype", Values("master_weights", &[("fp32", Ok("\"float32\"")), ("fp16", Ok("\"float16\""))])),
+    ("main_grads_dtype", Values("gradient_dtype", &[("fp32", Ok("\"float32\"")), ("bf16", Ok("\"bfloat16\""))])),
+    ("exp_avg_dtype", Not(MOMENTS)),
+    ("exp_avg_sq_dtype", Not(MOMENTS)),
     // Megatron and NeMo.
     ("fp8", Not(SWITCH)),
     ("fp8_recipe", Values("recipe", MEGATRON_RECIPES)),
@@ -117,6 +117,8 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("emulate", Not("`device = \"cpu\"` emulates FP8 bit for bit")),
 ];
 
+const MOMENTS: &str =
+    "both moments have one `state_dtype` under [optimizer]: \"float32\", \"bfloat16\", \"float8\" or \"coat\"";
 const FORMATS: &[(&str, Result<&str, &str>)] = &[
     ("HYBRID", Ok("\"hybrid\"")),
     ("E4M3", Ok("\"e4m3\"")),

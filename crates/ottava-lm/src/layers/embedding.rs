@@ -20,7 +20,7 @@ impl Embedding {
 
     /// Rows of the table for I32 `ids` `[T]`.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(embedding(&self.table.value, ids)?)
+        Ok(embedding(&self.table.value()?, ids)?)
     }
 
     /// Adds the gradient `dy` `[T, C]` to the table's.

@@ -14,7 +14,8 @@ const CHUNK: usize = 2048;
 impl Head {
     /// `x · Wᵀ`, `[T, V]`.
     pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
-        let (a, b) = (Operand::plain(x), Operand::plain(&weight.value));
+        let weight = weight.value()?;
+        let (a, b) = (Operand::plain(x), Operand::plain(&weight));
         Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
     }
 
@@ -43,7 +44,8 @@ impl Head {
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
             let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
             weight.add_product_to_grad(a, b, Accumulation::Exact)?;
-            let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight.value));
+            let weight = weight.value()?;
+            let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
         }
         Ok((losses, dx))

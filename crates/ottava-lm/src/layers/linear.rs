@@ -223,7 +223,7 @@ impl Linear {
             }
             ProductPrecision::High => {
                 self.weight.measure_for_forward(scaling)?;
-                self.output(Operand::plain(x.value()), Operand::plain(&self.weight.value), residual, PLAIN)
+                self.output(Operand::plain(x.value()), Operand::plain(&self.weight.value()?), residual, PLAIN)
             }
         }
     }
@@ -232,10 +232,10 @@ impl Linear {
     fn output(&self, a: Operand, b: Operand, residual: Option<&Tensor>, how: Accumulation) -> Result<Tensor> {
         let mut y = match residual {
             Some(residual) => gemm_nt_plus(a, b, residual, how)?,
-            None => gemm_nt(a, b, self.weight.value.dtype(), how)?,
+            None => gemm_nt(a, b, self.weight.dtype(), how)?,
         };
         if let Some(bias) = &self.bias {
-            add_bias(&mut y, &bias.value)?;
+            add_bias(&mut y, &bias.value()?)?;
         }
         Ok(y)
     }
@@ -259,14 +259,14 @@ impl Linear {
 
     /// `dy · W`, of a gradient from [`Linear::cast_gradient`].
     pub fn dgrad(&self, dy: &GemmInput, scaling: &mut ScalingState) -> Result<Tensor> {
-        let out = self.weight.value.dtype();
+        let out = self.weight.dtype();
         Ok(match self.products(scaling).dgrad {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(scaling)?;
                 gemm_nt(Operand::Rows(dy.codes()), Operand::Columns(&weight), out, how)?
             }
             ProductPrecision::High => {
-                gemm_nt(Operand::plain(dy.value()), Operand::plain_transposed(&self.weight.value), out, PLAIN)?
+                gemm_nt(Operand::plain(dy.value()), Operand::plain_transposed(&self.weight.value()?), out, PLAIN)?
             }
         })
     }

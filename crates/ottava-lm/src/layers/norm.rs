@@ -29,9 +29,9 @@ impl Norm {
 
     /// Normalises `x` for the cast in `slot`.
     pub fn forward(&self, x: &Tensor, slot: Option<Slot>, context: &mut Context) -> Result<(GemmInput, NormSaved)> {
-        let (y, rstd) = context
-            .scaling
-            .produce(slot, context.operand_copies(), |output| rmsnorm_to(x, &self.weight.value, self.eps, output))?;
+        let weight = self.weight.value()?;
+        let copies = context.operand_copies();
+        let (y, rstd) = context.scaling.produce(slot, copies, |output| rmsnorm_to(x, &weight, self.eps, output))?;
         Ok((y, NormSaved { x: x.clone(), rstd }))
     }
 
@@ -46,7 +46,7 @@ impl Norm {
     ) -> Result<GemmInput> {
         context
             .scaling
-            .again(slot, frozen, copies, |output| Ok(rmsnorm_to(&saved.x, &self.weight.value, self.eps, output)?.0))
+            .again(slot, frozen, copies, |output| Ok(rmsnorm_to(&saved.x, &self.weight.value()?, self.eps, output)?.0))
     }
 
     /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.
@@ -73,7 +73,7 @@ impl Norm {
     }
 
     fn backward_beside(&mut self, dy: &Tensor, saved: NormSaved, beside: RmsnormBackward) -> Result<Tensor> {
-        let weight = self.weight.value.clone();
+        let weight = self.weight.value()?;
         let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
         Ok(rmsnorm_backward(dy, x, weight, rstd, grad, beside)?)
     }

@@ -349,7 +349,7 @@ impl Decoder {
 
     /// Empty caches for `capacity` tokens, one per block.
     pub fn caches(&self, capacity: usize) -> Result<Vec<KvCache>> {
-        self.blocks.iter().map(|block| block.attention.cache(capacity, &self.embedding.table.value)).collect()
+        self.blocks.iter().map(|block| block.attention.cache(capacity, &self.embedding.table.value()?)).collect()
     }
 
     /// Logits `[1, V]` after the last of the new tokens `ids` `[T]`, at positions `start..`; `caches` hold the tokens before.

@@ -1,10 +1,11 @@
 //! AdamW over all parameters of a model, in one launch.
 
 use crate::error::Result;
-use crate::param::Param;
+use crate::level::States;
+use crate::param::{Grad, Master, Param, Weights};
 use crate::scaling::ScalingState;
-use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, adamw, global_norm};
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, global_norm};
+use ottava_tensor::{DType, Expanded, Scaled, Tensor};
 
 /// Constants of AdamW.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +20,6 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 leaves them alone.
     pub max_grad_norm: f64,
-    /// Type of the moments: F32 or BF16.
-    pub state_dtype: DType,
 }
 
 /// The moments of all parameters.
@@ -31,20 +30,11 @@ pub struct AdamWOptimizer {
     scalars: AdamWScalars,
 }
 
-/// The two moments of one parameter, of its shape.
-pub struct Moments {
-    /// Mean of the gradient.
-    pub m: Tensor,
-    /// Mean of its square.
-    pub v: Tensor,
-}
-
 impl AdamWOptimizer {
     /// Zero moments for `params`.
     pub fn new(config: AdamWConfig, params: &[&mut Param]) -> Result<AdamWOptimizer> {
-        let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), config.state_dtype);
-        let moments = params.iter().map(|p| Ok(Moments { m: zeros(p)?, v: zeros(p)? })).collect::<Result<_>>()?;
-        let device = params.first().expect("a model has parameters").value.device();
+        let moments = params.iter().map(|param| zeros(param)).collect::<Result<_>>()?;
+        let device = params.first().expect("a model has parameters").weights.device();
         Ok(AdamWOptimizer { config, moments, steps: 0, scalars: AdamWScalars::new(device)? })
     }
 
@@ -53,25 +43,19 @@ impl AdamWOptimizer {
         self.steps
     }
 
-    /// Type of the moments.
-    pub fn state_dtype(&self) -> DType {
-        self.config.state_dtype
-    }
-
     /// The moments, in the order of the parameters.
-    pub fn moments(&self) -> &[Moments] {
-        &self.moments
+    pub fn moments_mut(&mut self) -> &mut [Moments] {
+        &mut self.moments
     }
 
-    /// Takes over moments and count from a checkpoint.
-    pub fn restore(&mut self, moments: Vec<Moments>, steps: u64) {
-        self.moments = moments;
+    /// Takes over the count of a checkpoint.
+    pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
 
     /// The norm of all gradients as one vector, F32 `[1]`.
     pub fn grad_norm(params: &[&mut Param]) -> Result<Tensor> {
-        let grads: Vec<&Tensor> = params.iter().filter_map(|p| p.grad.as_ref()).collect();
+        let grads: Vec<_> = params.iter().filter_map(|p| p.grad.as_ref()).map(Grad::read).collect();
         Ok(global_norm(&grads)?)
     }
 
@@ -101,10 +85,45 @@ impl AdamWOptimizer {
         let mut parameters = Vec::with_capacity(params.len());
         for (seed, ((param, moments), next)) in (0..).zip(params.iter_mut().zip(&mut self.moments).zip(&next)) {
             let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };
-            let (weight, cast, grad) = param.for_update(seed, next)?;
-            let (m, v) = (&mut moments.m, &mut moments.v);
-            parameters.push(AdamWParameter { weight, m, v, grad, weight_decay, cast });
+            let (weight, cast, grad) = param.for_update(next)?;
+            parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, cast });
         }
         Ok(adamw(&mut parameters, scaling.statistics_mut(), norm, &self.scalars)?)
     }
+}
+
+fn zeros(param: &Param) -> Result<Moments> {
+    let zeros = |dtype| Tensor::zeros(param.weights.device(), param.weights.shape(), dtype);
+    let scaled = |dtype| Scaled::zeros(param.weights.device(), param.weights.shape(), dtype);
+    let expanded = || Expanded::zeros(param.weights.device(), param.weights.shape());
+    Ok(match param.formats.states {
+        States::Float32 => Moments::Plain { m: zeros(DType::F32)?, v: zeros(DType::F32)? },
+        States::Bfloat16 => Moments::Plain { m: zeros(DType::BF16)?, v: zeros(DType::BF16)? },
+        States::Float8 => Moments::Scaled { m: scaled(DType::E4M3)?, v: scaled(DType::F16)? },
+        States::Coat => Moments::Expanded { m: expanded()?, v: expanded()? },
+    })
+}
+
+/// What an optimizer keeps of a parameter beside the weights that layers read, by kind.
+pub fn kept<'a>(weights: &'a mut Weights, moments: &'a mut Moments) -> Vec<(&'static str, &'a mut Tensor)> {
+    let mut kept = match weights.master_mut() {
+        None => vec![],
+        Some(Master::Full(master)) => vec![("master", master)],
+        Some(Master::Scaled(master)) => {
+            vec![("master", &mut master.values), ("master_scale_inv", &mut master.scale_inv)]
+        }
+        Some(Master::Rest(rest)) => vec![("master_rest", rest)],
+    };
+    match moments {
+        Moments::Plain { m, v } => kept.extend([("m", m), ("v", v)]),
+        Moments::Scaled { m, v } => {
+            kept.extend([("m", &mut m.values), ("m_scale_inv", &mut m.scale_inv)]);
+            kept.extend([("v", &mut v.values), ("v_scale_inv", &mut v.scale_inv)]);
+        }
+        Moments::Expanded { m, v } => {
+            kept.extend([("m", &mut m.codes), ("m_groups", &mut m.groups)]);
+            kept.extend([("v", &mut v.codes), ("v_groups", &mut v.groups)]);
+        }
+    }
+    kept
 }

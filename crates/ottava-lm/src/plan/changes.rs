@@ -1,11 +1,12 @@
 //! What makes a run fit a device: settings that take less memory, with what they cost.
 
 use super::memory::MemoryPlan;
-use crate::config::{RecomputeChoice, RunConfig, StateDType};
+use crate::config::RunConfig;
 use crate::error::Result;
+use crate::level::Level as OptimizerLevel;
 use crate::models::DecoderConfig;
 use crate::recompute::Recompute;
-use ottava_tensor::{DType, Device};
+use ottava_tensor::Device;
 use serde::Serialize;
 
 /// What a change does to the results of a run. Those that change less come first.
@@ -68,25 +69,29 @@ const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 /// The same of half the sequences in twice the micro-batches: two steps of one sequence, less an update, over one of two.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
+/// Levels of the optimizer, from the one that keeps most, with the time of a step over that at the first.
+const LEVELS: [(OptimizerLevel, f64); 3] =
+    [(OptimizerLevel::O0, 1.0), (OptimizerLevel::Bf16, 0.9), (OptimizerLevel::Coat, 0.9)];
+
 /// How many changes are proposed.
 const PROPOSED: usize = 3;
 
 /// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
 fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
-    let (memory, optimizer, training) = (&config.memory, &config.optimizer, &config.training);
-    let policy = memory.recompute.policy().unwrap_or(Recompute::Full);
+    let policy = config.memory.recompute.unwrap_or(Recompute::Full);
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
         effect: Effect::SameBits,
-        apply: Box::new(move |config| config.memory.recompute = RecomputeChoice::Policy(other)),
+        apply: Box::new(move |config| config.memory.recompute = Some(other)),
     });
-    let codes = (memory.weight_codes && config.recipe().casts.is_some()).then(|| Level {
+    let codes = (config.weight_codes() && config.recipe().casts.is_some()).then(|| Level {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,
-        apply: Box::new(|config| config.memory.weight_codes = false),
+        apply: Box::new(|config| config.memory.weight_codes = Some(false)),
     });
+    let training = &config.training;
     let (rows, passes) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
     let halves = (1..=rows.trailing_zeros()).map(|halvings| {
         let (rows, passes) = (rows >> halvings, passes << halvings);
@@ -103,26 +108,19 @@ fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
             }),
         }
     });
-    let mut states: Vec<Level> = Vec::new();
-    let mut narrower = |there: bool, setting: &str, apply: fn(&mut RunConfig)| {
-        if there {
-            let before = states.iter().flat_map(|level| level.setting.last().cloned()).collect::<Vec<_>>();
-            let setting = before.into_iter().chain([setting.to_string()]).collect();
-            states.push(Level { setting, time: 1.0, effect: Effect::Precision, apply: Box::new(apply) });
-        }
-    };
-    let narrow = config.recipe().compute == DType::BF16;
-    narrower(optimizer.state_dtype == StateDType::Float32, "optimizer.state_dtype = \"bfloat16\"", |config| {
-        config.optimizer.state_dtype = StateDType::Bfloat16;
+    let now = LEVELS.iter().position(|(level, _)| *level == config.optimizer.level);
+    let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
+        setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
+        time: time / now.map_or(1.0, |now| LEVELS[now].1),
+        effect: Effect::Precision,
+        apply: Box::new(move |config| config.optimizer.level = level),
     });
-    let wide_gradients = narrow && optimizer.gradient_dtype == StateDType::Float32;
-    narrower(wide_gradients, "optimizer.gradient_dtype = \"bfloat16\"", |config| {
-        config.optimizer.gradient_dtype = StateDType::Bfloat16;
+    let narrower = narrower.filter(|level| {
+        let mut changed = config.clone();
+        (level.apply)(&mut changed);
+        changed.expect_formats().is_ok()
     });
-    narrower(narrow && optimizer.master_weights, "optimizer.master_weights = false", |config| {
-        config.optimizer.master_weights = false;
-    });
-    vec![recompute.collect(), codes.into_iter().collect(), halves.collect(), states]
+    vec![recompute.collect(), codes.into_iter().collect(), halves.collect(), narrower.collect()]
 }
 
 /// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.
@@ -196,7 +194,7 @@ pub fn proposals(changes: &[Change]) -> String {
     let mut text = "Any of these makes it fit, the cheapest first, with times as measured at Llama-2-7B:".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
-            0.0 => "no slower".to_string(),
+            percent if percent <= 0.0 => "no slower".to_string(),
             percent => format!("about {percent:.0} % slower"),
         };
         let (settings, peak) = (settings.join(", "), gib(*peak_bytes));

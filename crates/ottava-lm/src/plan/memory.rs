@@ -1,11 +1,12 @@
 //! The memory of a run, from a dry run of it: the very code of its steps, on a device that holds no data and keeps account.
 
 use crate::checkpoint::RandomWeights;
-use crate::checkpoint::model::parts;
 use crate::config::RunConfig;
 use crate::error::Result;
+use crate::level::Masters;
 use crate::models::{Decoder, DecoderConfig};
-use crate::optim::AdamWOptimizer;
+use crate::optim::{AdamWOptimizer, kept};
+use crate::recompute::Recompute;
 use crate::step::TrainStep;
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::ledger::Holdings;
@@ -128,19 +129,23 @@ impl DryRun {
         }
         evaluate(&mut model)?;
         let peak = ledger.take_peak();
-        save(&mut model)?;
+        save(&mut model, &mut optimizer)?;
         Ok(DryRun { peak, save: ledger.take_peak() })
     }
 }
 
-/// A checkpoint is written tensor by tensor from copies in the host's memory.
-fn save(model: &mut Decoder) -> Result<()> {
+/// A checkpoint is written tensor by tensor, each from a copy in the host's memory.
+fn save(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
     let device = model.device().clone();
-    let Device::DryCpu(_) = &device else { return Ok(()) };
     let _scope = device.scope("save");
-    for param in model.parameters() {
-        for (_, rows) in parts(param) {
-            param.full().rows(rows.start, rows.end)?.duplicate()?;
+    let copy = |tensor: &Tensor| match &device {
+        Device::DryCpu(_) => tensor.duplicate().map(drop),
+        Device::Cpu | Device::Cuda(_) => Ok(()),
+    };
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        copy(&param.value()?)?;
+        for (_, tensor) in kept(&mut param.weights, moments) {
+            copy(tensor)?;
         }
     }
     Ok(())
@@ -155,8 +160,9 @@ fn available(device: &Device) -> usize {
             let kilobytes = |key: &str| -> Option<usize> {
                 info.lines().find_map(|line| line.strip_prefix(key)?.trim().trim_end_matches("kB").trim().parse().ok())
             };
-            // Where the system does not say, there is no limit to plan with.
-            kilobytes("MemAvailable:").map_or(UNLIMITED, |kb| (kb + kilobytes("SwapFree:").unwrap_or(0)) * 1024)
+            // A twentieth is left to the rest of the process. Where the system does not say, there is no limit to plan with.
+            let there = |available: usize| (available + kilobytes("SwapFree:").unwrap_or(0)) * 1024 / 20 * 19;
+            kilobytes("MemAvailable:").map_or(UNLIMITED, there)
         }
     }
 }
@@ -164,10 +170,13 @@ fn available(device: &Device) -> usize {
 /// A scope of the dry run, in words.
 fn describe(scope: &str, config: &RunConfig) -> String {
     match scope {
+        "weights" if config.optimizer.formats().masters == Masters::Remainder => {
+            "weights, with the rest of their bits".into()
+        }
         "weights" => format!("weights, {}", config.recipe().compute),
         "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
         "forward" => {
-            let policy = config.memory.recompute.policy().map_or("auto", |policy| policy.as_str());
+            let policy = config.memory.recompute.map_or("auto", Recompute::as_str);
             format!("activations that forward leaves, recompute {policy}")
         }
         "head" => "logits of a chunk of tokens, and the gradients around the head".into(),

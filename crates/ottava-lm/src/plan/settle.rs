@@ -2,7 +2,7 @@
 
 use super::changes::{self, gib, proposals, time_of};
 use super::memory::MemoryPlan;
-use crate::config::{RecomputeChoice, RunConfig};
+use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use crate::recompute::Recompute;
@@ -28,13 +28,13 @@ impl Settled {
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Settled> {
         let plan = |policy| -> Result<(RunConfig, MemoryPlan)> {
             let mut config = config.clone();
-            config.memory.recompute = RecomputeChoice::Policy(policy);
+            config.memory.recompute = Some(policy);
             let memory = MemoryPlan::new(&config, sizes, device)?;
             Ok((config, memory))
         };
         let ((config, memory), choice) = match config.memory.recompute {
-            RecomputeChoice::Policy(policy) => (plan(policy)?, None),
-            RecomputeChoice::Auto => {
+            Some(policy) => (plan(policy)?, None),
+            None => {
                 let cheapest = plan(Recompute::None)?;
                 let (whole, there) = (gib(cheapest.1.peak_bytes), gib(cheapest.1.available_bytes));
                 let (mut chosen, mut policy) = (cheapest, Recompute::None);

@@ -1,7 +1,8 @@
 use super::*;
 use crate::Error;
 use crate::bench::model;
-use crate::config::{RecomputeChoice, RunConfig, StateDType};
+use crate::config::RunConfig;
+use crate::level::Level;
 use crate::optim::AdamWOptimizer;
 use crate::recipe::RecipeName;
 use crate::recompute::Recompute;
@@ -15,17 +16,15 @@ fn llama() -> DecoderConfig {
 }
 
 /// Llama-2-7B as the tables of docs/benchmarks.md have it: two sequences of 4,096 tokens, all states in BF16.
-fn run(recipe: RecipeName, recompute: RecomputeChoice, weight_codes: bool) -> RunConfig {
+fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = 4096;
     config.data.val_set_size = 0.0;
     config.training.per_device_train_batch_size = 2;
     config.precision.recipe = recipe;
-    config.optimizer.state_dtype = StateDType::Bfloat16;
-    config.optimizer.gradient_dtype = StateDType::Bfloat16;
-    config.optimizer.master_weights = false;
+    config.optimizer.level = Level::Bf16;
     config.memory.recompute = recompute;
-    config.memory.weight_codes = weight_codes;
+    config.memory.weight_codes = Some(weight_codes);
     config
 }
 
@@ -48,7 +47,7 @@ fn plans_are_what_was_measured() {
         (RecipeName::Fp8Delayed, Recompute::Attention, true, 68.0, 73.1),
         (RecipeName::Fp8Delayed, Recompute::Full, true, 63.7, 68.8),
     ] {
-        let config = run(recipe, RecomputeChoice::Policy(recompute), weight_codes);
+        let config = run(recipe, Some(recompute), weight_codes);
         let plan = MemoryPlan::new(&config, &llama(), &gpu(138.0)).unwrap();
         let [planned_peak, planned_reserved] = [plan.peak_bytes, plan.reserved_bytes].map(|bytes| bytes as f64 / GIB);
         println!("{recipe:?} {recompute:?}: {planned_peak:.2} and {planned_reserved:.2} GiB");
@@ -66,9 +65,8 @@ fn plans_are_what_was_measured() {
 #[test]
 fn auto_takes_the_cheapest_policy_that_fits() {
     let chosen = |gib: f64| {
-        let settled =
-            Settled::new(&run(RecipeName::Fp8Delayed, RecomputeChoice::Auto, true), &llama(), &gpu(gib)).unwrap();
-        (settled.config.memory.recompute.policy().unwrap(), settled.memory.fits, settled.choice.unwrap())
+        let settled = Settled::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
+        (settled.config.memory.recompute.unwrap(), settled.memory.fits, settled.choice.unwrap())
     };
     // Between what the pool takes under one policy and under the next; in words by the peaks of `plans_are_what_was_measured`.
     for (gib, policy) in
@@ -84,7 +82,7 @@ fn auto_takes_the_cheapest_policy_that_fits() {
 
 #[test]
 fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
-    let config = run(RecipeName::Fp8Delayed, RecomputeChoice::Policy(Recompute::None), true);
+    let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     let found = |gib: f64| {
         let changes = changes(&config, &llama(), &gpu(gib)).unwrap();
         assert!(changes.iter().all(|change| change.peak_bytes as f64 <= gib * GIB));
@@ -94,7 +92,8 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let half = "training.per_device_train_batch_size = 1, training.gradient_accumulation_steps = 2";
     assert_eq!(settings, ["memory.recompute = \"norm-swiglu\"", "memory.weight_codes = false", half]);
     // Gradients of two micro-batches outlive backward, so half the batch is no help here, nor beside what is enough alone.
-    assert_eq!(found(70.0), ["memory.weight_codes = false", "memory.recompute = \"full\""]);
+    let found = found(70.0);
+    assert_eq!(found, ["memory.weight_codes = false", "memory.recompute = \"full\"", "optimizer.level = \"coat\""]);
     let error = Settled::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
@@ -109,22 +108,19 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
 
 #[test]
 fn states_are_rounded_more_only_where_nothing_else_helps() {
-    let mut config = run(RecipeName::Bf16, RecomputeChoice::Policy(Recompute::Full), true);
+    let mut config = run(RecipeName::Bf16, Some(Recompute::Full), true);
     config.optimizer = RunConfig::default().optimizer;
     config.training.per_device_train_batch_size = 1;
     let changes = changes(&config, &llama(), &gpu(100.0)).unwrap();
     assert_eq!(changes.len(), 1);
-    assert_eq!(
-        (changes[0].settings[0].as_str(), changes[0].effect),
-        ("optimizer.state_dtype = \"bfloat16\"", Effect::Precision)
-    );
+    assert_eq!((changes[0].settings[0].as_str(), changes[0].effect), ("optimizer.level = \"bf16\"", Effect::Precision));
 }
 
 /// Something else takes the memory that a plan counted on: the message has both, and what would take less.
 #[test]
 fn memory_that_runs_out_is_explained() {
     let device = gpu(100.0);
-    let config = run(RecipeName::Fp8Delayed, RecomputeChoice::Policy(Recompute::None), true);
+    let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     let settled = Settled::new(&config, &llama(), &device).unwrap();
     settled.expect_fit().unwrap();
     let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();

@@ -217,7 +217,10 @@ impl Trainer {
     /// Where a run that has to end can go on.
     fn what_is_saved(&self) -> String {
         match latest_complete(&checkpoints(&self.config.output_dir), Verify::Sizes).map(|latest| latest.complete) {
-            Ok(Some((path, _))) => format!("`--resume` goes on from {}.", path.display()),
+            // Nothing else may change within a run.
+            Ok(Some((path, _))) => {
+                format!("`--resume` goes on from {}, also with other keys of [memory].", path.display())
+            }
             _ => "No checkpoint was saved before.".into(),
         }
     }
@@ -362,7 +365,7 @@ impl Trainer {
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
-        let path = training::save(writer, &self.template, &mut self.model, &self.optimizer, &progress)?;
+        let path = training::save(writer, &self.template, &mut self.model, &mut self.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
             keep(&RealFs, &folder, limit, &[self.step])?;

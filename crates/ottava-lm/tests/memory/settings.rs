@@ -1,7 +1,8 @@
 //! Ten runs, and what they hold when they are run.
 
 use ottava_lm::checkpoint::RandomWeights;
-use ottava_lm::config::{RecomputeChoice, RunConfig, StateDType};
+use ottava_lm::config::RunConfig;
+use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::AdamWOptimizer;
 use ottava_lm::recipe::RecipeName;
@@ -19,38 +20,39 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
         config.precision.recipe = recipe;
         config.precision.skip_slow_linears = false;
         config.precision.amax_history_len = 16;
-        config.memory.recompute = RecomputeChoice::Policy(recompute);
+        config.memory.recompute = Some(recompute);
         change(&mut config);
         let name = format!("{}, recompute {}{words}", recipe.as_str(), recompute.as_str());
         (name, config)
     };
-    fn narrow(config: &mut RunConfig) {
-        config.optimizer.state_dtype = StateDType::Bfloat16;
-        config.optimizer.gradient_dtype = StateDType::Bfloat16;
-        config.optimizer.master_weights = false;
-    }
     fn accumulate(config: &mut RunConfig) {
         config.training.gradient_accumulation_steps = 2;
     }
     vec![
         run("", RecipeName::Fp32, Recompute::None, |_| {}),
         run("", RecipeName::Bf16, Recompute::None, |_| {}),
-        run("; narrow states", RecipeName::Bf16, Recompute::Attention, narrow),
+        run("; level coat", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.level = Level::Coat),
         run("", RecipeName::Fp8Delayed, Recompute::None, |_| {}),
         run("; two micro-batches", RecipeName::Fp8Delayed, Recompute::Attention, accumulate),
-        run("; narrow states, smooth", RecipeName::Fp8Delayed, Recompute::NormSwiglu, |config| {
-            narrow(config);
+        run("; level bf16, smooth", RecipeName::Fp8Delayed, Recompute::NormSwiglu, |config| {
+            config.optimizer.level = Level::Bf16;
             config.precision.smooth_swiglu = true;
         }),
-        run("; no codes of weights", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| {
-            config.memory.weight_codes = false
-        }),
-        run("; two micro-batches, narrow gradients", RecipeName::Fp8Current, Recompute::Full, |config| {
-            accumulate(config);
-            config.optimizer.gradient_dtype = StateDType::Bfloat16;
-        }),
-        run("; half the batch", RecipeName::Fp8Row, Recompute::None, |config| {
-            config.training.per_device_train_batch_size /= 2
+        run("; level O2", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| config.optimizer.level = Level::O2),
+        run(
+            "; two micro-batches, no codes of weights, gradients in bfloat16",
+            RecipeName::Fp8Current,
+            Recompute::Full,
+            |config| {
+                accumulate(config);
+                config.memory.weight_codes = Some(false);
+                config.optimizer.gradient_dtype = Some(Gradients::Bfloat16);
+            },
+        ),
+        run("; half the batch, level O3, masters in two halves", RecipeName::Fp8Row, Recompute::None, |config| {
+            config.training.per_device_train_batch_size /= 2;
+            config.optimizer.level = Level::O3;
+            config.optimizer.master_weights = Some(Masters::Remainder);
         }),
         run("; two micro-batches", RecipeName::Fp8Block, Recompute::NormSwiglu, accumulate),
     ]

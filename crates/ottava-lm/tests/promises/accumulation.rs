@@ -159,11 +159,11 @@ fn weights_are_quantized_once_per_step() {
         let mut values = values.map(Vec::into_iter);
         params
             .map(|param| {
-                let old = param.value.clone();
-                param.value = match &mut values {
+                let old = param.value().unwrap();
+                param.weights.set_value(match &mut values {
                     Some(values) => values.next().expect("as many"),
                     None => Tensor::zeros(old.device(), old.shape(), old.dtype()).unwrap(),
-                };
+                });
                 old
             })
             .collect()

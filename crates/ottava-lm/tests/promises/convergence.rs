@@ -5,8 +5,10 @@
 //! long on twice the text a step; `just nightly` does that.
 
 use crate::setup::{config, devices, fp8_names_on, text, text_batch, unscaled_gradients};
+use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::data::Batch;
+use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
 use ottava_lm::param::{Kept, Purpose};
@@ -44,19 +46,12 @@ fn model() -> DecoderConfig {
 }
 
 /// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
-fn train(recipe: &Recipe, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
+fn train(recipe: &Recipe, kept: Kept, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
     let Length { steps, rows, validation } = length;
-    let (purpose, mut weights) = (Purpose::Train(Kept::FULL), RandomWeights { seed, device: device.clone() });
+    let (purpose, mut weights) = (Purpose::Train(kept), RandomWeights { seed, device: device.clone() });
     let mut model = Decoder::new(&model(), recipe, device, purpose, TOKENS, &mut weights).unwrap();
     model.quantize_weights().unwrap();
-    let how = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        max_grad_norm: 1.0,
-        state_dtype: DType::F32,
-    };
+    let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
     let (kind, warmup_steps) = (SchedulerType::Cosine, steps as u64 / 10);
@@ -81,31 +76,60 @@ fn named(recipe: RecipeName) -> Recipe {
     Precision { recipe, ..Precision::default() }.recipe()
 }
 
+/// Of the mean over seeds of a validation loss minus that of the reference from the same seed, in nats.
+const ALLOWED: f64 = 0.02;
+
+/// Validation losses of all seeds.
+fn losses(name: &str, recipe: &Recipe, kept: Kept, device: &Device, text: &[i32]) -> [f64; 3] {
+    let begin = Instant::now();
+    let losses = SEEDS.map(|seed| train(recipe, kept, device, text, seed, length()));
+    eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
+    losses
+}
+
+/// Fails where `losses` lie above those of a `reference` called `than`.
+fn expect_as_low(name: &str, losses: [f64; 3], than: &str, reference: [f64; 3]) {
+    let gaps = [0, 1, 2].map(|i| losses[i] - reference[i]);
+    let mean = gaps.iter().sum::<f64>() / 3.0;
+    eprintln!("{:<12} {gaps:+.4?}  mean {mean:+.4}", format!("  - {than}"));
+    assert!(mean <= ALLOWED, "{name} ends {mean:.4} above {than}: {gaps:.4?}");
+}
+
+fn announce(device: &Device) {
+    let Length { steps, rows, .. } = length();
+    eprintln!("validation loss on {device} after {steps} steps of {} bytes, by seed", rows * TOKENS);
+}
+
 #[test]
 fn fp8_learns_as_well_as_bf16() {
-    /// Of the mean over seeds of a recipe's validation loss minus that of BF16 from the same seed, in nats.
-    const ALLOWED: f64 = 0.02;
-    let (text, length) = (text(), length());
+    let text = text();
     for device in devices() {
-        let run = |name: &str, recipe: &Recipe| {
-            let begin = Instant::now();
-            let losses = SEEDS.map(|seed| train(recipe, &device, &text, seed, length));
-            eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
-            losses
-        };
-        let Length { steps, rows, .. } = length;
-        eprintln!("validation loss on {device} after {steps} steps of {} bytes, by seed", rows * TOKENS);
+        announce(&device);
+        let run = |name: &str, recipe: &Recipe| losses(name, recipe, Kept::FULL, &device, &text);
         let bf16 = run("bf16", &named(RecipeName::Bf16));
-        let gaps = |losses: [f64; 3]| [0, 1, 2].map(|i| losses[i] - bf16[i]);
         for name in fp8_names_on(&device) {
-            let gaps = gaps(run(name.as_str(), &named(name)));
-            let mean = gaps.iter().sum::<f64>() / 3.0;
-            eprintln!("{:<12} {gaps:+.4?}  mean {mean:+.4}", "  - bf16");
-            assert!(mean <= ALLOWED, "{} on {device} ends {mean:.4} above bf16: {gaps:.4?}", name.as_str());
+            expect_as_low(name.as_str(), run(name.as_str(), &named(name)), "bf16", bf16);
         }
         // What must fail, or the bar says nothing.
-        let broken = train(&unscaled_gradients(DType::E4M3), &device, &text, SEEDS[0], length) - bf16[0];
+        let broken = unscaled_gradients(DType::E4M3);
+        let broken = train(&broken, Kept::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
+    }
+}
+
+#[test]
+fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
+    let text = text();
+    for device in devices() {
+        announce(&device);
+        let recipe = named(RecipeName::Fp8Delayed);
+        let run = |name: &str, kept| losses(name, &recipe, kept, &device, &text);
+        let first = run("O0", Kept::FULL);
+        for level in Level::ALL.into_iter().skip(1) {
+            expect_as_low(level.as_str(), run(level.as_str(), at(level)), "O0", first);
+        }
+        let remainder = Formats { masters: Masters::Remainder, ..Kept::FULL.formats };
+        expect_as_low("remainder", run("remainder", Kept { formats: remainder, ..Kept::FULL }), "O0", first);
     }
 }

@@ -56,7 +56,7 @@ fn parameters<L: Layer>(layer: &mut L) -> Vec<&mut Param> {
 }
 
 fn gradient(param: &Param) -> Vec<f64> {
-    values(param.grad.as_ref().expect("a layer built for training"))
+    values(&param.grad.as_ref().expect("a layer built for training").values().unwrap())
 }
 
 /// Checks the gradients of `Σ dy · layer(x)` by `x` and by all parameters, for `batch` sequences in `x`.
@@ -78,12 +78,12 @@ fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState),
     let once: Vec<Vec<f64>> = parameters(&mut layer).into_iter().map(|p| gradient(p)).collect();
     for (i, once) in once.iter().enumerate() {
         let param = &mut parameters(&mut layer)[i];
-        let (name, start) = (format!("{what}: {}", param.name()), param.value.clone());
+        let (name, start) = (format!("{what}: {}", param.name()), param.value().unwrap());
         expect_gradient(&name, once, &start, |value| {
-            parameters(&mut layer)[i].value = value;
+            parameters(&mut layer)[i].weights.set_value(value);
             loss(&forward(&mut layer, &x, None).0)
         });
-        parameters(&mut layer)[i].value = start;
+        parameters(&mut layer)[i].weights.set_value(start);
     }
 
     forward(&mut layer, &x, Some(&dy));
@@ -180,9 +180,9 @@ fn embedding_backward_is_the_gradient() {
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
     embedding.backward(&dy, &ids).unwrap();
-    let (once, start) = (gradient(&embedding.table), embedding.table.value.clone());
+    let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
-        embedding.table.value = value;
+        embedding.table.weights.set_value(value);
         values(&embedding.forward(&ids).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
     });
     embedding.backward(&dy, &ids).unwrap();
@@ -203,12 +203,12 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
     let loss =
         |x: &Tensor, weight: &Param| scale * values(&Head::losses(x, weight, &targets).unwrap()).iter().sum::<f64>();
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
-    let (once, start) = (gradient(&weight), weight.value.clone());
+    let (once, start) = (gradient(&weight), weight.value().unwrap());
     expect_gradient("head: weight", &once, &start, |value| {
-        weight.value = value;
+        weight.weights.set_value(value);
         loss(&x, &weight)
     });
-    weight.value = start;
+    weight.weights.set_value(start);
     Head::losses_and_gradient(&x, &mut weight, &targets, scale).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
@@ -252,12 +252,12 @@ fn decoder_grad_check(what: &str, mut decoder: Decoder) {
     assert_eq!(values(&losses), values(&decoder.losses(&inputs, &targets, rows).unwrap()), "with and without gradient");
     let once = gradients(&mut decoder);
     for (i, (name, gradient)) in once.iter().enumerate() {
-        let start = decoder.parameters()[i].value.clone();
+        let start = decoder.parameters()[i].value().unwrap();
         expect_gradient(&format!("{what}: {name}"), gradient, &start, |value| {
-            decoder.parameters()[i].value = value;
+            decoder.parameters()[i].weights.set_value(value);
             scale * values(&decoder.losses(&inputs, &targets, rows).unwrap()).iter().sum::<f64>()
         });
-        decoder.parameters()[i].value = start;
+        decoder.parameters()[i].weights.set_value(start);
     }
     decoder.losses_and_gradients(&inputs, &targets, rows, scale).unwrap();
     for ((name, twice), (_, once)) in gradients(&mut decoder).iter().zip(&once) {
@@ -288,8 +288,8 @@ fn qwen2_backward_is_the_gradient() {
 fn a_tied_table_gets_the_gradients_of_embedding_and_head() {
     let (mut tied, mut untied) =
         (decoder(family("LlamaForCausalLM", true)), decoder(family("LlamaForCausalLM", false)));
-    let table = tied.parameters()[0].value.clone();
-    untied.parameters().pop().expect("the head").value = table;
+    let table = tied.parameters()[0].value().unwrap();
+    untied.parameters().pop().expect("the head").weights.set_value(table);
     let (inputs, targets) = (integers("inputs", 10, 11), integers("targets", 10, 11));
     for decoder in [&mut tied, &mut untied] {
         decoder.losses_and_gradients(&inputs, &targets, 2, 1.0).unwrap();

@@ -27,7 +27,7 @@ fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(S
         scaling.set_high_precision(high.contains(&step));
         // Sizes that rise and fall, so that histories matter.
         let factor = [1.0, 8.0, 0.25, 3.0][step % 4];
-        linear.parameters(&mut |p| p.value = random(format!("weight {step}"), &[n, k], factor));
+        linear.parameters(&mut |p| p.weights.set_value(random(format!("weight {step}"), &[n, k], factor)));
         linear.parameters(&mut |p| p.quantize(&mut scaling).unwrap());
         for pass in 0..2 {
             let (batch, seq_len, training, recompute) = (1, t, true, Recompute::None);

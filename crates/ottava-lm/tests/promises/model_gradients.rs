@@ -174,7 +174,8 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let mut visit = |param: &mut Param| {
         let inner = ["q_proj", "gate_proj"].iter().any(|name| param.name().contains(name));
         let factor = if inner { factor } else { 1.0 };
-        let gradient = values(param.grad.as_ref().expect("a gradient")).iter().map(|v| v * factor).collect();
+        let gradient =
+            values(&param.grad.as_ref().expect("a gradient").values().unwrap()).iter().map(|v| v * factor).collect();
         seen.push((param.name().to_string(), gradient));
     };
     visit(&mut embedding.table);

@@ -117,7 +117,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
     let place = |x: &Tensor| cast(x, recipe.compute).unwrap().to_device(device).unwrap();
     let mut results = [before, now].map(|operands| {
         linear.parameters(&mut |weight| {
-            weight.value = place(&operands.weight);
+            weight.weights.set_value(place(&operands.weight));
             weight.clear_grad();
         });
         linear.parameters(&mut |param| param.quantize(&mut scaling).unwrap());
@@ -133,7 +133,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
         let dx = linear.backward(place(&operands.dy).into(), saved, &mut context).unwrap();
         scaling.update().unwrap();
         let mut dweight = Vec::new();
-        linear.parameters(&mut |weight| dweight = values(weight.grad.as_ref().unwrap()));
+        linear.parameters(&mut |weight| dweight = values(&weight.grad.as_ref().unwrap().values().unwrap()));
         [values(&y), values(&dx), dweight]
     });
     std::mem::take(&mut results[1])

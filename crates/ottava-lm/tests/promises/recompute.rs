@@ -30,10 +30,11 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> 
             gradients(&mut decoder).into_iter().map(|(name, g)| (format!("gradient of {name}, step {step}"), g)),
         );
         for param in decoder.parameters() {
-            let (value, gradient) = (values(&param.value), values(param.grad.as_ref().unwrap()));
+            let (value, gradient) =
+                (values(&param.value().unwrap()), values(&param.grad.as_ref().unwrap().values().unwrap()));
             let moved: Vec<f32> = value.iter().zip(gradient).map(|(w, g)| (w - 0.3 * g) as f32).collect();
-            let moved = Tensor::from_slice(device, param.value.shape(), &moved).unwrap();
-            param.value = ottava_tensor::ops::cast(&moved, param.value.dtype()).unwrap();
+            let moved = Tensor::from_slice(device, param.weights.shape(), &moved).unwrap();
+            param.weights.set_value(ottava_tensor::ops::cast(&moved, param.dtype()).unwrap());
         }
         let lost = finish_step(&mut decoder);
         // Weights that are cast for each product are counted for each product.

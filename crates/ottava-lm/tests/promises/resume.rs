@@ -2,13 +2,14 @@
 
 use crate::setup::devices;
 use ottava_lm::config::{
-    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, StateDType, TrainingConfig, WeightInit,
+    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, WeightInit,
 };
 use ottava_lm::data::Documents;
+use ottava_lm::level::{Level, Masters};
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result};
-use ottava_tensor::Device;
+use ottava_tensor::{Device, Tensor};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,11 +109,6 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     for device in devices() {
-        let states = |narrow| OptimizerConfig {
-            state_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
-            gradient_dtype: if narrow { StateDType::Bfloat16 } else { StateDType::Float32 },
-            master_weights: !narrow,
-        };
         let plain =
             |recipe| Precision { recipe, amax_history_len: 3, skip_slow_linears: false, ..Precision::default() };
         let mixed = Precision {
@@ -120,11 +116,23 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
             ..plain(RecipeName::Fp8Delayed)
         };
-        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), states(false)));
+        let usual = OptimizerConfig::default;
+        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), usual()));
         let all = all.filter(|(precision, _)| precision.recipe().expect_on(&device).is_ok());
-        for (precision, optimizer) in all.chain([(plain(RecipeName::Fp8Delayed), states(true)), (mixed, states(false))])
-        {
+        let levels = Level::ALL.into_iter().skip(1).map(|level| OptimizerConfig { level, ..usual() });
+        let levels = levels.map(|optimizer| (plain(RecipeName::Fp8Delayed), optimizer));
+        let remainder = OptimizerConfig { master_weights: Some(Masters::Remainder), ..usual() };
+        let narrow = OptimizerConfig { level: Level::O2, ..usual() };
+        let others = [
+            (mixed, usual()),
+            (plain(RecipeName::Fp8Current), remainder),
+            (plain(RecipeName::Bf16), narrow.clone()),
+            (plain(RecipeName::Fp32), narrow.clone()),
+            (plain(RecipeName::Fp16), narrow),
+        ];
+        for (precision, optimizer) in all.chain(levels).chain(others) {
             let recipe = precision.recipe;
+            let what = format!("{} with {optimizer:?}", recipe.as_str());
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
                 optimizer: optimizer.clone(),
                 precision: precision.clone(),
@@ -139,12 +147,8 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
                 assert!(matches!(stopped, Error::Interrupted(_)), "{stopped}");
                 assert_eq!(stopped.exit_code(), 75);
                 train(&config, &device, &Start::Resume, u64::MAX).unwrap();
-                assert_eq!(metrics(&straight), metrics(&split), "{} stopped after step {k}", recipe.as_str());
-                assert!(
-                    state(&straight) == state(&split),
-                    "{} stopped after step {k}: weights differ",
-                    recipe.as_str()
-                );
+                assert_eq!(metrics(&straight), metrics(&split), "{what} stopped after step {k}");
+                assert!(state(&straight) == state(&split), "{what} stopped after step {k}: weights differ");
                 std::fs::remove_dir_all(split).unwrap();
             }
             std::fs::remove_dir_all(straight).unwrap();
@@ -232,14 +236,16 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     let before: Vec<Vec<u8>> = {
         let mut params = trainer.model.parameters();
         let param = params.iter_mut().find(|p| p.name() == poisoned).unwrap();
-        let mut values = param.value.to_vec::<f32>().unwrap();
+        let mut values = param.value().unwrap().to_vec::<f32>().unwrap();
         values[5] = f32::NAN;
-        param.value.write_bytes(bytemuck::cast_slice(&values)).unwrap();
-        params.iter().map(|p| p.value.read_bytes().unwrap()).collect()
+        let value = Tensor::from_slice(param.weights.device(), param.weights.shape(), &values).unwrap();
+        param.weights.set_value(value);
+        params.iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect()
     };
     let error = trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap_err();
     assert_eq!(error.exit_code(), 4);
     assert!(error.to_string().starts_with("step 1: the loss is NaN"), "{error}");
-    let after: Vec<Vec<u8>> = trainer.model.parameters().iter().map(|p| p.value.read_bytes().unwrap()).collect();
+    let after: Vec<Vec<u8>> =
+        trainer.model.parameters().iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect();
     assert!(before == after, "no weight was changed");
 }

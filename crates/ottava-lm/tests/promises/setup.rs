@@ -1,12 +1,11 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_lm::optim::{AdamWOptimizer, kept};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling};
 use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
-use ottava_tensor::ops::{
-    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, CastStatistics, CurrentScaling, adamw, global_norm, normal,
-};
+use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, normal};
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -217,14 +216,14 @@ pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Ten
 /// A decoder and the moments of its parameters.
 pub struct Training {
     pub decoder: Decoder,
-    moments: Vec<[Tensor; 2]>,
+    moments: Vec<Moments>,
     step: u64,
 }
 
 impl Training {
     pub fn new(mut decoder: Decoder) -> Training {
-        let zeros = |p: &Param| Tensor::zeros(p.value.device(), p.value.shape(), DType::F32).expect("memory");
-        let moments = decoder.parameters().iter().map(|p| [zeros(p), zeros(p)]).collect();
+        let zeros = |p: &Param| Tensor::zeros(p.weights.device(), p.weights.shape(), DType::F32).expect("memory");
+        let moments = decoder.parameters().iter().map(|p| Moments::Plain { m: zeros(p), v: zeros(p) }).collect();
         Training { decoder, moments, step: 0 }
     }
 
@@ -236,23 +235,18 @@ impl Training {
             self.decoder.losses_and_gradients(&inputs, &targets, rows, scale).expect("forward and backward run")
         };
         self.step += 1;
-        let norm = global_norm(&self.gradients().iter().collect::<Vec<_>>()).expect("a norm");
+        let norm = AdamWOptimizer::grad_norm(&self.decoder.parameters()).expect("a norm");
         let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
         let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, loss_scale: 1.0 };
         let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
         scalars.set(&how).expect("memory");
         let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");
-        for (param, [m, v]) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
+        for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             let weight_decay = if param.decay { 0.1 } else { 0.0 };
-            let Param { value, master, grad, .. } = param;
-            let grad = grad.as_mut().expect("a gradient");
-            let weight = match master {
-                Some(master) => AdamWWeight::Master { master, copy: Some(value) },
-                None => AdamWWeight::Master { master: value, copy: None },
-            };
-            let parameter = AdamWParameter { weight, m, v, grad, weight_decay, cast: None };
+            let (weight, _, grad) = param.for_update(&None).expect("backward has run");
+            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, cast: None };
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
-            grad.fill_zero().expect("a gradient is cleared");
+            param.clear_grad();
         }
         finish_step(&mut self.decoder);
         mean(&losses)
@@ -263,23 +257,24 @@ impl Training {
         x.to_device(self.decoder.device()).expect("a copy")
     }
 
-    /// The gradients; the copies share storage with them, so they are to be dropped before the next backward.
-    fn gradients(&mut self) -> Vec<Tensor> {
-        self.decoder.parameters().iter().map(|p| p.grad.clone().expect("a gradient")).collect()
-    }
-
     /// All bits that a step changes: weights, masters and scaling state.
     pub fn bits(&mut self) -> Vec<Vec<u8>> {
         let scaling = self.decoder.scaling().arrays().expect("readable");
-        let weights = self.decoder.parameters().into_iter().flat_map(|p| [p.master.clone(), Some(p.value.clone())]);
-        let tensors = weights.flatten().chain(scaling.into_iter().map(|(_, array)| array));
+        let mut weights = Vec::new();
+        for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
+            weights.push(param.value().expect("readable"));
+            weights.extend(kept(&mut param.weights, moments).into_iter().map(|(_, tensor)| tensor.clone()));
+        }
+        let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
         tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()
     }
 }
 
 /// Gradients of all parameters by the parameters' names, widened.
 pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
-    let gradient = |p: &mut Param| (p.name().to_string(), values(p.grad.as_ref().expect("a gradient")));
+    let gradient = |p: &mut Param| {
+        (p.name().to_string(), values(&p.grad.as_ref().expect("a gradient").values().expect("readable")))
+    };
     decoder.parameters().into_iter().map(gradient).collect()
 }
 

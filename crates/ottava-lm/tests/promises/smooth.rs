@@ -57,7 +57,7 @@ fn step(
     };
     let mut new = weights.iter();
     mlp.parameters(&mut |param: &mut Param| {
-        param.value = place(param.value.shape(), new.next().expect("two weights"));
+        param.weights.set_value(place(param.weights.shape(), new.next().expect("two weights")));
         param.clear_grad();
     });
     mlp.parameters(&mut |param| param.quantize(scaling).unwrap());
@@ -71,7 +71,7 @@ fn step(
     let dx = mlp.backward(dy.into(), saved, &mut context).unwrap();
     scaling.update().unwrap();
     let mut results = vec![values(&y), values(&dx)];
-    mlp.parameters(&mut |param| results.push(values(param.grad.as_ref().unwrap())));
+    mlp.parameters(&mut |param| results.push(values(&param.grad.as_ref().unwrap().values().unwrap())));
     results
 }
 

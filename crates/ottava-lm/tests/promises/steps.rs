@@ -2,8 +2,9 @@
 
 use crate::setup::{Seeded, batch, devices, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
+use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::models::Decoder;
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, kept as kept_of};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::Recompute;
@@ -24,13 +25,16 @@ pub fn run(
     mut before: impl FnMut(&mut Decoder, usize),
 ) -> Vec<(String, Vec<f64>)> {
     // Updates cannot be added to float16.
-    let kept = Kept { masters: kept.masters || recipe.compute == DType::F16, ..kept };
+    let masters = match kept.formats.masters {
+        Masters::None if recipe.compute == DType::F16 => Masters::Float32,
+        Masters::Remainder if recipe.compute != DType::BF16 => Masters::Float32,
+        other => other,
+    };
+    let kept = Kept { formats: Formats { masters, ..kept.formats }, ..kept };
     let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
-    let state_dtype = if kept.masters { DType::F32 } else { DType::BF16 };
-    let config =
-        AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0, state_dtype };
+    let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
     let work = TrainStep::new(&model, 2, ROWS, TOKENS).unwrap();
     let mut work = if recorded { work } else { work.eager() };
@@ -54,9 +58,13 @@ pub fn run(
     let loss =
         |step: usize| seen.iter().find(|(what, _)| *what == format!("loss and norm of step {step}")).unwrap().1[0];
     assert!(loss(0) > loss(STEPS - 1), "the loss falls: {seen:?}");
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments()) {
-        seen.push((param.name().to_string(), values(param.full())));
-        seen.push((format!("moments of {}", param.name()), [values(&moments.m), values(&moments.v)].concat()));
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let name = param.name().to_string();
+        seen.push((name.clone(), values(&param.value().unwrap())));
+        for (kind, tensor) in kept_of(&mut param.weights, moments) {
+            let bits = tensor.read_bytes().unwrap();
+            seen.push((format!("{kind} of {name}"), bits.into_iter().map(f64::from).collect()));
+        }
     }
     let arrays = model.scaling().arrays().unwrap().into_iter();
     seen.extend(arrays.filter(|(_, a)| a.dtype() == DType::F32).map(|(name, array)| (name, values(&array))));
@@ -75,7 +83,12 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
     all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
 }
 
-pub const LEAN: Kept = Kept { masters: false, gradients: DType::BF16, weight_codes: true, recompute: Recompute::None };
+pub const LEAN: Kept = Kept { formats: Level::Bf16.formats(), ..Kept::FULL };
+
+/// What a run at `level` keeps.
+pub fn at(level: Level) -> Kept {
+    Kept { formats: level.formats(), weight_codes: level.weight_codes(), recompute: Recompute::None }
+}
 
 #[test]
 fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
@@ -87,6 +100,10 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                 LEAN,
                 Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
                 Kept { recompute: Recompute::Full, ..Kept::FULL },
+                Kept { formats: Formats { masters: Masters::Remainder, ..LEAN.formats }, ..LEAN },
+                at(Level::O1),
+                Kept { recompute: Recompute::NormSwiglu, ..at(Level::O3) },
+                at(Level::Coat),
             ] {
                 let eager = run(&recipe, &device, kept, false, |_, _| {});
                 expect_same(
@@ -110,7 +127,7 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
 fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_product() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
-            for kept in [Kept::FULL, LEAN] {
+            for kept in [Kept::FULL, LEAN, at(Level::O3)] {
                 let cast_by_update = run(&recipe, &device, kept, false, |_, _| {});
                 let cast_again = run(&recipe, &device, kept, false, |model, _| model.quantize_weights().unwrap());
                 expect_same(&format!("{name} on {device}, {kept:?}"), &cast_by_update, &cast_again);

@@ -1,6 +1,6 @@
 //! Memory-bound ops beside a copy of as many bytes.
 
-use super::{copy_bandwidth, time};
+use super::{copy_bandwidth, time, updates};
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
@@ -173,55 +173,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     })?;
     drop(logits);
 
-    let (n, shape) = (2 * f * c, [2 * f, c]);
-    let [mut master, mut m, mut v] =
-        [normal(device, &shape, 0.02, 1)?, normal(device, &shape, 0.0, 2)?, normal(device, &shape, 0.0, 3)?];
-    let (mut copy, grad) = (cast(&master, DType::BF16)?, normal(device, &shape, 1.0, 4)?);
-    row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
-    row("global_norm", 4 * n, &mut || global_norm(&[&grad]).map(drop))?;
-    let norm = global_norm(&[&grad])?;
-    let how =
-        AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
-    let mut scalars = AdamWScalars::new(device)?;
-    scalars.set(&how)?;
-    row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
-        let weight = AdamWWeight::Master { master: &mut master, copy: Some(&mut copy) };
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast: None };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
-    let mut codes = quantize(&copy, DType::E4M3, &scale, Copies::Both, &mut seen, 0)?;
-    row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
-        let weight = AdamWWeight::Master { master: &mut master, copy: Some(&mut copy) };
-        let cast = Some(WeightCast::Codes { scale: CastScale::Given(&scale), slot: 0, into: &mut codes });
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
-    let (mut m, mut v, grad) = (cast(&m, DType::BF16)?, cast(&v, DType::BF16)?, cast(&grad, DType::BF16)?);
-    row("adamw, BF16 states, weights by chance", 14 * n, &mut || {
-        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast: None };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
-    row("adamw, BF16 states, weights by chance, amax", 14 * n, &mut || {
-        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
-        let cast = Some(WeightCast::Amax(&mut amax));
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
-    row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
-        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
-        let cast = Some(WeightCast::Codes { scale: CastScale::Given(&scale), slot: 0, into: &mut codes });
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
-    let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
-    let mut codes = quantize_blocks(&copy, DType::E4M3, granularity, how, Copies::Both, &mut seen, 0)?;
-    row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
-        let weight = AdamWWeight::Stochastic { weight: &mut copy, seed: 7 };
-        let cast = Some(WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut codes });
-        let parameter = AdamWParameter { weight, m: &mut m, v: &mut v, grad: &grad, weight_decay: 0.1, cast };
-        adamw(&mut [parameter], &mut seen, &norm, &scalars)
-    })?;
+    updates::rows(device, [2 * f, c], &mut row)?;
     Ok(rows)
 }
 

@@ -4,6 +4,7 @@
 mod attention;
 mod gemm;
 mod kernels;
+mod updates;
 
 pub use attention::{AttentionRow, attention};
 pub use gemm::{Operands, Product, Rates, gemm_milliseconds};

@@ -111,6 +111,60 @@ template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
 PACK(bf16)
 PACK(f16)
 
+// Two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F.
+template <class T> __device__ __forceinline__ u32 encode(float a, float b);
+template <> __device__ __forceinline__ u32 encode<e4m3>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
+    return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
+                      encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
+}
+
+// Eight codes are two words.
+#define CODES(TYPE)                                                                                                    \
+    template <> union Eight<TYPE> {                                                                                    \
+        uint2 words;                                                                                                   \
+        TYPE at[8];                                                                                                    \
+    };                                                                                                                 \
+    template <> __device__ __forceinline__ Eight<TYPE> load8<TYPE>(const TYPE* p) { return {*(const uint2*)p}; }       \
+    template <> __device__ __forceinline__ void store8<TYPE>(TYPE* p, const Eight<TYPE>& e) { *(uint2*)p = e.words; }  \
+    template <> __device__ __forceinline__ Eight<TYPE> pack8<TYPE>(const float* v) { return {encode8<TYPE>(v)}; }      \
+    template <> __device__ __forceinline__ void unpack8<TYPE>(const Eight<TYPE>& e, float* v) {                        \
+        const u32 words[2] = {e.words.x, e.words.y};                                                                   \
+        for (int i = 0; i < 4; i++) {                                                                                  \
+            const unsigned short pair = words[i / 2] >> (i % 2 * 16);                                                  \
+            u32 halves;                                                                                                \
+            asm("cvt.rn.f16x2." #TYPE "x2 %0, %1;" : "=r"(halves) : "h"(pair));                                        \
+            v[2 * i] = load(f16{(unsigned short)halves});                                                              \
+            v[2 * i + 1] = load(f16{(unsigned short)(halves >> 16)});                                                  \
+        }                                                                                                              \
+    }
+CODES(e4m3)
+CODES(e5m2)
+
+// The first `valid` of eight elements; the rest are zero.
+template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
+    if (wide) return load8(p);
+    Eight<T> e = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) if (i < valid) e.at[i] = p[i];
+    return e;
+}
+// The same, written.
+template <class T> __device__ __forceinline__ void put8(T* p, const Eight<T>& e, int valid, bool wide) {
+    if (wide) return store8(p, e);
+#pragma unroll
+    for (int i = 0; i < 8; i++) if (i < valid) p[i] = e.at[i];
+}
+
 // The largest absolute value of eight.
 template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) {
     float largest = 0.0f;

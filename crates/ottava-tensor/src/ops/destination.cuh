@@ -46,41 +46,11 @@ template <class T> struct Fp8;
 template <> struct Fp8<e4m3> { static constexpr float largest = 448.0f, vanishing = 0x1p-10f; };
 template <> struct Fp8<e5m2> { static constexpr float largest = 57344.0f, vanishing = 0x1p-17f; };
 
-// Two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F.
-template <class T> __device__ __forceinline__ u32 encode(float a, float b);
-template <> __device__ __forceinline__ u32 encode<e4m3>(float a, float b) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return pair;
-}
-template <> __device__ __forceinline__ u32 encode<e5m2>(float a, float b) {
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return pair;
-}
-
-// The first `valid` of eight elements; the rest are zero.
-template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
-    if (wide) return load8(p);
-    Eight<T> e;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        store(&e.at[i], 0.0f);
-        if (i < valid) e.at[i] = p[i];
-    }
-    return e;
-}
-
 // What one thread saw.
 struct Seen {
     float amax = 0.0f;
     u32 beyond = 0, lost = 0;
 };
-
-template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
-    return make_uint2(encode<T>(a[0], a[1]) | encode<T>(a[2], a[3]) << 16,
-                      encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
-}
 
 // Counts what eight values lose, `a` after scaling.
 template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {

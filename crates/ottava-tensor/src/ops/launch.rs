@@ -6,22 +6,18 @@ use crate::{DType, Error, Result, Tensor};
 /// Defines given to the compiler with a kernel.
 pub(crate) type Defines = &'static [(&'static str, &'static str)];
 
-/// Declares `SOURCE`, the kernel file of this folder after the common header; or a static of another name, with a second header.
+/// Declares `SOURCE`, the kernel file of this folder after the common header; or a static of another name, with more headers between.
 macro_rules! kernel_source {
     ($name:literal) => {
-        pub(crate) static SOURCE: $crate::cuda::Source = $crate::cuda::Source {
-            name: $name,
-            text: concat!(include_str!("../common.cuh"), "\n", include_str!(concat!($name, ".cu"))),
-        };
+        kernel_source!(SOURCE, $name);
     };
-    ($static:ident, $name:literal, $header:literal) => {
+    ($static:ident, $name:literal $(, $header:literal)*) => {
         pub(crate) static $static: $crate::cuda::Source = $crate::cuda::Source {
             name: $name,
             text: concat!(
                 include_str!("../common.cuh"),
                 "\n",
-                include_str!(concat!("../", $header)),
-                "\n",
+                $(include_str!(concat!("../", $header)), "\n",)*
                 include_str!(concat!($name, ".cu"))
             ),
         };
@@ -79,7 +75,7 @@ const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]
 /// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
 pub fn kernels() -> Vec<(&'static Source, Defines)> {
     use super::*;
-    let typed: [&'static Source; 11] = [
+    let typed: [&'static Source; 10] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
@@ -87,18 +83,19 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
         &cross_entropy::SOURCE,
         &embedding::SOURCE,
         &gemm::SOURCE,
-        &global_norm::SOURCE,
         &rmsnorm::SOURCE,
         &rope::SOURCE,
         &swiglu::SOURCE,
     ];
     let mut all: Vec<(&'static Source, Defines)> = Vec::new();
     all.extend(typed.iter().flat_map(|&source| STORAGE.iter().map(move |&defines| (source, defines))));
-    all.extend(adamw::VARIANTS.iter().flatten().flatten().map(|&defines| (&adamw::SOURCE, defines)));
+    all.extend(adamw::variants().map(|defines| (&adamw::SOURCE, defines)));
     all.extend(cast::VARIANTS.iter().map(|&defines| (&cast::SOURCE, defines)));
     for source in [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE] {
         all.extend(quantize::VARIANTS.iter().map(|&defines| (source, defines)));
     }
+    all.extend(global_norm::VARIANTS.iter().map(|&defines| (&global_norm::SOURCE, defines)));
+    all.extend(scaled::VARIANTS.iter().map(|&defines| (&scaled::SOURCE, defines)));
     all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));
     for source in [&delayed_scaling::SOURCE, &random::SOURCE] {
         all.push((source, &[]));

@@ -10,6 +10,7 @@ mod cross_entropy;
 mod delayed_scaling;
 mod destination;
 mod embedding;
+mod expanded;
 mod gemm;
 mod global_norm;
 #[cfg(test)]
@@ -19,10 +20,11 @@ mod quantize;
 mod random;
 mod rmsnorm;
 mod rope;
+mod scaled;
 mod swiglu;
 mod transpose;
 
-pub use adamw::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, WeightCast, adamw};
+pub use adamw::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw};
 pub use add::add;
 pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
 pub use bias::{add_bias, bias_gradient};
@@ -42,6 +44,7 @@ pub use quantize::{
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
+pub use scaled::{scaled, split, unscaled};
 pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 pub use transpose::transpose;
 

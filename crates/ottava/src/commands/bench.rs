@@ -3,12 +3,12 @@
 use crate::output::print_json;
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
-use ottava_lm::config::{DeviceChoice, MemoryConfig, OptimizerConfig, RecomputeChoice, StateDType, precision};
+use ottava_lm::config::{DeviceChoice, formats};
+use ottava_lm::level::{Gradients, Level};
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::recompute::Recompute;
 use ottava_lm::{Error, Result};
-use ottava_tensor::Device;
 use ottava_tensor::bench::{Rates, attention, copy_bandwidth, kernels};
+use ottava_tensor::{DType, Device};
 use serde_json::json;
 
 /// Measure this machine: kernels against the memory's speed, and whole training steps.
@@ -19,7 +19,7 @@ use serde_json::json;
   ottava bench linear --recipes bf16,fp8-delayed,fp8-current
   ottava bench linear --sweep --recipes fp8-delayed
   ottava bench attention --seq-lens 1024,4096
-  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --state-dtype bfloat16 --gradient-dtype bfloat16 --no-master-weights
+  ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --levels bf16
   ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json")]
 pub struct Bench {
@@ -68,9 +68,9 @@ struct Gemm {
     /// Recipes whose products to time.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed")]
     recipes: Vec<RecipeName>,
-    /// Type of the gradients of weights: float32 or bfloat16.
-    #[arg(long, default_value = "float32", value_parser = state_dtype)]
-    gradient_dtype: StateDType,
+    /// Type that the products for gradients of weights add up in: float32 or bfloat16.
+    #[arg(long, default_value = "float32", value_parser = sums)]
+    gradient_dtype: DType,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -91,9 +91,9 @@ struct Linear {
     /// Recipes to compare; speed-ups are over the first. With --sweep, the first that is not bf16 against it.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     recipes: Vec<RecipeName>,
-    /// Type of the gradients of weights: float32 or bfloat16.
-    #[arg(long, default_value = "float32", value_parser = state_dtype)]
-    gradient_dtype: StateDType,
+    /// How gradients of weights are kept: float32, bfloat16 or float8.
+    #[arg(long, default_value = "float32", value_parser = gradients)]
+    gradient_dtype: Gradients,
     /// Time a grid of shapes instead of a model's, to see where FP8 pays.
     #[arg(long)]
     sweep: bool,
@@ -149,24 +149,12 @@ struct Train {
     /// Recipes to run in turn; ratios are to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
-    /// Change a setting of [precision] for all recipes: a dotted path, or a bare key that is unique.
+    /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
+    #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
+    levels: Vec<Level>,
+    /// Change a setting of [precision], [optimizer] or [memory] for all of them: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Type of the optimizer's moments: float32 or bfloat16.
-    #[arg(long, default_value = "float32", value_parser = state_dtype)]
-    state_dtype: StateDType,
-    /// Type of the gradients of the blocks' matrices: float32 or bfloat16.
-    #[arg(long, default_value = "float32", value_parser = state_dtype)]
-    gradient_dtype: StateDType,
-    /// Keep no float32 weights; updates round by chance.
-    #[arg(long)]
-    no_master_weights: bool,
-    /// What backward computes again: none, norm-swiglu, attention or full.
-    #[arg(long, default_value = "none")]
-    recompute: Recompute,
-    /// Cast weights anew for each product instead of keeping their FP8 codes.
-    #[arg(long)]
-    no_weight_codes: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -249,7 +237,7 @@ impl Gemm {
             );
         }
         let mut rows = Vec::new();
-        bench::gemms(&device, &model, self.tokens, &self.recipes, self.gradient_dtype.dtype(), &rates, |row| {
+        bench::gemms(&device, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, |row| {
             let [t, n, k] = row.sizes;
             if !self.json {
                 println!(
@@ -287,7 +275,7 @@ impl Linear {
             );
         }
         let (mut rows, mut first) = (Vec::new(), None);
-        let gradients = self.gradient_dtype.dtype();
+        let gradients = self.gradient_dtype;
         bench::linears(&device, &model, &tokens, &self.recipes, gradients, &rates, |row| {
             let [t, n, k] = row.sizes;
             if row.recipe == self.recipes[0] {
@@ -321,7 +309,7 @@ impl Linear {
             return Err(Error::Config("a sweep compares BF16 with another recipe; name one in --recipes".into()));
         };
         let mut cells: Vec<SweepCell> = Vec::new();
-        bench::sweep(&device, &tokens, &self.sizes, name, self.gradient_dtype.dtype(), |cell| {
+        bench::sweep(&device, &tokens, &self.sizes, name, self.gradient_dtype, |cell| {
             let ([t, n, k], ratio) = (cell.sizes, cell.milliseconds / cell.bf16_milliseconds);
             if !self.json {
                 if n == self.sizes[0] && k == self.sizes[0] {
@@ -387,22 +375,14 @@ impl Train {
             seq_len: self.seq_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
-            precision: precision(&self.settings)?,
-            optimizer: OptimizerConfig {
-                state_dtype: self.state_dtype,
-                gradient_dtype: self.gradient_dtype,
-                master_weights: !self.no_master_weights,
-            },
-            memory: MemoryConfig {
-                recompute: RecomputeChoice::Policy(self.recompute),
-                weight_codes: !self.no_weight_codes,
-            },
+            config: formats(&self.settings)?,
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
             println!(
-                "{:<12} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
+                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
                 "recipe",
+                "level",
                 "tokens/s",
                 "step ms",
                 "ratio",
@@ -413,13 +393,15 @@ impl Train {
                 "first step s"
             );
         }
-        for recipe in self.compare {
-            let row = bench.run(recipe, &device)?;
+        let runs = self.compare.iter().flat_map(|&recipe| self.levels.iter().map(move |&level| (recipe, level)));
+        for (recipe, level) in runs {
+            let row = bench.run(recipe, level, &device)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if !self.json {
                 println!(
-                    "{:<12} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
+                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
+                    level.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
@@ -447,19 +429,36 @@ impl Train {
 fn print_families(rows: &[TrainRow]) {
     for row in rows.iter().filter(|row| !row.families.is_empty()) {
         let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
-        println!("\n{:<24} {:>9} {:>9}", row.recipe.as_str(), "ms", "% of step");
+        let name = format!("{}, {}", row.recipe.as_str(), row.level.as_str());
+        println!("\n{name:<24} {:>9} {:>9}", "ms", "% of step");
         for family in &row.families {
             println!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
         }
     }
 }
 
-fn state_dtype(text: &str) -> Result<StateDType, String> {
+fn sums(text: &str) -> Result<DType, String> {
     match text {
-        "float32" => Ok(StateDType::Float32),
-        "bfloat16" => Ok(StateDType::Bfloat16),
-        other => Err(format!("`{other}` is not a type of optimizer states; float32 and bfloat16 are")),
+        "float32" => Ok(DType::F32),
+        "bfloat16" => Ok(DType::BF16),
+        other => Err(format!("`{other}` is not a type of sums; float32 and bfloat16 are")),
     }
+}
+
+fn gradients(text: &str) -> Result<Gradients, String> {
+    match text {
+        "float32" => Ok(Gradients::Float32),
+        "bfloat16" => Ok(Gradients::Bfloat16),
+        "float8" => Ok(Gradients::Float8),
+        other => Err(format!("`{other}` is not a way to keep gradients; float32, bfloat16 and float8 are")),
+    }
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    Level::ALL
+        .into_iter()
+        .find(|level| level.as_str() == text)
+        .ok_or_else(|| format!("`{text}` is not a level; there are {}", Level::ALL.map(Level::as_str).join(", ")))
 }
 
 fn gib(bytes: u64) -> f64 {

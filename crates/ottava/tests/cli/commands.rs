@@ -207,9 +207,8 @@ fn bench_times_a_small_model_in_every_recipe() {
         "fp8-delayed,bf16",
         "--set",
         "first_layers_bf16=1",
-        "--state-dtype",
-        "bfloat16",
-        "--no-master-weights",
+        "--levels",
+        "bf16",
         "--device",
         "cpu",
         "--json",
@@ -219,7 +218,11 @@ fn bench_times_a_small_model_in_every_recipe() {
     let loss = row["loss"].as_f64().unwrap();
     assert!((loss - 151_936f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
     assert_eq!(loss, result["rows"][1]["loss"].as_f64().unwrap(), "the only block is left in BF16");
-    run.fail(&["bench", "train", "--set", "max_steps=3", "--device", "cpu"], 1, &["only keys of [precision]"]);
+    run.fail(
+        &["bench", "train", "--set", "max_steps=3", "--device", "cpu"],
+        1,
+        &["only keys of [precision], [optimizer] and [memory]"],
+    );
     run.fail(&["bench", "train", "--model", "gpt-9", "--device", "cpu"], 1, &["`gpt-9`", "llama-2-7b"]);
 }
 

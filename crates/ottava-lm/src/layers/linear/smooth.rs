@@ -39,7 +39,7 @@ impl Linear {
         let x = scale_columns(&x, &scales)?;
         let input = scaling.freeze(input_slot, &x)?;
         let x = scaling.quantize_by(input_slot, &input, &x, Copies::Rows)?;
-        let scaled = unscale_columns(&self.weight.value, &scales)?;
+        let scaled = unscale_columns(&self.weight.value()?, &scales)?;
         let weight = scaling.freeze(weight_slot, &scaled)?;
         let scaled = scaling.quantize_by(weight_slot, &weight, &scaled, Copies::Rows)?;
         let how = fp8(self.products(scaling).fprop);
@@ -52,15 +52,15 @@ impl Linear {
         let (input, weight) = self.smooth_slots();
         let scales = column_scales(x)?;
         scaling.measure(input, &scale_columns(x, &scales)?)?;
-        scaling.measure(weight, &unscale_columns(&self.weight.value, &scales)?)
+        scaling.measure(weight, &unscale_columns(&self.weight.value()?, &scales)?)
     }
 
     /// `dy · W`, as `(dy · (W / s)) · s`, of a gradient from [`Linear::cast_gradient`].
     pub fn dgrad_smooth(&self, dy: &GemmInput, smooth: &Smooth, scaling: &mut ScalingState) -> Result<Tensor> {
         let (_, slot) = self.smooth_slots();
-        let weight = unscale_columns(&self.weight.value, &smooth.scales)?;
+        let weight = unscale_columns(&self.weight.value()?, &smooth.scales)?;
         let weight = scaling.quantize_again(slot, &smooth.weight, &weight, Copies::Columns)?;
-        let (out, how) = (self.weight.value.dtype(), fp8(self.products(scaling).dgrad));
+        let (out, how) = (self.weight.dtype(), fp8(self.products(scaling).dgrad));
         let dx = gemm_nt(Operand::Rows(dy.codes()), Operand::Columns(&weight), out, how)?;
         Ok(scale_columns(&dx, &smooth.scales)?)
     }
@@ -78,7 +78,7 @@ impl Linear {
         let x = scaling.quantize_again(slot, &smooth.input, &x, Copies::Columns)?;
         let how = fp8(self.products(scaling).wgrad);
         let product = gemm_nt(Operand::Columns(dy.codes()), Operand::Columns(&x), DType::F32, how)?;
-        Ok(add_unscaled_columns(self.weight.grad_mut()?, &product, &smooth.scales)?)
+        self.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &smooth.scales)?))
     }
 
     /// The casts of the input and of the weight.

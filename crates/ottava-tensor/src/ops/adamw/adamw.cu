@@ -1,6 +1,21 @@
 // Many parameters in one launch. Compiled without contraction, so each operation rounds as on the CPU.
-// `S` is the type of the moments, `G` that of the gradient. `W` is the type of the weights that are updated: f32, or bf16, which
-// are rounded up or down by chance. `X` is the type of the weights that layers read: that of a copy, or `W` where `copy` is null.
+// `G` is the type of the gradient, `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` say how those are kept.
+enum KeptWeights { Master, ScaledMaster, Split, Chance };
+enum KeptMoments { Float32, Bfloat16, ScaledMoments, Expanded };
+
+template <int kind> struct WeightType { typedef bf16 T; };
+template <> struct WeightType<Master> { typedef f32 T; };
+template <> struct WeightType<ScaledMaster> { typedef f16 T; };
+template <int kind> struct MomentTypes { typedef e4m3 M, V; };
+template <> struct MomentTypes<Float32> { typedef f32 M, V; };
+template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };
+template <> struct MomentTypes<ScaledMoments> { typedef e4m3 M; typedef f16 V; };
+typedef WeightType<WEIGHTS>::T W;
+typedef MomentTypes<MOMENTS>::M M;
+typedef MomentTypes<MOMENTS>::V V;
+
+// What multiplies stored gradients, weights and moments back, if anything does.
+constexpr bool SCALED_G = sizeof(G) == 1, SCALED_W = WEIGHTS == ScaledMaster, SCALED_M = MOMENTS == ScaledMoments;
 
 // What changes from step to step, as in mod.rs.
 struct Scalars {
@@ -11,20 +26,28 @@ struct Scalars {
 
 struct Tensors {
     W* weight;
-    X* copy;
-    S *m, *v;
+    X* copy;                // null where layers read what is updated, or nothing is kept
+    M* m;
+    V* v;
     const G* grad;
     u64 seed;
     double weight_decay;
+    union {
+        float* scale;       // of a scaled weight
+        short* rest;        // of a split one
+    };
+    float *m_scale, *v_scale;   // of scaled moments, or the groups of expanded ones
+    const float* grad_scale;
 };
 
 // As many parameters as the arguments of a kernel hold; both numbers are also in cuda.rs. `end` counts blocks.
 struct Part {
     Tensors of;
     float* amax;
-    u64 n, end;
+    u32 rows, columns;
+    u64 end;
 };
-struct Parts { Part at[48]; };
+struct Parts { Part at[36]; };
 
 struct CastPart {
     Tensors of;
@@ -37,17 +60,25 @@ struct CastPart {
     int rows, columns;
     u32 slot, end;
 };
-struct CastParts { CastPart at[38]; };
+struct CastParts { CastPart at[29]; };
+
+// Largest values of weights and moments, which powers of two follow from: three for each parameter of the launch.
+struct Amaxes { float weight, m, v; };
+#define LARGEST_WEIGHT 65504.0f
+#define LARGEST_M 448.0f
+#define LARGEST_V 65504.0f
 
 // What all elements of a parameter share.
 struct Update {
     float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, inverse2;
     u64 seed;
     bool usual;
+    float grad_scale, scale, m_scale, v_scale;
+    float power, m_power, v_power, new_scale;
 };
 
 // Reciprocal, quotient and root by the compiler's own steps, without its test of each operand for exponents where they would not
-// do and the branch after it: `update8` makes one test for all. `r` is the reciprocal of `x`.
+// do and the branch after it: `compute` makes one test for all. `r` is the reciprocal of `x`.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -71,132 +102,352 @@ __device__ __forceinline__ float root(float x) {
     return x == 0.0f ? x : y;
 }
 
-__device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
-
-__device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm) {
-    const float clip = (s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm * s.unscale + 1e-6f), 1.0f)) * s.unscale;
-    const float keep = (float)(1.0 - s.learning_rate * of.weight_decay);
-    const bool usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0x1p-50f && s.epsilon <= 1.0f;
-    return {clip, keep, s.step_size, s.take1, s.beta2, s.take2, s.correction2, s.epsilon, reciprocal(s.correction2), hash(of.seed ^ hash(s.step)), usual};
+__device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm, const Amaxes* amaxes) {
+    Update how = {};
+    how.clip = (s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm * s.unscale + 1e-6f), 1.0f)) * s.unscale;
+    how.keep = (float)(1.0 - s.learning_rate * of.weight_decay);
+    how.usual = s.correction2 >= 0x1p-20f && s.correction2 <= 1.0f && s.epsilon >= 0x1p-50f && s.epsilon <= 1.0f;
+    how.step_size = s.step_size;
+    how.take1 = s.take1;
+    how.beta2 = s.beta2;
+    how.take2 = s.take2;
+    how.correction2 = s.correction2;
+    how.epsilon = s.epsilon;
+    how.inverse2 = reciprocal(s.correction2);
+    how.seed = hash(of.seed ^ hash(s.step));
+    if (SCALED_G) how.grad_scale = *of.grad_scale;
+    if (SCALED_W) {
+        how.scale = *of.scale;
+        how.power = power_for(amaxes->weight, LARGEST_WEIGHT);
+        how.new_scale = power_back(amaxes->weight, LARGEST_WEIGHT);
+    }
+    if (SCALED_M) {
+        how.m_scale = *of.m_scale;
+        how.v_scale = *of.v_scale;
+        how.m_power = power_for(amaxes->m, LARGEST_M);
+        how.v_power = power_for(amaxes->v, LARGEST_V);
+    }
+    return how;
 }
 
 // Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
-// of four elements: one for each would cost more than the memory.
-__device__ __forceinline__ u64 bits_of_four(u64 seed, u64 i) { return hash(seed ^ (i / 4)); }
-__device__ __forceinline__ float by_chance(float x, u64 four, int i) {
-    return __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (i % 4)) & 0xFFFF) & 0xFFFF0000);
+// of four elements: one for each would cost more than the memory. `kind` tells weights and both moments apart: those of one element
+// have bits of their own, and share them with those of its neighbours.
+__device__ __forceinline__ float by_chance(float x, u64 four, u32 lane) {
+    return finite(x) ? __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (lane % 4)) & 0xFFFF) & 0xFFFF0000) : x;
+}
+__device__ __forceinline__ void round_by_chance(float* x, u64 seed, u64 at, u32 kind) {
+    if (at % 4 == 0) {
+        const u64 four[2] = {hash(seed ^ (at / 4)), hash(seed ^ (at / 4 + 1))};
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], four[i / 4], i + kind);
+    } else {
+        // A row that does not start at a multiple of four.
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], hash(seed ^ (at + i) / 4), at + i + kind);
+    }
 }
 
-// What layers read.
-__device__ __forceinline__ const X* read(const Tensors& of) { return of.copy ? of.copy : (const X*)of.weight; }
+// Eight neighbours of a parameter: the first `valid`, `wide` where that is all of them, at addresses for
+// wide accesses; and the group that expanded ones are in.
+struct Place {
+    u64 at, group;
+    int valid;
+    bool wide;
+};
 
-// One element.
-__device__ __forceinline__ void update1(const Tensors& of, u64 i, const Update& how) {
-    const float g = load(of.grad[i]) * how.clip, m0 = load(of.m[i]);
-    const float m = m0 + (g - m0) * how.take1, v = load(of.v[i]) * how.beta2 + g * g * how.take2;
-    float w = load(of.weight[i]) * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
-    if (sizeof(W) == 2 && finite(w)) w = by_chance(w, bits_of_four(how.seed, i), i % 4);
-    store(&of.m[i], m);
-    store(&of.v[i], v);
-    store(&of.weight[i], w);
-    if (of.copy) store(&of.copy[i], w);
-}
-
-// What an update reads of eight elements, from a multiple of eight on, at addresses for wide accesses.
+// What an update reads of them.
 struct Raw {
     Eight<G> g;
     Eight<W> w;
-    Eight<S> m, v;
+    Eight<M> m;
+    Eight<V> v;
+    uint4 rest;
 };
-__device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, u64 at) {
-    raw.g = load8(of.grad + at);
-    raw.w = load8(of.weight + at);
-    raw.m = load8(of.m + at);
-    raw.v = load8(of.v + at);
+__device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& place) {
+    const u64 at = place.at;
+    raw.g = fetch8(of.grad + at, place.valid, place.wide);
+    raw.w = fetch8(of.weight + at, place.valid, place.wide);
+    raw.m = fetch8(of.m + at, place.valid, place.wide);
+    raw.v = fetch8(of.v + at, place.valid, place.wide);
+    if (WEIGHTS == Split) {
+        const Eight<bf16> rest = fetch8((const bf16*)of.rest + at, place.valid, place.wide);
+        raw.rest = rest.words[0];
+    }
 }
 
-// Updates them. False, and nothing is written, where one of them is out of the ordinary. `w`: the new weights as layers read them.
-__device__ __forceinline__ bool update8(const Raw& raw, const Tensors& of, u64 at, const Update& how, float* w) {
-    float m[8], v[8], g[8], nothing = 0.0f;
-    const u64 four[2] = {bits_of_four(how.seed, at), bits_of_four(how.seed, at + 4)};
-    bool exact = true;
+// Values of weights and moments.
+struct Values { float w[8], m[8], v[8]; };
+
+__device__ __forceinline__ void scale8(float* x, float scale) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= scale;
+}
+// Logarithms of codes, for expanded moments.
+__device__ __forceinline__ void fill_logarithms(float* logarithms) {
+    if (MOMENTS != Expanded) return;
+    for (int i = threadIdx.x; i < 128; i += blockDim.x) {
+        float v[8];
+        Eight<e4m3> code = {};
+        code.at[0].bits = i;
+        unpack8(code, v);
+        logarithms[i] = log2_of(v[0]);
+    }
+    __syncthreads();
+}
+template <class T> __device__ __forceinline__ void expand8(const Eight<T>& codes, const float* groups, const float* logarithms, float* x) {
+    const Curve curve = {groups[0], groups[1], groups[2]};
+    const float root = 1.0f / curve.power;
+    const uint2 words = *(const uint2*)&codes;
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = stretched_back((i < 4 ? words.x : words.y) >> (i % 4 * 8) & 0xFF, logarithms, curve, root);
+}
+
+// The gradient, clipped, and what there is of weights and moments.
+__device__ __forceinline__ void decode(const Raw& raw, const Tensors& of, const Place& place, const Update& how, const float* logarithms, float* g, Values& old) {
     unpack8(raw.g, g);
-    unpack8(raw.w, w);
-    unpack8(raw.m, m);
-    unpack8(raw.v, v);
+    if (SCALED_G) scale8(g, how.grad_scale);
+    scale8(g, how.clip);
+    unpack8(raw.w, old.w);
+    if (SCALED_W) scale8(old.w, how.scale);
+    if (WEIGHTS == Split) {
+        const u32 pairs[4] = {raw.rest.x, raw.rest.y, raw.rest.z, raw.rest.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) old.w[i] = __uint_as_float(__float_as_uint(old.w[i]) + (int)(short)(pairs[i / 2] >> (i % 2 * 16)));
+    }
+    if constexpr (MOMENTS == Expanded) {
+        expand8(raw.m, of.m_scale + 3 * place.group, logarithms, old.m);
+        expand8(raw.v, of.v_scale + 3 * place.group, logarithms, old.v);
+    } else {
+        unpack8(raw.m, old.m);
+        unpack8(raw.v, old.v);
+        if (SCALED_M) scale8(old.m, how.m_scale);
+        if (SCALED_M) scale8(old.v, how.v_scale);
+    }
+}
+
+// The new values of eight elements, in place of the old ones.
+__device__ __forceinline__ void compute(const Raw& raw, const Tensors& of, const Place& place, const Update& how, const float* logarithms, Values& x) {
+    float g[8], nothing = 0.0f;
+    bool exact = how.usual;
+    decode(raw, of, place, how, logarithms, g, x);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        g[i] *= how.clip;
-        m[i] = m[i] + (g[i] - m[i]) * how.take1;
-        v[i] = v[i] * how.beta2 + g[i] * g[i] * how.take2;
-        const float denominator = quotient(root(v[i]), how.correction2, how.inverse2) + how.epsilon;
-        const float q = quotient(m[i], denominator, reciprocal(denominator));
-        const float decayed = w[i] * how.keep, step = how.step_size * q;
-        w[i] = decayed - step;
+        x.m[i] = x.m[i] + (g[i] - x.m[i]) * how.take1;
+        x.v[i] = x.v[i] * how.beta2 + g[i] * g[i] * how.take2;
+        const float denominator = quotient(root(x.v[i]), how.correction2, how.inverse2) + how.epsilon;
+        const float q = quotient(x.m[i], denominator, reciprocal(denominator));
+        const float decayed = x.w[i] * how.keep, step = how.step_size * q;
+        x.w[i] = decayed - step;
         // A quotient is right unless it is tiny, and then it is far from changing a weight of ordinary size.
         exact &= fabsf(q) >= 0x1p-40f || fabsf(step) < fabsf(decayed) * 0x1p-30f;
         // Infinity and NaN make it NaN.
-        nothing = __fmaf_rn(w[i], 0.0f, nothing);
-        if (sizeof(W) == 2) w[i] = by_chance(w[i], four[i / 4], i);
+        nothing = __fmaf_rn(x.w[i], 0.0f, nothing);
     }
-    if (!(exact && nothing == 0.0f)) return false;
-    store8(of.m + at, pack8<S>(m));
-    store8(of.v + at, pack8<S>(v));
-    store8(of.weight + at, pack8<W>(w));
-    if (sizeof(X) < sizeof(W)) {
-        const Eight<X> copy = pack8<X>(w);
-        store8(of.copy + at, copy);
-        unpack8(copy, w);
-    }
-    return true;
-}
-
-// Updates the first `valid` of eight elements one by one; `wide` where they are all and at addresses for wide accesses. In `w`, what
-// does not exist is zero.
-__device__ __forceinline__ void one_by_one(const Tensors& of, u64 at, int valid, bool wide, const Update& how, float* w) {
+    if (exact && nothing == 0.0f) return;
+    // Once more, from memory, with the compiler's own division and root; one by one, by turning them round.
+    Raw again;
+    fetch(again, of, place);
+    decode(again, of, place, how, logarithms, g, x);
 #pragma unroll 1
-    for (int i = 0; i < valid; i++) update1(of, at + i, how);
-    unpack8(fetch8(read(of) + at, valid, wide), w);
+    for (int k = 0; k < 8; k++) {
+        const float m = x.m[0] + (g[0] - x.m[0]) * how.take1, v = x.v[0] * how.beta2 + g[0] * g[0] * how.take2;
+        const float w = x.w[0] * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
+#pragma unroll
+        for (int i = 0; i < 7; i++) {
+            g[i] = g[i + 1];
+            x.w[i] = x.w[i + 1];
+            x.m[i] = x.m[i + 1];
+            x.v[i] = x.v[i + 1];
+        }
+        x.w[7] = w;
+        x.m[7] = m;
+        x.v[7] = v;
+    }
 }
 
-__device__ __forceinline__ bool aligned(const Tensors& of) { return aligned(of.weight, of.copy, of.m, of.v, of.grad); }
+// The curve of a group, whose values sixteen neighbouring threads have. All threads of a warp come here.
+__device__ __forceinline__ Curve curve_of_group(const float* x, bool any) {
+    const float infinity = __int_as_float(0x7F800000);
+    float largest = 0.0f, smallest = infinity, nothing = 0.0f;
+    if (any) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = fabsf(x[i]);
+            largest = fmaxf(largest, a);
+            if (a != 0.0f) smallest = fminf(smallest, a);
+            nothing = __fmaf_rn(a, 0.0f, nothing);
+        }
+    }
+    bool bad = nothing != 0.0f;
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, step));
+        smallest = fminf(smallest, __shfl_xor_sync(0xFFFFFFFF, smallest, step));
+        bad |= (bool)__shfl_xor_sync(0xFFFFFFFF, (int)bad, step);
+    }
+    return curve_of(log2_of(largest), log2_of(fminf(smallest, largest)), largest == 0.0f, bad);
+}
+template <class T> __device__ __forceinline__ void write_expanded(T* codes, float* groups, const Place& place, const float* x, const Curve& curve) {
+    float y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = stretched(x[i], curve);
+    put8(codes + place.at, pack8<T>(y), place.valid, place.wide);
+    if (threadIdx.x % 16 == 0) {
+        groups[3 * place.group] = curve.step;
+        groups[3 * place.group + 1] = curve.power;
+        groups[3 * place.group + 2] = curve.middle;
+    }
+}
+
+// Writes new values, and gives the weights as layers read them, zero where there are none. All threads of a warp come here, each
+// with a row's eight, or without `any`; sixteen neighbours have a group of what is expanded.
+__device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
+    if constexpr (MOMENTS == Expanded) {
+        const Curve m = curve_of_group(x.m, any), v = curve_of_group(x.v, any);
+        if (any) write_expanded(of.m, of.m_scale, place, x.m, m);
+        if (any) write_expanded(of.v, of.v_scale, place, x.v, v);
+    } else if (any) {
+        if (SCALED_M) scale8(x.m, how.m_power);
+        if (SCALED_M) scale8(x.v, how.v_power);
+        if (MOMENTS == Bfloat16) round_by_chance(x.m, how.seed, place.at, 1);
+        if (MOMENTS == Bfloat16) round_by_chance(x.v, how.seed, place.at, 2);
+        put8(of.m + place.at, pack8<M>(x.m), place.valid, place.wide);
+        put8(of.v + place.at, pack8<V>(x.v), place.valid, place.wide);
+    }
+    Eight<X> read = {};
+    if (!any) return read;
+    if (WEIGHTS == Chance) round_by_chance(x.w, how.seed, place.at, 0);
+    if constexpr (WEIGHTS == Split) {
+        u32 rest[4] = {};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const u32 bits = __float_as_uint(x.w[i]);
+            rest[i / 2] |= (bits & 0xFFFF) << (i % 2 * 16);
+            x.w[i] = __uint_as_float((bits + 0x8000) & 0xFFFF0000);
+        }
+        Eight<bf16> rests;
+        rests.words[0] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+        put8((bf16*)of.rest + place.at, rests, place.valid, place.wide);
+    }
+    if (SCALED_W) scale8(x.w, how.power);
+    const Eight<W> kept = pack8<W>(x.w);
+    put8(of.weight + place.at, kept, place.valid, place.wide);
+    if (SCALED_W) {
+        unpack8(kept, x.w);
+        scale8(x.w, how.new_scale);
+    }
+    read = pack8<X>(x.w);
+    if (!place.wide) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) if (i >= place.valid) read.at[i] = X{};
+    }
+    if (of.copy) put8(of.copy + place.at, read, place.valid, place.wide);
+    return read;
+}
+
+__device__ __forceinline__ bool aligned(const Tensors& of) { return aligned(of.weight, of.copy, of.m, of.v, of.grad, WEIGHTS == Split ? of.rest : nullptr); }
+
+// `chunk` elements of a parameter, or of a row of it where rows have groups: what a block takes.
+struct Piece {
+    const Part& part;
+    int number;
+    u64 row, length, start, end;
+    bool together;
+
+    __device__ __forceinline__ static Piece of(const Parts& parts, u64 chunk) {
+        int t = 0;
+        while (blockIdx.x >= parts.at[t].end) t++;
+        const Part& part = parts.at[t];
+        const u64 length = MOMENTS == Expanded ? part.columns : (u64)part.rows * part.columns, across = (length + chunk - 1) / chunk;
+        const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
+        return {part, t, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
+    }
+    // The eight of this thread, `first` being that of the block's first. All threads ask as often.
+    __device__ __forceinline__ Place place(u64 first) const {
+        const u64 at = first + 8 * threadIdx.x;
+        const int valid = at < end ? min(end - at, 8ull) : 0;
+        return {row * length + at, row * ((length + 127) / 128) + at / 128, valid, together && valid == 8};
+    }
+};
+
+// Raises what the new values' powers of two will follow from.
+extern "C" __global__ void __launch_bounds__(256, 4) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
+    if (!finite(*norm)) return;
+    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
+    fill_logarithms(logarithms);
+    const Piece piece = Piece::of(parts, chunk);
+    const Tensors& of = piece.part.of;
+    Amaxes& to = amaxes[piece.number];
+    const Update how = update_of(of, *scalars, *norm, &to);
+    Amaxes seen = {};
+    for (u64 first = piece.start; first < piece.end; first += 8 * blockDim.x) {
+        const Place place = piece.place(first);
+        if (place.valid == 0) continue;
+        Raw raw;
+        fetch(raw, of, place);
+        Values x;
+        compute(raw, of, place, how, logarithms, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (i >= place.valid) continue;
+            seen = {fmaxf(seen.weight, fabsf(x.w[i])), fmaxf(seen.m, fabsf(x.m[i])), fmaxf(seen.v, fabsf(x.v[i]))};
+        }
+    }
+    block_raise(SCALED_W ? &to.weight : nullptr, seen.weight);
+    __syncthreads();
+    block_raise(SCALED_M ? &to.m : nullptr, seen.m);
+    __syncthreads();
+    block_raise(SCALED_M ? &to.v : nullptr, seen.v);
+}
+
+// Stores what multiplies the new values back, once nobody reads that of the old ones. A thread for each parameter.
+extern "C" __global__ void adamw_powers(const float* norm, int count, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
+    if (!finite(*norm) || threadIdx.x >= count) return;
+    const Tensors& of = parts.at[threadIdx.x].of;
+    const Amaxes& seen = amaxes[threadIdx.x];
+    if (SCALED_W) *of.scale = power_back(seen.weight, LARGEST_WEIGHT);
+    if (SCALED_M) *of.m_scale = power_back(seen.m, LARGEST_M);
+    if (SCALED_M) *of.v_scale = power_back(seen.v, LARGEST_V);
+}
 
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights where there is one.
-extern "C" __global__ void __launch_bounds__(256) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, 4) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
-    int t = 0;
-    while (blockIdx.x >= parts.at[t].end) t++;
-    const Part& part = parts.at[t];
-    const Update how = update_of(part.of, *scalars, *norm);
-    const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk, end = min(start + chunk, part.n);
-    const bool together = aligned(part.of);
+    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
+    fill_logarithms(logarithms);
+    const Piece piece = Piece::of(parts, chunk);
+    const Tensors& of = piece.part.of;
+    const Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
     float largest = 0.0f;
-    for (u64 at = start + 8 * threadIdx.x; at < end; at += 8 * blockDim.x) {
-        const int valid = min(end - at, 8ull);
-        const bool wide = together && valid == 8;
-        bool done = false;
-        float w[8];
-        if (wide && how.usual) {
+    for (u64 first = piece.start; first < piece.end; first += 8 * blockDim.x) {
+        const Place place = piece.place(first);
+        const bool any = place.valid > 0;
+        Values x = {};
+        if (any) {
             Raw raw;
-            fetch(raw, part.of, at);
-            done = update8(raw, part.of, at, how, w);
+            fetch(raw, of, place);
+            compute(raw, of, place, how, logarithms, x);
         }
-        if (!done) one_by_one(part.of, at, valid, wide, how, w);
+        Eight<X> read = write(x, of, place, any, how);
 #pragma unroll
-        for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(w[i]));
+        for (int i = 0; i < 8; i++) if (i < place.valid) largest = fmaxf(largest, fabsf(load(read.at[i])));
     }
-    block_raise(part.amax, largest);
+    block_raise(piece.part.amax, largest);
 }
 
 // Each block updates a tile of a matrix and casts its new weights. The loads under way want more registers than more blocks bring.
 extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 2 : 3)
-adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements, float epsilon,
-           float bound, int power_of_two, const __grid_constant__ CastParts parts) {
+adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, float* amax, u64* saturated, u64* underflowed, u64* elements,
+           float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;
     int t = 0;
     while (blockIdx.x >= parts.at[t].end) t++;
+    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
+    fill_logarithms(logarithms);
     const CastPart& part = parts.at[t];
-    const Update how = update_of(part.of, *scalars, *norm);
+    const Tensors& of = part.of;
+    const Update how = update_of(of, *scalars, *norm, amaxes + t);
     Destination to = {part.codes, part.transposed, part.scale_inv, nullptr, amax + part.slot, saturated + part.slot, underflowed + part.slot,
                       elements + part.slot};
     to.rows = part.rows;
@@ -216,31 +467,28 @@ adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturate
     }
     const int block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), across = max((to.columns + TILE - 1) / TILE, 1);
     const int row0 = block / across * TILE, column0 = block % across * TILE, column = column0 + eight_column();
-    const int valid = min(to.columns - column, 8);
-    const bool together = to.columns % 8 == 0 && aligned(part.of);
+    const bool together = to.columns % 8 == 0 && aligned(of);
+    const auto place = [&](int sweep) {
+        const int row = row0 + tile_row(sweep), valid = row < to.rows ? max(min(to.columns - column, 8), 0) : 0;
+        return Place{(u64)row * to.columns + column, (u64)row * ((to.columns + TILE - 1) / TILE) + column / TILE, valid, together && valid == 8};
+    };
     Seen seen;
     const float scale = given_scale(to);
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
     // What the next row needs is on its way while this one is computed.
     Raw next;
     const auto fetch_row = [&](int sweep) {
-        const int row = row0 + tile_row(sweep);
-        if (together && sweep < 8 && row < to.rows && valid > 0) fetch(next, part.of, (u64)row * to.columns + column);
+        if (sweep < 8 && place(sweep).valid > 0) fetch(next, of, place(sweep));
     };
     fetch_row(0);
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep++) {
         const Raw raw = next;
-        const int row = row0 + tile_row(sweep);
+        const Place here = place(sweep);
         fetch_row(sweep + 1);
-        Eight<X> eight = {};
-        if (row < to.rows && valid > 0) {
-            const u64 at = (u64)row * to.columns + column;
-            float w[8];
-            if (!(together && how.usual && update8(raw, part.of, at, how, w))) one_by_one(part.of, at, valid, together, how, w);
-            eight = pack8<X>(w);
-        }
-        tile.cast(tile_row(sweep), eight_column(), eight, scale);
+        Values x = {};
+        if (here.valid > 0) compute(raw, of, here, how, logarithms, x);
+        tile.cast(tile_row(sweep), eight_column(), write(x, of, here, here.valid > 0, how), scale);
     }
     tile.finish();
     measure(to, seen, block == 0, [&] { tile.flush(); });

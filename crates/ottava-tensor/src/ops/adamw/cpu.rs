@@ -1,12 +1,15 @@
-use super::{AdamWParameter, AdamWWeight, CastStatistics, Scalars, WeightCast};
-use crate::element::Float;
-use crate::ops::random::hash;
-use crate::ops::{CastScale, quantize};
+use super::chunks::{self, Chunk, Rounding};
+use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, Scalars, WeightCast, WeightCopy};
+use crate::ops::{CastScale, cast, quantize, scaled, unscaled};
 use crate::{DType, Tensor};
-use half::{bf16, f16};
+use half::bf16;
 use rayon::prelude::*;
 
+/// Elements that one thread takes at a time.
 const CHUNK: usize = 1 << 14;
+
+/// Largest finite values of a weight's, the first and the second moment's type.
+pub(super) const LARGEST: [f32; 3] = [65_504.0, 448.0, 65_504.0];
 
 pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
     let norm = norm.host::<f32>()[0];
@@ -15,83 +18,139 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
     }
     let clip = clip_factor(norm * how.unscale, how.max_norm) * how.unscale;
     for parameter in parameters {
-        match parameter.grad.dtype() {
-            DType::F32 => with_gradient::<f32>(parameter, clip, how),
-            _ => with_gradient::<bf16>(parameter, clip, how),
+        let mut amax = [0.0; 3];
+        if parameter.has_powers() {
+            amax = update(parameter, clip, how, None);
         }
-        match &mut parameter.cast {
+        let mut powers = [[1.0; 2]; 3];
+        (0..3).for_each(|i| powers[i] = scaled::cpu::power_for(amax[i], LARGEST[i]));
+        update(parameter, clip, how, Some(powers.map(|[power, _]| power)));
+        finish(parameter, powers.map(|[_, back]| back));
+        let AdamWParameter { weight, cast, .. } = parameter;
+        match cast {
             None => {}
-            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(parameter.weight.read(), amax, 0),
+            Some(WeightCast::Amax(amax)) => quantize::cpu::amax(&read(weight), amax, 0),
             Some(WeightCast::Codes { scale: CastScale::Given(scale), slot, into }) => {
-                quantize::cpu::quantize(parameter.weight.read(), scale, into, statistics, *slot);
+                quantize::cpu::quantize(&read(weight), scale, into, statistics, *slot);
             }
             Some(WeightCast::Codes { scale: CastScale::Own(_, how), slot, into }) => {
-                quantize::blocks::cpu::quantize_blocks(parameter.weight.read(), *how, into, statistics, *slot);
+                quantize::blocks::cpu::quantize_blocks(&read(weight), *how, into, statistics, *slot);
             }
         }
     }
 }
 
-fn with_gradient<G: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
-    match parameter.m.dtype() {
-        DType::F32 => update::<f32, G>(parameter, clip, how),
-        _ => update::<bf16, G>(parameter, clip, how),
-    }
+/// Bytes of one parameter's weights as layers read them, while they are rounded to be copied or made to be cast.
+pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
+    let bytes = |parameter: &AdamWParameter| match &parameter.weight {
+        AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. } => copy.bytes(),
+        AdamWWeight::Master { copy: WeightCopy::Made(dtype), .. }
+        | AdamWWeight::Scaled { copy: WeightCopy::Made(dtype), .. }
+            if parameter.cast.is_some() =>
+        {
+            parameter.grad.values().len() * dtype.size()
+        }
+        _ => 0,
+    };
+    parameters.iter().map(bytes).max().unwrap_or(0)
 }
 
 fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }
 
-fn update<S: Float<Real = f32>, G: Float<Real = f32>>(parameter: &mut AdamWParameter, clip: f32, how: &Scalars) {
-    let keep = how.keep(parameter.weight_decay);
-    let (m, v, grad) = (parameter.m.host_mut::<S>(), parameter.v.host_mut::<S>(), parameter.grad.host::<G>());
-    let moments = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK)).zip(grad.par_chunks(CHUNK));
+/// What follows from the new values once all are written: what multiplies them back, and the copy that layers read.
+fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
+    if let Moments::Scaled { m, v } = parameter.moments {
+        m.scale_inv.host_mut()[0] = first;
+        v.scale_inv.host_mut()[0] = second;
+    }
+    if let AdamWWeight::Scaled { master, .. } = &mut parameter.weight {
+        master.scale_inv.host_mut()[0] = weight;
+    }
     match &mut parameter.weight {
-        AdamWWeight::Master { master, copy } => {
-            master.host_mut::<f32>().par_chunks_mut(CHUNK).zip(moments).for_each(|(w, ((m, v), grad))| {
-                for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(grad) {
-                    *w = element(*w, m, v, g.load() * clip, keep, how);
+        AdamWWeight::Master { master, copy: WeightCopy::Kept(copy) } => {
+            let rounded = cast(master, copy.dtype()).expect(REFUSED);
+            copy.copy_from(0, &rounded).expect("of the same type and size");
+        }
+        AdamWWeight::Scaled { master, copy: WeightCopy::Kept(copy) } => scaled::cpu::unscaled(master, copy),
+        _ => {}
+    }
+}
+
+/// The new weights as layers read them.
+fn read(weight: &AdamWWeight) -> Tensor {
+    match weight {
+        AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. }
+        | AdamWWeight::Scaled { copy: WeightCopy::Kept(copy), .. } => (*copy).clone(),
+        AdamWWeight::Master { master, copy } => cast(master, copy.dtype()).expect(REFUSED),
+        AdamWWeight::Scaled { master, copy } => unscaled(master, copy.dtype()).expect(REFUSED),
+        AdamWWeight::Split { weight, .. } | AdamWWeight::Stochastic { weight } => (*weight).clone(),
+    }
+}
+
+const REFUSED: &str = "host memory is not refused";
+
+/// The new weights and moments: their largest absolute values, or written, where they have powers of two by these.
+fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {
+    let keep = how.keep(parameter.weight_decay);
+    let seed = how.stochastic_seed(parameter.seed);
+    let size = match &parameter.moments {
+        Moments::Expanded { m, .. } => m.codes.shape()[1].max(1),
+        _ => CHUNK,
+    };
+    let (m, v) = match &mut *parameter.moments {
+        Moments::Plain { m, v } => (Chunk::plain(m, size), Chunk::plain(v, size)),
+        Moments::Scaled { m, v } => (Chunk::scaled(m, size), Chunk::scaled(v, size)),
+        Moments::Expanded { m, v } => (Chunk::expanded(m), Chunk::expanded(v)),
+    };
+    let weight = match &mut parameter.weight {
+        AdamWWeight::Master { master, .. } => Chunk::plain(master, size),
+        AdamWWeight::Scaled { master, .. } => Chunk::scaled(master, size),
+        AdamWWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
+        AdamWWeight::Stochastic { weight } => Chunk::plain(weight, size),
+    };
+    let grad = parameter.grad;
+    let pieces = weight.into_par_iter().zip(m).zip(v).enumerate().map(|(i, ((weight, m), v))| {
+        let start = i * size;
+        let length = size.min(grad.values().len() - start);
+        let mut pieces = [weight, m, v];
+        let mut new = [(); 3].map(|()| vec![0f32; length]);
+        pieces.iter().zip(&mut new).for_each(|(piece, new)| piece.load(new));
+        let mut g = vec![0f32; length];
+        load_gradient(grad, start, &mut g);
+        let [w, m, v] = &mut new;
+        for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
+            *w = element(*w, m, v, g * clip, keep, how);
+        }
+        match powers {
+            None => new.map(|new| new.iter().fold(0f32, |largest, x| largest.max(x.abs()))),
+            Some(powers) => {
+                for (k, piece) in pieces.iter_mut().enumerate() {
+                    piece.store(&new[k], Rounding { power: powers[k], seed, kind: k as u64, start });
                 }
-            });
-            match copy {
-                Some(copy) if copy.dtype() == DType::F16 => round::<f16>(master.host(), copy.host_mut()),
-                Some(copy) => round::<bf16>(master.host(), copy.host_mut()),
-                None => {}
+                [0.0; 3]
             }
         }
-        AdamWWeight::Stochastic { weight, seed } => {
-            let seed = how.stochastic_seed(*seed);
-            let chunks = weight.host_mut::<bf16>().par_chunks_mut(CHUNK).zip(moments).enumerate();
-            chunks.for_each(|(chunk, (w, ((m, v), grad)))| {
-                for (i, (((w, m), v), g)) in w.iter_mut().zip(m).zip(v).zip(grad).enumerate() {
-                    let new = element(w.to_f32(), m, v, g.load() * clip, keep, how);
-                    *w = by_chance(new, seed, (chunk * CHUNK + i) as u64);
-                }
-            });
+    });
+    pieces.reduce(|| [0.0; 3], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])])
+}
+
+fn load_gradient(grad: Gradient, start: usize, to: &mut [f32]) {
+    let range = start..start + to.len();
+    match grad {
+        Gradient::Plain(grad) if grad.dtype() == DType::F32 => chunks::load(&grad.host::<f32>()[range], 1.0, to),
+        Gradient::Plain(grad) => chunks::load(&grad.host::<bf16>()[range], 1.0, to),
+        Gradient::Scaled(grad) => {
+            chunks::load(&grad.values.host::<crate::fp8::E4M3>()[range], grad.scale_inv.host::<f32>()[0], to);
         }
     }
 }
 
-fn element<S: Float<Real = f32>>(w: f32, m: &mut S, v: &mut S, g: f32, keep: f32, how: &Scalars) -> f32 {
+fn element(w: f32, m: &mut f32, v: &mut f32, g: f32, keep: f32, how: &Scalars) -> f32 {
     let decayed = w * keep;
-    let m1 = m.load() + (g - m.load()) * how.take1;
-    let v1 = v.load() * how.beta2 + g * g * how.take2;
-    (*m, *v) = (S::store(m1), S::store(v1));
-    let denominator = v1.sqrt() / how.correction2 + how.epsilon;
-    decayed - how.step_size * (m1 / denominator)
-}
-
-fn round<S: Float<Real = f32>>(from: &[f32], to: &mut [S]) {
-    to.par_iter_mut().with_min_len(CHUNK).zip(from).for_each(|(to, &from)| *to = S::store(from));
-}
-
-/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
-/// of four elements.
-fn by_chance(x: f32, seed: u64, i: u64) -> bf16 {
-    if !x.is_finite() {
-        return bf16::from_f32(x);
-    }
-    let random = (hash(seed ^ (i / 4)) >> (16 * (i % 4))) as u16;
-    bf16::from_bits((x.to_bits().wrapping_add(u32::from(random)) >> 16) as u16)
+    *m += (g - *m) * how.take1;
+    *v = *v * how.beta2 + g * g * how.take2;
+    let denominator = v.sqrt() / how.correction2 + how.epsilon;
+    decayed - how.step_size * (*m / denominator)
 }

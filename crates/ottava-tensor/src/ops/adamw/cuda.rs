@@ -1,45 +1,77 @@
-use super::{AdamWParameter, AdamWWeight, CastStatistics, WeightCast};
+use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, WeightCast, WeightCopy};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
+use std::sync::LazyLock;
 
-kernel_source!(SOURCE, "adamw", "destination.cuh");
+kernel_source!(SOURCE, "adamw", "stored.cuh", "destination.cuh");
 
-/// For types of gradient and moments, each kind of weight with each kind of its codes, in the order of [`variant`].
-macro_rules! variants {
-    ($($g:literal, $s:literal;)*) => {
-        &[$(
-            [
-                weights!($g, $s, "e4m3", "PerTensor"),
-                weights!($g, $s, "e5m2", "PerTensor"),
-                weights!($g, $s, "e4m3", "Blocks128x128"),
-            ],
-        )*]
-    };
+/// Types of gradients.
+const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
+/// How moments are kept.
+const MOMENTS: [&str; 4] = ["Float32", "Bfloat16", "ScaledMoments", "Expanded"];
+/// How weights are kept.
+const WEIGHTS: [&str; 4] = ["Master", "ScaledMaster", "Split", "Chance"];
+/// What layers read.
+const READ: [&str; 3] = ["f32", "f16", "bf16"];
+/// Formats of codes, and what shares their scales.
+const CODES: [[&str; 2]; 3] = [["e4m3", "PerTensor"], ["e5m2", "PerTensor"], ["e4m3", "Blocks128x128"]];
+
+/// How a kernel is compiled: places in the lists above, in their order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Variant {
+    gradient: usize,
+    moments: usize,
+    weights: usize,
+    read: usize,
+    codes: usize,
 }
 
-macro_rules! weights {
-    ($g:literal, $s:literal, $format:literal, $sharing:literal) => {
-        [
-            &[("G", $g), ("S", $s), ("W", "f32"), ("X", "f32"), ("FORMAT", $format), ("SHARING", $sharing)],
-            &[("G", $g), ("S", $s), ("W", "f32"), ("X", "f16"), ("FORMAT", $format), ("SHARING", $sharing)],
-            &[("G", $g), ("S", $s), ("W", "f32"), ("X", "bf16"), ("FORMAT", $format), ("SHARING", $sharing)],
-            &[("G", $g), ("S", $s), ("W", "bf16"), ("X", "bf16"), ("FORMAT", $format), ("SHARING", $sharing)],
-        ]
-    };
+impl Variant {
+    fn all() -> impl Iterator<Item = Variant> {
+        let sizes = [GRADIENTS.len(), MOMENTS.len(), WEIGHTS.len(), READ.len(), CODES.len()];
+        (0..sizes.iter().product()).map(move |mut i: usize| {
+            let [codes, read, weights, moments, gradient] = [4, 3, 2, 1, 0].map(|k: usize| {
+                let place = i % sizes[k];
+                i /= sizes[k];
+                place
+            });
+            Variant { gradient, moments, weights, read, codes }
+        })
+    }
+
+    fn defines(self) -> Defines {
+        static TABLE: LazyLock<Vec<[(&str, &str); 6]>> = LazyLock::new(|| {
+            Variant::all()
+                .map(|v| {
+                    let [format, sharing] = CODES[v.codes];
+                    [
+                        ("G", GRADIENTS[v.gradient]),
+                        ("MOMENTS", MOMENTS[v.moments]),
+                        ("WEIGHTS", WEIGHTS[v.weights]),
+                        ("X", READ[v.read]),
+                        ("FORMAT", format),
+                        ("SHARING", sharing),
+                    ]
+                })
+                .collect()
+        });
+        let Variant { gradient, moments, weights, read, codes } = self;
+        let at = (((gradient * MOMENTS.len() + moments) * WEIGHTS.len() + weights) * READ.len() + read) * CODES.len();
+        &TABLE[at + codes]
+    }
 }
 
-pub(crate) const VARIANTS: &[[[Defines; 4]; 3]] = variants! {
-    "f32", "f32";
-    "f32", "bf16";
-    "bf16", "f32";
-    "bf16", "bf16";
-};
+/// Defines for every way to keep things, with weights read in BF16 and cast to E4M3; and for every cast of every copy of F32 masters.
+pub(crate) fn variants() -> impl Iterator<Item = Defines> {
+    let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
+    Variant::all().filter(move |v| plain(v) || (v.read, v.codes) == (2, 0)).map(Variant::defines)
+}
 
 /// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
-const PARTS: usize = 48;
-const CAST_PARTS: usize = 38;
+const PARTS: usize = 36;
+const CAST_PARTS: usize = 29;
 
 /// Elements of one block, where nothing is cast to tiles.
 const CHUNK: usize = 1 << 14;
@@ -47,10 +79,7 @@ const CHUNK: usize = 1 << 14;
 /// What one launch does alike: how it is compiled, whether it writes codes, and how they are scaled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
-    /// Places in [`VARIANTS`].
-    types: usize,
-    codes: usize,
-    weight: usize,
+    variant: Variant,
     casts: bool,
     /// The bits of `epsilon`, and `power_of_two`, of scales that blocks give themselves.
     scaling: (u32, bool),
@@ -58,10 +87,25 @@ struct Kind {
 
 fn kind(parameter: &AdamWParameter) -> Kind {
     let narrow = |t: &Tensor| usize::from(t.dtype() == DType::BF16);
-    let weight = match &parameter.weight {
-        AdamWWeight::Master { copy: None, .. } => 0,
-        AdamWWeight::Master { copy: Some(copy), .. } => 1 + narrow(copy),
+    let gradient = match parameter.grad {
+        Gradient::Plain(grad) => narrow(grad),
+        Gradient::Scaled(_) => 2,
+    };
+    let moments = match &parameter.moments {
+        Moments::Plain { m, .. } => narrow(m),
+        Moments::Scaled { .. } => 2,
+        Moments::Expanded { .. } => 3,
+    };
+    let weights = match &parameter.weight {
+        AdamWWeight::Master { .. } => 0,
+        AdamWWeight::Scaled { .. } => 1,
+        AdamWWeight::Split { .. } => 2,
         AdamWWeight::Stochastic { .. } => 3,
+    };
+    let read = match parameter.weight.read_dtype() {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        _ => 2,
     };
     // Which codes are never written does not matter.
     let (codes, scaling) = match &parameter.cast {
@@ -70,7 +114,7 @@ fn kind(parameter: &AdamWParameter) -> Kind {
         Some(WeightCast::Amax(_)) | None => (0, (0, false)),
     };
     let casts = matches!(parameter.cast, Some(WeightCast::Codes { .. }));
-    Kind { types: 2 * narrow(parameter.grad) + narrow(parameter.m), codes, weight, casts, scaling }
+    Kind { variant: Variant { gradient, moments, weights, read, codes }, casts, scaling }
 }
 
 pub(super) fn adamw(
@@ -84,16 +128,30 @@ pub(super) fn adamw(
     kinds.sort_unstable();
     kinds.dedup();
     for of_these in kinds {
-        let defines = VARIANTS[of_these.types][of_these.codes][of_these.weight];
+        let defines = of_these.variant.defines();
         let mut alike: Vec<_> = parameters.iter_mut().filter(|p| kind(p) == of_these).collect();
-        let common = [Arg::Ptr(norm.device_ptr()), Arg::Ptr(scalars.device_ptr())];
-        if of_these.casts {
-            for parameters in alike.chunks_mut(CAST_PARTS) {
-                update_and_cast(gpu, defines, parameters, statistics, common, of_these.scaling)?;
+        for parameters in alike.chunks_mut(if of_these.casts { CAST_PARTS } else { PARTS }) {
+            let has_powers = parameters[0].has_powers();
+            // Three for each parameter.
+            let mut amaxes =
+                Tensor::zeros(norm.device(), &[if has_powers { 3 * parameters.len() } else { 0 }], DType::F32)?;
+            let [norm, scalars, amaxes] =
+                [norm.device_ptr(), scalars.device_ptr(), amaxes.device_ptr_mut()].map(Arg::Ptr);
+            if has_powers {
+                update(gpu, defines, "adamw_amaxes", parameters, [norm, scalars, amaxes])?;
             }
-        } else {
-            for parameters in alike.chunks_mut(PARTS) {
-                update(gpu, defines, parameters, common)?;
+            match of_these.casts {
+                true => {
+                    update_and_cast(gpu, defines, parameters, statistics, [norm, scalars, amaxes], of_these.scaling)?
+                }
+                false => update(gpu, defines, "adamw", parameters, [norm, scalars, amaxes])?,
+            }
+            if has_powers {
+                let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_powers" };
+                let mut args = vec![norm, Arg::I32(parameters.len() as i32), amaxes];
+                args.extend(table(parameters).0);
+                // SAFETY: as for `update`; there are at most as many parameters as threads.
+                unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0, &args)? };
             }
         }
     }
@@ -101,48 +159,85 @@ pub(super) fn adamw(
 }
 
 /// `Tensors` in the kernel: the words of its members, which the driver copies from consecutive arguments.
-fn tensors(parameter: &mut AdamWParameter) -> [Arg; 7] {
-    let (weight, copy, seed) = match &mut parameter.weight {
-        AdamWWeight::Master { master, copy } => {
-            (master.device_ptr_mut(), copy.as_mut().map_or(0, |copy| copy.device_ptr_mut()), 0)
+fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
+    let copied = |copy: &mut WeightCopy| copy.kept().map_or(0, Tensor::device_ptr_mut);
+    let (weight, copy, beside) = match &mut parameter.weight {
+        AdamWWeight::Master { master, copy } => (master.device_ptr_mut(), copied(copy), 0),
+        AdamWWeight::Scaled { master, copy } => {
+            (master.values.device_ptr_mut(), copied(copy), master.scale_inv.device_ptr_mut())
         }
-        AdamWWeight::Stochastic { weight, seed } => (weight.device_ptr_mut(), 0, *seed),
+        AdamWWeight::Split { weight, rest } => (weight.device_ptr_mut(), 0, rest.device_ptr_mut()),
+        AdamWWeight::Stochastic { weight } => (weight.device_ptr_mut(), 0, 0),
+    };
+    let [m, v] = match parameter.moments {
+        Moments::Plain { m, v } => [[m.device_ptr_mut(), 0], [v.device_ptr_mut(), 0]],
+        Moments::Scaled { m, v } => [m, v].map(|x| [x.values.device_ptr_mut(), x.scale_inv.device_ptr_mut()]),
+        Moments::Expanded { m, v } => [m, v].map(|x| [x.codes.device_ptr_mut(), x.groups.device_ptr_mut()]),
+    };
+    let grad_scale = match parameter.grad {
+        Gradient::Plain(_) => 0,
+        Gradient::Scaled(grad) => grad.scale_inv.device_ptr(),
     };
     [
         Arg::Ptr(weight),
         Arg::Ptr(copy),
-        Arg::Ptr(parameter.m.device_ptr_mut()),
-        Arg::Ptr(parameter.v.device_ptr_mut()),
-        Arg::Ptr(parameter.grad.device_ptr()),
-        Arg::U64(seed),
+        Arg::Ptr(m[0]),
+        Arg::Ptr(v[0]),
+        Arg::Ptr(parameter.grad.values().device_ptr()),
+        Arg::U64(parameter.seed),
         Arg::U64(parameter.weight_decay.to_bits()),
+        Arg::Ptr(beside),
+        Arg::Ptr(m[1]),
+        Arg::Ptr(v[1]),
+        Arg::Ptr(grad_scale),
     ]
 }
 
-fn update(
-    gpu: &CudaDevice,
-    defines: Defines,
-    parameters: &mut [&mut AdamWParameter],
-    [norm, scalars]: [Arg; 2],
-) -> Result<()> {
-    let mut args = vec![norm, scalars, Arg::U64(CHUNK as u64)];
-    let table = args.len();
-    let mut end = 0;
+const WORDS: usize = 11;
+
+/// Two 32-bit members.
+fn two(low: usize, high: usize) -> Arg {
+    Arg::U64(low as u64 | (high as u64) << 32)
+}
+
+/// `Parts` in the kernel, and the number of blocks.
+fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
+    let (mut args, mut end) = (Vec::with_capacity((WORDS + 3) * PARTS), 0);
     for parameter in parameters {
-        let n = parameter.grad.len();
-        end += n.div_ceil(CHUNK);
+        let n = parameter.grad.values().len();
+        let (rows, columns) = match parameter.grad.values().shape() {
+            [rows, columns] => (*rows, *columns),
+            _ => (1, n),
+        };
+        end += match parameter.moments {
+            Moments::Expanded { .. } => rows * columns.div_ceil(CHUNK),
+            _ => n.div_ceil(CHUNK),
+        };
         args.extend(tensors(parameter));
         let amax = match &mut parameter.cast {
             Some(WeightCast::Amax(amax)) => amax.device_ptr_mut(),
             _ => 0,
         };
-        args.extend([Arg::Ptr(amax), Arg::U64(n as u64), Arg::U64(end as u64)]);
+        args.extend([Arg::Ptr(amax), two(rows, columns), Arg::U64(end as u64)]);
     }
-    args.resize(table + 10 * PARTS, Arg::U64(0));
-    let kernel = Kernel { source: &SOURCE, defines, entry: "adamw" };
-    // SAFETY: the tensors of a parameter have `n` elements of the types in the defines, checked by the op, blocks end with their
-    // parameter, `norm` has one element, and the table is full length.
-    unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, 0, &args) }
+    args.resize((WORDS + 3) * PARTS, Arg::U64(0));
+    (args, end)
+}
+
+fn update(
+    gpu: &CudaDevice,
+    defines: Defines,
+    entry: &'static str,
+    parameters: &mut [&mut AdamWParameter],
+    [norm, scalars, amaxes]: [Arg; 3],
+) -> Result<()> {
+    let (table, blocks) = table(parameters);
+    let args: Vec<_> = [norm, scalars, Arg::U64(CHUNK as u64), amaxes].into_iter().chain(table).collect();
+    let kernel = Kernel { source: &SOURCE, defines, entry };
+    // SAFETY: the tensors of a parameter have as many elements as its rows and columns say, of the types in the defines, checked by the
+    // op, blocks end with their parameter, `norm` has one element, `amaxes` three for each parameter where they are used, and the table
+    // is full length.
+    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 fn update_and_cast(
@@ -150,11 +245,11 @@ fn update_and_cast(
     defines: Defines,
     parameters: &mut [&mut AdamWParameter],
     statistics: &mut CastStatistics,
-    [norm, scalars]: [Arg; 2],
+    [norm, scalars, amaxes]: [Arg; 3],
     (epsilon, power_of_two): (u32, bool),
 ) -> Result<()> {
-    let dtype = parameters[0].weight.read().dtype();
-    let mut args = vec![norm, scalars];
+    let dtype = parameters[0].weight.read_dtype();
+    let mut args = vec![norm, scalars, amaxes];
     let measured =
         [&mut statistics.amax, &mut statistics.saturated, &mut statistics.underflowed, &mut statistics.elements];
     args.extend(measured.map(|t| Arg::Ptr(t.device_ptr_mut())));
@@ -164,7 +259,6 @@ fn update_and_cast(
         Arg::I32(power_of_two.into()),
     ]);
     let table = args.len();
-    let two = |low: usize, high: usize| Arg::U64(low as u64 | (high as u64) << 32);
     let (mut end, mut shared) = (0, 0);
     for parameter in parameters {
         args.extend(tensors(parameter));
@@ -185,7 +279,7 @@ fn update_and_cast(
         });
         args.extend([two(into.rows, into.columns), two(*slot, end)]);
     }
-    args.resize(table + 13 * CAST_PARTS, Arg::U64(0));
+    args.resize(table + (WORDS + 6) * CAST_PARTS, Arg::U64(0));
     let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_cast" };
     // SAFETY: as for `update`; codes and scales have the sizes that their granularity gives for the matrix, and the statistics an entry
     // `slot`, checked by the op.

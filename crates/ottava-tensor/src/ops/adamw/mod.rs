@@ -1,8 +1,11 @@
 //! AdamW with decoupled weight decay, and the cast of the new weights for the next step's products in the same pass. Loshchilov
 //! and Hutter 2019, arXiv:1711.05101; order of operations as in PyTorch.
 
+mod chunks;
 mod cpu;
 mod cuda;
+#[cfg(test)]
+mod ten_steps;
 #[cfg(test)]
 mod tests;
 
@@ -10,10 +13,11 @@ use super::destination::CastScale;
 use super::quantize::{CastStatistics, expect_amax, expect_cast, expect_measured};
 use super::random::hash;
 use crate::quantized::{Granularity, QuantizedTensor};
+use crate::stored::{Expanded, Scaled};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 
-pub(crate) use cuda::{SOURCE, VARIANTS};
+pub(crate) use cuda::{SOURCE, variants};
 
 /// Scalars of one update.
 #[derive(Clone, Copy, Debug)]
@@ -110,26 +114,107 @@ pub enum AdamWWeight<'a> {
     Master {
         /// The weights that are updated, F32.
         master: &'a mut Tensor,
-        /// Where a rounded copy of the new weights goes, F16 or BF16, if one is kept.
-        copy: Option<&'a mut Tensor>,
+        /// As layers read them.
+        copy: WeightCopy<'a>,
+    },
+    /// Kept in F16 with a power of two, updated in F32 and rounded to nearest. Layers read what is kept.
+    Scaled {
+        /// The weights that are updated, in F16.
+        master: &'a mut Scaled,
+        /// As layers read them.
+        copy: WeightCopy<'a>,
+    },
+    /// Updated in F32, kept as BF16, which layers read, and what is missing to F32. To the nearest BF16, ties away from zero.
+    Split {
+        /// The weights in BF16.
+        weight: &'a mut Tensor,
+        /// What to add to their bits, as the upper half of an F32, I16.
+        rest: &'a mut Tensor,
     },
     /// Updated in BF16: the new value is rounded up with the probability of what rounding down would drop, so that small updates
     /// count on average.
     Stochastic {
         /// The weights, BF16.
         weight: &'a mut Tensor,
-        /// Chance for element `i` of step `t` is a function of `(seed, t, i)` alone. A seed per parameter.
-        seed: u64,
     },
 }
 
-impl AdamWWeight<'_> {
-    /// The weights as layers read them: the copy, where there is one.
-    fn read(&self) -> &Tensor {
+/// Weights as layers read them, beside those that are updated.
+#[derive(Debug)]
+pub enum WeightCopy<'a> {
+    /// Kept: a tensor of the type that they are rounded to.
+    Kept(&'a mut Tensor),
+    /// Made, rounded to this type, when they are asked for: F32, F16 or BF16.
+    Made(DType),
+}
+
+impl WeightCopy<'_> {
+    fn dtype(&self) -> DType {
         match self {
-            AdamWWeight::Master { copy: Some(copy), .. } => copy,
-            AdamWWeight::Master { master, copy: None } => master,
-            AdamWWeight::Stochastic { weight, .. } => weight,
+            WeightCopy::Kept(copy) => copy.dtype(),
+            WeightCopy::Made(dtype) => *dtype,
+        }
+    }
+
+    fn kept(&mut self) -> Option<&mut Tensor> {
+        match self {
+            WeightCopy::Kept(copy) => Some(copy),
+            WeightCopy::Made(_) => None,
+        }
+    }
+}
+
+impl AdamWWeight<'_> {
+    /// The type in which layers read the weights.
+    fn read_dtype(&self) -> DType {
+        match self {
+            AdamWWeight::Master { copy, .. } | AdamWWeight::Scaled { copy, .. } => copy.dtype(),
+            AdamWWeight::Split { .. } | AdamWWeight::Stochastic { .. } => DType::BF16,
+        }
+    }
+}
+
+/// The moments of a parameter.
+#[derive(Debug)]
+pub enum Moments {
+    /// Mean of the gradient and of its square, both F32, or both BF16: then rounded by chance, as weights are, after the weights have
+    /// taken their exact values.
+    Plain {
+        /// Mean of the gradient.
+        m: Tensor,
+        /// Mean of its square.
+        v: Tensor,
+    },
+    /// The first in E4M3, the second in F16, each with a power of two.
+    Scaled {
+        /// Mean of the gradient.
+        m: Scaled,
+        /// Mean of its square.
+        v: Scaled,
+    },
+    /// Both in E4M3 with stretched ranges.
+    Expanded {
+        /// Mean of the gradient.
+        m: Expanded,
+        /// Mean of its square.
+        v: Expanded,
+    },
+}
+
+/// The gradient of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradient<'a> {
+    /// F32 or BF16.
+    Plain(&'a Tensor),
+    /// In E4M3.
+    Scaled(&'a Scaled),
+}
+
+impl<'a> Gradient<'a> {
+    /// What is stored.
+    pub fn values(self) -> &'a Tensor {
+        match self {
+            Gradient::Plain(values) | Gradient::Scaled(Scaled { values, .. }) => values,
         }
     }
 }
@@ -156,25 +241,33 @@ pub enum WeightCast<'a> {
 pub struct AdamWParameter<'a> {
     /// What is updated.
     pub weight: AdamWWeight<'a>,
-    /// First moment, F32 or BF16.
-    pub m: &'a mut Tensor,
-    /// Second moment, of the type of the first.
-    pub v: &'a mut Tensor,
-    /// Gradient, F32 or BF16.
-    pub grad: &'a Tensor,
+    /// First and second moment. Only a matrix has [`Moments::Expanded`].
+    pub moments: &'a mut Moments,
+    /// Gradient.
+    pub grad: Gradient<'a>,
     /// Share of the weight removed per unit of learning rate.
     pub weight_decay: f64,
+    /// Of rounding by chance: that of element `i` in step `t` is a function of `(seed, t, i)` alone. One of its own per parameter.
+    pub seed: u64,
     /// What is made of the new weights by the way. Codes are of a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
+}
+
+impl AdamWParameter<'_> {
+    /// Whether powers of two are to be found for what is written.
+    fn has_powers(&self) -> bool {
+        matches!(self.weight, AdamWWeight::Scaled { .. }) || matches!(self.moments, Moments::Scaled { .. })
+    }
 }
 
 /// One update of all `parameters`: with `g = grad / loss_scale · min(1, max_norm / (norm / loss_scale + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
-/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor measurements. Moments in
-/// BF16 are rounded to nearest after the weights have taken their exact values. Casts measure into `statistics`. Exact on every
-/// device: each operation is rounded on its own.
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor measurements. Moments are
+/// rounded after the weights have taken their exact values. The power of two of what is [`Scaled`] follows from the new values: they
+/// are computed twice, for their largest and to be written, as in FP8-LM. Casts measure into `statistics`. Exact on every device:
+/// each operation is rounded on its own.
 pub fn adamw(
     parameters: &mut [AdamWParameter],
     statistics: &mut CastStatistics,
@@ -189,27 +282,69 @@ pub fn adamw(
     }
     match norm.device() {
         Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
-        Device::DryCpu(_) => {}
+        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch(parameters)),
         Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
     }
     Ok(())
 }
 
 fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Device) -> Result<()> {
-    let expect = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
-        tensor.expect(what, parameter.grad.shape())?;
+    let shape = parameter.grad.values().shape();
+    let tensor = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
+        tensor.expect(what, shape)?;
         tensor.expect_dtype(what, dtypes)?;
         tensor.expect_device(what, device)
     };
-    expect("adamw: grad", parameter.grad, &[DType::F32, DType::BF16])?;
-    expect("adamw: m", parameter.m, &[DType::F32, DType::BF16])?;
-    expect("adamw: v", parameter.v, &[parameter.m.dtype()])?;
+    let scaled = |what: &str, x: &Scaled, dtype| {
+        tensor(what, &x.values, &[dtype])?;
+        x.scale_inv.expect(what, &[1])?;
+        x.scale_inv.expect_dtype(what, &[DType::F32])?;
+        x.scale_inv.expect_device(what, device)
+    };
+    let expanded = |what: &str, x: &Expanded| {
+        tensor(what, &x.codes, &[DType::E4M3])?;
+        let [rows, columns] = x.codes.dims(what)?;
+        x.groups.expect(what, &Expanded::groups_shape(rows, columns))?;
+        x.groups.expect_dtype(what, &[DType::F32])?;
+        x.groups.expect_device(what, device)
+    };
+    let copied = |copy: &WeightCopy| match copy {
+        WeightCopy::Kept(copy) => tensor("adamw: copy", copy, &[DType::F32, DType::F16, DType::BF16]),
+        WeightCopy::Made(DType::F32 | DType::F16 | DType::BF16) => Ok(()),
+        WeightCopy::Made(other) => Err(Error::Value(format!("adamw: layers do not read weights in {other}"))),
+    };
+    match parameter.grad {
+        Gradient::Plain(grad) => tensor("adamw: grad", grad, &[DType::F32, DType::BF16])?,
+        Gradient::Scaled(grad) => scaled("adamw: grad", grad, DType::E4M3)?,
+    }
+    match &*parameter.moments {
+        Moments::Plain { m, v } => {
+            tensor("adamw: m", m, &[DType::F32, DType::BF16])?;
+            tensor("adamw: v", v, &[m.dtype()])?;
+        }
+        Moments::Scaled { m, v } => {
+            scaled("adamw: m", m, DType::E4M3)?;
+            scaled("adamw: v", v, DType::F16)?;
+        }
+        Moments::Expanded { m, v } => {
+            expanded("adamw: m", m)?;
+            expanded("adamw: v", v)?;
+        }
+    }
     match &parameter.weight {
         AdamWWeight::Master { master, copy } => {
-            expect("adamw: master", master, &[DType::F32])?;
-            copy.as_ref().map_or(Ok(()), |copy| expect("adamw: copy", copy, &[DType::F16, DType::BF16]))?;
+            tensor("adamw: master", master, &[DType::F32])?;
+            copied(copy)?;
         }
-        AdamWWeight::Stochastic { weight, .. } => expect("adamw: weight", weight, &[DType::BF16])?,
+        AdamWWeight::Scaled { master, copy } => {
+            scaled("adamw: master", master, DType::F16)?;
+            copied(copy)?;
+        }
+        AdamWWeight::Split { weight, rest } => {
+            tensor("adamw: weight", weight, &[DType::BF16])?;
+            tensor("adamw: rest of the weight", rest, &[DType::I16])?;
+        }
+        AdamWWeight::Stochastic { weight } => tensor("adamw: weight", weight, &[DType::BF16])?,
     }
     match &parameter.cast {
         None => Ok(()),
@@ -231,7 +366,7 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
                     )));
                 }
             };
-            parameter.grad.expect("adamw: grad", &[into.rows, into.columns])?;
+            parameter.grad.values().expect("adamw: grad", &[into.rows, into.columns])?;
             let expect = |what: &str, tensor: &Tensor, shape: &[usize], dtype| {
                 tensor.expect(what, shape)?;
                 tensor.expect_dtype(what, &[dtype])?;

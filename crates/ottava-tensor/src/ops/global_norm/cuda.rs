@@ -1,39 +1,57 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::Gradient;
+use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::{DType, Result, Tensor};
 
 kernel_source!("global_norm");
 
+/// The types of gradients.
+pub(crate) const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
+
 /// Tensors that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
-const CAPACITY: usize = 160;
+const CAPACITY: usize = 120;
 
 /// Elements of one block: so many that finding its tensor costs little.
 const CHUNK: usize = 1 << 18;
 
-pub(super) fn global_norm(gpu: &CudaDevice, tensors: &[&Tensor], norm: &mut Tensor) -> Result<()> {
-    let blocks = |tensors: &[&Tensor]| tensors.iter().map(|t| t.len().div_ceil(CHUNK)).sum::<usize>();
-    let count = blocks(tensors);
+fn variant(gradient: &Gradient) -> usize {
+    match gradient {
+        Gradient::Plain(x) => usize::from(x.dtype() == DType::BF16),
+        Gradient::Scaled(_) => 2,
+    }
+}
+
+pub(super) fn global_norm(gpu: &CudaDevice, gradients: &[Gradient], norm: &mut Tensor) -> Result<()> {
+    let blocks = |x: &Gradient| x.values().len().div_ceil(CHUNK);
+    let count = gradients.iter().map(blocks).sum::<usize>();
     let mut partial = Tensor::empty(norm.device(), &[count], DType::F64)?;
-    let kernel =
-        |dtype, entry| -> Result<Kernel> { Ok(Kernel { source: &SOURCE, defines: launch::storage(dtype)?, entry }) };
     let mut first = 0;
-    let narrow = |t: &&Tensor| t.dtype() == DType::BF16;
-    let (narrow, wide): (Vec<&Tensor>, Vec<&Tensor>) = tensors.iter().copied().partition(narrow);
-    for tensors in wide.chunks(CAPACITY).chain(narrow.chunks(CAPACITY)) {
-        let partials = partial.device_ptr_mut() + (first * DType::F64.size()) as u64;
-        let mut args = vec![Arg::Ptr(partials), Arg::I32(tensors.len() as i32), Arg::U64(CHUNK as u64)];
-        // The last parameter is an array of structs of words, which the driver copies from consecutive arguments.
-        let mut end = 0;
-        for tensor in tensors {
-            end += blocks(&[tensor]) as u64;
-            args.extend([Arg::Ptr(tensor.device_ptr()), Arg::U64(tensor.len() as u64), Arg::U64(end)]);
+    for (i, &defines) in VARIANTS.iter().enumerate() {
+        let alike: Vec<&Gradient> = gradients.iter().filter(|x| variant(x) == i).collect();
+        for gradients in alike.chunks(CAPACITY) {
+            let partials = partial.device_ptr_mut() + (first * DType::F64.size()) as u64;
+            let mut args = vec![Arg::Ptr(partials), Arg::I32(gradients.len() as i32), Arg::U64(CHUNK as u64)];
+            // The last parameter is an array of structs of words, which the driver copies from consecutive arguments.
+            let mut end = 0;
+            for gradient in gradients {
+                let scale = match gradient {
+                    Gradient::Plain(_) => 0,
+                    Gradient::Scaled(x) => x.scale_inv.device_ptr(),
+                };
+                end += blocks(gradient) as u64;
+                let values = gradient.values();
+                args.extend([Arg::Ptr(values.device_ptr()), Arg::Ptr(scale)]);
+                args.extend([Arg::U64(values.len() as u64), Arg::U64(end)]);
+            }
+            args.resize(3 + 4 * CAPACITY, Arg::U64(0));
+            let kernel = Kernel { source: &SOURCE, defines, entry: "sum_of_squares" };
+            // SAFETY: `partial` has room for one value of each block, blocks end with their tensor, and the table is full length.
+            unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, 0, &args)? };
+            first += end as usize;
         }
-        args.resize(3 + 3 * CAPACITY, Arg::U64(0));
-        // SAFETY: `partial` has room for one value of each block, blocks end with their tensor, and the table is full length.
-        unsafe { gpu.launch(&kernel(tensors[0].dtype(), "sum_of_squares")?, [end as u32, 1, 1], BLOCK, 0, &args)? };
-        first += end as usize;
     }
     let args = [Arg::Ptr(norm.device_ptr_mut()), Arg::Ptr(partial.device_ptr()), Arg::I32(count as i32)];
+    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "root_of_sum" };
     // SAFETY: `partial` has `count` elements, all written above; `norm` has one.
-    unsafe { gpu.launch(&kernel(DType::F32, "root_of_sum")?, [1, 1, 1], 1024, 0, &args) }
+    unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0, &args) }
 }

@@ -1,9 +1,9 @@
-// `X` is the type of the tensors of one launch.
+// `X` is the type of the tensors of one launch; what is E4M3 has a scale.
 // As many tensors as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
-#define CAPACITY 160
+#define CAPACITY 120
 // Eights of a thread that are on their way at a time.
 #define LOADS 4
-struct Part { const X* x; u64 n, end; };
+struct Part { const X* x; const float* scale; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
 // Squares are added in binary32 by eights and from there on in binary64, whose conversions would cost more than the memory.
@@ -14,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
     const u64 start = (blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0)) * chunk;
     const X* x = parts.at[t].x + start;
     const u64 left = parts.at[t].n - start, n = left < chunk ? left : chunk, eights = aligned(x) ? n / 8 : 0;
+    const float scale = sizeof(X) == 1 ? *parts.at[t].scale : 1.0f;
     double sum = 0.0;
     for (u64 g = threadIdx.x; g < eights; g += LOADS * blockDim.x) {
         Eight<X> raw[LOADS] = {};
@@ -23,6 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
         for (int k = 0; k < LOADS; k++) {
             float e[8], eight = 0.0f;
             unpack8(raw[k], e);
+#pragma unroll
+            for (int i = 0; i < 8; i++) if (sizeof(X) == 1) e[i] *= scale;
 #pragma unroll
             for (int i = 0; i < 8; i++) eight += e[i] * e[i];
             if (eight > 1e-30f && eight < 1e30f) {
@@ -34,7 +37,12 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
             }
         }
     }
-    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) sum += (double)load(x[i]) * (double)load(x[i]);
+    for (u64 i = 8 * eights + threadIdx.x; i < n; i += blockDim.x) {
+        float e[8];
+        unpack8(fetch8(x + i, 1, false), e);
+        e[0] *= scale;
+        sum += (double)e[0] * (double)e[0];
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

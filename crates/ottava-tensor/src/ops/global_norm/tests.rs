@@ -1,19 +1,24 @@
 use super::global_norm;
+use crate::ops::{Gradient, scaled};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device, Tensor};
+
+fn norm(tensors: &[Tensor]) -> Tensor {
+    global_norm(&tensors.iter().map(Gradient::Plain).collect::<Vec<_>>()).unwrap()
+}
 
 #[test]
 fn global_norm_agrees_across_devices() {
     let inputs = [1, 300, 50_000].map(|n| normals("g", &[n], DType::F32));
     // Binary64 sums in another order round to the same binary32 but for rare ties.
-    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![global_norm(&x.iter().collect::<Vec<_>>())?]));
+    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
 }
 
 #[test]
 fn more_tensors_than_one_launch_takes() {
     let dtype = |i| if i % 3 == 0 { DType::BF16 } else { DType::F32 };
     let inputs: Vec<_> = (0..330).map(|i| normals("g", &[i * i % 97 + i / 300 * 70_000], dtype(i))).collect();
-    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![global_norm(&x.iter().collect::<Vec<_>>())?]));
+    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
 }
 
 #[test]
@@ -21,15 +26,31 @@ fn squares_beyond_binary32_count() {
     for size in [1e25f32, 1e-30] {
         let x: Vec<f32> = (0..5000).map(|i| size * (1.0 + (i % 7) as f32)).collect();
         let x = Tensor::from_slice(&Device::Cpu, &[x.len()], &x).unwrap();
-        parity(&[x], Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![global_norm(&[&x[0]])?]));
+        parity(&[x], Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
     }
 }
 
 #[test]
 fn tensors_count_as_one_vector() {
     let tensor = |v: &[f32]| Tensor::from_slice(&Device::Cpu, &[v.len()], v).unwrap();
-    let norm = global_norm(&[&tensor(&[2.0, 3.0]), &tensor(&[6.0])]).unwrap();
-    assert_eq!(values(&norm), [7.0]);
-    let norm = global_norm(&[&tensor(&[2.0, f32::NAN])]).unwrap();
-    assert!(values(&norm)[0].is_nan());
+    assert_eq!(values(&norm(&[tensor(&[2.0, 3.0]), tensor(&[6.0])])), [7.0]);
+    assert!(values(&norm(&[tensor(&[2.0, f32::NAN])]))[0].is_nan());
+}
+
+/// Beside plain ones; each with what multiplies it back, which is NaN where a gradient was not finite.
+#[test]
+fn scaled_gradients_count_as_what_they_stand_for() {
+    let inputs = [1, 7, 300, 50_001].map(|n| normals("g", &[n], DType::F32));
+    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| {
+        let stored: Vec<_> = x.iter().map(|x| scaled(x, DType::E4M3)).collect::<Result<_, _>>()?;
+        let back: Vec<_> = stored.iter().map(|x| crate::ops::unscaled(x, DType::F32)).collect::<Result<_, _>>()?;
+        let mixed: Vec<_> = stored.iter().map(Gradient::Scaled).chain([Gradient::Plain(&x[1])]).collect();
+        let got = global_norm(&mixed)?;
+        let expected = norm(&back.into_iter().chain([x[1].clone()]).collect::<Vec<_>>());
+        assert!((values(&got)[0] / values(&expected)[0] - 1.0).abs() < 1e-6);
+        Ok(vec![got])
+    });
+    let bad = Tensor::from_slice(&Device::Cpu, &[2], &[1.0, f32::INFINITY]).unwrap();
+    let bad = scaled(&bad, DType::E4M3).unwrap();
+    assert!(values(&global_norm(&[Gradient::Scaled(&bad)]).unwrap())[0].is_nan());
 }

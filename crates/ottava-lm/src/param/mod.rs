@@ -1,12 +1,15 @@
-//! A trained tensor with its names, its binary32 master, its FP8 codes and its gradient.
+//! A trained tensor with its names, its weights, its FP8 codes and its gradient.
+
+mod kept;
+
+pub use kept::{Grad, GradFormat, Master, Weights};
 
 use crate::error::{Error, Result};
+use crate::level::{Formats, Level, Masters};
 use crate::recipe::Recipe;
 use crate::recompute::Recompute;
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
-use ottava_tensor::ops::{
-    self, Accumulation, AdamWWeight, CastScale, Copies, Operand, cast, gemm_nt, gemm_nt_add, real_type,
-};
+use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, Copies, Operand, real_type};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
@@ -35,7 +38,9 @@ pub trait WeightSource {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
 }
 
-/// What a dry run calls the memory of gradients.
+/// What a dry run calls the memory of parameters.
+const WEIGHTS: &str = "weights";
+const MASTERS: &str = "master weights";
 const GRADIENTS: &str = "gradients";
 
 /// What a model is built for.
@@ -47,13 +52,11 @@ pub enum Purpose {
     Infer,
 }
 
-/// What training keeps of a 16-bit model beside its weights.
+/// What training keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Weights in F32. Without, updates round the 16-bit weights by chance.
-    pub masters: bool,
-    /// Type of the gradients of the blocks' matrices: F32 or BF16. All others are F32.
-    pub gradients: DType,
+    /// Of the optimizer.
+    pub formats: Formats,
     /// FP8 codes of weights, made once per step. Without, each product casts the weight that it reads.
     pub weight_codes: bool,
     /// Of forward's activations.
@@ -62,8 +65,7 @@ pub struct Kept {
 
 impl Kept {
     /// Everything, in F32.
-    pub const FULL: Kept =
-        Kept { masters: true, gradients: DType::F32, weight_codes: true, recompute: Recompute::None };
+    pub const FULL: Kept = Kept { formats: Level::O0.formats(), weight_codes: true, recompute: Recompute::None };
 }
 
 impl Purpose {
@@ -93,16 +95,16 @@ pub struct Builder<'a> {
 pub struct Param {
     /// The tensors of a model folder that it is made of, stacked.
     pub parts: Vec<Part>,
-    /// The weights that layers compute with, in the recipe's compute type.
-    pub value: Tensor,
-    /// The weights that the optimizer updates, F32; `None` where `value` is these, or nothing is trained.
-    pub master: Option<Tensor>,
+    /// The weights.
+    pub weights: Weights,
     /// Gradient of the loss, added to by backward; `None` before the first backward of a step, so that the memory serves forward.
-    pub grad: Option<Tensor>,
-    /// F32 (F64 for F64), or as [`Param::matrix`] has it.
-    grad_dtype: DType,
+    pub grad: Option<Grad>,
+    /// Of the gradient.
+    grad_format: GradFormat,
     /// How FP8 products read it.
     cast: Option<WeightCast>,
+    /// How the optimizer keeps it.
+    pub formats: Formats,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
 }
@@ -123,27 +125,31 @@ struct WeightCast {
 impl Param {
     /// A parameter of the stacked `parts`, filled from the builder's weights, with its gradient in the type of sums.
     pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
-        let sums = real_type(build.recipe.compute);
+        let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, parts, init, sums)
     }
 
-    /// A matrix whose gradient is a product, in the type that the purpose names.
+    /// A matrix whose gradient is a product, in the format that the purpose names.
     pub fn matrix(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
-        let dtype = match build.purpose {
-            Purpose::Train(kept) if compute == DType::BF16 => kept.gradients,
-            _ => real_type(compute),
+        let format = match build.purpose {
+            Purpose::Train(kept) => GradFormat::of(kept.formats.gradients, compute),
+            Purpose::Infer => GradFormat::Plain(real_type(compute)),
         };
-        Param::with_gradient(build, parts, init, dtype)
+        Param::with_gradient(build, parts, init, format)
     }
 
-    fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, gradient: DType) -> Result<Param> {
+    fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, grad_format: GradFormat) -> Result<Param> {
         let mut shape = parts[0].shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
         let compute = build.recipe.compute;
-        let narrow = matches!(compute, DType::F16 | DType::BF16);
-        let masters = matches!(build.purpose, Purpose::Train(kept) if kept.masters);
-        let scope = build.device.scope(if narrow && masters { "master weights" } else { "weights" });
+        let formats = match build.purpose {
+            Purpose::Train(kept) if shape.len() > 1 => kept.formats,
+            Purpose::Train(kept) => kept.formats.of_vectors(),
+            Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
+        };
+        let is_master = formats.masters == Masters::Float32 && compute != DType::F32;
+        let scope = build.device.scope(if is_master { MASTERS } else { WEIGHTS });
         let mut full = Tensor::empty(build.device, &shape, DType::F32)?;
         drop(scope);
         let mut row = 0;
@@ -163,13 +169,30 @@ impl Param {
             )?;
             row += part.shape[0];
         }
-        let _scope = build.device.scope("weights");
-        let value = if compute == DType::F32 { full.clone() } else { cast(&full, compute)? };
-        if compute == DType::F16 && build.purpose.trains() && !masters {
-            return Err(Error::Config("weights in float16 are trained beside master weights in float32 alone".into()));
+        if build.purpose.trains() && compute != DType::BF16 {
+            let needs = match formats.masters {
+                Masters::None if compute == DType::F16 => Some("master weights"),
+                Masters::Remainder => Some("weights in bfloat16 for a remainder"),
+                _ => None,
+            };
+            if let Some(needs) = needs {
+                return Err(Error::Config(format!(
+                    "training in {compute} needs {needs}: choose another `optimizer.master_weights`"
+                )));
+            }
         }
-        let master = (narrow && masters).then_some(full);
-        Ok(Param { decay: shape.len() > 1, parts, value, master, grad: None, grad_dtype: gradient, cast: None })
+        let weights = Weights::new(full, compute, formats.masters)?;
+        Ok(Param { decay: shape.len() > 1, parts, weights, grad: None, grad_format, cast: None, formats })
+    }
+
+    /// The weights as layers read them.
+    pub fn value(&self) -> Result<Tensor> {
+        self.weights.value()
+    }
+
+    /// The type of [`Param::value`].
+    pub fn dtype(&self) -> DType {
+        self.weights.dtype()
     }
 
     /// Makes the gradient zero, before the first backward of a step.
@@ -177,22 +200,39 @@ impl Param {
         self.grad = None;
     }
 
-    /// The gradient, for a layer's backward to add to.
+    /// The gradient, for a layer's backward to add to, where it has no scale.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
         if self.grad.is_none() {
-            let _scope = self.value.device().scope(GRADIENTS);
-            self.grad = Some(Tensor::zeros(self.value.device(), self.value.shape(), self.grad_dtype)?);
+            let _scope = self.weights.device().scope(GRADIENTS);
+            let zeros = Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?;
+            self.grad = Some(Grad::Plain(zeros));
         }
-        Ok(self.grad.as_mut().expect("made just above"))
+        match &mut self.grad {
+            Some(Grad::Plain(grad)) => Ok(grad),
+            _ => unreachable!("only gradients that are products have scales"),
+        }
     }
 
     /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step is the gradient.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
-        let _scope = self.value.device().scope(GRADIENTS);
-        match &mut self.grad {
-            Some(grad) => gemm_nt_add(a, b, grad, accumulation)?,
-            none => *none = Some(gemm_nt(a, b, self.grad_dtype, accumulation)?),
-        }
+        let _scope = self.weights.device().scope(GRADIENTS);
+        let grad = self.grad.take();
+        self.grad = Some(Grad::plus_product(grad, self.grad_format, a, b, accumulation)?);
+        Ok(())
+    }
+
+    /// Adds what `add` adds to a tensor of its shape to the gradient of a matrix.
+    pub fn add_to_grad(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let _scope = self.weights.device().scope(GRADIENTS);
+        let grad = self.grad.take();
+        self.grad = Some(Grad::plus(grad, self.grad_format, |sum| {
+            let mut sum = match sum {
+                Some(sum) => sum,
+                None => Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?,
+            };
+            add(&mut sum)?;
+            Ok(sum)
+        })?);
         Ok(())
     }
 
@@ -202,18 +242,22 @@ impl Param {
             Purpose::Train(kept) => (copies, kept.weight_codes),
             Purpose::Infer => (Copies::Rows, true),
         };
+        if copies == Copies::Both && purpose.trains() {
+            self.weights.made_when_asked();
+        }
         self.cast = Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: Frozen::default(), amax: None });
     }
 
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize(&mut self, scaling: &mut ScalingState) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
-        let _scope = self.value.device().scope("FP8 codes of weights");
-        cast.frozen.replace(scaling.freeze(cast.slot, &self.value)?)?;
+        let _scope = self.weights.device().scope("FP8 codes of weights");
+        let value = self.weights.value()?;
+        cast.frozen.replace(scaling.freeze(cast.slot, &value)?)?;
         match &mut cast.codes {
             _ if !cast.keeps_codes => {}
-            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.value, codes)?,
-            none => *none = Some(scaling.quantize_by(cast.slot, &cast.frozen, &self.value, cast.copies)?),
+            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &value, codes)?,
+            none => *none = Some(scaling.quantize_by(cast.slot, &cast.frozen, &value, cast.copies)?),
         }
         Ok(())
     }
@@ -231,19 +275,13 @@ impl Param {
         Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }
 
-    /// What an optimizer reads and writes: the weights, what becomes of their cast meanwhile, and the gradient. `seed` is this
-    /// parameter's own.
+    /// What an optimizer reads and writes: the weights, what becomes of their cast meanwhile, and the gradient.
     pub fn for_update<'a>(
         &'a mut self,
-        seed: u64,
         next: &'a Option<NextCast>,
-    ) -> Result<(AdamWWeight<'a>, Option<ops::WeightCast<'a>>, &'a Tensor)> {
-        let Param { value, master, grad, cast, .. } = self;
-        let weight = match master {
-            Some(master) => AdamWWeight::Master { master, copy: Some(value) },
-            None if value.dtype() == DType::BF16 => AdamWWeight::Stochastic { weight: value, seed },
-            None => AdamWWeight::Master { master: value, copy: None },
-        };
+    ) -> Result<(AdamWWeight<'a>, Option<ops::WeightCast<'a>>, ops::Gradient<'a>)> {
+        let Param { weights, grad, cast, .. } = self;
+        let weight = weights.for_update();
         let scale = match next {
             Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
             Some(NextCast::Blocks(how)) => Some(CastScale::Own(Granularity::Blocks128x128, *how)),
@@ -257,7 +295,7 @@ impl Param {
             (Some(WeightCast { amax: Some(amax), .. }), None) => Some(ops::WeightCast::Amax(amax)),
             _ => None,
         };
-        Ok((weight, cast, grad.as_ref().expect("backward has run")))
+        Ok((weight, cast, grad.as_ref().expect("backward has run").read()))
     }
 
     /// Casts updated weights whose scales had to wait for them.
@@ -269,7 +307,7 @@ impl Param {
             return Ok(());
         }
         match &mut cast.codes {
-            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.value, codes),
+            Some(codes) => scaling.quantize_into(cast.slot, &cast.frozen, &self.weights.value()?, codes),
             None => Ok(()),
         }
     }
@@ -279,14 +317,14 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value, Copies::Rows),
+            None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value()?, Copies::Rows),
         }
     }
 
     /// Measures what a product of forward reads as it is, where that would otherwise be measured by its cast.
     pub fn measure_for_forward(&self, scaling: &mut ScalingState) -> Result<()> {
         match &self.cast {
-            Some(cast) if !cast.keeps_codes => scaling.measure(cast.slot, &self.value),
+            Some(cast) if !cast.keeps_codes => scaling.measure(cast.slot, &self.value()?),
             _ => Ok(()),
         }
     }
@@ -296,13 +334,8 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => scaling.quantize_again(cast.slot, &cast.frozen, &self.value, Copies::Columns),
+            None => scaling.quantize_again(cast.slot, &cast.frozen, &self.value()?, Copies::Columns),
         }
-    }
-
-    /// The most precise weights there are, to save.
-    pub fn full(&self) -> &Tensor {
-        self.master.as_ref().unwrap_or(&self.value)
     }
 
     /// The first part's name, for messages.

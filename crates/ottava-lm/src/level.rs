@@ -1,0 +1,126 @@
+//! In which format an optimizer keeps what: levels are values, which parameters and the optimizer interpret.
+
+use serde::{Deserialize, Serialize};
+
+/// A choice of formats for weights, gradients and moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Everything in F32.
+    #[default]
+    #[serde(rename = "O0")]
+    O0,
+    /// MS-AMP's O1: weights in F16 with a scale, gradients of matrices in E4M3.
+    #[serde(rename = "O1")]
+    O1,
+    /// MS-AMP's O2: and the first moment in E4M3, the second in F16.
+    #[serde(rename = "O2")]
+    O2,
+    /// MS-AMP's O3: and the weights that products read are kept in FP8.
+    #[serde(rename = "O3")]
+    O3,
+    /// BF16 without master weights, both moments in FP8 with stretched ranges, as in COAT.
+    Coat,
+    /// BF16 throughout, without master weights; what would be lost is rounded by chance.
+    Bf16,
+}
+
+impl Level {
+    /// All of them.
+    pub const ALL: [Level; 6] = [Level::O0, Level::O1, Level::O2, Level::O3, Level::Coat, Level::Bf16];
+
+    /// The spelling in configuration files.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Level::O0 => "O0",
+            Level::O1 => "O1",
+            Level::O2 => "O2",
+            Level::O3 => "O3",
+            Level::Coat => "coat",
+            Level::Bf16 => "bf16",
+        }
+    }
+
+    /// What the level keeps in which format.
+    pub const fn formats(self) -> Formats {
+        let (masters, gradients, states) = match self {
+            Level::O0 => (Masters::Float32, Gradients::Float32, States::Float32),
+            Level::O1 => (Masters::Float16, Gradients::Float8, States::Float32),
+            Level::O2 | Level::O3 => (Masters::Float16, Gradients::Float8, States::Float8),
+            Level::Coat => (Masters::None, Gradients::Bfloat16, States::Coat),
+            Level::Bf16 => (Masters::None, Gradients::Bfloat16, States::Bfloat16),
+        };
+        Formats { masters, gradients, states }
+    }
+
+    /// Whether FP8 codes of weights are kept for the whole step; else each product casts the weight that it reads.
+    pub const fn weight_codes(self) -> bool {
+        !matches!(self, Level::O1 | Level::O2 | Level::Coat)
+    }
+}
+
+/// What an optimizer keeps in which format. Vectors, which are few, have no format with a scale: they take F32 instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Formats {
+    /// Of the weights that are updated.
+    pub masters: Masters,
+    /// Of the gradients of the blocks' matrices. All others are F32.
+    pub gradients: Gradients,
+    /// Of the moments.
+    pub states: States,
+}
+
+/// How the weights that are updated are kept, where a model computes in 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Masters {
+    /// 4 bytes.
+    Float32,
+    /// 2 bytes, with one power of two for a matrix.
+    Float16,
+    /// 2 bytes beside weights in BF16, which together make the bits of an F32.
+    Remainder,
+    /// None: weights in BF16 are rounded by chance.
+    None,
+}
+
+/// How gradients of matrices are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Gradients {
+    /// 4 bytes.
+    Float32,
+    /// 2 bytes.
+    Bfloat16,
+    /// E4M3, with one power of two for a matrix: cast anew after each micro-batch.
+    Float8,
+}
+
+/// How moments are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum States {
+    /// 4 bytes each.
+    Float32,
+    /// 2 bytes each, rounded by chance.
+    Bfloat16,
+    /// The first in E4M3, the second in F16, each with one power of two for a matrix.
+    Float8,
+    /// Both in E4M3 with stretched ranges, in groups of 128.
+    Coat,
+}
+
+impl Formats {
+    /// Those of parameters that are no matrices.
+    pub const fn of_vectors(self) -> Formats {
+        let masters = match self.masters {
+            Masters::Float16 => Masters::Float32,
+            other => other,
+        };
+        let states = match self.states {
+            States::Float8 | States::Coat => States::Float32,
+            other => other,
+        };
+        Formats { masters, gradients: Gradients::Float32, states }
+    }
+}

@@ -1,0 +1,108 @@
+//! The optimizer's pass, with weights, gradients and moments kept in each way.
+
+use crate::ops::*;
+use crate::{DType, Device, Expanded, Granularity, QuantizedTensor, Result, Scaled, Tensor};
+
+/// Times one op by its name and the bytes it must move.
+type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+/// What an update works on, beside the weights.
+struct Case {
+    moments: Moments,
+    plain: Tensor,
+    scaled: Option<Scaled>,
+    seen: CastStatistics,
+    norm: Tensor,
+    scalars: AdamWScalars,
+}
+
+impl Case {
+    fn update(&mut self, weight: AdamWWeight, cast: Option<WeightCast>) -> Result<()> {
+        let grad = self.scaled.as_ref().map_or(Gradient::Plain(&self.plain), Gradient::Scaled);
+        let parameter = AdamWParameter { weight, moments: &mut self.moments, grad, weight_decay: 0.1, seed: 7, cast };
+        adamw(&mut [parameter], &mut self.seen, &self.norm, &self.scalars)
+    }
+}
+
+/// A row for each way, for a matrix of `shape`.
+pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
+    let n = shape[0] * shape[1];
+    let mut master = normal(device, &shape, 0.02, 1)?;
+    let grad = normal(device, &shape, 1.0, 4)?;
+    row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
+    row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
+    let norm = global_norm(&[Gradient::Plain(&grad)])?;
+    let how =
+        AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
+    let mut scalars = AdamWScalars::new(device)?;
+    scalars.set(&how)?;
+    let plain = |dtype| -> Result<Moments> {
+        Ok(Moments::Plain { m: Tensor::zeros(device, &shape, dtype)?, v: Tensor::zeros(device, &shape, dtype)? })
+    };
+    let (moments, seen) = (plain(DType::F32)?, CastStatistics::new(device, 1)?);
+    let mut case = Case { moments, plain: grad, scaled: None, seen, norm, scalars };
+    let mut copy = cast(&master, DType::BF16)?;
+    row("adamw, F32 states and BF16 copy", 30 * n, &mut || case.update(kept(&mut master, &mut copy), None))?;
+    let scale = Tensor::from_slice(device, &[1], &[64f32])?;
+    let mut codes = quantize(&copy, DType::E4M3, &scale, Copies::Both, &mut case.seen, 0)?;
+    row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
+        case.update(kept(&mut master, &mut copy), given(&scale, &mut codes))
+    })?;
+    case.moments = plain(DType::BF16)?;
+    let mut rest = Tensor::zeros(device, &shape, DType::I16)?;
+    row("adamw, BF16 states, BF16 weights and rest, FP8 codes", 22 * n, &mut || {
+        case.update(AdamWWeight::Split { weight: &mut copy, rest: &mut rest }, given(&scale, &mut codes))
+    })?;
+    drop(rest);
+    case.plain = cast(&case.plain, DType::BF16)?;
+    row("adamw, BF16 states, weights by chance", 14 * n, &mut || {
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
+    })?;
+    let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    row("adamw, BF16 states, weights by chance, amax", 14 * n, &mut || {
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
+    })?;
+    row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, given(&scale, &mut codes))
+    })?;
+    let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
+    let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, Copies::Both, &mut case.seen, 0)?;
+    row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
+        let cast = WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut blocks };
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(cast))
+    })?;
+    drop(blocks);
+    case.moments = Moments::Expanded { m: Expanded::zeros(device, &shape)?, v: Expanded::zeros(device, &shape)? };
+    row("adamw, expanded E4M3 states, weights by chance", 10 * n, &mut || {
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
+    })?;
+    row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;
+    case.scaled = Some(scaled(&case.plain, DType::E4M3)?);
+    let mut weight = scaled(&master, DType::F16)?;
+    drop(master);
+    row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
+    // Read twice, for the powers of two and to be updated.
+    case.moments = plain(DType::F32)?;
+    row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || case.update(made(&mut weight), None))?;
+    case.moments = Moments::Scaled {
+        m: Scaled::zeros(device, &shape, DType::E4M3)?,
+        v: Scaled::zeros(device, &shape, DType::F16)?,
+    };
+    row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
+        case.update(made(&mut weight), None)
+    })?;
+    row("adamw, the same and FP8 codes", 19 * n, &mut || case.update(made(&mut weight), given(&scale, &mut codes)))?;
+    Ok(())
+}
+
+fn given<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Option<WeightCast<'a>> {
+    Some(WeightCast::Codes { scale: CastScale::Given(scale), slot: 0, into })
+}
+
+fn kept<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> AdamWWeight<'a> {
+    AdamWWeight::Master { master, copy: WeightCopy::Kept(copy) }
+}
+
+fn made(master: &mut Scaled) -> AdamWWeight<'_> {
+    AdamWWeight::Scaled { master, copy: WeightCopy::Made(DType::BF16) }
+}

@@ -1,0 +1,128 @@
+//! How the CPU reads and writes what an optimizer keeps: in pieces, through F32.
+
+use crate::element::Float;
+use crate::fp8::E4M3;
+use crate::ops::expanded::Curve;
+use crate::ops::random::hash;
+use crate::ops::scaled::cpu::halves_of;
+use crate::stored::{Expanded, Scaled};
+use crate::{DType, Tensor};
+use half::{bf16, f16};
+
+/// A piece of stored values.
+pub(super) enum Chunk<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+    F16(&'a mut [f16], f32),
+    E4m3(&'a mut [E4M3], f32),
+    Split(&'a mut [bf16], &'a mut [i16]),
+    /// Whole groups of one row.
+    Expanded(&'a mut [E4M3], &'a mut [f32]),
+}
+
+/// What a piece is written by.
+#[derive(Clone, Copy)]
+pub(super) struct Rounding {
+    /// Values with a power of two are multiplied by this.
+    pub power: f32,
+    /// Of rounding by chance, and 0 for weights, 1 and 2 for the moments.
+    pub seed: u64,
+    pub kind: u64,
+    /// The number of the first element.
+    pub start: usize,
+}
+
+impl<'a> Chunk<'a> {
+    /// F32 or BF16, in pieces of `size`.
+    pub fn plain(x: &'a mut Tensor, size: usize) -> Vec<Chunk<'a>> {
+        match x.dtype() {
+            DType::F32 => x.host_mut().chunks_mut(size).map(Chunk::F32).collect(),
+            _ => x.host_mut().chunks_mut(size).map(Chunk::Bf16).collect(),
+        }
+    }
+
+    pub fn scaled(x: &'a mut Scaled, size: usize) -> Vec<Chunk<'a>> {
+        let scale = x.scale_inv.host::<f32>()[0];
+        match x.values.dtype() {
+            DType::F16 => x.values.host_mut().chunks_mut(size).map(|x| Chunk::F16(x, scale)).collect(),
+            _ => x.values.host_mut().chunks_mut(size).map(|x| Chunk::E4m3(x, scale)).collect(),
+        }
+    }
+
+    pub fn split(weight: &'a mut Tensor, rest: &'a mut Tensor, size: usize) -> Vec<Chunk<'a>> {
+        let pairs = weight.host_mut().chunks_mut(size).zip(rest.host_mut().chunks_mut(size));
+        pairs.map(|(weight, rest)| Chunk::Split(weight, rest)).collect()
+    }
+
+    /// Row by row.
+    pub fn expanded(x: &'a mut Expanded) -> Vec<Chunk<'a>> {
+        let row = x.codes.shape()[1].max(1);
+        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(Expanded::GROUP) * 3);
+        x.codes.host_mut().chunks_mut(row).zip(groups).map(|(codes, groups)| Chunk::Expanded(codes, groups)).collect()
+    }
+
+    pub fn load(&self, to: &mut [f32]) {
+        match self {
+            Chunk::F32(x) => to.copy_from_slice(x),
+            Chunk::Bf16(x) => load(x, 1.0, to),
+            Chunk::F16(x, scale) => load(x, *scale, to),
+            Chunk::E4m3(x, scale) => load(x, *scale, to),
+            Chunk::Split(weight, rest) => {
+                for (to, (weight, rest)) in to.iter_mut().zip(weight.iter().zip(rest.iter())) {
+                    let bits = u32::from(weight.to_bits()) << 16;
+                    *to = f32::from_bits(bits.wrapping_add_signed(i32::from(*rest)));
+                }
+            }
+            Chunk::Expanded(codes, groups) => {
+                let codes = codes.chunks(Expanded::GROUP).zip(groups.chunks(3));
+                for (to, (codes, group)) in to.chunks_mut(Expanded::GROUP).zip(codes) {
+                    Curve { step: group[0], power: group[1], middle: group[2] }.decode(codes, to);
+                }
+            }
+        }
+    }
+
+    pub fn store(&mut self, from: &[f32], how: Rounding) {
+        match self {
+            Chunk::F32(x) => x.copy_from_slice(from),
+            Chunk::Bf16(x) => {
+                for (i, (x, &from)) in x.iter_mut().zip(from).enumerate() {
+                    *x = by_chance(from, how.seed, (how.start + i) as u64, how.kind);
+                }
+            }
+            Chunk::F16(x, _) => store(from, how.power, x),
+            Chunk::E4m3(x, _) => store(from, how.power, x),
+            Chunk::Split(weight, rest) => {
+                for (&from, (weight, rest)) in from.iter().zip(weight.iter_mut().zip(rest.iter_mut())) {
+                    (*weight, *rest) = halves_of(from);
+                }
+            }
+            Chunk::Expanded(codes, groups) => {
+                let codes = codes.chunks_mut(Expanded::GROUP).zip(groups.chunks_mut(3));
+                for (from, (codes, group)) in from.chunks(Expanded::GROUP).zip(codes) {
+                    let curve = Curve::of(from);
+                    curve.encode(from, codes);
+                    group.copy_from_slice(&[curve.step, curve.power, curve.middle]);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn load<X: Float<Real = f32>>(x: &[X], scale: f32, to: &mut [f32]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to = x.load() * scale);
+}
+
+fn store<X: Float<Real = f32>>(from: &[f32], power: f32, x: &mut [X]) {
+    x.iter_mut().zip(from).for_each(|(x, from)| *x = X::store(from * power));
+}
+
+/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
+/// of four elements; weight and moments of one element have bits of their own, and share them with those of its neighbours.
+fn by_chance(x: f32, seed: u64, i: u64, kind: u64) -> bf16 {
+    if !x.is_finite() {
+        return bf16::from_f32(x);
+    }
+    let random = (hash(seed ^ (i / 4)) >> (16 * ((i + kind) % 4))) as u16;
+    bf16::from_bits((x.to_bits().wrapping_add(u32::from(random)) >> 16) as u16)
+}

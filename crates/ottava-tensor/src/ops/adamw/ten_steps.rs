@@ -1,0 +1,236 @@
+//! Ten steps of a toy network at each level, against formulas written out once more: rounding by searching in binary64, arithmetic in
+//! single operations of binary32, scales by logarithms.
+
+use super::*;
+use crate::ops::{global_norm, scaled, unscaled};
+use crate::testing::{gpu, normals, values};
+
+const ROWS: usize = 3;
+const COLUMNS: usize = 300;
+const N: usize = ROWS * COLUMNS;
+
+/// A binary format: bits of the fraction, exponent of the smallest normal value, largest finite value.
+#[derive(Clone, Copy)]
+struct Format {
+    fraction: i32,
+    smallest: i32,
+    largest: f64,
+}
+
+const E4M3: Format = Format { fraction: 3, smallest: -6, largest: 448.0 };
+const F16: Format = Format { fraction: 10, smallest: -14, largest: 65_504.0 };
+const BF16: Format = Format { fraction: 7, smallest: -126, largest: 3.389_531_389_251_535_5e38 };
+
+impl Format {
+    fn round(self, x: f64) -> f64 {
+        let exponent = if x == 0.0 { self.smallest } else { (x.abs().log2().floor() as i32).max(self.smallest) };
+        let unit = 2f64.powi(exponent - self.fraction);
+        ((x / unit).round_ties_even() * unit).clamp(-self.largest, self.largest)
+    }
+
+    /// Values after they were stored by the power of two of FP8-LM, and that power.
+    fn store(self, x: &[f32]) -> (Vec<f32>, f64) {
+        let amax = x.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
+        let power = if amax == 0.0 { 1.0 } else { (self.largest / amax).log2().floor().exp2() };
+        (x.iter().map(|x| (self.round(f64::from(*x) * power) / power) as f32).collect(), power)
+    }
+}
+
+/// What the reference keeps, as values.
+struct Reference {
+    master: Vec<f32>,
+    m: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl Reference {
+    /// One update by the gradient `g`, with nothing rounded but each operation.
+    fn update(&mut self, g: &[f32], norm: f32, how: &AdamW) {
+        let f = |x: f64| x as f32;
+        let correction = |beta: f64| 1.0 - beta.powi(how.step as i32);
+        let clip = (f(how.max_norm) / (norm + 1e-6)).min(1.0);
+        for (i, g) in g.iter().enumerate() {
+            let g = g * clip;
+            let m = self.m[i] + (g - self.m[i]) * f(1.0 - how.beta1);
+            let v = self.v[i] * f(how.beta2) + g * g * f(1.0 - how.beta2);
+            let root = v.sqrt() / f(correction(how.beta2).sqrt());
+            let step = f(how.learning_rate / correction(how.beta1)) * (m / (root + f(how.epsilon)));
+            self.master[i] = self.master[i] * f(1.0 - how.learning_rate * 0.1) - step;
+            (self.m[i], self.v[i]) = (m, v);
+        }
+    }
+}
+
+/// The gradient of a network whose loss is `Σ c (w - t)² / 2`, with noise of its own in each step.
+fn gradient(weights: &[f64], step: u64) -> Vec<f32> {
+    let noise = values(&normals(&format!("noise {step}"), &[N], DType::F32));
+    let (c, t) = (values(&normals("curvature", &[N], DType::F32)), values(&normals("target", &[N], DType::F32)));
+    (0..N).map(|i| (c[i].abs() * (weights[i] - t[i]) + 0.1 * noise[i]) as f32).collect()
+}
+
+fn tensor(device: &Device, x: &[f32]) -> Tensor {
+    Tensor::from_slice(device, &[ROWS, COLUMNS], x).unwrap()
+}
+
+fn f32s(x: &Tensor) -> Vec<f32> {
+    values(x).into_iter().map(|x| x as f32).collect()
+}
+
+/// Masters in F16, gradients in E4M3; moments in F32 (O1) or in E4M3 and F16 (O2, and O3, which keeps codes besides).
+#[test]
+fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for narrow_moments in [false, true] {
+            let start = f32s(&normals("start", &[N], DType::F32));
+            let mut master = scaled(&tensor(&device, &start), DType::F16).unwrap();
+            let zeros = |dtype| Tensor::zeros(&device, &[ROWS, COLUMNS], dtype).unwrap();
+            let stored = |dtype| Scaled::zeros(&device, &[ROWS, COLUMNS], dtype).unwrap();
+            let mut moments = match narrow_moments {
+                true => Moments::Scaled { m: stored(DType::E4M3), v: stored(DType::F16) },
+                false => Moments::Plain { m: zeros(DType::F32), v: zeros(DType::F32) },
+            };
+            let mut expected = Reference { master: F16.store(&start).0, m: vec![0.0; N], v: vec![0.0; N] };
+            for step in 1..=10 {
+                let how = AdamW {
+                    learning_rate: 1e-2,
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    epsilon: 1e-8,
+                    step,
+                    max_norm: 1.0,
+                    loss_scale: 1.0,
+                };
+                // Layers read the weights in BF16.
+                let read: Vec<f64> = expected.master.iter().map(|w| BF16.round(f64::from(*w))).collect();
+                assert_eq!(values(&unscaled(&master, DType::BF16).unwrap()), read, "step {step} on {device}");
+                let g = gradient(&read, step);
+                let grad = scaled(&tensor(&device, &g), DType::E4M3).unwrap();
+                let (g, power) = E4M3.store(&g);
+                same("gradient", &grad, &g, power);
+                let norm = global_norm(&[Gradient::Scaled(&grad)]).unwrap();
+                let exact = g.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() as f32;
+                assert!((f32s(&norm)[0] / exact - 1.0).abs() < 1e-6);
+                expected.update(&g, f32s(&norm)[0], &how);
+
+                let mut scalars = AdamWScalars::new(&device).unwrap();
+                scalars.set(&how).unwrap();
+                let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::Made(DType::BF16) };
+                let (grad, moments_of) = (Gradient::Scaled(&grad), &mut moments);
+                let parameter =
+                    AdamWParameter { weight, moments: moments_of, grad, weight_decay: 0.1, seed: 0, cast: None };
+                let mut unread = CastStatistics::new(&device, 1).unwrap();
+                adamw(&mut [parameter], &mut unread, &norm, &scalars).unwrap();
+
+                let power;
+                (expected.master, power) = F16.store(&expected.master);
+                same("master", &master, &expected.master, power);
+                match &moments {
+                    Moments::Plain { m, v } => assert_eq!([f32s(m), f32s(v)], [&expected.m[..], &expected.v[..]]),
+                    Moments::Scaled { m, v } => {
+                        let power;
+                        (expected.m, power) = E4M3.store(&expected.m);
+                        same("first moment", m, &expected.m, power);
+                        let power;
+                        (expected.v, power) = F16.store(&expected.v);
+                        same("second moment", v, &expected.v, power);
+                    }
+                    Moments::Expanded { .. } => unreachable!("not at these levels"),
+                }
+            }
+        }
+    }
+}
+
+/// The scale is that power, and each byte the value's.
+fn same(what: &str, stored: &Scaled, expected: &[f32], power: f64) {
+    assert_eq!(values(&stored.scale_inv), [1.0 / power], "{what}: scale");
+    let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x) * power).collect();
+    assert_eq!(values(&stored.values), expected, "{what}");
+}
+
+/// Moments with stretched ranges, by COAT's formulas in binary64: scales to a few roundings, and codes but where a value lies on the
+/// border between two. Each step starts from what the one before has stored.
+#[test]
+fn stretched_moments_follow_the_formulas_of_coat() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        let start = f32s(&normals("start", &[N], DType::F32));
+        let mut weight = tensor(&device, &start);
+        let zeros = || Expanded::zeros(&device, &[ROWS, COLUMNS]).unwrap();
+        let mut moments = Moments::Expanded { m: zeros(), v: zeros() };
+        let (mut borders, mut all) = (0, 0);
+        for step in 1..=10 {
+            let how = AdamW {
+                learning_rate: 1e-2,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                step,
+                max_norm: 0.0,
+                loss_scale: 1.0,
+            };
+            let Moments::Expanded { m, v } = &moments else { unreachable!("they are") };
+            let (m, v) = (decoded(m), decoded(v));
+            let g = gradient(&values(&weight), step);
+            let mut expected = Reference { master: f32s(&weight), m, v };
+            expected.update(&g, 0.0, &AdamW { max_norm: f64::INFINITY, ..how });
+            let mut scalars = AdamWScalars::new(&device).unwrap();
+            scalars.set(&how).unwrap();
+            let grad = tensor(&device, &g);
+            let parameter = AdamWParameter {
+                weight: AdamWWeight::Master { master: &mut weight, copy: WeightCopy::Made(DType::F32) },
+                moments: &mut moments,
+                grad: Gradient::Plain(&grad),
+                weight_decay: 0.1,
+                seed: 0,
+                cast: None,
+            };
+            let norm = Tensor::from_slice(&device, &[1], &[1f32]).unwrap();
+            adamw(&mut [parameter], &mut CastStatistics::new(&device, 1).unwrap(), &norm, &scalars).unwrap();
+            for (got, expected) in values(&weight).iter().zip(&expected.master) {
+                assert!((got - f64::from(*expected)).abs() < 1e-5, "step {step}: {got} for {expected}");
+            }
+            let Moments::Expanded { m, v } = &moments else { unreachable!("they are") };
+            for (got, expected) in [(m, &expected.m), (v, &expected.v)] {
+                let (groups, codes) = (values(&got.groups), values(&got.codes));
+                for (group, (row, start)) in (0..ROWS).flat_map(|r| [(r, 0), (r, 128), (r, 256)]).enumerate() {
+                    let range = row * COLUMNS + start..row * COLUMNS + (start + 128).min(COLUMNS);
+                    let [step, power, middle] = coat(&expected[range.clone()]);
+                    let stored = &groups[3 * group..][..3];
+                    for (got, expected) in
+                        [stored[0].exp2(), stored[1], stored[2].exp2()].into_iter().zip([step, power, middle])
+                    {
+                        assert!((got / expected - 1.0).abs() < 1e-3, "{got} for {expected}");
+                    }
+                    for i in range {
+                        let x = f64::from(expected[i]);
+                        let stretched = (x.abs() / middle).powf(power) / step;
+                        let [low, high] = [1.0 - 1e-3, 1.0 + 1e-3].map(|near| E4M3.round(stretched * near).copysign(x));
+                        assert!(codes[i] == low || codes[i] == high, "{x:e}: code {} for {stretched}", codes[i]);
+                        borders += usize::from(low != high);
+                        all += 1;
+                    }
+                }
+            }
+        }
+        assert!(borders * 20 < all, "{borders} of {all} values lie on a border");
+    }
+}
+
+/// Step, power and middle of a group.
+fn coat(group: &[f32]) -> [f64; 3] {
+    let sizes = group.iter().map(|x| f64::from(x.abs())).filter(|x| *x != 0.0);
+    let (largest, smallest) = sizes.fold((0f64, f64::INFINITY), |(l, s), x| (l.max(x), s.min(x)));
+    let middle = largest.sqrt() * smallest.sqrt();
+    let power = (16.0 * (448f64 * 448.0 / 2.0).log2() / (largest / smallest).log2()).floor() / 16.0;
+    [(largest / middle).powf(power) / 448.0, power, middle]
+}
+
+/// The values of codes, by the formula.
+fn decoded(x: &Expanded) -> Vec<f32> {
+    let groups = values(&x.groups);
+    let value = |(i, code): (usize, f64)| {
+        let group = &groups[3 * (i / COLUMNS * 3 + i % COLUMNS / 128)..][..3];
+        ((group[2].exp2() * (code.abs() * group[0].exp2()).powf(1.0 / group[1])).copysign(code)) as f32
+    };
+    values(&x.codes).into_iter().enumerate().map(value).collect()
+}

@@ -1,0 +1,60 @@
+//! Weights and gradients in formats of an optimizer: in F16 or E4M3 with one power of two ([`Scaled`]), or in two halves.
+
+pub(super) mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::quantize::raise_amax;
+use super::real_type;
+use crate::stored::Scaled;
+use crate::{DType, Device, Result, Tensor};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// The types of stored values.
+pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
+
+/// The nearest values of `x`, F32 or BF16, in `dtype`, F16 or E4M3, by a power of two of its own. Where an element is not finite,
+/// that element or all come back as NaN.
+pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
+    x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
+    let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
+    raise_amax(x, &mut amax)?;
+    let mut out = Scaled {
+        values: Tensor::empty(x.device(), x.shape(), dtype)?,
+        scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
+    };
+    out.values.expect_dtype("scaled: type", STORED)?;
+    match x.device() {
+        Device::Cpu => cpu::scaled(x, &amax, &mut out),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::scaled(gpu, x, &amax, &mut out)?,
+    }
+    Ok(out)
+}
+
+/// The values in `dtype`, F32, BF16 or F16, each rounded once.
+pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
+    let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
+    y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
+    match y.device().clone() {
+        Device::Cpu => cpu::unscaled(x, &mut y),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::unscaled(&gpu, x, &mut y)?,
+    }
+    Ok(y)
+}
+
+/// F32 values in two halves: the nearest BF16, ties away from zero, and in I16 what to add to their bits, as the upper half of an F32.
+pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
+    x.expect_dtype("split: x", &[DType::F32])?;
+    let mut upper = Tensor::empty(x.device(), x.shape(), DType::BF16)?;
+    let mut rest = Tensor::empty(x.device(), x.shape(), DType::I16)?;
+    match x.device() {
+        Device::Cpu => cpu::split(x, &mut upper, &mut rest),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::split(gpu, x, &mut upper, &mut rest)?,
+    }
+    Ok((upper, rest))
+}
