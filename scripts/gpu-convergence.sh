@@ -5,7 +5,8 @@
 # usage: scripts/gpu-convergence.sh OTTAVA CORPUS_FOLDER [OPTION OF `ottava train`]...
 #        CORPUS_FOLDER holds english.jsonl.gz (scripts/fetch-english.sh)
 # RESULTS (default runs/gpu-convergence) receives the metrics of each run, losses.txt and gaps.svg.
-# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") say what is compared.
+# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") say what is compared, with LEVELS of the
+# optimizer beside (none by default; each with fp8-delayed).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ $# -lt 2 ]; then
@@ -16,8 +17,9 @@ ottava=$1
 corpus=$2/english.jsonl.gz
 shift 2
 results=${RESULTS:-runs/gpu-convergence}
-read -ra recipes <<<"${RECIPES:-fp8-delayed fp8-current fp8-row fp8-block}"
+read -ra recipes <<<"${RECIPES-fp8-delayed fp8-current fp8-row fp8-block}"
 read -ra seeds <<<"${SEEDS:-42 1}"
+read -ra levels <<<"${LEVELS:-}"
 if [ ! -f "$corpus" ]; then
     echo "$corpus is missing; scripts/fetch-english.sh makes it" >&2
     exit 1
@@ -33,9 +35,12 @@ fi
 # made, since those lie beside the runs' folders.
 failed=()
 train() {
-    local name=$1-$2 run=$work/$1-$2 start=$SECONDS
-    shift 2
-    "$ottava" train configs/english-110m.toml --set "recipe=${name%-*}" --set "seed=${name##*-}" --set "output_dir=$run" \
+    local recipe=$1 level=$2 seed=$3 start=$SECONDS
+    shift 3
+    local name=$recipe-$seed
+    [ "$level" = O0 ] || name=$recipe-$level-$seed
+    local run=$work/$name
+    "$ottava" train configs/english-110m.toml --set "recipe=$recipe" --set "level=$level" --set "seed=$seed" --set "output_dir=$run" \
         --set "data.train_files=[\"$corpus\"]" "$@" || failed+=("$name")
     if [ -f "$run/metrics.jsonl" ]; then
         cp "$run/metrics.jsonl" "$results/$name.jsonl"
@@ -44,10 +49,13 @@ train() {
     echo "== $name took $((SECONDS - start)) s"
 }
 for seed in "${seeds[@]}"; do
-    train bf16 "$seed" "$@"
+    train bf16 O0 "$seed" "$@"
 done
 for recipe in "${recipes[@]}"; do
-    train "$recipe" "${seeds[0]}" "$@"
+    train "$recipe" O0 "${seeds[0]}" "$@"
+done
+for level in "${levels[@]}"; do
+    train fp8-delayed "$level" "${seeds[0]}" "$@"
 done
 if [ ${#failed[@]} -gt 0 ]; then
     echo "runs that failed: ${failed[*]}" >&2

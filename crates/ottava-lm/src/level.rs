@@ -55,7 +55,7 @@ impl Level {
 
     /// Whether FP8 codes of weights are kept for the whole step; else each product casts the weight that it reads.
     pub const fn weight_codes(self) -> bool {
-        !matches!(self, Level::O1 | Level::O2 | Level::Coat)
+        !matches!(self, Level::O1 | Level::O2)
     }
 }
 

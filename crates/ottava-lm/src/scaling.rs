@@ -4,8 +4,10 @@
 //! so micro-batches merge by maximum and every cast of a step reads the same scales.
 
 mod measured;
+mod values;
 
 pub use measured::{CastCounts, CastRecord};
+pub use values::Values;
 
 use self::measured::LastStep;
 use crate::error::{Error, Result};
@@ -236,16 +238,16 @@ impl ScalingState {
     }
 
     /// Casts once more a value that was cast before in this step, by the scale that it had; nothing is measured a second time.
-    pub fn quantize_again(
+    pub fn quantize_again<'a>(
         &mut self,
         slot: Slot,
         frozen: &Frozen,
-        x: &Tensor,
+        x: impl Into<Values<'a>>,
         copies: Copies,
     ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
         let scale = scale.of_cast();
-        Ok(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 }.cast(x)?)
+        x.into().cast(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 })
     }
 
     /// Measures a value that nobody casts.
@@ -289,10 +291,16 @@ impl ScalingState {
     }
 
     /// Casts a value by a scale from [`ScalingState::freeze`] and measures it.
-    pub fn quantize_by(&mut self, slot: Slot, frozen: &Frozen, x: &Tensor, copies: Copies) -> Result<QuantizedTensor> {
+    pub fn quantize_by<'a>(
+        &mut self,
+        slot: Slot,
+        frozen: &Frozen,
+        x: impl Into<Values<'a>>,
+        copies: Copies,
+    ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
         let scale = scale.of_cast();
-        Ok(Fp8Output { format, scale, copies, statistics: self.statistics_mut(), slot: slot.0 }.cast(x)?)
+        x.into().cast(Fp8Output { format, scale, copies, statistics: self.statistics_mut(), slot: slot.0 })
     }
 
     /// As [`ScalingState::quantize_by`], into the codes that there are.

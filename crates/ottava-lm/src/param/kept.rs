@@ -3,6 +3,7 @@
 use super::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::{Gradients, Masters};
+use crate::scaling::Values;
 use ottava_tensor::ops::{
     Accumulation, AdamWWeight, Gradient, Operand, WeightCopy, cast, gemm_nt, gemm_nt_add, real_type, scaled, split,
     unscaled,
@@ -58,10 +59,18 @@ impl Weights {
     pub fn value(&self) -> Result<Tensor> {
         Ok(match (&self.value, &self.master) {
             (Some(value), _) => value.clone(),
-            (None, Some(Master::Full(master))) => cast(master, self.dtype)?,
             (None, Some(Master::Scaled(master))) => unscaled(master, self.dtype)?,
-            (None, Some(Master::Rest(_)) | None) => unreachable!("only what a master makes is dropped"),
+            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
         })
+    }
+
+    /// The weights as casts read them.
+    pub fn for_cast(&self) -> Values<'_> {
+        match (&self.value, &self.master) {
+            (Some(value), _) => Values::Plain(value),
+            (None, Some(Master::Scaled(master))) => Values::Scaled(master, self.dtype),
+            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
+        }
     }
 
     /// Has layers read `value`, whatever a master has: for finite differences.
@@ -112,7 +121,7 @@ impl Weights {
                 true => AdamWWeight::Stochastic { weight },
                 false => AdamWWeight::Master { master: weight, copy: made },
             },
-            (_, None) => unreachable!("only what a master makes is dropped"),
+            (_, None) => unreachable!("only what a master in F16 makes is dropped"),
         }
     }
 }

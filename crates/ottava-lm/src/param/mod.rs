@@ -317,7 +317,7 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => scaling.quantize_by(cast.slot, &cast.frozen, &self.value()?, Copies::Rows),
+            None => scaling.quantize_by(cast.slot, &cast.frozen, self.weights.for_cast(), Copies::Rows),
         }
     }
 
@@ -334,7 +334,7 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => scaling.quantize_again(cast.slot, &cast.frozen, &self.value()?, Copies::Columns),
+            None => scaling.quantize_again(cast.slot, &cast.frozen, self.weights.for_cast(), Copies::Columns),
         }
     }
 

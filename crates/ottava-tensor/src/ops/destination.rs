@@ -6,7 +6,7 @@
 //! type first, and those are cast and measured.
 
 use super::quantize::{self, CastStatistics, Copies, CurrentScaling};
-use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
+use crate::{DType, Device, Granularity, QuantizedTensor, Result, Scaled, Tensor};
 
 /// What a producing op writes.
 #[derive(Debug)]
@@ -84,6 +84,16 @@ impl Fp8Output<'_> {
         x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
         let mut quantized = quantize::prepare(&self, x.device(), rows, columns)?;
         quantize::cast_into(x, &mut quantized, &mut self)?;
+        Ok(quantized)
+    }
+
+    /// Casts what [`unscaled`](super::unscaled()) makes of a matrix in F16, in `dtype`.
+    pub fn cast_scaled(mut self, x: &Scaled, dtype: DType) -> Result<QuantizedTensor> {
+        x.values.expect_dtype("quantize: x", &[DType::F16])?;
+        let Device::Cuda(gpu) = x.values.device() else { return self.cast(&super::unscaled(x, dtype)?) };
+        let [rows, columns] = x.values.dims("quantize: x")?;
+        let mut quantized = quantize::prepare(&self, x.values.device(), rows, columns)?;
+        quantize::quantize_scaled(gpu, x, dtype, &mut quantized, &mut self)?;
         Ok(quantized)
     }
 

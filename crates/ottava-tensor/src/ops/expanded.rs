@@ -37,6 +37,10 @@ impl Curve {
     /// The values of `codes`.
     pub fn decode(self, codes: &[E4M3], values: &mut [f32]) {
         let root = 1.0 / self.power;
+        if self.step.is_nan() {
+            let pairs = values.iter_mut().zip(codes);
+            return pairs.for_each(|(value, code)| *value = if code.0 & 0x7F == 0 { 0.0 } else { f32::NAN });
+        }
         for (value, code) in values.iter_mut().zip(codes) {
             let size = code.0 & 0x7F;
             let x = exp2((LOGARITHMS[size as usize] + self.step).mul_add(root, self.middle));
@@ -47,9 +51,11 @@ impl Curve {
     /// The codes of `values`, of which this is the curve.
     pub fn encode(self, values: &[f32], codes: &mut [E4M3]) {
         for (code, &x) in codes.iter_mut().zip(values) {
-            // What is added is zero, or NaN.
-            let stretched = exp2(self.power * (log2(x.abs()) - self.middle) - self.step) + 0.0 * x;
-            *code = E4M3::from_f32(if x == 0.0 { x } else { stretched.copysign(x) });
+            *code = E4M3::from_f32(match x == 0.0 {
+                true => x,
+                false if self.step.is_nan() => f32::NAN,
+                false => exp2(self.power * (log2(x.abs()) - self.middle) - self.step).copysign(x),
+            });
         }
     }
 }
@@ -70,12 +76,10 @@ fn log2(x: f32) -> f32 {
     q.mul_add(f, (bits >> 23) as f32)
 }
 
-/// 2 to the power of `x`, which counts as at least -124 and at most 126.
+/// 2 to the power of `x` from -125 to 127.
 fn exp2(x: f32) -> f32 {
     // Adding and taking away 1.5 · 2^23 rounds to the nearest integer, which is then in the lower bits.
     const ROUND: f32 = 12_582_912.0;
-    let x = if x > 126.0 { 126.0 } else { x };
-    let x = if x < -124.0 { -124.0 } else { x };
     let shifted = x + ROUND;
     let f = x - (shifted - ROUND);
     let mut p = 0.009_685_697f32;

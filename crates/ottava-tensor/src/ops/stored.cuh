@@ -22,11 +22,10 @@ __device__ __forceinline__ float log2_of(float x) {
     q = __fmaf_rn(q, f, 0.47967133f);
     q = __fmaf_rn(q, f, -0.72122335f);
     q = __fmaf_rn(q, f, 1.442703f);
-    return __fmaf_rn(q, f, (float)(bits >> 23));
+    // The exponent by an addition, since conversions are slow.
+    return __fmaf_rn(q, f, __uint_as_float(0x4B400000 + (bits >> 23)) - 12582912.0f);
 }
 __device__ __forceinline__ float exp2_of(float x) {
-    x = x > 126.0f ? 126.0f : x;
-    x = x < -124.0f ? -124.0f : x;
     const float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
     float p = 0.009685697f;
     p = __fmaf_rn(p, f, 0.055922024f);
@@ -36,15 +35,18 @@ __device__ __forceinline__ float exp2_of(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-struct Curve { float step, power, middle; };
+struct Curve {
+    float step, power, middle;
+    __device__ __forceinline__ bool bad() const { return step != step; }
+};
 
-// Of the logarithms of the largest and the smallest value of a group; of none, where that is zero.
-__device__ __forceinline__ Curve curve_of(float largest, float smallest, bool none, bool bad) {
-    if (bad) return {__int_as_float(0x7FFFFFFF), 1.0f, 0.0f};
-    if (none) return {0.0f, 1.0f, 0.0f};
-    const float range = largest - smallest, middle = 0.5f * (largest + smallest);
+// Of the largest and the smallest absolute value of a group, zero aside.
+__device__ __forceinline__ Curve curve_of(float largest, float smallest) {
+    if (!finite(largest)) return {__int_as_float(0x7FFFFFFF), 1.0f, 0.0f};
+    if (largest == 0.0f) return {0.0f, 1.0f, 0.0f};
+    const float high = log2_of(largest), low = log2_of(smallest), range = high - low, middle = 0.5f * (high + low);
     const float power = range > 0.0f ? fminf(fmaxf(floorf(265.835358f / range), 1.0f), 256.0f) * 0.0625f : 16.0f;
-    return {power * (largest - middle) - 8.80735492f, power, middle};
+    return {power * (high - middle) - 8.80735492f, power, middle};
 }
 
 // `logarithms` are those of the absolute values of the 128 codes without a sign. `root` is the reciprocal of the power.
@@ -54,6 +56,6 @@ __device__ __forceinline__ float stretched_back(u32 code, const float* logarithm
     return size == 0 ? 0.0f : __uint_as_float(__float_as_uint(x) | (code & 0x80) << 24);
 }
 __device__ __forceinline__ float stretched(float x, const Curve& curve) {
-    const float y = exp2_of(curve.power * (log2_of(fabsf(x)) - curve.middle) - curve.step) + 0.0f * x;
+    const float y = exp2_of(curve.power * (log2_of(fabsf(x)) - curve.middle) - curve.step);
     return x == 0.0f ? x : copysignf(y, x);
 }

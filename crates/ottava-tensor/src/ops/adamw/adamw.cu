@@ -162,7 +162,7 @@ struct Raw {
     Eight<W> w;
     Eight<M> m;
     Eight<V> v;
-    uint4 rest;
+    uint4 rest;     // of a split weight
 };
 __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& place) {
     const u64 at = place.at;
@@ -199,6 +199,11 @@ template <class T> __device__ __forceinline__ void expand8(const Eight<T>& codes
     const Curve curve = {groups[0], groups[1], groups[2]};
     const float root = 1.0f / curve.power;
     const uint2 words = *(const uint2*)&codes;
+    if (curve.bad()) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = (i < 4 ? words.x : words.y) >> (i % 4 * 8) & 0x7F ? curve.step : 0.0f;
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = stretched_back((i < 4 ? words.x : words.y) >> (i % 4 * 8) & 0xFF, logarithms, curve, root);
 }
@@ -266,32 +271,27 @@ __device__ __forceinline__ void compute(const Raw& raw, const Tensors& of, const
     }
 }
 
-// The curve of a group, whose values sixteen neighbouring threads have. All threads of a warp come here.
+// The curve of a group, whose values sixteen neighbouring threads have. All threads of a warp come here. As integers, absolute values
+// are in order, and one less makes zero the largest.
 __device__ __forceinline__ Curve curve_of_group(const float* x, bool any) {
-    const float infinity = __int_as_float(0x7F800000);
-    float largest = 0.0f, smallest = infinity, nothing = 0.0f;
-    if (any) {
+    u32 largest = 0, smallest = 0xFFFFFFFF;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float a = fabsf(x[i]);
-            largest = fmaxf(largest, a);
-            if (a != 0.0f) smallest = fminf(smallest, a);
-            nothing = __fmaf_rn(a, 0.0f, nothing);
-        }
+    for (int i = 0; i < 8; i++) {
+        const u32 bits = any ? __float_as_uint(x[i]) & 0x7FFFFFFF : 0;
+        largest = max(largest, bits);
+        smallest = min(smallest, bits - 1);
     }
-    bool bad = nothing != 0.0f;
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, step));
-        smallest = fminf(smallest, __shfl_xor_sync(0xFFFFFFFF, smallest, step));
-        bad |= (bool)__shfl_xor_sync(0xFFFFFFFF, (int)bad, step);
+        largest = max(largest, __shfl_xor_sync(0xFFFFFFFF, largest, step));
+        smallest = min(smallest, __shfl_xor_sync(0xFFFFFFFF, smallest, step));
     }
-    return curve_of(log2_of(largest), log2_of(fminf(smallest, largest)), largest == 0.0f, bad);
+    return curve_of(__uint_as_float(largest), __uint_as_float(smallest + 1));
 }
 template <class T> __device__ __forceinline__ void write_expanded(T* codes, float* groups, const Place& place, const float* x, const Curve& curve) {
     float y[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = stretched(x[i], curve);
+    for (int i = 0; i < 8; i++) y[i] = curve.bad() ? (x[i] == 0.0f ? 0.0f : curve.step) : stretched(x[i], curve);
     put8(codes + place.at, pack8<T>(y), place.valid, place.wide);
     if (threadIdx.x % 16 == 0) {
         groups[3 * place.group] = curve.step;
@@ -348,6 +348,9 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
 
 __device__ __forceinline__ bool aligned(const Tensors& of) { return aligned(of.weight, of.copy, of.m, of.v, of.grad, WEIGHTS == Split ? of.rest : nullptr); }
 
+// Whether what a thread reads next is on its way while it computes: where that is little, since registers are few.
+constexpr bool AHEAD = sizeof(Raw) <= 80;
+
 // `chunk` elements of a parameter, or of a row of it where rows have groups: what a block takes.
 struct Piece {
     const Part& part;
@@ -363,6 +366,20 @@ struct Piece {
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
         return {part, t, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
     }
+    // Calls `each` for all eights of this thread, and for as many that are none as other threads have more.
+    template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
+        const Tensors& of = part.of;
+        Raw next;
+        if (AHEAD && place(start).valid > 0) fetch(next, of, place(start));
+        for (u64 first = start; first < end; first += 8 * blockDim.x) {
+            const Place here = place(first), there = place(first + 8 * blockDim.x);
+            Raw raw;
+            if (AHEAD) raw = next;
+            if (AHEAD && there.valid > 0) fetch(next, of, there);
+            if (!AHEAD && here.valid > 0) fetch(raw, of, here);
+            each(raw, here);
+        }
+    }
     // The eight of this thread, `first` being that of the block's first. All threads ask as often.
     __device__ __forceinline__ Place place(u64 first) const {
         const u64 at = first + 8 * threadIdx.x;
@@ -372,7 +389,7 @@ struct Piece {
 };
 
 // Raises what the new values' powers of two will follow from.
-extern "C" __global__ void __launch_bounds__(256, 4) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, 3) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
     fill_logarithms(logarithms);
@@ -381,11 +398,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamw_amaxes(const float* n
     Amaxes& to = amaxes[piece.number];
     const Update how = update_of(of, *scalars, *norm, &to);
     Amaxes seen = {};
-    for (u64 first = piece.start; first < piece.end; first += 8 * blockDim.x) {
-        const Place place = piece.place(first);
-        if (place.valid == 0) continue;
-        Raw raw;
-        fetch(raw, of, place);
+    piece.walk([&](const Raw& raw, const Place& place) {
+        if (place.valid == 0) return;
         Values x;
         compute(raw, of, place, how, logarithms, x);
 #pragma unroll
@@ -393,7 +407,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamw_amaxes(const float* n
             if (i >= place.valid) continue;
             seen = {fmaxf(seen.weight, fabsf(x.w[i])), fmaxf(seen.m, fabsf(x.m[i])), fmaxf(seen.v, fabsf(x.v[i]))};
         }
-    }
+    });
     block_raise(SCALED_W ? &to.weight : nullptr, seen.weight);
     __syncthreads();
     block_raise(SCALED_M ? &to.m : nullptr, seen.m);
@@ -412,7 +426,7 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const Amax
 }
 
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights where there is one.
-extern "C" __global__ void __launch_bounds__(256, 4) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, 3) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
     fill_logarithms(logarithms);
@@ -420,24 +434,18 @@ extern "C" __global__ void __launch_bounds__(256, 4) adamw(const float* norm, co
     const Tensors& of = piece.part.of;
     const Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
     float largest = 0.0f;
-    for (u64 first = piece.start; first < piece.end; first += 8 * blockDim.x) {
-        const Place place = piece.place(first);
+    piece.walk([&](const Raw& raw, const Place& place) {
         const bool any = place.valid > 0;
         Values x = {};
-        if (any) {
-            Raw raw;
-            fetch(raw, of, place);
-            compute(raw, of, place, how, logarithms, x);
-        }
-        Eight<X> read = write(x, of, place, any, how);
-#pragma unroll
-        for (int i = 0; i < 8; i++) if (i < place.valid) largest = fmaxf(largest, fabsf(load(read.at[i])));
-    }
+        if (any) compute(raw, of, place, how, logarithms, x);
+        const Eight<X> read = write(x, of, place, any, how);
+        if (any && piece.part.amax) largest = fmaxf(largest, largest8(read));
+    });
     block_raise(piece.part.amax, largest);
 }
 
 // Each block updates a tile of a matrix and casts its new weights. The loads under way want more registers than more blocks bring.
-extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 4 ? 2 : 3)
+extern "C" __global__ void __launch_bounds__(256, AHEAD ? 3 : 2)
 adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, float* amax, u64* saturated, u64* underflowed, u64* elements,
            float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;

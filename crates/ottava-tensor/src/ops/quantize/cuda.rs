@@ -3,6 +3,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::quantized::{Granularity, QuantizedTensor};
+use crate::stored::Scaled;
 use crate::{DType, Error, Result, Tensor};
 
 kernel_source!(SOURCE, "quantize", "destination.cuh");
@@ -45,9 +46,9 @@ fn sharing(granularity: Granularity) -> Result<&'static str> {
     })
 }
 
-/// The defines for values of the type of `x` on their way to codes like those of `out`.
-fn variant(x: &Tensor, out: &QuantizedTensor) -> Result<Defines> {
-    let storage = launch::storage(x.dtype())?[0].1;
+/// The defines for values of a type on their way to codes like those of `out`.
+fn variant(dtype: DType, out: &QuantizedTensor) -> Result<Defines> {
+    let storage = launch::storage(dtype)?[0].1;
     let format = if out.format == DType::E4M3 { "e4m3" } else { "e5m2" };
     let wanted = [("X", storage), ("FORMAT", format), ("SHARING", sharing(out.granularity)?)];
     Ok(VARIANTS.iter().find(|v| **v == wanted).expect("all are listed"))
@@ -73,8 +74,8 @@ pub(in crate::ops) struct Producer<'a> {
     /// Its text, after `destination.cuh`, and its name in there.
     pub source: &'static Source,
     pub entry: &'static str,
-    /// A tensor of the type that values are rounded to.
-    pub like: &'a Tensor,
+    /// The type that values are rounded to.
+    pub dtype: DType,
     pub grid: [u32; 3],
     pub block: u32,
     /// Dynamic shared memory.
@@ -97,7 +98,7 @@ pub(in crate::ops) unsafe fn produce(
     if granularity != Granularity::PerTensor && out.rows * out.columns == 0 {
         return Ok(());
     }
-    let kernel = Kernel { source: how.source, defines: variant(how.like, out)?, entry: how.entry };
+    let kernel = Kernel { source: how.source, defines: variant(how.dtype, out)?, entry: how.entry };
     let mut amaxes = Vec::new();
     for (out, _) in &*outputs {
         amaxes.push(Amaxes::new(out)?);
@@ -107,7 +108,7 @@ pub(in crate::ops) unsafe fn produce(
     for &measures in launches {
         let mut args = how.inputs.to_vec();
         for ((out, to), amaxes) in outputs.iter_mut().zip(&mut amaxes) {
-            args.extend(destination(out, to, amaxes, how.like.dtype(), measures));
+            args.extend(destination(out, to, amaxes, how.dtype, measures));
         }
         // SAFETY: the caller's promise for the inputs, and that of `destination`.
         unsafe { gpu.launch(&kernel, how.grid, how.block, how.shared, &args)? };
@@ -200,13 +201,34 @@ pub(in crate::ops) fn quantize(
     let how = Producer {
         source: &SOURCE,
         entry: "quantize",
-        like: x,
+        dtype: x.dtype(),
         grid: tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, x.dtype()),
         inputs: &[Arg::Ptr(x.device_ptr())],
     };
     // SAFETY: `x` is `out.rows · out.columns` elements.
+    unsafe { produce(gpu, how, &mut [(out, to)]) }
+}
+
+/// Of F16 with a scale, rounded to `dtype` before the cast.
+pub(in crate::ops) fn quantize_scaled(
+    gpu: &CudaDevice,
+    x: &Scaled,
+    dtype: DType,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let how = Producer {
+        source: &SOURCE,
+        entry: "quantize_scaled",
+        dtype,
+        grid: tiles(out.rows, out.columns, 1),
+        block: BLOCK,
+        shared: tile_bytes(1, out.granularity, dtype),
+        inputs: &[Arg::Ptr(x.values.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
+    };
+    // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 

@@ -11,7 +11,7 @@ use super::expect_compute;
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(super) use cuda::{Producer, produce, tile_bytes, tiles};
+pub(super) use cuda::{Producer, produce, quantize_scaled, tile_bytes, tiles};
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.

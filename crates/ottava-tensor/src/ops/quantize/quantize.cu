@@ -9,7 +9,29 @@ struct Values {
     __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return raw; }
 };
 
+// F16 with a scale, rounded to what is cast.
+struct ScaledValues {
+    const f16* x;
+    float scale;
+    int columns;
+    bool wide;
+    typedef Eight<f16> Raw;
+    __device__ __forceinline__ Raw fetch(int row, int column) const {
+        return fetch8(x + (u64)row * columns + column, columns - column, wide);
+    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
+        float v[8];
+        unpack8(raw, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= scale;
+        return pack8<X>(v);
+    }
+};
+
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
+extern "C" __global__ void __launch_bounds__(256, 4) quantize_scaled(const f16* x, const float* scale_inv, const __grid_constant__ Destination to) {
+    quantize_tile<SHARING == PerTensor ? 8 : 4>(to, ScaledValues{x, *scale_inv, to.columns, to.columns % 8 == 0 && aligned(x)});
+}
 extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const __grid_constant__ Destination to) {
     quantize_tile<SHARING == PerTensor ? 8 : 4>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }

@@ -86,7 +86,7 @@ pub(super) fn rmsnorm_codes(
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "rmsnorm_codes",
-        like: x,
+        dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
@@ -128,7 +128,7 @@ pub(super) fn rmsnorm_strips(
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "rmsnorm_strips",
-        like: x,
+        dtype: x.dtype(),
         grid: [rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
         block: threads as u32,
         shared: shared_bytes(shared),

@@ -77,7 +77,7 @@ pub(super) fn rope_codes(
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "rope_codes",
-        like: x,
+        dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 2),
         block: BLOCK,
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),

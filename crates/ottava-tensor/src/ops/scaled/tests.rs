@@ -63,3 +63,42 @@ fn halves_make_the_bits_again() {
         });
     }
 }
+
+/// Whatever shares a scale, and whatever the shape.
+#[test]
+fn a_cast_of_scaled_values_is_that_of_what_they_stand_for() {
+    use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output};
+    use crate::quantized::Granularity::{Blocks1x128, Blocks128x128, PerRow};
+    for device in std::iter::once(Device::Cpu).chain(crate::testing::gpu()) {
+        let given = Tensor::from_slice(&device, &[1], &[37f32]).unwrap();
+        let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());
+        for scale in [CastScale::Given(&given), own(PerRow), own(Blocks1x128), own(Blocks128x128)] {
+            for [rows, columns] in [[1, 1], [5, 300], [130, 257], [128, 256]] {
+                let x = normals("x", &[rows, columns], DType::F32).to_device(&device).unwrap();
+                let x = scaled(&x, DType::F16).unwrap();
+                for dtype in [DType::BF16, DType::F32] {
+                    let mut seen = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
+                    let [one, other] = &mut seen;
+                    let to = |statistics| Fp8Output {
+                        format: DType::E4M3,
+                        scale,
+                        copies: Copies::Both,
+                        statistics,
+                        slot: 0,
+                    };
+                    let expected = to(one).cast(&unscaled(&x, dtype).unwrap()).unwrap();
+                    let got = to(other).cast_scaled(&x, dtype).unwrap();
+                    let tensors = |q: &crate::QuantizedTensor, s: &CastStatistics| {
+                        let codes = [q.codes.clone(), q.transposed.clone(), q.transposed_scale_inv.as_deref().cloned()];
+                        let measured = [&s.amax, &s.saturated, &s.underflowed, &s.elements].map(Tensor::clone);
+                        codes.into_iter().flatten().chain([q.scale_inv.clone()]).chain(measured).collect::<Vec<_>>()
+                    };
+                    for (expected, got) in tensors(&expected, one).iter().zip(&tensors(&got, other)) {
+                        let what = format!("{scale:?} of [{rows}, {columns}] in {dtype} on {device}");
+                        crate::testing::assert_close(&what, expected, got, Tolerance::Exact);
+                    }
+                }
+            }
+        }
+    }
+}

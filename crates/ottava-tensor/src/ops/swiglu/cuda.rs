@@ -32,7 +32,7 @@ pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTens
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "swiglu_codes",
-        like: x,
+        dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
@@ -88,7 +88,7 @@ pub(super) fn swiglu_backward_codes<'a>(
     let how = Producer {
         source: &FP8_SOURCE,
         entry: if outputs.len() == 1 { "swiglu_backward_codes" } else { "swiglu_backward_and_activated_codes" },
-        like: x,
+        dtype: x.dtype(),
         grid,
         block: BLOCK,
         shared: quantize::tile_bytes(1 + outputs.len(), granularity, x.dtype()),
