@@ -22,13 +22,20 @@ pub struct GpuModel {
 }
 
 impl GpuModel {
-    /// Bytes that the driver, the libraries and loaded kernels take of a GPU. Seen on an H200: 0.58 GiB after a small model's steps,
-    /// of which 0.5 GiB as soon as the GPU is opened. The rest is a reserve.
-    pub const OVERHEAD: usize = 1 << 30;
+    /// Bytes that an open GPU has taken for itself: seen on an H200.
+    const CONTEXT: usize = 512 << 20;
 
-    /// What is usually left of a GPU's `memory`, in bytes.
-    pub fn usable(memory: usize) -> usize {
-        memory.saturating_sub(GpuModel::OVERHEAD)
+    /// Bytes that are left to libraries, kernels and recorded steps. Seen on an H200: 80 MiB after a small model's steps.
+    const RESERVE: usize = 512 << 20;
+
+    /// What tensors can have of the `total` bytes of a GPU.
+    pub fn usable(total: usize) -> usize {
+        total.saturating_sub(GpuModel::CONTEXT + GpuModel::RESERVE)
+    }
+
+    /// What tensors can have of the bytes that are `free` on a GPU that is open.
+    pub(super) fn usable_of_free(free: usize) -> usize {
+        free.saturating_sub(GpuModel::RESERVE)
     }
 
     /// An H200, with what nobody else has taken of its 139.8 GiB.

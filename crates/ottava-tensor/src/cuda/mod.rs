@@ -135,7 +135,7 @@ impl CudaDevice {
         let context = Context::open(ordinal)?;
         nvrtc::require()?;
         let gemms = Mutex::new(Gemms::open(&context)?);
-        let memory = GpuModel::usable(context.memory_info()?.1);
+        let memory = GpuModel::usable_of_free(context.memory_info()?.0);
         Ok(Arc::new(CudaDevice {
             ordinal,
             model: GpuModel {
