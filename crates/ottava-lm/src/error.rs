@@ -23,6 +23,9 @@ pub enum Error {
     /// A loss, gradient or weight is not finite.
     #[error("{0}")]
     NonFinite(String),
+    /// A run does not fit its device: planned, measured, and what would fit.
+    #[error("{0}")]
+    Memory(String),
     /// A signal asked the run to stop; what was saved, and where.
     #[error("{0}")]
     Interrupted(String),
@@ -56,7 +59,7 @@ impl Error {
             Error::NonFinite(_) => 4,
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,
-            Error::Tensor(T::OutOfMemory { .. }) => 3,
+            Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. }) => 3,
             Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
             Error::Tensor(_) => 1,
         }

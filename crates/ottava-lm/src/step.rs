@@ -64,7 +64,7 @@ impl TrainStep {
             targets: ids()?,
             results: Results { losses, norm: Tensor::empty(device, &[1], DType::F32)? },
             recording: match device {
-                Device::Cpu => Recording::Never,
+                Device::Cpu | Device::DryCpu(_) => Recording::Never,
                 Device::Cuda(_) => Recording::AfterThisStep,
             },
             high_precision: false,
@@ -154,6 +154,7 @@ impl TrainStep {
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
             losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, self.rows, scale)?)?;
         }
+        let _update = model.device().scope("update");
         norm.copy_from(0, &AdamWOptimizer::grad_norm(&model.parameters())?)?;
         update(model, optimizer, norm)
     }

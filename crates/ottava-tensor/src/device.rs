@@ -1,7 +1,8 @@
 //! Where tensors live, and the memory they live in.
 
-use crate::cuda::{CudaDevice, DeviceBuffer};
+use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel};
 use crate::error::Result;
+use crate::ledger::{Entry, Ledger, Scope};
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +13,9 @@ pub enum Device {
     Cpu,
     /// One GPU with its compute stream.
     Cuda(Arc<CudaDevice>),
+    /// The CPU in a dry run: tensors have sizes and no elements, and ops check and allocate and compute nothing. A GPU in a dry run is
+    /// a [`CudaDevice`].
+    DryCpu(Arc<Ledger>),
 }
 
 impl Device {
@@ -20,11 +24,39 @@ impl Device {
         Ok(Device::Cuda(CudaDevice::open(ordinal)?))
     }
 
+    /// A GPU in a dry run: it holds no data and runs nothing, and accounts for memory as `model` would. Needs no GPU.
+    pub fn dry_gpu(model: GpuModel) -> Device {
+        Device::Cuda(CudaDevice::dry(model))
+    }
+
+    /// This device in a dry run, with nothing on it.
+    pub fn dry(&self) -> Device {
+        match self {
+            Device::Cpu | Device::DryCpu(_) => Device::DryCpu(Arc::default()),
+            Device::Cuda(gpu) => Device::dry_gpu(gpu.model().clone()),
+        }
+    }
+
+    /// Who holds how much, in a dry run.
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        match self {
+            Device::Cpu => None,
+            Device::Cuda(gpu) => gpu.ledger(),
+            Device::DryCpu(ledger) => Some(ledger),
+        }
+    }
+
+    /// Says what the memory is for that is allocated until the guard is dropped; heard in a dry run alone.
+    pub fn scope(&self, name: &'static str) -> Scope {
+        self.ledger().map_or(Scope::NONE, |ledger| ledger.scope(name))
+    }
+
     /// True when both are the same place.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {
             (Device::Cpu, Device::Cpu) => true,
             (Device::Cuda(a), Device::Cuda(b)) => Arc::ptr_eq(a, b),
+            (Device::DryCpu(a), Device::DryCpu(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -32,7 +64,7 @@ impl Device {
     /// Waits until all work queued so far is done, and reports its errors.
     pub fn synchronize(&self) -> Result<()> {
         match self {
-            Device::Cpu => Ok(()),
+            Device::Cpu | Device::DryCpu(_) => Ok(()),
             Device::Cuda(gpu) => gpu.synchronize(),
         }
     }
@@ -42,6 +74,7 @@ impl Device {
         Ok(match self {
             Device::Cpu => Storage::Host(HostBuffer::zeroed(bytes)),
             Device::Cuda(gpu) => Storage::Cuda(gpu.alloc(bytes)?),
+            Device::DryCpu(ledger) => Storage::Dry(ledger.enter(HostBuffer::size(bytes))),
         })
     }
 }
@@ -49,7 +82,7 @@ impl Device {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Device::Cpu => f.write_str("the CPU"),
+            Device::Cpu | Device::DryCpu(_) => f.write_str("the CPU"),
             Device::Cuda(gpu) => f.write_str(gpu.name()),
         }
     }
@@ -65,6 +98,8 @@ impl fmt::Debug for Device {
 pub(crate) enum Storage {
     Host(HostBuffer),
     Cuda(DeviceBuffer),
+    /// Of a CPU in a dry run.
+    Dry(#[expect(dead_code, reason = "it counts as long as it lives")] Entry),
 }
 
 /// Host memory aligned for the widest vector loads.
@@ -80,6 +115,11 @@ struct CacheLine([u8; 64]);
 impl HostBuffer {
     fn zeroed(bytes: usize) -> HostBuffer {
         HostBuffer { lines: vec![bytemuck::Zeroable::zeroed(); bytes.div_ceil(64)], bytes }
+    }
+
+    /// The memory that a buffer of `bytes` takes.
+    fn size(bytes: usize) -> usize {
+        bytes.next_multiple_of(64)
     }
 
     pub(crate) fn as_slice(&self) -> &[u8] {

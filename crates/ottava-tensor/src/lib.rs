@@ -7,6 +7,7 @@ pub mod dtype;
 pub mod element;
 pub mod error;
 pub mod fp8;
+pub mod ledger;
 pub mod mapped;
 pub mod ops;
 pub mod quantized;

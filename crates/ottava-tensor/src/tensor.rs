@@ -14,7 +14,7 @@ pub struct Tensor {
     device: Device,
     /// First element, counted in elements from the start of the storage.
     offset: usize,
-    shape: Vec<usize>,
+    shape: Box<[usize]>,
     dtype: DType,
 }
 
@@ -23,7 +23,7 @@ impl Tensor {
     pub fn empty(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let storage = Arc::new(device.allocate(bytes)?);
-        Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.to_vec(), dtype })
+        Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.into(), dtype })
     }
 
     /// All elements zero.
@@ -89,19 +89,19 @@ impl Tensor {
 
     /// The shape as an array; `what` names op and argument in the error when the rank is not `N`.
     pub fn dims<const N: usize>(&self, what: &str) -> Result<[usize; N]> {
-        self.shape.as_slice().try_into().map_err(|_| Error::Shape {
+        self.shape.as_ref().try_into().map_err(|_| Error::Shape {
             what: what.into(),
             expected: format!("{N} dimensions"),
-            got: self.shape.clone(),
+            got: self.shape.to_vec(),
         })
     }
 
     /// Checks the exact shape.
     pub fn expect(&self, what: &str, shape: &[usize]) -> Result<()> {
-        if self.shape == shape {
+        if *self.shape == *shape {
             return Ok(());
         }
-        Err(Error::Shape { what: what.into(), expected: format!("{shape:?}"), got: self.shape.clone() })
+        Err(Error::Shape { what: what.into(), expected: format!("{shape:?}"), got: self.shape.to_vec() })
     }
 
     /// Checks that the element type is one of `dtypes`.
@@ -127,10 +127,10 @@ impl Tensor {
             return Err(Error::Shape {
                 what: "reshape".into(),
                 expected: format!("as many elements as {shape:?}"),
-                got: self.shape.clone(),
+                got: self.shape.to_vec(),
             });
         }
-        Ok(Tensor { shape: shape.to_vec(), ..self.clone() })
+        Ok(Tensor { shape: shape.into(), ..self.clone() })
     }
 
     /// Entries `start..end` along the first dimension, sharing the storage.
@@ -182,6 +182,10 @@ impl Tensor {
                 Ok(())
             }
             Storage::Cuda(buffer) => buffer.read(self.byte_range().start, out),
+            Storage::Dry(_) => {
+                out.fill(0);
+                Ok(())
+            }
         }
     }
 
@@ -192,6 +196,7 @@ impl Tensor {
         match self.storage_mut() {
             Storage::Host(buffer) => buffer.as_mut_slice()[range].copy_from_slice(bytes),
             Storage::Cuda(buffer) => buffer.write(range.start, bytes)?,
+            Storage::Dry(_) => {}
         }
         Ok(())
     }
@@ -202,6 +207,7 @@ impl Tensor {
         match self.storage_mut() {
             Storage::Host(buffer) => buffer.as_mut_slice()[range].fill(0),
             Storage::Cuda(buffer) => buffer.fill_zero(range.start, range.len())?,
+            Storage::Dry(_) => {}
         }
         Ok(())
     }
@@ -226,6 +232,7 @@ impl Tensor {
             (Storage::Cuda(to), Storage::Cuda(from)) => {
                 to.copy_from(at, from, source.byte_range().start, source.bytes())?;
             }
+            (Storage::Dry(_), Storage::Dry(_)) => {}
             _ => unreachable!("both lie on the same device"),
         }
         Ok(())
@@ -236,7 +243,7 @@ impl Tensor {
         assert_eq!(self.dtype, T::DTYPE, "a CPU op reads the type it checked");
         match &*self.storage {
             Storage::Host(buffer) => bytemuck::cast_slice(&buffer.as_slice()[self.byte_range()]),
-            Storage::Cuda(_) => unreachable!("a CPU op was given a GPU tensor"),
+            Storage::Cuda(_) | Storage::Dry(_) => unreachable!("a CPU op was given a tensor that lies elsewhere"),
         }
     }
 
@@ -246,14 +253,14 @@ impl Tensor {
         let range = self.byte_range();
         match self.storage_mut() {
             Storage::Host(buffer) => bytemuck::cast_slice_mut(&mut buffer.as_mut_slice()[range]),
-            Storage::Cuda(_) => unreachable!("a CPU op was given a GPU tensor"),
+            Storage::Cuda(_) | Storage::Dry(_) => unreachable!("a CPU op was given a tensor that lies elsewhere"),
         }
     }
 
     /// Device address of the first element. For launches, which have checked the device.
     pub(crate) fn device_ptr(&self) -> u64 {
         match &*self.storage {
-            Storage::Host(_) => unreachable!("a kernel was given a CPU tensor"),
+            Storage::Host(_) | Storage::Dry(_) => unreachable!("a kernel was given a CPU tensor"),
             Storage::Cuda(buffer) => buffer.ptr() + self.byte_range().start as u64,
         }
     }

@@ -1,5 +1,7 @@
 //! What tests share: seeded inputs, and the comparison of an op on the CPU with the same op on a GPU.
 
+pub mod allocator;
+
 use crate::ops::{cast, normal, real_type};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::OnceLock;

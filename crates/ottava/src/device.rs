@@ -3,7 +3,7 @@
 use ottava_lm::Result;
 use ottava_lm::config::DeviceChoice;
 use ottava_tensor::Device;
-use ottava_tensor::cuda::CudaDevice;
+use ottava_tensor::cuda::{CudaDevice, GpuModel};
 
 /// Opens the chosen device. `auto` takes a GPU where the driver shows one; a GPU that is there and does not open is an error, so that
 /// nobody trains on the CPU unawares.
@@ -23,6 +23,25 @@ pub fn open(choice: DeviceChoice) -> Result<Device> {
         _ => tracing::info!("device: {device}"),
     }
     Ok(device)
+}
+
+/// What a plan is for: the chosen device, opened where it is here. A GPU that is not, or one of `gpu_memory` GiB, is planned for all
+/// the same, in a dry run.
+pub fn plan_for(choice: DeviceChoice, gpu_memory: Option<f64>) -> Result<Device> {
+    let h200 = GpuModel::h200();
+    if let Some(memory) = gpu_memory {
+        let memory = GpuModel::usable((memory * f64::from(1 << 30)) as usize);
+        return Ok(Device::dry_gpu(GpuModel { memory, ..h200 }));
+    }
+    match (choice, CudaDevice::count()) {
+        (DeviceChoice::Cuda, Err(_) | Ok(0)) => {
+            tracing::info!(
+                "there is no GPU here: the plan is for an H200 with 139.8 GiB; --gpu-memory names another size"
+            );
+            Ok(Device::dry_gpu(h200))
+        }
+        _ => open(choice),
+    }
 }
 
 /// The name of a choice on the command line.

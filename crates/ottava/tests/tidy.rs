@@ -16,6 +16,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("mapped", 0),
             ("cuda", 1),
             ("device", 1),
+            ("ledger", 1),
             ("quantized", 1),
             ("stored", 1),
             ("tensor", 1),

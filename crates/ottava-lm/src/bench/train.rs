@@ -3,12 +3,13 @@
 use super::families::{FamilyTime, by_family};
 use super::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::{OptimizerConfig, RunConfig};
+use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::level::Level;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
+use crate::plan::Settled;
 use crate::recipe::{Precision, RecipeName};
 use crate::step::TrainStep;
 use ottava_tensor::Device;
@@ -46,6 +47,8 @@ pub struct TrainRow {
     pub step_milliseconds: f64,
     /// Model FLOP/s: six per weight and token, and causal attention.
     pub model_flops_per_second: f64,
+    /// Largest memory held by tensors, as a plan has it.
+    pub planned_peak_bytes: u64,
     /// Largest memory held by tensors.
     pub peak_memory_bytes: u64,
     /// Memory taken from the driver at the end, live or free between tensors.
@@ -73,10 +76,15 @@ impl TrainBench {
         let config = RunConfig {
             precision: Precision { recipe, ..self.config.precision.clone() },
             optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
+            data: DataConfig { max_length: self.seq_len, val_set_size: 0.0, ..DataConfig::default() },
+            training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
             ..self.config.clone()
         };
         config.expect_formats()?;
-        let recipe = config.precision.recipe_at(self.micro_batch * self.seq_len);
+        let settled = Settled::new(&config, &sizes, device)?;
+        settled.expect_fit()?;
+        let Settled { config, memory: planned, .. } = settled;
+        let recipe = config.recipe();
         let mut model = Decoder::new(&sizes, &recipe, device, config.purpose(), self.seq_len, &mut weights)?;
         let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         device.synchronize()?;
@@ -114,7 +122,7 @@ impl TrainBench {
         let tokens_per_second = (self.micro_batch * self.seq_len) as f64 / median;
         let memory = match device {
             Device::Cuda(gpu) => gpu.memory(),
-            Device::Cpu => MemoryStats::default(),
+            Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),
         };
         Ok(TrainRow {
             recipe: recipe.name,
@@ -122,6 +130,7 @@ impl TrainBench {
             tokens_per_second,
             step_milliseconds: median * 1e3,
             model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),
+            planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,
             reserved_memory_bytes: memory.reserved as u64,
             first_step_seconds,

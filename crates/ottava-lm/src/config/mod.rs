@@ -181,11 +181,13 @@ impl OptimizerConfig {
 }
 
 /// The `[memory]` table: what is kept and how, and what is made again when it is needed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`. Results are the same bits.
-    pub recompute: Recompute,
+    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest of these that
+    /// fits the device. Results are the same bits.
+    #[serde(with = "auto")]
+    pub recompute: Option<Recompute>,
     /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
     /// casts the weight that it reads.
     #[serde(with = "auto")]
@@ -194,13 +196,28 @@ pub struct MemoryConfig {
     pub saved_activations: SavedActivations,
 }
 
+impl Default for MemoryConfig {
+    fn default() -> MemoryConfig {
+        MemoryConfig {
+            recompute: Some(Recompute::None),
+            weight_codes: None,
+            saved_activations: SavedActivations::Exact,
+        }
+    }
+}
+
 impl RunConfig {
-    /// What a model that is trained so is built for.
+    /// Whether FP8 codes of weights are kept for the whole step.
+    pub fn weight_codes(&self) -> bool {
+        self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
+    }
+
+    /// What a model that is trained so is built for, once [`Settled`](crate::plan::Settled) has chosen what was left open.
     pub fn purpose(&self) -> Purpose {
         Purpose::Train(Kept {
             formats: self.optimizer.formats(),
-            weight_codes: self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes()),
-            recompute: self.memory.recompute,
+            weight_codes: self.weight_codes(),
+            recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
             saved_activations: self.memory.saved_activations,
         })
     }
@@ -427,7 +444,8 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        const FREE: &[&str] =
+            &["output_dir", "device", "generation", "data.cache_dir", "memory.recompute", "memory.weight_codes"];
         const STEERS: &[&str] = &["training", "precision"];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {

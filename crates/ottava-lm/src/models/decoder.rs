@@ -321,6 +321,7 @@ impl Decoder {
             saved_activations: self.saved_activations,
             scaling: &mut self.scaling,
         };
+        let forward = self.device.scope("forward");
         let mut x = self.embedding.forward(inputs)?;
         let mut saved = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
@@ -329,8 +330,12 @@ impl Decoder {
             x = y;
         }
         let (normed, kept) = final_norm(&self.norm, &x, &mut context)?;
+        drop(forward);
+        let head = self.device.scope("head");
         let weight = self.head.as_mut().unwrap_or(&mut self.embedding.table);
         let (losses, dnormed) = Head::losses_and_gradient(&normed, weight, targets, scale)?;
+        drop(head);
+        let _backward = self.device.scope("backward");
         let mut dx = GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?);
         for (i, kept) in saved.into_iter().enumerate().rev() {
             // What leaves a block is first cast by the block before it.

@@ -1,5 +1,6 @@
 //! How a parameter keeps its weights and its gradient.
 
+use super::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::{Gradients, Masters};
 use crate::scaling::Values;
@@ -35,9 +36,12 @@ impl Weights {
     /// Of `full` values in F32, read in `dtype`, with a master if there is a way to keep one.
     pub fn new(full: Tensor, dtype: DType, masters: Masters) -> Result<Weights> {
         let (shape, device) = (full.shape().to_vec(), full.device().clone());
+        let _scope = device.scope(WEIGHTS);
         let (value, master) = match masters {
             Masters::Float16 => {
+                let masters = device.scope(MASTERS);
                 let master = scaled(&full, DType::F16)?;
+                drop(masters);
                 (unscaled(&master, dtype)?, Some(Master::Scaled(master)))
             }
             _ if dtype == DType::F32 => (full, None),

@@ -38,6 +38,11 @@ pub trait WeightSource {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
 }
 
+/// What a dry run calls the memory of parameters.
+const WEIGHTS: &str = "weights";
+const MASTERS: &str = "master weights";
+const GRADIENTS: &str = "gradients";
+
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -144,7 +149,16 @@ impl Param {
     fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, grad_format: GradFormat) -> Result<Param> {
         let mut shape = parts[0].shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+        let compute = build.recipe.compute;
+        let formats = match build.purpose {
+            Purpose::Train(kept) if shape.len() > 1 => kept.formats,
+            Purpose::Train(kept) => kept.formats.of_vectors(),
+            Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
+        };
+        let is_master = formats.masters == Masters::Float32 && compute != DType::F32;
+        let scope = build.device.scope(if is_master { MASTERS } else { WEIGHTS });
         let mut full = Tensor::empty(build.device, &shape, DType::F32)?;
+        drop(scope);
         let mut row = 0;
         for part in &parts {
             let tensor = build.weights.weight(part, init)?;
@@ -162,12 +176,6 @@ impl Param {
             )?;
             row += part.shape[0];
         }
-        let compute = build.recipe.compute;
-        let formats = match build.purpose {
-            Purpose::Train(kept) if shape.len() > 1 => kept.formats,
-            Purpose::Train(kept) => kept.formats.of_vectors(),
-            Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
-        };
         if build.purpose.trains() && compute != DType::BF16 {
             let needs = match formats.masters {
                 Masters::None if compute == DType::F16 => Some("master weights"),
@@ -202,6 +210,7 @@ impl Param {
     /// The gradient, for a layer's backward to add to, where it has no scale.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
         if self.grad.is_none() {
+            let _scope = self.weights.device().scope(GRADIENTS);
             let zeros = Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?;
             self.grad = Some(Grad::Plain(zeros));
         }
@@ -213,6 +222,7 @@ impl Param {
 
     /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step is the gradient.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
+        let _scope = self.weights.device().scope(GRADIENTS);
         let grad = self.grad.take();
         self.grad = Some(Grad::plus_product(grad, self.grad_format, a, b, accumulation)?);
         Ok(())
@@ -220,6 +230,7 @@ impl Param {
 
     /// Adds what `add` adds to a tensor of its shape to the gradient of a matrix.
     pub fn add_to_grad(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let _scope = self.weights.device().scope(GRADIENTS);
         let grad = self.grad.take();
         self.grad = Some(Grad::plus(grad, self.grad_format, |sum| {
             let mut sum = match sum {
@@ -247,6 +258,7 @@ impl Param {
     /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
     pub fn quantize(&mut self, scaling: &mut ScalingState) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
+        let _scope = self.weights.device().scope("FP8 codes of weights");
         let value = self.weights.value()?;
         cast.frozen.replace(scaling.freeze(cast.slot, &value)?)?;
         match &mut cast.codes {

@@ -7,13 +7,14 @@ pub use report::StepReport;
 pub use start::{Start, build};
 
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, keep, training};
+use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, Verify, keep, latest_complete, training};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
-use crate::models::{Decoder, decoder_config};
+use crate::models::{ConfigFile, Decoder, decoder_config};
 use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
+use crate::plan::Settled;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -50,6 +51,8 @@ pub struct Trainer {
     /// Loss by step, for the plot.
     losses: Losses,
     eval_losses: Losses,
+    /// Its plan, for the case that memory runs out in spite of it.
+    settled: Settled,
     /// Held as long as the run goes on, so that no second process writes into its folder.
     _lock: File,
 }
@@ -57,6 +60,16 @@ pub struct Trainer {
 impl Trainer {
     /// Prepares a run: data, model, optimizer and, where it resumes, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
+        let settled = Settled::new(&config, &decoder_config(&ConfigFile::read(&config.model.path)?)?, device)?;
+        settled.expect_fit()?;
+        if let Some(choice) = &settled.choice {
+            tracing::info!("{choice}");
+        }
+        Trainer::prepare(&settled, device, start).map_err(|error| settled.explain(error))
+    }
+
+    fn prepare(settled: &Settled, device: &Device, start: &Start) -> Result<Trainer> {
+        let config = settled.config.clone();
         let folder = config.output_dir.clone();
         std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
         let lock = lock(&folder)?;
@@ -147,6 +160,7 @@ impl Trainer {
             losses,
             eval_losses,
             config,
+            settled: settled.clone(),
             _lock: lock,
         })
     }
@@ -154,6 +168,13 @@ impl Trainer {
     /// Trains to the end, calling `report` after each step. When `stop` becomes true, saves after the step in progress and returns
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
+        self.train(stop, report).map_err(|error| match self.settled.explain(error) {
+            Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.what_is_saved())),
+            other => other,
+        })
+    }
+
+    fn train(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let max_steps = self.schedule.max_steps;
         if self.step == 0 {
             let evaluation = self.evaluate()?;
@@ -191,6 +212,17 @@ impl Trainer {
             }
         }
         Ok(())
+    }
+
+    /// Where a run that has to end can go on.
+    fn what_is_saved(&self) -> String {
+        match latest_complete(&checkpoints(&self.config.output_dir), Verify::Sizes).map(|latest| latest.complete) {
+            // Nothing else may change within a run.
+            Ok(Some((path, _))) => {
+                format!("`--resume` goes on from {}, also with other keys of [memory].", path.display())
+            }
+            _ => "No checkpoint was saved before.".into(),
+        }
     }
 
     fn train_step(&mut self) -> Result<StepReport> {

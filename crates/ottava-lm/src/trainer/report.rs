@@ -59,7 +59,7 @@ pub(super) fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> 
 pub(super) fn peak_memory(device: &Device) -> u64 {
     match device {
         Device::Cuda(gpu) => gpu.memory().peak as u64,
-        Device::Cpu => {
+        Device::Cpu | Device::DryCpu(_) => {
             let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
             let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
             let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());

@@ -9,6 +9,7 @@ mod fp16;
 mod golden;
 mod gradients;
 mod high_precision;
+mod memory;
 mod model_gradients;
 mod products;
 mod recompute;

@@ -51,7 +51,7 @@ fn total<E: From<Error>>(
     op: &mut impl FnMut() -> std::result::Result<(), E>,
 ) -> std::result::Result<f64, E> {
     Ok(match device {
-        Device::Cpu => {
+        Device::Cpu | Device::DryCpu(_) => {
             let start = Instant::now();
             (0..iterations).try_for_each(|_| op())?;
             start.elapsed().as_secs_f64() * 1e3

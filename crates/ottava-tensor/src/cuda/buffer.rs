@@ -2,6 +2,7 @@
 
 use super::CudaDevice;
 use crate::error::{Error, Result};
+use crate::ledger::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,11 +11,13 @@ pub struct DeviceBuffer {
     device: Arc<CudaDevice>,
     pointer: u64,
     bytes: usize,
+    /// In the books of a dry run.
+    _entry: Option<Entry>,
 }
 
 impl DeviceBuffer {
-    pub(super) fn new(device: Arc<CudaDevice>, pointer: u64, bytes: usize) -> DeviceBuffer {
-        DeviceBuffer { device, pointer, bytes }
+    pub(super) fn new(device: Arc<CudaDevice>, pointer: u64, bytes: usize, entry: Option<Entry>) -> DeviceBuffer {
+        DeviceBuffer { device, pointer, bytes, _entry: entry }
     }
 
     /// The device address, a multiple of 256.
@@ -40,22 +43,21 @@ impl DeviceBuffer {
     /// Copies from the host to byte `offset`, and waits for it.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.address(offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
+        let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else { return Ok(()) };
         // SAFETY: the range was checked, and the wait keeps `bytes` borrowed until the copy is over.
-        unsafe { self.device.context.copy_to_device(to, bytes.as_ptr(), bytes.len())? };
+        unsafe { context.copy_to_device(to, bytes.as_ptr(), bytes.len())? };
         self.device.synchronize()
     }
 
-    /// Copies `out.len()` bytes from byte `offset` to the host, and waits for it.
+    /// Copies `out.len()` bytes from byte `offset` to the host, and waits for it. A dry run has zeros.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.address(offset, out.len())?;
-        if out.is_empty() {
+        let Some(context) = self.device.context().filter(|_| !out.is_empty()) else {
+            out.fill(0);
             return Ok(());
-        }
+        };
         // SAFETY: the range was checked, and the wait keeps `out` borrowed until the copy is over.
-        unsafe { self.device.context.copy_to_host(out.as_mut_ptr(), from, out.len())? };
+        unsafe { context.copy_to_host(out.as_mut_ptr(), from, out.len())? };
         self.device.synchronize()
     }
 
@@ -66,21 +68,17 @@ impl DeviceBuffer {
             return Err(Error::Placement { what: "copy_from: src".to_string(), expected, got });
         }
         let (to, from) = (self.address(offset, bytes)?, src.address(src_offset, bytes)?);
-        if bytes == 0 {
-            return Ok(());
-        }
+        let Some(context) = self.device.context().filter(|_| bytes > 0) else { return Ok(()) };
         // SAFETY: both ranges were checked; `&mut self` and `&src` are different buffers.
-        unsafe { self.device.context.copy_on_device(to, from, bytes) }
+        unsafe { context.copy_on_device(to, from, bytes) }
     }
 
     /// Enqueues a fill of `bytes` from byte `offset` with zeros.
     pub fn fill_zero(&mut self, offset: usize, bytes: usize) -> Result<()> {
         let to = self.address(offset, bytes)?;
-        if bytes == 0 {
-            return Ok(());
-        }
+        let Some(context) = self.device.context().filter(|_| bytes > 0) else { return Ok(()) };
         // SAFETY: the range was checked.
-        unsafe { self.device.context.fill(to, 0, bytes) }
+        unsafe { context.fill(to, 0, bytes) }
     }
 
     /// The address of a range, or an error when it does not lie in the buffer.

@@ -195,17 +195,11 @@ impl Gemms {
         Ok(Gemms { library, workspace, plans: HashMap::new(), choices })
     }
 
-    /// Enqueues a product. The first call of each spec and alignment times the library's proposals, for which
-    /// `scratch` must return the address of the given number of bytes.
+    /// Enqueues a product. The first call of each spec and alignment times the library's proposals.
     ///
     /// # Safety
     /// The pointers name device memory of the spec's shapes and types.
-    pub(super) unsafe fn run(
-        &mut self,
-        spec: &GemmSpec,
-        pointers: &GemmPointers,
-        scratch: impl FnOnce(usize) -> Result<u64>,
-    ) -> Result<()> {
+    pub(super) unsafe fn run(&mut self, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         let alignment = alignment(&[pointers.a, pointers.b, pointers.addend, pointers.out]);
         if spec.scale != ScaleMode::None {
             for (name, scale) in [("a", pointers.a_scale), ("b", pointers.b_scale)] {
@@ -218,7 +212,7 @@ impl Gemms {
         self.library.context.bind()?;
         if !self.plans.contains_key(&(*spec, alignment)) {
             // SAFETY: the caller's promise.
-            let plan = unsafe { self.prepare(spec, alignment, pointers, scratch)? };
+            let plan = unsafe { self.prepare(spec, alignment, pointers)? };
             self.plans.insert((*spec, alignment), plan);
         }
         let plan = &self.plans[&(*spec, alignment)];
@@ -232,13 +226,7 @@ impl Gemms {
     ///
     /// # Safety
     /// As for [`Gemms::run`].
-    unsafe fn prepare(
-        &mut self,
-        spec: &GemmSpec,
-        alignment: u32,
-        pointers: &GemmPointers,
-        scratch: impl FnOnce(usize) -> Result<u64>,
-    ) -> Result<Plan> {
+    unsafe fn prepare(&mut self, spec: &GemmSpec, alignment: u32, pointers: &GemmPointers) -> Result<Plan> {
         spec.check()?;
         let mut plan = Plan::new(&self.library, spec)?;
         plan.set_scales(&self.library, pointers)?;
@@ -252,16 +240,28 @@ impl Gemms {
         if self.library.context.is_capturing()? {
             return Err(Error::Value(format!("gemm {spec:?} must run once before it is recorded in a graph")));
         }
-        // Timing must not add to `out` again and again.
+        let proposals = plan.proposals(&self.library, spec, alignment)?;
+        // Timing must not add to `out` again and again. What it adds to instead comes from the driver and goes back to it: memory that
+        // only a first step needs is no reason for a run to fail.
         let in_place = spec.accumulate && pointers.addend == pointers.out;
-        let target = match in_place.then(|| scratch(spec.m * spec.ldc * spec.out.size())).transpose()? {
-            Some(scratch) => GemmPointers { addend: scratch, out: scratch, ..*pointers },
-            None => *pointers,
+        let bytes = spec.m * spec.ldc * spec.out.size();
+        let scratch = in_place.then(|| Scratch::take(&self.library.context, bytes)).transpose()?;
+        let target = match (&scratch, proposals.as_slice()) {
+            (None, _) => *pointers,
+            (Some(Some(scratch)), _) => GemmPointers { addend: scratch.address, out: scratch.address, ..*pointers },
+            (Some(None), [first, ..]) => {
+                tracing::warn!(
+                    "{key}: the library's first proposal runs, there are no {bytes} bytes free to time others"
+                );
+                plan.algorithm = first.algorithm;
+                return Ok(plan);
+            }
+            (Some(None), []) => *pointers,
         };
         // A first look at all, then a race of the best under load and in turns, so that a chip that grows warm slows all of them alike.
         let mut refusal = None;
         let mut field = Vec::new();
-        for Candidate { algorithm, .. } in plan.proposals(&self.library, spec, alignment)? {
+        for Candidate { algorithm, .. } in proposals {
             // SAFETY: as the caller promised, and a scratch buffer has the size of `out`.
             match unsafe { plan.time(&self.library, &algorithm, &target, self.workspace, 1) } {
                 Ok(time) => field.push((time, algorithm)),
@@ -297,6 +297,26 @@ impl Gemms {
                 Err(Error::Value(format!("cuBLASLt has no algorithm for {spec:?} at {alignment}-byte addresses{hint}")))
             }
         }
+    }
+}
+
+/// Memory of the driver for as long as products are timed.
+struct Scratch<'a> {
+    context: &'a Context,
+    address: u64,
+}
+
+impl Scratch<'_> {
+    /// `None` where the driver has no more.
+    fn take(context: &Context, bytes: usize) -> Result<Option<Scratch<'_>>> {
+        Ok(context.allocate(bytes)?.map(|address| Scratch { context, address }))
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `take`, and nothing uses it once the stream is empty. A failure has no one to hear it.
+        let _ = self.context.synchronize().and_then(|()| unsafe { self.context.free(self.address) });
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
-//! the calls.
+//! the calls. In a dry run a device is all of this but the context: calls are checked, memory is counted, nothing is enqueued.
 
 mod buffer;
 mod cublaslt;
 mod cudnn;
 mod driver;
+mod dry;
 mod graph;
 mod load;
 mod nvrtc;
@@ -22,6 +23,7 @@ pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward};
 pub use cudnn::{AttentionShape, plan_attention};
 pub use driver::Event;
+pub use dry::GpuModel;
 pub use graph::Graph;
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
 pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
@@ -29,9 +31,11 @@ pub use pool::MemoryStats;
 pub use profile::Call;
 
 use crate::error::Result;
+use crate::ledger::Ledger;
 use cublaslt::Gemms;
 use cudnn::{Attention, Pass};
 use driver::{Context, Function, Module, lock};
+use dry::{DryGpu, DryMemory, Memory};
 use pool::{Backing, Pool};
 use profile::Profile;
 use std::collections::HashMap;
@@ -85,6 +89,9 @@ type Defines = &'static [(&'static str, &'static str)];
 /// A module: the address of its source's text, which is as good as the text, and its macros.
 type ModuleKey = (usize, Defines);
 
+/// What a dry run calls the memory that attention takes while it runs.
+const ATTENTION: &str = "scratch of attention";
+
 /// Modules loaded so far and kernels found in them.
 #[derive(Default)]
 struct Kernels {
@@ -95,31 +102,28 @@ struct Kernels {
 /// A GPU.
 pub struct CudaDevice {
     ordinal: usize,
+    model: GpuModel,
+    pool: Mutex<Pool<Memory>>,
+    profile: Profile,
+    does: Does,
+}
+
+/// What becomes of the work that a device is given.
+enum Does {
+    Run(Box<Running>),
+    /// Nothing.
+    Count(DryGpu),
+}
+
+/// What runs work on a GPU that is there.
+struct Running {
     arch: String,
     kernels: RwLock<Kernels>,
     gemms: Mutex<Gemms>,
     /// Opened by the first attention: nothing else needs cuDNN.
     attention: Mutex<Option<Attention>>,
-    pool: Mutex<Pool<Arc<Context>>>,
-    profile: Profile,
     // Last, so that what uses the context goes first.
     context: Arc<Context>,
-}
-
-impl Backing for Arc<Context> {
-    fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
-        Context::allocate(self, bytes)
-    }
-    fn free(&self, pointer: u64) -> Result<()> {
-        // SAFETY: the pool waits for the stream before it gives an unused segment back.
-        unsafe { Context::free(self, pointer) }
-    }
-    fn synchronize(&self) -> Result<()> {
-        Context::synchronize(self)
-    }
-    fn memory_info(&self) -> Result<(usize, usize)> {
-        Context::memory_info(self)
-    }
 }
 
 impl CudaDevice {
@@ -130,16 +134,62 @@ impl CudaDevice {
     pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
         let context = Context::open(ordinal)?;
         nvrtc::require()?;
+        let gemms = Mutex::new(Gemms::open(&context)?);
+        let memory = GpuModel::usable_of_free(context.memory_info()?.0);
         Ok(Arc::new(CudaDevice {
             ordinal,
-            arch: arch_of(context.capability),
-            kernels: RwLock::default(),
-            gemms: Mutex::new(Gemms::open(&context)?),
-            attention: Mutex::default(),
-            pool: Mutex::new(Pool::new(context.clone())),
+            model: GpuModel {
+                name: context.name.clone(),
+                capability: context.capability,
+                sm_count: context.sm_count,
+                memory,
+            },
+            pool: Mutex::new(Pool::new(Memory::Driver(context.clone()))),
             profile: Profile::default(),
-            context,
+            does: Does::Run(Box::new(Running {
+                arch: arch_of(context.capability),
+                kernels: RwLock::default(),
+                gemms,
+                attention: Mutex::default(),
+                context,
+            })),
         }))
+    }
+
+    /// A GPU that is not there: it takes all work and does nothing, and its pool holds memory that does not exist.
+    pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
+        Arc::new(CudaDevice {
+            ordinal: 0,
+            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)))),
+            model,
+            profile: Profile::default(),
+            does: Does::Count(DryGpu::default()),
+        })
+    }
+
+    /// Who holds how much of its memory, in a dry run.
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        match &self.does {
+            Does::Run(_) => None,
+            Does::Count(dry) => Some(&dry.ledger),
+        }
+    }
+
+    fn running(&self) -> Option<&Running> {
+        match &self.does {
+            Does::Run(running) => Some(running),
+            Does::Count(_) => None,
+        }
+    }
+
+    /// The context of a GPU that is there.
+    fn context(&self) -> Option<&Arc<Context>> {
+        self.running().map(|running| &running.context)
+    }
+
+    /// What a plan must know of it.
+    pub fn model(&self) -> &GpuModel {
+        &self.model
     }
 
     /// How many GPUs the driver shows. `Error::Library` without a driver.
@@ -154,17 +204,17 @@ impl CudaDevice {
 
     /// The product name, as `NVIDIA H200`.
     pub fn name(&self) -> &str {
-        &self.context.name
+        &self.model.name
     }
 
     /// Compute capability, major and minor; (9, 0) is Hopper.
     pub fn capability(&self) -> (i32, i32) {
-        self.context.capability
+        self.model.capability
     }
 
     /// How many blocks of threads can make progress at once: the streaming multiprocessors.
     pub fn sm_count(&self) -> usize {
-        self.context.sm_count
+        self.model.sm_count
     }
 
     /// The newest CUDA version the driver supports, major and minor.
@@ -174,7 +224,7 @@ impl CudaDevice {
 
     /// Bytes of device memory that are free for anyone, and bytes in all.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
-        self.context.memory_info()
+        lock(&self.pool).backing().memory_info()
     }
 
     /// What this process's pool holds.
@@ -195,17 +245,18 @@ impl CudaDevice {
     /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let pointer = lock(&self.pool).allocate(bytes)?;
-        Ok(DeviceBuffer::new(self.clone(), pointer, bytes))
+        let entry = self.ledger().map(|ledger| ledger.enter(pool::rounded(bytes)));
+        Ok(DeviceBuffer::new(self.clone(), pointer, bytes, entry))
     }
 
     /// Marks the present end of the stream, for timing.
     pub fn record(&self) -> Result<Event> {
-        Event::record(&self.context)
+        Event::record(self.context().ok_or_else(|| dry::not_there("timing"))?)
     }
 
     /// Waits until everything enqueued has run, and reports what went wrong in it.
     pub fn synchronize(&self) -> Result<()> {
-        self.context.synchronize()
+        self.context().map_or(Ok(()), |context| context.synchronize())
     }
 
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
@@ -222,18 +273,102 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        let function = self.function(kernel)?;
+        let Some(running) = self.running().filter(|_| !grid.contains(&0)) else { return Ok(()) };
+        let function = running.function(kernel)?;
         let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
         self.profiled(Call::Kernel(kernel.entry), || {
             // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
-            unsafe { self.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+            unsafe { running.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
         })
     }
 
+    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` where `spec` accumulates. The first call of a spec times the library's
+    /// algorithms and waits for the device.
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the spec makes it.
+    pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
+        let Some(running) = self.running() else { return spec.check() };
+        self.profiled(Call::Gemm(*spec), || {
+            // SAFETY: the caller's promise.
+            unsafe { lock(&running.gemms).run(spec, pointers) }
+        })
+    }
+
+    /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the shape makes it, and are multiples of 16.
+    pub(crate) unsafe fn attention_forward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionForward,
+    ) -> Result<()> {
+        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        let workspace = self.attention_workspace(shape, Pass::Forward)?;
+        self.with_attention(|attention| {
+            self.profiled(Call::AttentionForward, || {
+                // SAFETY: the caller's promise, and a workspace of the size asked for.
+                unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+            })
+        })
+    }
+
+    /// Enqueues the gradient of [`CudaDevice::attention_forward`]: `dq`, `dk` and `dv` of `d_o`, laid out as `q`, `k`, `v`.
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::attention_forward`].
+    pub(crate) unsafe fn attention_backward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionBackward,
+    ) -> Result<()> {
+        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        let workspace = self.attention_workspace(shape, Pass::Backward)?;
+        let row_sum = self.alloc(shape.lse_len() * 4)?;
+        let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
+        self.with_attention(|attention| {
+            self.profiled(Call::AttentionBackward, || {
+                // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
+                unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+            })
+        })
+    }
+
+    fn attention_workspace(self: &Arc<Self>, shape: &AttentionShape, pass: Pass) -> Result<DeviceBuffer> {
+        let mut bytes = DryGpu::attention_workspace(shape, pass);
+        self.with_attention(|attention| {
+            bytes = attention.prepare(shape, pass)?;
+            Ok(())
+        })?;
+        self.alloc(bytes)
+    }
+
+    fn with_attention(&self, work: impl FnOnce(&mut Attention) -> Result<()>) -> Result<()> {
+        let Some(running) = self.running() else { return Ok(()) };
+        let mut attention = lock(&running.attention);
+        let attention = match &mut *attention {
+            Some(attention) => attention,
+            none => none.insert(Attention::open(&running.context)?),
+        };
+        work(attention)
+    }
+
+    /// Called by a buffer on its way out.
+    fn give_back(&self, pointer: u64, bytes: usize) {
+        lock(&self.pool).give_back(pointer, bytes);
+    }
+
+    /// The device in an error message.
+    fn describe(&self) -> String {
+        format!("GPU {} ({})", self.ordinal, self.name())
+    }
+}
+
+impl Running {
     /// The kernel, compiled and loaded on first use.
     fn function(&self, kernel: &Kernel) -> Result<Function> {
         let module_key = (kernel.source.text.as_ptr() as usize, kernel.defines);
@@ -255,78 +390,6 @@ impl CudaDevice {
         let function = module.function(kernel.entry)?;
         kernels.functions.insert((module_key, kernel.entry), function.clone());
         Ok(function)
-    }
-
-    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` where `spec` accumulates. The first call of a spec times the library's
-    /// algorithms and waits for the device.
-    ///
-    /// # Safety
-    /// The addresses name live memory of this device, as large as the spec makes it.
-    pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
-        let mut scratch = None;
-        self.profiled(Call::Gemm(*spec), || {
-            // SAFETY: the caller's promise; the scratch buffer lives until the timing is over.
-            unsafe { lock(&self.gemms).run(spec, pointers, |bytes| Ok(scratch.insert(self.alloc(bytes)?).ptr())) }
-        })
-    }
-
-    /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
-    ///
-    /// # Safety
-    /// The addresses name live memory of this device, as large as the shape makes it, and are multiples of 16.
-    pub(crate) unsafe fn attention_forward(
-        self: &Arc<Self>,
-        shape: &AttentionShape,
-        scale: f32,
-        pointers: &AttentionForward,
-    ) -> Result<()> {
-        self.with_attention(|attention| {
-            let workspace = self.alloc(attention.prepare(shape, Pass::Forward)?)?;
-            self.profiled(Call::AttentionForward, || {
-                // SAFETY: the caller's promise, and a workspace of the size asked for.
-                unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
-            })
-        })
-    }
-
-    /// Enqueues the gradient of [`CudaDevice::attention_forward`]: `dq`, `dk` and `dv` of `d_o`, laid out as `q`, `k`, `v`.
-    ///
-    /// # Safety
-    /// As for [`CudaDevice::attention_forward`].
-    pub(crate) unsafe fn attention_backward(
-        self: &Arc<Self>,
-        shape: &AttentionShape,
-        scale: f32,
-        pointers: &AttentionBackward,
-    ) -> Result<()> {
-        self.with_attention(|attention| {
-            let workspace = self.alloc(attention.prepare(shape, Pass::Backward)?)?;
-            let row_sum = self.alloc(shape.lse_len() * 4)?;
-            let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
-            self.profiled(Call::AttentionBackward, || {
-                // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
-                unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
-            })
-        })
-    }
-
-    fn with_attention(&self, work: impl FnOnce(&mut Attention) -> Result<()>) -> Result<()> {
-        let mut attention = lock(&self.attention);
-        let attention = match &mut *attention {
-            Some(attention) => attention,
-            none => none.insert(Attention::open(&self.context)?),
-        };
-        work(attention)
-    }
-
-    /// Called by a buffer on its way out.
-    fn give_back(&self, pointer: u64, bytes: usize) {
-        lock(&self.pool).give_back(pointer, bytes);
-    }
-
-    /// The device in an error message.
-    fn describe(&self) -> String {
-        format!("GPU {} ({})", self.ordinal, self.name())
     }
 }
 

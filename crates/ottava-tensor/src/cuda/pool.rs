@@ -67,9 +67,16 @@ pub(super) struct Footprint {
     seen: u64,
 }
 
+/// The bytes of a block that serves a request of `bytes` (0 counts as 1).
+pub(super) fn rounded(bytes: usize) -> usize {
+    let sizes = if bytes <= SMALL_LIMIT { SMALL } else { LARGE };
+    bytes.max(1).next_multiple_of(sizes.granule)
+}
+
 /// The segments of one size class and the blocks they are cut into.
 struct Heap {
-    sizes: Sizes,
+    /// The least bytes of a segment.
+    segment: usize,
     segments: BTreeMap<u64, usize>,
     /// All blocks by address, so that neighbours are found.
     blocks: BTreeMap<u64, Block>,
@@ -79,7 +86,7 @@ struct Heap {
 
 impl Heap {
     fn new(sizes: Sizes) -> Heap {
-        Heap { sizes, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
+        Heap { segment: sizes.segment, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
     }
 
     /// Takes the smallest free block of at least `bytes` and splits off what is not needed.
@@ -181,14 +188,14 @@ impl<B: Backing> Pool<B> {
 
     /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
     pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64> {
-        let sizes = self.heap(bytes).sizes;
-        let rounded = bytes.max(1).checked_next_multiple_of(sizes.granule);
-        let rounded =
-            rounded.ok_or_else(|| Error::Value(format!("{bytes} bytes are more than an address can count")))?;
+        if bytes > isize::MAX as usize {
+            return Err(Error::Value(format!("{bytes} bytes are more than an address can count")));
+        }
+        let (rounded, segment) = (rounded(bytes), self.heap(bytes).segment);
         let address = match self.heap(bytes).take(rounded) {
             Some(address) => address,
             None => {
-                let segment = self.new_segment(rounded, sizes.segment)?;
+                let segment = self.new_segment(rounded, segment)?;
                 self.heap(bytes).add_segment(segment.0, segment.1);
                 self.heap(bytes).take(rounded).expect("the new segment is large enough")
             }
@@ -249,6 +256,11 @@ impl<B: Backing> Pool<B> {
 
     pub(super) fn stats(&self) -> MemoryStats {
         self.stats
+    }
+
+    /// Where segments come from.
+    pub(super) fn backing(&self) -> &B {
+        &self.backing
     }
 
     /// Starts a new peak at what is live now.

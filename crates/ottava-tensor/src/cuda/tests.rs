@@ -614,7 +614,7 @@ fn a_recorded_graph_replays_the_same_bits() {
     for _ in 0..3 {
         for buffer in [&product, &out, &o, &lse] {
             // SAFETY: the buffer is live and of that length.
-            unsafe { device.context.fill(buffer.ptr(), 0xff, buffer.len()).expect("a fill") };
+            unsafe { device.context().expect("a GPU").fill(buffer.ptr(), 0xff, buffer.len()).expect("a fill") };
         }
         graph.replay().expect("a replay");
         assert!(results() == eager);

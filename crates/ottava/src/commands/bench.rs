@@ -380,8 +380,17 @@ impl Train {
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
             println!(
-                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>10} {:>10} {:>14}",
-                "recipe", "level", "tokens/s", "step ms", "ratio", "TFLOP/s", "peak GiB", "held GiB", "first step s"
+                "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
+                "recipe",
+                "level",
+                "tokens/s",
+                "step ms",
+                "ratio",
+                "TFLOP/s",
+                "planned GiB",
+                "peak GiB",
+                "held GiB",
+                "first step s"
             );
         }
         let runs = self.compare.iter().flat_map(|&recipe| self.levels.iter().map(move |&level| (recipe, level)));
@@ -390,13 +399,14 @@ impl Train {
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if !self.json {
                 println!(
-                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>10.2} {:>10.2} {:>14.1}",
+                    "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
                     level.as_str(),
                     row.tokens_per_second,
                     row.step_milliseconds,
                     row.tokens_per_second / first,
                     row.model_flops_per_second / 1e12,
+                    gib(row.planned_peak_bytes),
                     gib(row.peak_memory_bytes),
                     gib(row.reserved_memory_bytes),
                     row.first_step_seconds

@@ -5,23 +5,29 @@ use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::plan::Plan;
+use ottava_lm::plan::{MemoryPlan, Plan, Settled};
 use std::path::PathBuf;
 
 /// Show what a run would do: configuration, casts and their reasons, counts, memory. Needs no GPU and reads no weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava plan configs/quickstart.toml
-  ottava plan run.toml --set recipe=fp8-current --json")]
+  ottava plan run.toml --set recipe=fp8-current --json
+  ottava plan run.toml --device cuda --gpu-memory 80
+
+A run that does not fit its device ends this with exit code 3, and with the cheapest settings that make it fit.")]
 pub struct PlanCommand {
     /// The run's TOML file.
     config: PathBuf,
     /// Change a setting: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Plan for: auto, cuda or cpu.
+    /// Plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
+    /// Plan for a GPU with so much memory, in GiB.
+    #[arg(long, value_name = "GIB")]
+    gpu_memory: Option<f64>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -31,13 +37,14 @@ impl PlanCommand {
     pub fn run(self) -> Result<()> {
         let config = RunConfig::load(&self.config, &self.settings)?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
-        let device = crate::device::open(self.device.unwrap_or(config.device))?;
-        let plan = Plan::new(&config, &sizes, &device)?;
+        let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
+        let settled = Settled::new(&config, &sizes, &device)?;
+        let plan = Plan::new(&settled, &sizes, &device)?;
         match self.json {
             true => print_json(&plan),
-            false => print(&config, &plan),
+            false => print(&settled.config, &plan),
         }
-        Ok(())
+        settled.expect_fit()
     }
 }
 
@@ -60,11 +67,24 @@ fn print(config: &RunConfig, plan: &Plan) {
         println!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
         println!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
-    println!("\nMemory\n");
-    for line in &plan.memory {
-        println!("  {:>10.3} GiB  {}", gib(line.bytes), line.what);
+    print_memory(&plan.memory);
+    if let Some(choice) = &plan.recompute {
+        println!("\n  {choice}");
     }
-    println!("  {:>10.3} GiB  in total", gib(plan.memory_bytes));
+}
+
+fn print_memory(memory: &MemoryPlan) {
+    println!("\nMemory, from a dry run of the steps\n");
+    let line = |bytes: u64, what: &str| println!("  {:>10.3} GiB  {what}", gib(bytes));
+    for used in &memory.lines {
+        line(used.bytes, &used.what);
+    }
+    line(memory.peak_bytes, &format!("at the peak, in {}", memory.during));
+    if memory.reserved_bytes > memory.peak_bytes {
+        line(memory.reserved_bytes, "taken from the driver, with gaps between tensors");
+    }
+    line(memory.save_bytes, "while a checkpoint is saved");
+    line(memory.available_bytes, if memory.fits { "there are for it" } else { "there are, which is not enough" });
 }
 
 fn gib(bytes: u64) -> f64 {

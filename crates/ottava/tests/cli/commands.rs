@@ -113,7 +113,9 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
     assert!(linears[4]["reason"].as_str().unwrap().contains("head"));
     // Two tables, one block (q and o 32x32, k and v 16x32, three of the MLP 48x32, two norms), one norm.
     assert_eq!(plan["parameters"], 2 * 100 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32 + 32);
-    assert!(plan["memory_bytes"].as_u64().unwrap() > 0);
+    let memory = &plan["memory"];
+    let lines: u64 = memory["lines"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
+    assert_eq!((memory["peak_bytes"].as_u64().unwrap(), &memory["fits"]), (lines, &true.into()));
     let some = r#"high_precision_layers=["*.mlp.*"]"#;
     let mixed = json(&run.succeed(&["plan", "run.toml", "--set", "recipe=fp8-delayed", "--set", some, "--json"]));
     let reasons: Vec<_> = mixed["linears"].as_array().unwrap().iter().map(|l| l["reason"].as_str().unwrap()).collect();
@@ -122,6 +124,21 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
     let part = r#"high_precision_layers=["*.q_proj"]"#;
     run.fail(&["plan", "run.toml", "--set", part], 1, &["`*.q_proj` matches", "they are one product"]);
     assert!(!run.path("run").exists());
+}
+
+#[test]
+fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
+    let run = Run::new();
+    let plan = run.succeed(&["plan", "run.toml", "--gpu-memory", "80", "--set", "recompute=auto"]);
+    for part in ["attention: cuDNN", "at the peak, in ", "recompute = \"none\"", "recompute = \"auto\" is \"none\""] {
+        assert!(plan.contains(part), "no {part:?} in: {plan}");
+    }
+    let long = ["plan", "run.toml", "--gpu-memory", "2", "--set", "recompute=auto", "--set", "max_length=524288"];
+    run.fail(&long, 3, &["the run does not fit", "per_device_train_batch_size = 1,"]);
+    run.succeed(&["train", "run.toml", "--set", "recompute=auto"]);
+    let saved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
+    assert!(saved.contains("recompute = \"none\""), "what was chosen is what is saved: {saved}");
+    run.succeed(&["train", "run.toml", "--resume", "--set", "recompute=full", "--set", "max_steps=3"]);
 }
 
 #[test]

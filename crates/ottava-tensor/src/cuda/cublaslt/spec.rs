@@ -104,7 +104,7 @@ impl GemmSpec {
     }
 
     /// Says why the library cannot run this product, before it says so less clearly.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(in crate::cuda) fn check(&self) -> Result<()> {
         use DType::{BF16, E4M3, E5M2, F16, F32};
         let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
         match (self.a, self.b, self.out) {

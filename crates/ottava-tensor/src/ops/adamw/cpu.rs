@@ -40,6 +40,21 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
     }
 }
 
+/// Bytes of one parameter's weights as layers read them, while they are rounded to be copied or made to be cast.
+pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
+    let bytes = |parameter: &AdamWParameter| match &parameter.weight {
+        AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. } => copy.bytes(),
+        AdamWWeight::Master { copy: WeightCopy::Made(dtype), .. }
+        | AdamWWeight::Scaled { copy: WeightCopy::Made(dtype), .. }
+            if parameter.cast.is_some() =>
+        {
+            parameter.grad.values().len() * dtype.size()
+        }
+        _ => 0,
+    };
+    parameters.iter().map(bytes).max().unwrap_or(0)
+}
+
 fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }

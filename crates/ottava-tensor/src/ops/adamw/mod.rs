@@ -282,6 +282,7 @@ pub fn adamw(
     }
     match norm.device() {
         Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
+        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch(parameters)),
         Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
     }
     Ok(())

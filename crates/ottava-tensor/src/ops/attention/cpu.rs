@@ -1,8 +1,9 @@
 //! Loops are ordered so that the innermost runs over contiguous memory: keys and values are transposed once per head.
 
 use super::AttentionLayout;
-use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::real_type;
+use crate::{DType, Tensor};
 use rayon::prelude::*;
 
 /// One head's rows of a fused matrix, widened: `[S, D]`.
@@ -41,6 +42,24 @@ fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
     let sum: R = scores.iter().copied().sum();
     scores.iter_mut().for_each(|s| *s = *s / sum);
     largest + sum.ln()
+}
+
+/// Bytes of the widened outputs of all heads, and of what each thread has of one head: Q, K and V, and K transposed.
+pub(super) fn scratch(l: AttentionLayout, dtype: DType) -> usize {
+    let per_thread = 4 * l.seq_len * l.head_dim;
+    (l.tokens() * l.output_width() + threads(l.batch * l.heads) * per_thread) * real_type(dtype).size()
+}
+
+/// Bytes of the widened gradients of all heads, and of what each thread has of one key head: K and V as they are and transposed, and of
+/// one of its query heads Q, the output and its gradient.
+pub(super) fn scratch_of_backward(l: AttentionLayout, dtype: DType) -> usize {
+    let per_thread = 7 * l.seq_len * l.head_dim;
+    (l.tokens() * l.qkv_width() + threads(l.batch * l.kv_heads) * per_thread) * real_type(dtype).size()
+}
+
+/// How many of `tasks` run at once.
+fn threads(tasks: usize) -> usize {
+    tasks.min(rayon::current_num_threads())
 }
 
 pub(super) fn attention(qkv: &Tensor, l: AttentionLayout, o: &mut Tensor, lse: &mut Tensor) {

@@ -72,7 +72,7 @@ impl AttentionBackend {
     /// The rule: the fastest code that computes this type and shape.
     pub fn choose(device: &Device, dtype: crate::DType, head_dim: usize) -> AttentionBackend {
         match device {
-            Device::Cpu => AttentionBackend::Cpu,
+            Device::Cpu | Device::DryCpu(_) => AttentionBackend::Cpu,
             Device::Cuda(_) if dtype == crate::DType::BF16 && head_dim.is_multiple_of(8) && head_dim <= 128 => {
                 AttentionBackend::CuDnn
             }
@@ -90,6 +90,7 @@ pub fn attention(qkv: &Tensor, layout: AttentionLayout) -> Result<(Tensor, Tenso
     let mut lse = Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
     match device {
         Device::Cpu => cpu::attention(qkv, layout, &mut o, &mut lse),
+        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch(layout, qkv.dtype())),
         Device::Cuda(gpu) => cuda::attention(gpu, qkv, layout, &mut o, &mut lse)?,
     }
     Ok((o, lse))
@@ -112,6 +113,7 @@ pub fn attention_backward(
     let mut dqkv = qkv.empty_like()?;
     match qkv.device() {
         Device::Cpu => cpu::attention_backward(d_o, qkv, o, lse, layout, &mut dqkv),
+        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch_of_backward(layout, qkv.dtype())),
         Device::Cuda(gpu) => cuda::attention_backward(gpu, d_o, qkv, o, lse, layout, &mut dqkv)?,
     }
     Ok(dqkv)
@@ -135,6 +137,7 @@ pub fn attention_cached(qkv: &Tensor, cache: &mut Tensor, layout: AttentionLayou
     let mut o = Tensor::empty(qkv.device(), &[layout.seq_len, layout.output_width()], qkv.dtype())?;
     match qkv.device() {
         Device::Cpu => cpu::attention_cached(qkv, cache, layout, start, &mut o),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::attention_cached(gpu, qkv, cache, layout, start, &mut o)?,
     }
     Ok(o)

@@ -19,6 +19,7 @@ pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {
     bias.expect_dtype("add_bias: bias", &[x.dtype()])?;
     match x.device().clone() {
         Device::Cpu => cpu::add_bias(x, bias),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::add_bias(&gpu, x, bias)?,
     }
     Ok(())
@@ -32,6 +33,7 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     expect_gradient("bias_gradient: dbias", dbias, dy)?;
     match dy.device() {
         Device::Cpu => cpu::bias_gradient(dy, dbias),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::bias_gradient(gpu, dy, dbias)?,
     }
     Ok(())

@@ -28,6 +28,7 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
     match x.device() {
         Device::Cpu => cpu::column_scales(x, &mut scales),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::column_scales(gpu, x, &mut scales)?,
     }
     Ok(scales)
@@ -53,6 +54,7 @@ pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Re
     expect_scales(scales, x)?;
     match x.device() {
         Device::Cpu => cpu::add_unscaled_columns(sum, x, scales),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::add_unscaled_columns(gpu, sum, x, scales)?,
     }
     Ok(())
@@ -64,6 +66,7 @@ fn multiplied(x: &Tensor, scales: &Tensor, factor: Factor) -> Result<Tensor> {
     let mut y = x.empty_like()?;
     match x.device() {
         Device::Cpu => cpu::multiply(x, scales, factor, &mut y),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::multiply(gpu, x, scales, factor, &mut y)?,
     }
     Ok(y)

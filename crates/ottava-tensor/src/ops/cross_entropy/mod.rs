@@ -20,6 +20,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let mut losses = prepare(logits, targets)?;
     match logits.device() {
         Device::Cpu => cpu::cross_entropy(logits, targets, &mut losses),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::cross_entropy(gpu, logits, targets, &mut losses)?,
     }
     Ok(losses)
@@ -30,6 +31,7 @@ pub fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: f64)
     let mut losses = prepare(logits, targets)?;
     match logits.device().clone() {
         Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, &mut losses),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::cross_entropy_gradient(&gpu, logits, targets, scale, &mut losses)?,
     }
     Ok(losses)

@@ -100,6 +100,7 @@ pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: Delaye
     }
     match state.history.device().clone() {
         Device::Cpu => cpu::delayed_scaling(amax, state, how),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::delayed_scaling(&gpu, amax, state, how)?,
     }
     Ok(())

@@ -7,6 +7,7 @@
 
 use super::Operand;
 use crate::element::{Float, Real, with_float};
+use crate::ops::real_type;
 use crate::quantized::Granularity;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
@@ -16,6 +17,13 @@ const MR: usize = 8;
 const NR: usize = 32;
 /// Products per partial sum.
 const BLOCK: usize = 128;
+
+/// Bytes of the packed operands.
+pub(super) fn scratch(a: Operand, b: Operand) -> Result<usize> {
+    let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
+    let size = real_type(a.matrix("gemm: a")?.0.dtype()).size();
+    Ok((m.next_multiple_of(MR) + n.next_multiple_of(NR)) * k * size)
+}
 
 pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Result<()> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);

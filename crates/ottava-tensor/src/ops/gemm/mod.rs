@@ -139,6 +139,10 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
             }
             cpu::gemm(a, b, out, !matches!(addend, Addend::None))
         }
+        Device::DryCpu(ledger) => {
+            ledger.scratch(cpu::scratch(a, b)?);
+            Ok(())
+        }
         Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, addend),
     }
 }

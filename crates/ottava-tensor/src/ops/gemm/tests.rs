@@ -1,4 +1,5 @@
 use super::*;
+use crate::cuda::GpuModel;
 use crate::ops::{CastStatistics, Copies, CurrentScaling, quantize, quantize_blocks, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
@@ -323,4 +324,25 @@ fn products_that_do_not_exist_are_errors() {
     assert_eq!(fast.unwrap_err().to_string(), "gemm: 1x128 scales have no fast accumulation");
     let other = QuantizedTensor { scale_inv: tensor.scale_inv.clone(), ..along.clone() };
     assert!(product(Operand::Rows(&other), Operand::Rows(&along), DType::F32).is_err(), "scales of another kind");
+}
+
+#[test]
+fn a_dry_run_checks_products_and_counts_them_and_does_nothing() {
+    const MIB: usize = 1 << 20;
+    let product = |a: &Tensor, b: &Tensor| product(Operand::plain(a), Operand::plain(b), DType::F32);
+    // Matrices of 4 MB take granules of 2 MiB of a GPU's pool, and a small one granules of 512 bytes; a CPU packs both operands, the
+    // first in panels of 8 rows and the second of 32.
+    let small = 10usize * 999 * 4;
+    let on_gpu = 2 * 4 * MIB + small.next_multiple_of(512);
+    let on_cpu = 2 * 4_000_000 + (1000 + 1024) * 1000 * 4;
+    for (device, bytes) in [(Device::dry_gpu(GpuModel::h200()), on_gpu), (Device::Cpu.dry(), on_cpu)] {
+        let x = Tensor::from_slice(&device, &[1000, 1000], &vec![1f32; 1_000_000]).unwrap();
+        let y = product(&x, &x).unwrap();
+        assert_eq!(y.rows(0, 1).unwrap().to_vec::<f32>().unwrap(), vec![0.0; 1000]);
+        let narrow = Tensor::zeros(&device, &[10, 999], DType::F32).unwrap();
+        assert!(product(&x, &narrow).is_err(), "arguments are checked as always");
+        drop((x, y, narrow));
+        assert_eq!(device.ledger().unwrap().take_peak().bytes, bytes, "{device}");
+        assert_eq!(device.ledger().unwrap().take_peak().bytes, 0, "{device}");
+    }
 }

@@ -24,6 +24,7 @@ pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
     let mut norm = Tensor::empty(first.device(), &[1], DType::F32)?;
     match first.device() {
         Device::Cpu => cpu::global_norm(gradients, &mut norm),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::global_norm(gpu, gradients, &mut norm)?,
     }
     Ok(norm)

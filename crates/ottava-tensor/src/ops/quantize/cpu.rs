@@ -27,6 +27,11 @@ pub(in crate::ops) fn quantize(
     seen.add_to(statistics, slot, x.len());
 }
 
+/// Bytes of the codes that a transpose alone is made of.
+pub(in crate::ops) fn scratch(out: &QuantizedTensor) -> usize {
+    if out.codes.is_some() { 0 } else { QuantizedTensor::padded(out.rows) * QuantizedTensor::padded(out.columns) }
+}
+
 #[derive(Clone, Copy, Default)]
 pub(in crate::ops) struct Seen {
     amax: f32,

@@ -106,6 +106,8 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
             blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
         }
         (Device::Cuda(gpu), _) => cuda::quantize(gpu, x, into, to)?,
+        (Device::DryCpu(ledger), CastScale::Given(_)) => ledger.scratch(cpu::scratch(into)),
+        (Device::DryCpu(ledger), CastScale::Own(..)) => ledger.scratch(blocks::cpu::scratch(x, into)),
     }
     Ok(())
 }
@@ -185,6 +187,7 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     expect_amax(amax, x.device())?;
     match x.device() {
         Device::Cpu => cpu::amax(x, amax, 0),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::amax(gpu, x, amax, 0)?,
     }
     Ok(())
@@ -196,6 +199,7 @@ pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Resu
     expect_measured(DType::E4M3, statistics, slot, x.device())?;
     match x.device() {
         Device::Cpu => cpu::amax(x, &mut statistics.amax, slot),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::amax(gpu, x, &mut statistics.amax, slot)?,
     }
     Ok(())
@@ -230,6 +234,7 @@ pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Resu
             let amax = std::mem::take(&mut amax.host_mut::<f32>()[0]);
             scale.host_mut()[0] = cpu::current_scale(amax, largest, f32::MAX, how);
         }
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::take_scale(&gpu, amax, largest, how, &mut scale)?,
     }
     Ok(scale)

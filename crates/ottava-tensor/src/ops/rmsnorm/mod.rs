@@ -24,9 +24,11 @@ pub fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)
 pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
     let mut rstd = prepare(x, weight)?;
     let y = match x.device() {
-        Device::Cpu => {
+        Device::Cpu | Device::DryCpu(_) => {
             let mut y = x.empty_like()?;
-            cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
+            if let Device::Cpu = x.device() {
+                cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
+            }
             output.deliver(y)?
         }
         Device::Cuda(gpu) => on_gpu(gpu, x, weight, eps, &mut rstd, output)?,
@@ -124,8 +126,10 @@ pub fn rmsnorm_backward(
     }
     let mut dx = dy.empty_like()?;
     match x.device() {
-        Device::Cpu => {
-            cpu::rmsnorm_backward(dy, &x.value()?, weight, rstd, &mut dx, dweight);
+        Device::Cpu | Device::DryCpu(_) => {
+            if let Device::Cpu = x.device() {
+                cpu::rmsnorm_backward(dy, &x.value()?, weight, rstd, &mut dx, dweight);
+            }
             if let Some(dresidual) = dresidual {
                 dx = super::add(dresidual, &dx)?;
             }

@@ -28,6 +28,7 @@ pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
     out.values.expect_dtype("scaled: type", STORED)?;
     match x.device() {
         Device::Cpu => cpu::scaled(x, &amax, &mut out),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::scaled(gpu, x, &amax, &mut out)?,
     }
     Ok(out)
@@ -39,6 +40,7 @@ pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
     match y.device().clone() {
         Device::Cpu => cpu::unscaled(x, &mut y),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::unscaled(&gpu, x, &mut y)?,
     }
     Ok(y)
@@ -51,6 +53,7 @@ pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
     let mut rest = Tensor::empty(x.device(), x.shape(), DType::I16)?;
     match x.device() {
         Device::Cpu => cpu::split(x, &mut upper, &mut rest),
+        Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::split(gpu, x, &mut upper, &mut rest)?,
     }
     Ok((upper, rest))

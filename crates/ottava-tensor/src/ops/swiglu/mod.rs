@@ -22,9 +22,11 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
     expect_compute("swiglu: x", x)?;
     let shape = halves(x.dims("swiglu: x")?)?;
     match (x.device(), output) {
-        (Device::Cpu, output) => {
+        (Device::Cpu | Device::DryCpu(_), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cpu::swiglu(x, &mut y);
+            if let Device::Cpu = x.device() {
+                cpu::swiglu(x, &mut y);
+            }
             output.deliver(y)
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
@@ -87,9 +89,11 @@ pub fn swiglu_backward_to(
     dy.expect_device("swiglu_backward: dy", x.device())?;
     let empty = || Tensor::empty(x.device(), &[tokens, 2 * hidden], x.dtype());
     let produced = match (x.device(), output) {
-        (Device::Cpu, output) => {
+        (Device::Cpu | Device::DryCpu(_), output) => {
             let mut dx = empty()?;
-            cpu::swiglu_backward(dy, &x.value()?, &mut dx);
+            if let Device::Cpu = x.device() {
+                cpu::swiglu_backward(dy, &x.value()?, &mut dx);
+            }
             output.deliver(dx)?
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {

@@ -30,6 +30,18 @@ pub(in crate::ops) fn quantize_blocks(
     seen.add_to(statistics, slot, x.len());
 }
 
+/// Bytes that the transposed copy is made of: the values turned, or for squares their codes turned, and codes as they are where those
+/// are not kept. Lists of scales are small beside them.
+pub(in crate::ops) fn scratch(x: &Tensor, out: &QuantizedTensor) -> usize {
+    let codes: usize = out.granularity.codes_shape(out.rows, out.columns).iter().product();
+    match (out.granularity, &out.transposed) {
+        (_, None) => 0,
+        (Granularity::Blocks128x128, Some(_)) if out.codes.is_some() => codes,
+        (Granularity::Blocks128x128, Some(_)) => 2 * codes,
+        (_, Some(_)) => x.bytes(),
+    }
+}
+
 fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &Tensor,
     how: CurrentScaling,

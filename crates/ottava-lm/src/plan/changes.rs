@@ -1,0 +1,209 @@
+//! What makes a run fit a device: settings that take less memory, with what they cost.
+
+use super::memory::MemoryPlan;
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::level::Level as OptimizerLevel;
+use crate::models::DecoderConfig;
+use crate::recompute::Recompute;
+use ottava_tensor::Device;
+use serde::Serialize;
+
+/// What a change does to the results of a run. Those that change less come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect {
+    /// Nothing.
+    SameBits,
+    /// The same sums are added up in another order.
+    OrderOfSums,
+    /// Gradients, moments or weights are rounded more.
+    Precision,
+}
+
+impl Effect {
+    fn words(self) -> &'static str {
+        match self {
+            Effect::SameBits => "the same bits",
+            Effect::OrderOfSums => "sums in another order",
+            Effect::Precision => "gradients, moments or weights of less precision",
+        }
+    }
+}
+
+/// Settings that make a run fit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Change {
+    /// As they stand in the run's file.
+    pub settings: Vec<String>,
+    /// The peak with them.
+    pub peak_bytes: u64,
+    /// Time of a step over that without them.
+    pub time: f64,
+    /// What else they change.
+    pub effect: Effect,
+}
+
+/// One value of a setting.
+struct Level {
+    setting: Vec<String>,
+    time: f64,
+    effect: Effect,
+    apply: Box<dyn Fn(&mut RunConfig)>,
+}
+
+/// Time of a step under a policy over that under [`Recompute::None`]. Llama-2-7B at 8,192 tokens in fp8-delayed on one H200, by
+/// docs/memory.md.
+pub fn time_of(policy: Recompute) -> f64 {
+    match policy {
+        Recompute::None => 1.0,
+        Recompute::NormSwiglu => 1.01,
+        Recompute::Attention => 1.07,
+        Recompute::Full => 1.27,
+    }
+}
+
+/// The same of casting weights for each product.
+const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
+
+/// The same of half the sequences in twice the micro-batches: two steps of one sequence, less an update, over one of two.
+const TIME_OF_HALF_BATCH: f64 = 1.02;
+
+/// Levels of the optimizer, from the one that keeps most, with the time of a step over that at the first.
+const LEVELS: [(OptimizerLevel, f64); 3] =
+    [(OptimizerLevel::O0, 1.0), (OptimizerLevel::Bf16, 0.9), (OptimizerLevel::Coat, 0.9)];
+
+/// How many changes are proposed.
+const PROPOSED: usize = 3;
+
+/// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
+fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
+    let policy = config.memory.recompute.unwrap_or(Recompute::Full);
+    let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
+        setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
+        time: time_of(other) / time_of(policy),
+        effect: Effect::SameBits,
+        apply: Box::new(move |config| config.memory.recompute = Some(other)),
+    });
+    let codes = (config.weight_codes() && config.recipe().casts.is_some()).then(|| Level {
+        setting: vec!["memory.weight_codes = false".into()],
+        time: TIME_WITHOUT_WEIGHT_CODES,
+        effect: Effect::SameBits,
+        apply: Box::new(|config| config.memory.weight_codes = Some(false)),
+    });
+    let training = &config.training;
+    let (rows, passes) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
+    let halves = (1..=rows.trailing_zeros()).map(|halvings| {
+        let (rows, passes) = (rows >> halvings, passes << halvings);
+        Level {
+            setting: vec![
+                format!("training.per_device_train_batch_size = {rows}"),
+                format!("training.gradient_accumulation_steps = {passes}"),
+            ],
+            time: TIME_OF_HALF_BATCH.powi(halvings as i32),
+            effect: Effect::OrderOfSums,
+            apply: Box::new(move |config| {
+                config.training.per_device_train_batch_size = rows;
+                config.training.gradient_accumulation_steps = passes;
+            }),
+        }
+    });
+    let now = LEVELS.iter().position(|(level, _)| *level == config.optimizer.level);
+    let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
+        setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
+        time: time / now.map_or(1.0, |now| LEVELS[now].1),
+        effect: Effect::Precision,
+        apply: Box::new(move |config| config.optimizer.level = level),
+    });
+    let narrower = narrower.filter(|level| {
+        let mut changed = config.clone();
+        (level.apply)(&mut changed);
+        changed.expect_formats().is_ok()
+    });
+    vec![recompute.collect(), codes.into_iter().collect(), halves.collect(), narrower.collect()]
+}
+
+/// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.
+pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
+    let settings = settings(config);
+    // For each setting how far it is changed: 0 is not at all.
+    let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
+    for levels in &settings {
+        choices = choices
+            .iter()
+            .flat_map(|choice| (0..=levels.len()).map(move |level| [choice.as_slice(), &[level]].concat()))
+            .collect();
+    }
+    // The first is no change at all.
+    choices.remove(0);
+    let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
+    let levels = |choice: &[usize]| -> Vec<&Level> {
+        settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
+    };
+    let cost = |choice: &[usize]| {
+        let levels = levels(choice);
+        let effect = levels.iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
+        (effect, levels.iter().map(|level| level.time).product::<f64>(), levels.len())
+    };
+    let with = |choice: &[usize]| {
+        let mut changed = config.clone();
+        for (levels, &level) in settings.iter().zip(choice) {
+            levels[..level].iter().for_each(|level| (level.apply)(&mut changed));
+        }
+        MemoryPlan::new(&changed, sizes, device)
+    };
+    if !with(&furthest)?.fits {
+        return Ok(Vec::new());
+    }
+    let order = |a: &Vec<usize>, b: &Vec<usize>| {
+        let ((effect, time, count), (other_effect, other_time, other_count)) = (cost(a), cost(b));
+        effect.cmp(&other_effect).then(time.total_cmp(&other_time)).then(count.cmp(&other_count))
+    };
+    choices.sort_by(order);
+    let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
+    let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
+    for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
+        // Where all that can be done so is too little, less of it is too.
+        let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
+        if !with(most)?.fits {
+            continue;
+        }
+        for choice in alike {
+            if found.len() == PROPOSED {
+                break;
+            }
+            if found.iter().any(|(other, _)| no_less(choice, other)) {
+                continue;
+            }
+            let plan = with(choice)?;
+            if plan.fits {
+                let (effect, time, _) = cost(choice);
+                let settings = levels(choice).iter().flat_map(|level| level.setting.clone()).collect();
+                found.push((choice.clone(), Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
+            }
+        }
+    }
+    Ok(found.into_iter().map(|(_, change)| change).collect())
+}
+
+/// The changes as lines of a message.
+pub fn proposals(changes: &[Change]) -> String {
+    if changes.is_empty() {
+        return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
+    }
+    let mut text = "Any of these makes it fit, the cheapest first, with times as measured at Llama-2-7B:".to_string();
+    for Change { settings, peak_bytes, time, effect } in changes {
+        let time = match ((time - 1.0) * 100.0).round() {
+            percent if percent <= 0.0 => "no slower".to_string(),
+            percent => format!("about {percent:.0} % slower"),
+        };
+        let (settings, peak) = (settings.join(", "), gib(*peak_bytes));
+        text += &format!("\n  {settings}\n    {peak:.1} GiB, {time}, {}", effect.words());
+    }
+    text
+}
+
+/// Bytes in GiB.
+pub(super) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
+}

@@ -1,0 +1,108 @@
+//! What each linear of a model does in a run.
+
+use crate::error::Result;
+use crate::models::{DecoderConfig, LinearShape};
+use crate::recipe::{Cast, Casts, Decision, ProductPrecision, Recipe};
+use ottava_tensor::ops::Accumulation;
+use ottava_tensor::{DType, Granularity};
+use serde::Serialize;
+
+/// The decisions about one linear, or about the linears of that name in all blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct LinearPlan {
+    /// Its name; `*` stands for the number of the block.
+    pub name: String,
+    /// How many there are.
+    pub count: usize,
+    /// Outputs and inputs.
+    pub shape: [usize; 2],
+    /// `y = x · Wᵀ`.
+    pub fprop: String,
+    /// `dx = dy · W`.
+    pub dgrad: String,
+    /// `dW = dyᵀ · x`.
+    pub wgrad: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The linears of a model of `sizes` under `recipe`, the head last.
+pub(super) fn linears(sizes: &DecoderConfig, recipe: &Recipe) -> Result<Vec<LinearPlan>> {
+    let decisions = sizes.decide(recipe)?;
+    let kinds = sizes.block_linears();
+    let mut linears: Vec<_> = kinds
+        .iter()
+        .enumerate()
+        .flat_map(|(i, linear)| {
+            let blocks: Vec<&Decision> = decisions.iter().map(|block| &block[i]).collect();
+            linear_plans(linear, &blocks, recipe.compute)
+        })
+        .collect();
+    let high = format!("{}, exact", recipe.compute);
+    linears.push(LinearPlan {
+        name: if sizes.tied { "model.embed_tokens (as head)".into() } else { "lm_head".into() },
+        count: 1,
+        shape: [sizes.vocabulary, sizes.channels],
+        fprop: high.clone(),
+        dgrad: high.clone(),
+        wgrad: high,
+        reason: "the head stays in high precision in every recipe".into(),
+    });
+    Ok(linears)
+}
+
+/// A line for each decision there is about the linears of one name.
+fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> Vec<LinearPlan> {
+    let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
+    for (block, &decision) in blocks.iter().enumerate() {
+        match groups.iter_mut().find(|(other, _)| *other == decision) {
+            Some((_, members)) => members.push(block),
+            None => groups.push((decision, vec![block])),
+        }
+    }
+    let plan = |(decision, members): (&Decision, Vec<usize>)| {
+        let [fprop, dgrad, wgrad] = match &decision.fp8 {
+            Some((Casts { input, weight, grad_output }, how)) => {
+                let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: ProductPrecision| {
+                    let sums = match how {
+                        ProductPrecision::High => return format!("{compute}, exact sums"),
+                        ProductPrecision::Fp8(Accumulation::Fast) => "fast sums",
+                        ProductPrecision::Fp8(Accumulation::Exact) => "exact sums",
+                    };
+                    format!("{a} {} · {b} {}, {sums}", operand(x), operand(y))
+                };
+                [
+                    product("x", input, "W", weight, how.fprop),
+                    product("dy", grad_output, "W", weight, how.dgrad),
+                    product("dy", grad_output, "x", input, how.wgrad),
+                ]
+            }
+            None => [(); 3].map(|()| format!("{compute}, exact sums")),
+        };
+        let LinearShape { name, n, k, .. } = *linear;
+        let count = members.len();
+        let which = if count == blocks.len() { "*".to_string() } else { ranges(&members) };
+        let name = format!("model.layers.{which}.{name}");
+        LinearPlan { name, count, shape: [n, k], fprop, dgrad, wgrad, reason: decision.reason.clone() }
+    };
+    groups.into_iter().map(plan).collect()
+}
+
+/// Ascending numbers in short: `3`, or `{0-2,7}`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    let runs = runs.collect::<Vec<_>>().join(",");
+    if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
+}
+
+/// A cast in short: its format, and what shares a scale where that is less than the tensor.
+fn operand(cast: &Cast) -> String {
+    let format = if cast.format == DType::E4M3 { "E4M3" } else { "E5M2" };
+    match cast.granularity {
+        Granularity::PerTensor => format.to_string(),
+        granularity => format!("{format} {granularity}"),
+    }
+}

@@ -1,0 +1,188 @@
+//! The memory of a run, from a dry run of it: the very code of its steps, on a device that holds no data and keeps account.
+
+use crate::checkpoint::RandomWeights;
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::level::Masters;
+use crate::models::{Decoder, DecoderConfig};
+use crate::optim::{AdamWOptimizer, kept};
+use crate::recompute::Recompute;
+use crate::step::TrainStep;
+use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::ledger::Holdings;
+use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
+use serde::Serialize;
+
+/// What a run holds, and what there is.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// Bytes by use at the moment when they are most.
+    pub lines: Vec<MemoryLine>,
+    /// Their sum.
+    pub peak_bytes: u64,
+    /// What the run does at that moment.
+    pub during: String,
+    /// The most that is held while a checkpoint is saved.
+    pub save_bytes: u64,
+    /// What the pool takes from the driver of a GPU, live or free between tensors. On a CPU the same as the peak.
+    pub reserved_bytes: u64,
+    /// What the device has for tensors.
+    pub available_bytes: u64,
+    /// Whether that is enough.
+    pub fits: bool,
+}
+
+/// Memory of one use.
+#[derive(Clone, Debug, Serialize)]
+pub struct MemoryLine {
+    /// The use.
+    pub what: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl MemoryPlan {
+    /// The plan of `config` for a model of `sizes` on `device`, which may be in a dry run itself. Takes no memory there.
+    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
+        let available = available(device);
+        let dry = match device {
+            // Whatever it takes, so that there is a number also where it does not fit.
+            Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
+            Device::Cpu | Device::DryCpu(_) => device.dry(),
+        };
+        let DryRun { peak, save } = DryRun::new(config, sizes, &dry)?;
+        let reserved = match &dry {
+            Device::Cuda(gpu) => gpu.memory().reserved,
+            Device::Cpu | Device::DryCpu(_) => peak.bytes,
+        };
+        let fits = match reserved > available {
+            // Where memory is short, the pool gives back and takes again before it gives up.
+            true if peak.bytes <= available && matches!(device, Device::Cuda(_)) => {
+                match DryRun::new(config, sizes, &device.dry()) {
+                    Err(crate::Error::Tensor(TensorError::OutOfMemory { .. })) => false,
+                    other => other.map(|_| true)?,
+                }
+            }
+            beyond => !beyond,
+        };
+        let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };
+        let mut lines: Vec<_> = peak.by_scope.iter().map(line).collect();
+        lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
+        Ok(MemoryPlan {
+            lines,
+            peak_bytes: peak.bytes as u64,
+            during: peak.during.to_string(),
+            save_bytes: save.bytes as u64,
+            reserved_bytes: reserved as u64,
+            available_bytes: available as u64,
+            fits,
+        })
+    }
+}
+
+/// More than any run asks for.
+const UNLIMITED: usize = 1 << 50;
+
+/// Micro-batches that hold different things: the first makes the gradients, later ones add to them.
+const DISTINCT_PASSES: usize = 2;
+
+/// What was held in a dry run.
+struct DryRun {
+    peak: Holdings,
+    save: Holdings,
+}
+
+impl DryRun {
+    /// Builds the model, evaluates where the run does, takes the steps that differ, and saves; on a device in a dry run.
+    fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
+        let ledger = device.ledger().expect("a device in a dry run").clone();
+        let (t, seq_len) = (&config.training, config.data.max_length);
+        let rows = t.per_device_train_batch_size;
+        let build = device.scope("build");
+        let mut weights = RandomWeights { seed: config.seed, device: device.clone() };
+        let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, &mut weights)?;
+        let states = device.scope("optimizer states");
+        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        drop(states);
+        model.quantize_weights()?;
+        let passes = t.gradient_accumulation_steps;
+        let mut work = TrainStep::new(&model, passes.min(DISTINCT_PASSES), rows, seq_len)?;
+        let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
+        // Inputs, targets and losses of the others.
+        let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
+        drop(build);
+        let evaluate = |model: &mut Decoder| match config.data.val_set_size > 0.0 {
+            true => {
+                let _scope = device.scope("evaluation");
+                model.losses(&ids()?, &ids()?, rows).map(drop)
+            }
+            false => Ok(()),
+        };
+        evaluate(&mut model)?;
+        // Later steps find what the first has left; those of high precision hold other operands.
+        let some_are_high = !config.precision.high_precision_steps.is_empty();
+        for high in [Some(false), some_are_high.then_some(true)].into_iter().flatten() {
+            model.scaling().set_high_precision(high);
+            for _ in 0..2 {
+                work.run(&mut model, &mut optimizer, t.learning_rate)?;
+            }
+        }
+        evaluate(&mut model)?;
+        let peak = ledger.take_peak();
+        save(&mut model, &mut optimizer)?;
+        Ok(DryRun { peak, save: ledger.take_peak() })
+    }
+}
+
+/// A checkpoint is written tensor by tensor, each from a copy in the host's memory.
+fn save(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
+    let device = model.device().clone();
+    let _scope = device.scope("save");
+    let copy = |tensor: &Tensor| match &device {
+        Device::DryCpu(_) => tensor.duplicate().map(drop),
+        Device::Cpu | Device::Cuda(_) => Ok(()),
+    };
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        copy(&param.value()?)?;
+        for (_, tensor) in kept(&mut param.weights, moments) {
+            copy(tensor)?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that tensors can have on `device`.
+fn available(device: &Device) -> usize {
+    match device {
+        Device::Cuda(gpu) => gpu.model().memory,
+        Device::Cpu | Device::DryCpu(_) => {
+            let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+            let kilobytes = |key: &str| -> Option<usize> {
+                info.lines().find_map(|line| line.strip_prefix(key)?.trim().trim_end_matches("kB").trim().parse().ok())
+            };
+            // A twentieth is left to the rest of the process. Where the system does not say, there is no limit to plan with.
+            let there = |available: usize| (available + kilobytes("SwapFree:").unwrap_or(0)) * 1024 / 20 * 19;
+            kilobytes("MemAvailable:").map_or(UNLIMITED, there)
+        }
+    }
+}
+
+/// A scope of the dry run, in words.
+fn describe(scope: &str, config: &RunConfig) -> String {
+    match scope {
+        "weights" if config.optimizer.formats().masters == Masters::Remainder => {
+            "weights, with the rest of their bits".into()
+        }
+        "weights" => format!("weights, {}", config.recipe().compute),
+        "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
+        "forward" => {
+            let policy = config.memory.recompute.map_or("auto", Recompute::as_str);
+            format!("activations that forward leaves, recompute {policy}")
+        }
+        "head" => "logits of a chunk of tokens, and the gradients around the head".into(),
+        "backward" => "gradients of activations, and what backward makes again".into(),
+        "update" => "norm of the gradients".into(),
+        "build" => "scales and histories, rotary positions, inputs and losses".into(),
+        other => other.into(),
+    }
+}

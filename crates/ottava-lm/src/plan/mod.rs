@@ -1,0 +1,63 @@
+//! What a run will do, said before it does it: casts with their reasons, counts, memory.
+
+mod changes;
+mod linears;
+mod memory;
+mod settle;
+#[cfg(test)]
+mod tests;
+
+pub use changes::{Change, Effect, changes};
+pub use linears::LinearPlan;
+pub use memory::{MemoryLine, MemoryPlan};
+pub use settle::Settled;
+
+use crate::error::Result;
+use crate::models::DecoderConfig;
+use ottava_tensor::Device;
+use ottava_tensor::ops::AttentionBackend;
+use serde::Serialize;
+
+/// The plan of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Trained values.
+    pub parameters: usize,
+    /// Floating-point operations of forward and backward per token.
+    pub flops_per_token: f64,
+    /// Tokens of an optimizer step.
+    pub tokens_per_step: u64,
+    /// Each kind of linear.
+    pub linears: Vec<LinearPlan>,
+    /// What runs attention.
+    pub attention: String,
+    /// What `recompute = "auto"` has come to.
+    pub recompute: Option<String>,
+    /// What it holds.
+    pub memory: MemoryPlan,
+}
+
+impl Plan {
+    /// The plan of a run of a model of `sizes` on `device`.
+    pub fn new(settled: &Settled, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
+        let Settled { config, memory, choice, .. } = settled;
+        let recipe = config.recipe();
+        let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {
+            AttentionBackend::Cpu => "the reference on the CPU".to_string(),
+            AttentionBackend::CuDnn => "cuDNN, bfloat16".to_string(),
+            AttentionBackend::Plain => format!(
+                "plain kernels: cuDNN takes bfloat16 with heads of a multiple of 8 up to 128, these are {} of {}",
+                recipe.compute, sizes.head_dim
+            ),
+        };
+        Ok(Plan {
+            parameters: sizes.parameters(),
+            flops_per_token: sizes.flops_per_token(config.data.max_length),
+            tokens_per_step: config.tokens_per_step(),
+            linears: linears::linears(sizes, &recipe)?,
+            attention,
+            recompute: choice.clone(),
+            memory: memory.clone(),
+        })
+    }
+}

@@ -1,0 +1,37 @@
+//! On a CPU a run allocates what was planned for it. A test binary of its own, since its allocator counts what the whole process
+//! allocates; the same on a GPU, whose pool counts, is among the promises.
+
+mod settings;
+
+use ottava_lm::bench::model;
+use ottava_lm::models::DecoderConfig;
+use ottava_lm::plan::MemoryPlan;
+use ottava_tensor::Device;
+use ottava_tensor::testing::allocator::CountingAllocator;
+use settings::{expect_close, settings, steps};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Within 2 %: names, shapes and lists of scales are no tensors, and threads do not always all work at once.
+#[test]
+fn a_run_on_the_cpu_holds_what_was_planned() {
+    let like = model("llama-2-7b").unwrap();
+    let sizes = DecoderConfig {
+        vocabulary: 2048,
+        channels: 256,
+        hidden: 704,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        ..like
+    };
+    for (name, config) in settings(4, 128) {
+        let planned = MemoryPlan::new(&config, &sizes, &Device::Cpu).unwrap();
+        let before = CountingAllocator::live();
+        CountingAllocator::reset_peak();
+        steps(&config, &sizes, &Device::Cpu).unwrap();
+        expect_close(&name, planned.peak_bytes, CountingAllocator::peak() - before);
+    }
+}

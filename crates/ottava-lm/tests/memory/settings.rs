@@ -1,0 +1,82 @@
+//! Ten runs, and what they hold when they are run.
+
+use ottava_lm::checkpoint::RandomWeights;
+use ottava_lm::config::RunConfig;
+use ottava_lm::level::{Gradients, Level, Masters};
+use ottava_lm::models::{Decoder, DecoderConfig};
+use ottava_lm::optim::AdamWOptimizer;
+use ottava_lm::recipe::RecipeName;
+use ottava_lm::recompute::Recompute;
+use ottava_lm::step::TrainStep;
+use ottava_tensor::Device;
+
+/// Ten runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
+pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
+    let run = |words: &str, recipe, recompute, change: fn(&mut RunConfig)| {
+        let mut config = RunConfig::default();
+        config.data.max_length = seq_len;
+        config.data.val_set_size = 0.0;
+        config.training.per_device_train_batch_size = rows;
+        config.precision.recipe = recipe;
+        config.precision.skip_slow_linears = false;
+        config.precision.amax_history_len = 16;
+        config.memory.recompute = Some(recompute);
+        change(&mut config);
+        let name = format!("{}, recompute {}{words}", recipe.as_str(), recompute.as_str());
+        (name, config)
+    };
+    fn accumulate(config: &mut RunConfig) {
+        config.training.gradient_accumulation_steps = 2;
+    }
+    vec![
+        run("", RecipeName::Fp32, Recompute::None, |_| {}),
+        run("", RecipeName::Bf16, Recompute::None, |_| {}),
+        run("; level coat", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.level = Level::Coat),
+        run("", RecipeName::Fp8Delayed, Recompute::None, |_| {}),
+        run("; two micro-batches", RecipeName::Fp8Delayed, Recompute::Attention, accumulate),
+        run("; level bf16, smooth", RecipeName::Fp8Delayed, Recompute::NormSwiglu, |config| {
+            config.optimizer.level = Level::Bf16;
+            config.precision.smooth_swiglu = true;
+        }),
+        run("; level O2", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| config.optimizer.level = Level::O2),
+        run(
+            "; two micro-batches, no codes of weights, gradients in bfloat16",
+            RecipeName::Fp8Current,
+            Recompute::Full,
+            |config| {
+                accumulate(config);
+                config.memory.weight_codes = Some(false);
+                config.optimizer.gradient_dtype = Some(Gradients::Bfloat16);
+            },
+        ),
+        run("; half the batch, level O3, masters in two halves", RecipeName::Fp8Row, Recompute::None, |config| {
+            config.training.per_device_train_batch_size /= 2;
+            config.optimizer.level = Level::O3;
+            config.optimizer.master_weights = Some(Masters::Remainder);
+        }),
+        run("; two micro-batches", RecipeName::Fp8Block, Recompute::NormSwiglu, accumulate),
+    ]
+}
+
+/// Takes the first steps of a run.
+pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_lm::Result<()> {
+    let (t, seq_len) = (&config.training, config.data.max_length);
+    let mut weights = RandomWeights { seed: config.seed, device: device.clone() };
+    let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, &mut weights)?;
+    let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+    model.quantize_weights()?;
+    let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+    let mut work = TrainStep::new(&model, passes, rows, seq_len)?;
+    for _ in 0..2 {
+        work.run(&mut model, &mut optimizer, 1e-3)?;
+    }
+    Ok(())
+}
+
+/// Checks that a run held what was planned for it.
+pub fn expect_close(name: &str, planned: u64, measured: usize) {
+    let ratio = measured as f64 / planned as f64;
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    println!("{:9.2} MiB planned, {:9.2} measured, {ratio:.4}: {name}", mib(planned as f64), mib(measured as f64));
+    assert!((ratio - 1.0).abs() <= 0.02, "{measured} bytes measured, {planned} planned: {name}");
+}
