@@ -59,6 +59,28 @@ impl Level {
     }
 }
 
+/// A share in thousandths: of the blocks, the last ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// Nothing.
+    pub const NONE: Share = Share(0);
+
+    /// The nearest to `share`, from 0 to 1.
+    pub fn of(share: f64) -> Share {
+        Share((share.clamp(0.0, 1.0) * 1000.0).round() as u32)
+    }
+
+    /// Whether it has block `i` of `n`; what is in no block, it has if it has all.
+    pub fn covers(self, block: Option<(usize, usize)>) -> bool {
+        match block {
+            Some((i, n)) => (n - i) * 1000 <= self.0 as usize * n,
+            None => self.0 >= 1000,
+        }
+    }
+}
+
 /// What an optimizer keeps in which format. Vectors, which are few, have no format with a scale: they take F32 instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Formats {

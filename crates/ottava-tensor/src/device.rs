@@ -1,10 +1,20 @@
 //! Where tensors live, and the memory they live in.
 
-use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel};
+use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel, PinnedBuffer};
 use crate::error::Result;
 use crate::ledger::{Entry, Ledger, Scope};
 use std::fmt;
 use std::sync::Arc;
+
+/// Which memory a tensor of a GPU is in. Of a CPU there is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Home {
+    /// The GPU's own.
+    #[default]
+    Device,
+    /// The host's: kernels reach it over the bus.
+    Host,
+}
 
 /// A place to store tensors and run ops.
 #[derive(Clone)]
@@ -69,6 +79,14 @@ impl Device {
         }
     }
 
+    /// Storage of `bytes`, zeroed, in the host's memory.
+    pub(crate) fn allocate_in_host(&self, bytes: usize) -> Result<Storage> {
+        match self {
+            Device::Cuda(gpu) => Ok(Storage::Pinned(gpu.alloc_host(bytes)?)),
+            Device::Cpu | Device::DryCpu(_) => self.allocate(bytes),
+        }
+    }
+
     /// Storage of `bytes`: zeroed on the CPU, uninitialised on a GPU.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Storage> {
         Ok(match self {
@@ -98,6 +116,8 @@ impl fmt::Debug for Device {
 pub(crate) enum Storage {
     Host(HostBuffer),
     Cuda(DeviceBuffer),
+    /// Of the host, for the kernels of a GPU.
+    Pinned(PinnedBuffer),
     /// Of a CPU in a dry run.
     Dry(#[expect(dead_code, reason = "it counts as long as it lives")] Entry),
 }

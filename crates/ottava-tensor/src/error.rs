@@ -79,6 +79,14 @@ pub enum Error {
         /// Bytes of the device.
         total: usize,
     },
+    /// The host has no memory left that a device can reach.
+    #[error(
+        "out of host memory: {requested} bytes asked for that stay in place for the GPU; offload less, or raise the limit of locked memory"
+    )]
+    HostMemory {
+        /// Bytes of the allocation that failed.
+        requested: usize,
+    },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {

@@ -15,7 +15,7 @@ pub mod stored;
 pub mod tensor;
 pub mod testing;
 
-pub use device::Device;
+pub use device::{Device, Home};
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use quantized::{Granularity, QuantizedTensor};

@@ -1,6 +1,6 @@
 //! Tensors that an optimizer keeps in fewer bits than it computes with, and what its bits are multiplied by.
 
-use crate::device::Device;
+use crate::device::{Device, Home};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -18,9 +18,9 @@ pub struct Scaled {
 
 impl Scaled {
     /// Zeros of a shape.
-    pub fn zeros(device: &Device, shape: &[usize], dtype: DType) -> Result<Scaled> {
+    pub fn zeros(device: &Device, shape: &[usize], dtype: DType, home: Home) -> Result<Scaled> {
         Ok(Scaled {
-            values: Tensor::zeros(device, shape, dtype)?,
+            values: Tensor::zeros_in(device, shape, dtype, home)?,
             scale_inv: Tensor::from_slice(device, &[1], &[1f32])?,
         })
     }
@@ -46,12 +46,12 @@ impl Expanded {
     pub const GROUP: usize = 128;
 
     /// Zeros of the shape of a matrix.
-    pub fn zeros(device: &Device, shape: &[usize]) -> Result<Expanded> {
-        let codes = Tensor::zeros(device, shape, DType::E4M3)?;
+    pub fn zeros(device: &Device, shape: &[usize], home: Home) -> Result<Expanded> {
+        let codes = Tensor::zeros_in(device, shape, DType::E4M3, home)?;
         let [rows, columns] = codes.dims("expanded values")?;
-        let shape = Expanded::groups_shape(rows, columns);
-        let groups = [0f32, 1.0, 0.0].repeat(shape[0] * shape[1]);
-        Ok(Expanded { codes, groups: Tensor::from_slice(device, &shape, &groups)? })
+        // Whatever the curve, a code of zero is zero.
+        let groups = Tensor::zeros_in(device, &Expanded::groups_shape(rows, columns), DType::F32, home)?;
+        Ok(Expanded { codes, groups })
     }
 
     /// Shape of the groups of a matrix.

@@ -1,6 +1,6 @@
 //! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
 
-use crate::device::{Device, Storage};
+use crate::device::{Device, Home, Storage};
 use crate::dtype::DType;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -31,6 +31,27 @@ impl Tensor {
         let mut tensor = Tensor::empty(device, shape, dtype)?;
         tensor.fill_zero()?;
         Ok(tensor)
+    }
+
+    /// All elements zero, in this memory of `device`.
+    pub fn zeros_in(device: &Device, shape: &[usize], dtype: DType, home: Home) -> Result<Tensor> {
+        match home {
+            Home::Device => Tensor::zeros(device, shape, dtype),
+            Home::Host => {
+                let storage = Arc::new(device.allocate_in_host(shape.iter().product::<usize>() * dtype.size())?);
+                Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.into(), dtype })
+            }
+        }
+    }
+
+    /// The same elements in the host's memory, where ops of the device reach them still.
+    pub fn into_host_memory(self) -> Result<Tensor> {
+        let mut moved = Tensor::zeros_in(&self.device, &self.shape, self.dtype, Home::Host)?;
+        // A dry run has nothing to move.
+        if self.device.ledger().is_none() {
+            moved.write_bytes(&self.read_bytes()?)?;
+        }
+        Ok(moved)
     }
 
     /// Copies `values`, row by row, to `device`. Errors when their number is not the product of `shape`.
@@ -182,6 +203,7 @@ impl Tensor {
                 Ok(())
             }
             Storage::Cuda(buffer) => buffer.read(self.byte_range().start, out),
+            Storage::Pinned(buffer) => buffer.read(self.byte_range().start, out),
             Storage::Dry(_) => {
                 out.fill(0);
                 Ok(())
@@ -196,6 +218,7 @@ impl Tensor {
         match self.storage_mut() {
             Storage::Host(buffer) => buffer.as_mut_slice()[range].copy_from_slice(bytes),
             Storage::Cuda(buffer) => buffer.write(range.start, bytes)?,
+            Storage::Pinned(buffer) => buffer.write(range.start, bytes)?,
             Storage::Dry(_) => {}
         }
         Ok(())
@@ -207,6 +230,7 @@ impl Tensor {
         match self.storage_mut() {
             Storage::Host(buffer) => buffer.as_mut_slice()[range].fill(0),
             Storage::Cuda(buffer) => buffer.fill_zero(range.start, range.len())?,
+            Storage::Pinned(buffer) => buffer.write(range.start, &vec![0; range.len()])?,
             Storage::Dry(_) => {}
         }
         Ok(())
@@ -233,7 +257,7 @@ impl Tensor {
                 to.copy_from(at, from, source.byte_range().start, source.bytes())?;
             }
             (Storage::Dry(_), Storage::Dry(_)) => {}
-            _ => unreachable!("both lie on the same device"),
+            _ => unreachable!("both lie on the same device, and what is in the host's memory is not copied by it"),
         }
         Ok(())
     }
@@ -243,7 +267,9 @@ impl Tensor {
         assert_eq!(self.dtype, T::DTYPE, "a CPU op reads the type it checked");
         match &*self.storage {
             Storage::Host(buffer) => bytemuck::cast_slice(&buffer.as_slice()[self.byte_range()]),
-            Storage::Cuda(_) | Storage::Dry(_) => unreachable!("a CPU op was given a tensor that lies elsewhere"),
+            Storage::Cuda(_) | Storage::Pinned(_) | Storage::Dry(_) => {
+                unreachable!("a CPU op was given a tensor that lies elsewhere")
+            }
         }
     }
 
@@ -253,7 +279,9 @@ impl Tensor {
         let range = self.byte_range();
         match self.storage_mut() {
             Storage::Host(buffer) => bytemuck::cast_slice_mut(&mut buffer.as_mut_slice()[range]),
-            Storage::Cuda(_) | Storage::Dry(_) => unreachable!("a CPU op was given a tensor that lies elsewhere"),
+            Storage::Cuda(_) | Storage::Pinned(_) | Storage::Dry(_) => {
+                unreachable!("a CPU op was given a tensor that lies elsewhere")
+            }
         }
     }
 
@@ -262,6 +290,7 @@ impl Tensor {
         match &*self.storage {
             Storage::Host(_) | Storage::Dry(_) => unreachable!("a kernel was given a CPU tensor"),
             Storage::Cuda(buffer) => buffer.ptr() + self.byte_range().start as u64,
+            Storage::Pinned(buffer) => buffer.ptr() + self.byte_range().start as u64,
         }
     }
 

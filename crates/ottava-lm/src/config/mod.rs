@@ -10,7 +10,7 @@ pub use precision::formats;
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
-use crate::level::{Formats, Gradients, Level, Masters, States};
+use crate::level::{Formats, Gradients, Level, Masters, Share, States};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::{Precision, Recipe};
@@ -194,6 +194,10 @@ pub struct MemoryConfig {
     pub weight_codes: Option<bool>,
     /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
     pub saved_activations: SavedActivations,
+    /// The share of the blocks, from 0 to 1, whose moments and masters are in the host's memory, where a GPU's kernels reach them over the
+    /// bus; `None`, written `auto`, is the least that makes the run fit.
+    #[serde(with = "auto")]
+    pub offload_optimizer: Option<f64>,
 }
 
 impl Default for MemoryConfig {
@@ -202,6 +206,7 @@ impl Default for MemoryConfig {
             recompute: Some(Recompute::None),
             weight_codes: None,
             saved_activations: SavedActivations::Exact,
+            offload_optimizer: Some(0.0),
         }
     }
 }
@@ -219,6 +224,7 @@ impl RunConfig {
             weight_codes: self.weight_codes(),
             recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
             saved_activations: self.memory.saved_activations,
+            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("settled as well")),
         })
     }
 }
@@ -386,6 +392,10 @@ impl RunConfig {
         demand(t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         demand(t.weight_decay >= 0.0, "`training.weight_decay` must not be negative");
         demand(t.max_grad_norm >= 0.0, "`training.max_grad_norm` must not be negative; 0 turns clipping off");
+        demand(
+            self.memory.offload_optimizer.is_none_or(|share| (0.0..=1.0).contains(&share)),
+            "`memory.offload_optimizer` is a share: from 0 to 1, or \"auto\"",
+        );
         demand(t.logging_steps > 0, "`training.logging_steps` is 0");
         demand(self.generation.temperature >= 0.0, "`generation.temperature` must not be negative");
         demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");
@@ -444,8 +454,15 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] =
-            &["output_dir", "device", "generation", "data.cache_dir", "memory.recompute", "memory.weight_codes"];
+        const FREE: &[&str] = &[
+            "output_dir",
+            "device",
+            "generation",
+            "data.cache_dir",
+            "memory.recompute",
+            "memory.weight_codes",
+            "memory.offload_optimizer",
+        ];
         const STEERS: &[&str] = &["training", "precision"];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {

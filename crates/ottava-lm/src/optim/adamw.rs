@@ -93,9 +93,10 @@ impl AdamWOptimizer {
 }
 
 fn zeros(param: &Param) -> Result<Moments> {
-    let zeros = |dtype| Tensor::zeros(param.weights.device(), param.weights.shape(), dtype);
-    let scaled = |dtype| Scaled::zeros(param.weights.device(), param.weights.shape(), dtype);
-    let expanded = || Expanded::zeros(param.weights.device(), param.weights.shape());
+    let (device, shape, home) = (param.weights.device(), param.weights.shape(), param.home);
+    let zeros = |dtype| Tensor::zeros_in(device, shape, dtype, home);
+    let scaled = |dtype| Scaled::zeros(device, shape, dtype, home);
+    let expanded = || Expanded::zeros(device, shape, home);
     Ok(match param.formats.states {
         States::Float32 => Moments::Plain { m: zeros(DType::F32)?, v: zeros(DType::F32)? },
         States::Bfloat16 => Moments::Plain { m: zeros(DType::BF16)?, v: zeros(DType::BF16)? },

@@ -55,6 +55,19 @@ impl Weights {
         Ok(Weights { shape, device, dtype, value: Some(value), master })
     }
 
+    /// Moves what is updated, where layers read something else, to the host's memory.
+    pub fn offload_master(&mut self) -> Result<()> {
+        self.master = match self.master.take() {
+            None => None,
+            Some(Master::Full(master)) => Some(Master::Full(master.into_host_memory()?)),
+            Some(Master::Scaled(Scaled { values, scale_inv })) => {
+                Some(Master::Scaled(Scaled { values: values.into_host_memory()?, scale_inv }))
+            }
+            Some(Master::Rest(rest)) => Some(Master::Rest(rest.into_host_memory()?)),
+        };
+        Ok(())
+    }
+
     /// The weights as layers read them.
     pub fn value(&self) -> Result<Tensor> {
         Ok(match (&self.value, &self.master) {

@@ -5,12 +5,12 @@ mod kept;
 pub use kept::{Grad, GradFormat, Master, Weights};
 
 use crate::error::{Error, Result};
-use crate::level::{Formats, Level, Masters};
+use crate::level::{Formats, Level, Masters, Share};
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, Copies, Operand, real_type};
-use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Home, QuantizedTensor, Tensor};
 
 /// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +63,8 @@ pub struct Kept {
     pub recompute: Recompute,
     /// How those are kept that are.
     pub saved_activations: SavedActivations,
+    /// Of the blocks, those whose moments and masters are in the host's memory.
+    pub offload_optimizer: Share,
 }
 
 impl Kept {
@@ -72,6 +74,7 @@ impl Kept {
         weight_codes: true,
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
+        offload_optimizer: Share::NONE,
     };
 }
 
@@ -112,6 +115,8 @@ pub struct Param {
     cast: Option<WeightCast>,
     /// How the optimizer keeps it.
     pub formats: Formats,
+    /// Where the optimizer keeps what it alone reads.
+    pub home: Home,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
 }
@@ -188,8 +193,18 @@ impl Param {
                 )));
             }
         }
-        let weights = Weights::new(full, compute, formats.masters)?;
-        Ok(Param { decay: shape.len() > 1, parts, weights, grad: None, grad_format, cast: None, formats })
+        let mut weights = Weights::new(full, compute, formats.masters)?;
+        let mut home = Home::Device;
+        if let Purpose::Train(kept) = build.purpose
+            && kept.offload_optimizer.covers(build.block)
+        {
+            home = Home::Host;
+            // Without codes, a master in F16 is what products cast.
+            if kept.weight_codes || formats.masters != Masters::Float16 {
+                weights.offload_master()?;
+            }
+        }
+        Ok(Param { decay: shape.len() > 1, parts, weights, grad: None, grad_format, cast: None, formats, home })
     }
 
     /// The weights as layers read them.

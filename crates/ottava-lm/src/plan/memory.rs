@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub save_bytes: u64,
     /// What the pool takes from the driver of a GPU, live or free between tensors. On a CPU the same as the peak.
     pub reserved_bytes: u64,
+    /// What tensors take of the host's memory, beside a GPU.
+    pub host_bytes: u64,
     /// What the device has for tensors.
     pub available_bytes: u64,
     /// Whether that is enough.
@@ -50,7 +52,7 @@ impl MemoryPlan {
             Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
             Device::Cpu | Device::DryCpu(_) => device.dry(),
         };
-        let DryRun { peak, save } = DryRun::new(config, sizes, &dry)?;
+        let DryRun { peak, save, host } = DryRun::new(config, sizes, &dry)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
@@ -74,6 +76,7 @@ impl MemoryPlan {
             during: peak.during.to_string(),
             save_bytes: save.bytes as u64,
             reserved_bytes: reserved as u64,
+            host_bytes: host as u64,
             available_bytes: available as u64,
             fits,
         })
@@ -90,6 +93,8 @@ const DISTINCT_PASSES: usize = 2;
 struct DryRun {
     peak: Holdings,
     save: Holdings,
+    /// Bytes of the host's memory.
+    host: usize,
 }
 
 impl DryRun {
@@ -130,7 +135,11 @@ impl DryRun {
         evaluate(&mut model)?;
         let peak = ledger.take_peak();
         save(&mut model, &mut optimizer)?;
-        Ok(DryRun { peak, save: ledger.take_peak() })
+        let host = match device {
+            Device::Cuda(gpu) => gpu.host_bytes(),
+            Device::Cpu | Device::DryCpu(_) => 0,
+        };
+        Ok(DryRun { peak, save: ledger.take_peak(), host })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::changes::{self, gib, proposals, time_of};
 use super::memory::MemoryPlan;
-use crate::config::RunConfig;
+use crate::config::{MemoryConfig, RunConfig};
 use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use crate::recompute::Recompute;
@@ -16,7 +16,7 @@ pub struct Settled {
     pub config: RunConfig,
     /// Its plan.
     pub memory: MemoryPlan,
-    /// What `recompute = "auto"` has come to, in words.
+    /// What settings that are `auto` have come to, in words.
     pub choice: Option<String>,
     sizes: DecoderConfig,
     device: Device,
@@ -26,36 +26,64 @@ impl Settled {
     /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
     /// that which takes least.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Settled> {
-        let plan = |policy| -> Result<(RunConfig, MemoryPlan)> {
+        let plan = |policy, share| -> Result<(RunConfig, MemoryPlan)> {
             let mut config = config.clone();
             config.memory.recompute = Some(policy);
+            config.memory.offload_optimizer = Some(share);
             let memory = MemoryPlan::new(&config, sizes, device)?;
             Ok((config, memory))
         };
-        let ((config, memory), choice) = match config.memory.recompute {
-            Some(policy) => (plan(policy)?, None),
-            None => {
-                let cheapest = plan(Recompute::None)?;
-                let (whole, there) = (gib(cheapest.1.peak_bytes), gib(cheapest.1.available_bytes));
-                let (mut chosen, mut policy) = (cheapest, Recompute::None);
-                for next in Recompute::ALL.into_iter().skip(1) {
-                    if !chosen.1.fits {
-                        (chosen, policy) = (plan(next)?, next);
+        let MemoryConfig { recompute, offload_optimizer, .. } = config.memory;
+        let share = offload_optimizer.unwrap_or(0.0);
+        let mut choices = Vec::new();
+        let mut chosen = plan(recompute.unwrap_or(Recompute::None), share)?;
+        let (whole, there) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
+        if recompute.is_none() {
+            let mut policy = Recompute::None;
+            for next in Recompute::ALL.into_iter().skip(1) {
+                if !chosen.1.fits {
+                    (chosen, policy) = (plan(next, share)?, next);
+                }
+            }
+            let slower = (time_of(policy) - 1.0) * 100.0;
+            choices.push(match policy {
+                Recompute::None => {
+                    format!("recompute = \"auto\" is \"none\": {whole:.1} GiB fit the {there:.1} GiB for tensors")
+                }
+                policy => format!(
+                    "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {whole:.1} GiB, and there are {there:.1} GiB for them",
+                    policy.as_str(),
+                ),
+            });
+        }
+        if offload_optimizer.is_none() {
+            let policy = chosen.0.memory.recompute.expect("chosen above");
+            let without = gib(chosen.1.peak_bytes);
+            // The least number of blocks, between one that does not fit and one that does.
+            let (mut too_few, mut enough) = (0, sizes.layers);
+            let share_of = |blocks: usize| blocks as f64 / sizes.layers as f64;
+            if !chosen.1.fits && matches!(device, Device::Cuda(_)) {
+                chosen = plan(policy, 1.0)?;
+                while chosen.1.fits && enough - too_few > 1 {
+                    let blocks = (too_few + enough).div_ceil(2);
+                    let tried = plan(policy, share_of(blocks))?;
+                    match tried.1.fits {
+                        true => (chosen, enough) = (tried, blocks),
+                        false => too_few = blocks,
                     }
                 }
-                let slower = (time_of(policy) - 1.0) * 100.0;
-                let words = match policy {
-                    Recompute::None => {
-                        format!("recompute = \"auto\" is \"none\": {whole:.1} GiB fit the {there:.1} GiB for tensors")
-                    }
-                    policy => format!(
-                        "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {whole:.1} GiB, and there are {there:.1} GiB for them",
-                        policy.as_str(),
-                    ),
-                };
-                (chosen, Some(words))
             }
-        };
+            let share = chosen.0.memory.offload_optimizer.expect("chosen above");
+            let host = gib(chosen.1.host_bytes);
+            choices.push(match share > 0.0 {
+                false => format!("offload_optimizer = \"auto\" is 0: {without:.1} GiB fit the {there:.1} GiB for tensors"),
+                true => format!(
+                    "offload_optimizer = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, and there are {there:.1} GiB for them. {host:.1} GiB of moments and masters are in the host's memory, and cross the bus twice in each update"
+                ),
+            });
+        }
+        let (config, memory) = chosen;
+        let choice = (!choices.is_empty()).then(|| choices.join(". "));
         Ok(Settled { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
 

@@ -2,7 +2,7 @@
 
 use crate::setup::{Seeded, batch, devices, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
-use ottava_lm::level::{Formats, Level, Masters};
+use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, kept as kept_of};
 use ottava_lm::param::{Kept, Purpose};
@@ -137,6 +137,28 @@ fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_prod
                 let cast_by_products = run(&recipe, &device, Kept { weight_codes: false, ..kept }, false, |_, _| {});
                 let [once, often] = [&cast_by_update, &cast_by_products].map(|all| without_losses_of_casts(all));
                 expect_same(&format!("{name} on {device}, {kept:?}, without codes"), &once, &often);
+            }
+        }
+    }
+}
+
+/// In the memory of the GPU or of the host: kernels compute the same. On the CPU there is one memory, and this compares two equal runs.
+#[test]
+fn where_an_optimizer_keeps_its_tensors_changes_no_bit() {
+    for device in devices() {
+        for (name, recipe) in
+            recipes_on(&device).into_iter().filter(|(name, _)| ["bf16", "fp8-block"].contains(&name.as_str()))
+        {
+            let remainder = Formats { masters: Masters::Remainder, ..Kept::FULL.formats };
+            for kept in
+                [Kept::FULL, Kept { formats: remainder, ..Kept::FULL }, at(Level::O2), at(Level::O3), at(Level::Coat)]
+            {
+                let here = run(&recipe, &device, kept, true, |_, _| {});
+                for share in [0.5, 1.0] {
+                    let there = Kept { offload_optimizer: Share::of(share), ..kept };
+                    let there = run(&recipe, &device, there, true, |_, _| {});
+                    expect_same(&format!("{name} on {device}, {kept:?}, {share} offloaded"), &here, &there);
+                }
             }
         }
     }

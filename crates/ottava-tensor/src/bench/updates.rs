@@ -1,7 +1,7 @@
 //! The optimizer's pass, with weights, gradients and moments kept in each way.
 
 use crate::ops::*;
-use crate::{DType, Device, Expanded, Granularity, QuantizedTensor, Result, Scaled, Tensor};
+use crate::{DType, Device, Expanded, Granularity, Home, QuantizedTensor, Result, Scaled, Tensor};
 
 /// Times one op by its name and the bytes it must move.
 type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result<()>) -> Result<()>;
@@ -72,7 +72,10 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(cast))
     })?;
     drop(blocks);
-    case.moments = Moments::Expanded { m: Expanded::zeros(device, &shape)?, v: Expanded::zeros(device, &shape)? };
+    case.moments = Moments::Expanded {
+        m: Expanded::zeros(device, &shape, Home::Device)?,
+        v: Expanded::zeros(device, &shape, Home::Device)?,
+    };
     row("adamw, expanded E4M3 states, weights by chance", 10 * n, &mut || {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
     })?;
@@ -85,8 +88,8 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     case.moments = plain(DType::F32)?;
     row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || case.update(made(&mut weight), None))?;
     case.moments = Moments::Scaled {
-        m: Scaled::zeros(device, &shape, DType::E4M3)?,
-        v: Scaled::zeros(device, &shape, DType::F16)?,
+        m: Scaled::zeros(device, &shape, DType::E4M3, Home::Device)?,
+        v: Scaled::zeros(device, &shape, DType::F16, Home::Device)?,
     };
     row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
         case.update(made(&mut weight), None)

@@ -49,6 +49,8 @@ functions! {
         memory_info = cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
         memory_allocate = cuMemAlloc_v2(*mut u64, usize) -> i32;
         memory_free = cuMemFree_v2(u64) -> i32;
+        host_allocate = cuMemHostAlloc(*mut *mut c_void, usize, u32) -> i32;
+        host_free = cuMemFreeHost(*mut c_void) -> i32;
         copy_to_device = cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle) -> i32;
         copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle) -> i32;
         copy_on_device = cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle) -> i32;
@@ -64,6 +66,8 @@ const ATTRIBUTE_MULTIPROCESSOR_COUNT: i32 = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: i32 = 75;
 const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
 const STREAM_NON_BLOCKING: u32 = 1;
+const HOST_PORTABLE: u32 = 1;
+const HOST_MAPPED: u32 = 2;
 /// Lets memory come from the driver meanwhile, which has nothing to do with the stream.
 const CAPTURE_RELAXED: i32 = 2;
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
@@ -326,6 +330,27 @@ impl Context {
         self.bind()?;
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream) }, "cuMemcpyDtoDAsync")
+    }
+
+    /// Memory of the host that stays where it is, which kernels reach at the same address; `None` when there is not enough.
+    pub(super) fn allocate_host(&self, bytes: usize) -> Result<Option<*mut u8>> {
+        self.bind()?;
+        let mut pointer = null_mut();
+        // SAFETY: the driver writes one pointer.
+        match unsafe { (self.api.host_allocate)(&mut pointer, bytes, HOST_PORTABLE | HOST_MAPPED) } {
+            OUT_OF_MEMORY => Ok(None),
+            status => self.check(status, &format!("cuMemHostAlloc of {bytes} bytes")).map(|()| Some(pointer.cast())),
+        }
+    }
+
+    /// Gives host memory back.
+    ///
+    /// # Safety
+    /// `pointer` came from [`Context::allocate_host`] and nothing enqueued uses it.
+    pub(super) unsafe fn free_host(&self, pointer: *mut u8) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's promise.
+        self.check(unsafe { (self.api.host_free)(pointer.cast()) }, "cuMemFreeHost")
     }
 
     /// Enqueues a fill with one byte.

@@ -12,6 +12,7 @@ mod dry;
 mod graph;
 mod load;
 mod nvrtc;
+mod pinned;
 mod pool;
 mod profile;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub use dry::GpuModel;
 pub use graph::Graph;
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
 pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
+pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::Call;
 
@@ -41,6 +43,7 @@ use profile::Profile;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// One kernel: its source, how it is compiled and its name in there.
@@ -105,6 +108,7 @@ pub struct CudaDevice {
     model: GpuModel,
     pool: Mutex<Pool<Memory>>,
     profile: Profile,
+    host_bytes: AtomicUsize,
     does: Does,
 }
 
@@ -146,6 +150,7 @@ impl CudaDevice {
             },
             pool: Mutex::new(Pool::new(Memory::Driver(context.clone()))),
             profile: Profile::default(),
+            host_bytes: AtomicUsize::new(0),
             does: Does::Run(Box::new(Running {
                 arch: arch_of(context.capability),
                 kernels: RwLock::default(),
@@ -163,6 +168,7 @@ impl CudaDevice {
             pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)))),
             model,
             profile: Profile::default(),
+            host_bytes: AtomicUsize::new(0),
             does: Does::Count(DryGpu::default()),
         })
     }
@@ -247,6 +253,17 @@ impl CudaDevice {
         let pointer = lock(&self.pool).allocate(bytes)?;
         let entry = self.ledger().map(|ledger| ledger.enter(pool::rounded(bytes)));
         Ok(DeviceBuffer::new(self.clone(), pointer, bytes, entry))
+    }
+
+    /// `bytes` of zeros in the host's memory, which kernels read and write over the bus as they do device memory, only slower.
+    /// `Error::HostMemory` when there is none.
+    pub fn alloc_host(self: &Arc<Self>, bytes: usize) -> Result<PinnedBuffer> {
+        PinnedBuffer::new(self, bytes)
+    }
+
+    /// Bytes of the host's memory that tensors of this device hold.
+    pub fn host_bytes(&self) -> usize {
+        self.host_bytes.load(Ordering::Relaxed)
     }
 
     /// Marks the present end of the stream, for timing.

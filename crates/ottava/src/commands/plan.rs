@@ -84,6 +84,9 @@ fn print_memory(memory: &MemoryPlan) {
         line(memory.reserved_bytes, "taken from the driver, with gaps between tensors");
     }
     line(memory.save_bytes, "while a checkpoint is saved");
+    if memory.host_bytes > 0 {
+        line(memory.host_bytes, "of the host's memory, offloaded");
+    }
     line(memory.available_bytes, if memory.fits { "there are for it" } else { "there are, which is not enough" });
 }
 

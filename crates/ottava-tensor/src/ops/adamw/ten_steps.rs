@@ -2,6 +2,7 @@
 //! single operations of binary32, scales by logarithms.
 
 use super::*;
+use crate::Home;
 use crate::ops::{global_norm, scaled, unscaled};
 use crate::testing::{gpu, normals, values};
 
@@ -84,7 +85,7 @@ fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
             let start = f32s(&normals("start", &[N], DType::F32));
             let mut master = scaled(&tensor(&device, &start), DType::F16).unwrap();
             let zeros = |dtype| Tensor::zeros(&device, &[ROWS, COLUMNS], dtype).unwrap();
-            let stored = |dtype| Scaled::zeros(&device, &[ROWS, COLUMNS], dtype).unwrap();
+            let stored = |dtype| Scaled::zeros(&device, &[ROWS, COLUMNS], dtype, Home::Device).unwrap();
             let mut moments = match narrow_moments {
                 true => Moments::Scaled { m: stored(DType::E4M3), v: stored(DType::F16) },
                 false => Moments::Plain { m: zeros(DType::F32), v: zeros(DType::F32) },
@@ -155,7 +156,7 @@ fn stretched_moments_follow_the_formulas_of_coat() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let start = f32s(&normals("start", &[N], DType::F32));
         let mut weight = tensor(&device, &start);
-        let zeros = || Expanded::zeros(&device, &[ROWS, COLUMNS]).unwrap();
+        let zeros = || Expanded::zeros(&device, &[ROWS, COLUMNS], Home::Device).unwrap();
         let mut moments = Moments::Expanded { m: zeros(), v: zeros() };
         let (mut borders, mut all) = (0, 0);
         for step in 1..=10 {

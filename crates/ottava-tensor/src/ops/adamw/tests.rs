@@ -1,4 +1,5 @@
 use super::*;
+use crate::Home;
 use crate::ops::destination::tests::hostile;
 use crate::ops::quantize::{Copies, CurrentScaling, raise_amax};
 use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
@@ -80,12 +81,12 @@ impl Case {
         let moments = match stored.states {
             Plain(dtype) => Moments::Plain { m: zeros(dtype), v: zeros(dtype) },
             States::Scaled => Moments::Scaled {
-                m: Scaled::zeros(device, master.shape(), DType::E4M3).unwrap(),
-                v: Scaled::zeros(device, master.shape(), DType::F16).unwrap(),
+                m: Scaled::zeros(device, master.shape(), DType::E4M3, Home::Device).unwrap(),
+                v: Scaled::zeros(device, master.shape(), DType::F16, Home::Device).unwrap(),
             },
             States::Expanded => Moments::Expanded {
-                m: Expanded::zeros(device, master.shape()).unwrap(),
-                v: Expanded::zeros(device, master.shape()).unwrap(),
+                m: Expanded::zeros(device, master.shape(), Home::Device).unwrap(),
+                v: Expanded::zeros(device, master.shape(), Home::Device).unwrap(),
             },
         };
         let plain_grad = if stored.grad == DType::E4M3 { DType::F32 } else { stored.grad };
