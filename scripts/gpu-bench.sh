@@ -27,6 +27,9 @@ train llama-2-7b "${narrow[@]}" --steps 8 --compare fp8-delayed,fp8-current,bf16
 for policy in none norm-swiglu attention full; do
     train "llama-2-7b-$policy" "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=$policy
 done
+for policy in none norm-swiglu; do
+    train "llama-2-7b-$policy-float8" "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=$policy --set saved_activations=float8
+done
 train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=norm-swiglu --set weight_codes=false
 train llama-2-7b-f32 --steps 4 --compare fp8-delayed
 train llama-3-8b "${narrow[@]}" --model llama-3-8b --seq-len 8192 --micro-batch 1 --steps 4 --compare bf16,fp8-delayed

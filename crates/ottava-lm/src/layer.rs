@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::param::Param;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Frozen, ScalingState};
-use ottava_tensor::ops::Copies;
+use ottava_tensor::ops::{Copies, Saved, compress};
 use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// What layers need to know about the step beside their input.
@@ -19,12 +19,24 @@ pub struct Context<'a> {
     pub training: bool,
     /// What backward makes again instead.
     pub recompute: Recompute,
+    /// How the rest is kept.
+    pub saved_activations: SavedActivations,
 }
 
 impl Context<'_> {
     /// The copies of an FP8 operand that forward makes: backward contracts it over tokens, if it does not make it again.
     pub fn operand_copies(&self) -> Copies {
         if self.training && !self.recompute.operands() { Copies::Both } else { Copies::Rows }
+    }
+
+    /// Whether backward will have activations compressed.
+    pub fn compresses(&self) -> bool {
+        self.training && self.saved_activations == SavedActivations::Float8
+    }
+
+    /// What backward will have of an activation that it reads.
+    pub fn save(&self, x: Tensor) -> Result<Saved> {
+        Ok(if self.compresses() { Saved::Compressed(compress(&x)?) } else { Saved::Exact(x) })
     }
 }
 

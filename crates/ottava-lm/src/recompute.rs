@@ -1,6 +1,5 @@
 //! What forward keeps for backward and what backward computes again: a value, which the layers interpret.
 
-use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// How much is computed again. Each keeps less than the one before; results are the same bits under all of them.
@@ -48,12 +47,14 @@ impl Recompute {
     }
 }
 
-impl std::str::FromStr for Recompute {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Recompute> {
-        Recompute::ALL.into_iter().find(|policy| policy.as_str() == text).ok_or_else(|| {
-            let names = Recompute::ALL.map(Recompute::as_str).join(", ");
-            Error::Config(format!("`{text}` is not a recomputation policy; there are {names}"))
-        })
-    }
+/// How what backward reads beside the operands of products is kept: the inputs of SwiGLU and of norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SavedActivations {
+    /// As forward had them.
+    #[default]
+    Exact,
+    /// In E4M3 with a power of two for each 16 neighbours. Forward does not notice; gradients change a little, and so does what is made
+    /// again of them.
+    Float8,
 }

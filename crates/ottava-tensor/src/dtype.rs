@@ -17,6 +17,8 @@ pub enum DType {
     E4M3,
     /// FP8 with 5 exponent and 2 mantissa bits, with infinities.
     E5M2,
+    /// A power of two by its exponent alone: what a group of narrow values shares.
+    E8M0,
     /// Signed 16-bit integers: what rounding to BF16 leaves of an F32.
     I16,
     /// Signed 32-bit integers: token ids and targets.
@@ -25,7 +27,7 @@ pub enum DType {
     I64,
 }
 
-use DType::{BF16, E4M3, E5M2, F16, F32, F64, I16, I32, I64};
+use DType::{BF16, E4M3, E5M2, E8M0, F16, F32, F64, I16, I32, I64};
 
 impl DType {
     /// Bytes of one element.
@@ -34,7 +36,7 @@ impl DType {
             F64 | I64 => 8,
             F32 | I32 => 4,
             F16 | BF16 | I16 => 2,
-            E4M3 | E5M2 => 1,
+            E4M3 | E5M2 | E8M0 => 1,
         }
     }
 
@@ -44,7 +46,7 @@ impl DType {
             E4M3 => Some(448.0),
             E5M2 => Some(57_344.0),
             F16 => Some(65_504.0),
-            F64 | F32 | BF16 | I16 | I32 | I64 => None,
+            F64 | F32 | BF16 | E8M0 | I16 | I32 | I64 => None,
         }
     }
 
@@ -53,7 +55,7 @@ impl DType {
         matches!(self, E4M3 | E5M2)
     }
 
-    /// Distance from 1.0 to the next value, the unit in which rounding errors are stated; 0 for integers.
+    /// Distance from 1.0 to the next value, the unit in which rounding errors are stated; 0 for integers and bare exponents.
     pub const fn epsilon(self) -> f64 {
         match self {
             F64 => f64::EPSILON,
@@ -62,7 +64,7 @@ impl DType {
             BF16 => 1.0 / 128.0,
             E4M3 => 1.0 / 8.0,
             E5M2 => 1.0 / 4.0,
-            I16 | I32 | I64 => 0.0,
+            E8M0 | I16 | I32 | I64 => 0.0,
         }
     }
 
@@ -75,6 +77,7 @@ impl DType {
             BF16 => "bfloat16",
             E4M3 => "float8_e4m3",
             E5M2 => "float8_e5m2",
+            E8M0 => "float8_e8m0",
             I16 => "int16",
             I32 => "int32",
             I64 => "int64",

@@ -1,7 +1,7 @@
 //! Rust types of tensor elements, and the arithmetic type each is computed in.
 
 use crate::dtype::DType;
-use crate::fp8::{E4M3, E5M2};
+use crate::fp8::{E4M3, E5M2, E8M0};
 use half::{bf16, f16};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -54,7 +54,7 @@ pub trait Float: Element {
 macro_rules! element {
     ($($t:ty: $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, i16: I16, i32: I32, i64: I64);
+element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
     ($t:ty, $exp:path, $ln:path) => {
@@ -164,7 +164,7 @@ macro_rules! with_float {
                 type $S = $crate::fp8::E5M2;
                 $body
             }
-            other @ ($crate::DType::I16 | $crate::DType::I32 | $crate::DType::I64) => {
+            other @ ($crate::DType::E8M0 | $crate::DType::I16 | $crate::DType::I32 | $crate::DType::I64) => {
                 unreachable!("{other} is not a floating-point type")
             }
         }

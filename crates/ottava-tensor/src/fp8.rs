@@ -17,6 +17,25 @@ pub struct E4M3(pub u8);
 #[repr(transparent)]
 pub struct E5M2(pub u8);
 
+/// A power of two by its exponent alone, 2⁻¹²⁷ to 2¹²⁷: what a group of narrow values shares. OCP's MX specification v1.0, section 5.4.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct E8M0(pub u8);
+
+impl E8M0 {
+    /// The only code that is no number.
+    pub const NAN: E8M0 = E8M0(255);
+
+    /// The exact value of the code.
+    pub fn to_f32(self) -> f32 {
+        match self {
+            E8M0(0) => f32::from_bits(1 << 22),
+            E8M0::NAN => f32::NAN,
+            E8M0(exponent) => f32::from_bits(u32::from(exponent) << 23),
+        }
+    }
+}
+
 impl E4M3 {
     /// Rounds `x` to the nearest code, saturating.
     pub fn from_f32(x: f32) -> E4M3 {

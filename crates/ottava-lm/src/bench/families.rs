@@ -13,7 +13,7 @@ pub struct FamilyTime {
 }
 
 /// Families in the order of a table, with how the names of the kernels begin that belong to them.
-const FAMILIES: [(&str, &[&str]); 16] = [
+const FAMILIES: [(&str, &[&str]); 17] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
@@ -24,6 +24,7 @@ const FAMILIES: [(&str, &[&str]); 16] = [
     ("SwiGLU", &["swiglu"]),
     ("RoPE", &["rope"]),
     ("casts and scales", &["quantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),
+    ("saved activations", &["compress", "decompress"]),
     ("scales of columns", &["column_amaxes", "scales_of_amaxes", "multiply_columns", "add_unscaled_columns"]),
     ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),
     ("embedding", &["embedding"]),

@@ -10,7 +10,7 @@ use crate::level::{Formats, Gradients, Level, Masters};
 use crate::models::DecoderConfig;
 use crate::param::{Builder, GradFormat, Kept, Purpose};
 use crate::recipe::{Recipe, RecipeName};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{ScalingState, Slots};
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Product, Rates, time_for};
@@ -63,7 +63,14 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
     let (x, dy) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
     let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
-        let mut context = Context { scaling, batch: 1, seq_len: tokens, training: true, recompute: Recompute::None };
+        let mut context = Context {
+            scaling,
+            batch: 1,
+            seq_len: tokens,
+            training: true,
+            recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
+        };
         let (y, saved) = linear.forward(x.clone().into(), &mut context)?;
         drop(y);
         linear.backward(dy.clone().into(), saved, &mut context)?;

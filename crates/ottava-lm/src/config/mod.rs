@@ -14,7 +14,7 @@ use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{Kept, Purpose};
 use crate::recipe::{Precision, Recipe};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -180,23 +180,29 @@ impl OptimizerConfig {
     }
 }
 
-/// The `[memory]` table: what is kept, and what is made again when it is needed. Results are the same bits either way.
+/// The `[memory]` table: what is kept and how, and what is made again when it is needed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
     /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest of these that
-    /// fits the device.
+    /// fits the device. Results are the same bits.
     #[serde(with = "auto")]
     pub recompute: Option<Recompute>,
     /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
     /// casts the weight that it reads.
     #[serde(with = "auto")]
     pub weight_codes: Option<bool>,
+    /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
+    pub saved_activations: SavedActivations,
 }
 
 impl Default for MemoryConfig {
     fn default() -> MemoryConfig {
-        MemoryConfig { recompute: Some(Recompute::None), weight_codes: None }
+        MemoryConfig {
+            recompute: Some(Recompute::None),
+            weight_codes: None,
+            saved_activations: SavedActivations::default(),
+        }
     }
 }
 
@@ -212,6 +218,7 @@ impl RunConfig {
             formats: self.optimizer.formats(),
             weight_codes: self.weight_codes(),
             recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
+            saved_activations: self.memory.saved_activations,
         })
     }
 }
@@ -437,9 +444,8 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] =
-            &["output_dir", "device", "generation", "data.cache_dir", "memory.recompute", "memory.weight_codes"];
-        const STEERS: &[&str] = &["training", "precision"];
+        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        const STEERS: &[&str] = &["training", "precision", "memory.recompute", "memory.weight_codes"];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();

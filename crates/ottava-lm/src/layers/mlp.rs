@@ -6,7 +6,7 @@ use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
 use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, swiglu, swiglu_backward_to, swiglu_to};
+use ottava_tensor::ops::{Copies, Output, Saved, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
 pub struct Mlp {
@@ -18,7 +18,7 @@ pub struct Mlp {
 pub struct MlpSaved {
     /// Its own input, which the norm before it may make again.
     pub input: LinearSaved,
-    hidden: Tensor, /* [T, 2F] */
+    hidden: Saved, /* [T, 2F] */
     activated: Activated,
 }
 
@@ -70,12 +70,21 @@ impl Mlp {
     ) -> Result<(Tensor, MlpSaved)> {
         let (hidden, input) = self.gate_up.forward(x, context)?;
         if self.down.is_smooth(context.scaling) {
-            let (y, smooth) = self.down.forward_smooth(swiglu(&hidden)?, residual, context.scaling)?;
+            let (activated, hidden) = (swiglu(&hidden)?, context.save(hidden)?);
+            let (y, smooth) = self.down.forward_smooth(activated, residual, context.scaling)?;
             return Ok((y, MlpSaved { input, hidden, activated: Activated::Smooth(smooth) }));
         }
         // SwiGLU's backward makes the transposed codes by the way, so forward never does.
         let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
-        let (activated, ()) = context.scaling.produce(slot, copies, |output| Ok((swiglu_to(&hidden, output)?, ())))?;
+        let compresses = context.compresses();
+        let (activated, compressed) = context.scaling.produce(slot, copies, |output| {
+            if compresses && !matches!(output, Output::Amax { .. }) {
+                let (activated, hidden) = swiglu_compressing(&hidden, output)?;
+                return Ok((activated, Some(hidden)));
+            }
+            Ok((swiglu_to(&hidden, output)?, None))
+        })?;
+        let hidden = compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed);
         let (y, activated) = self.down.forward_plus(activated, residual, context)?;
         Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
     }
@@ -84,7 +93,7 @@ impl Mlp {
     fn backward_activated(
         &mut self,
         dy: GemmInput,
-        hidden: Tensor,
+        hidden: Saved,
         activated: LinearSaved,
         context: &mut Context,
     ) -> Result<GemmInput> {
@@ -101,7 +110,7 @@ impl Mlp {
             }
             (activated, _) => {
                 let activated = activated.operand(|frozen| {
-                    let activated = swiglu(&hidden)?.into();
+                    let activated = swiglu(&hidden.value()?)?.into();
                     self.down.cast_input(activated, Copies::Columns, Some(frozen), context.scaling)
                 })?;
                 let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
@@ -119,7 +128,7 @@ impl Mlp {
     fn backward_smooth(
         &mut self,
         dy: GemmInput,
-        hidden: Tensor,
+        hidden: Saved,
         smooth: Smooth,
         context: &mut Context,
     ) -> Result<GemmInput> {
@@ -130,7 +139,7 @@ impl Mlp {
             Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
         })?;
         drop(dactivated);
-        let activated = swiglu(&hidden)?;
+        let activated = swiglu(&hidden.value()?)?;
         drop(hidden);
         self.down.wgrad_smooth(&dy, &activated, &smooth, context.scaling)?;
         Ok(dhidden)

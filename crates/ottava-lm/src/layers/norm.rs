@@ -5,7 +5,7 @@ use crate::layer::{Context, GemmInput};
 use crate::param::{Builder, Init, Param, Part};
 use crate::scaling::{Frozen, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, RmsnormBackward, rmsnorm_backward, rmsnorm_to};
+use ottava_tensor::ops::{Copies, RmsnormBackward, Saved, rmsnorm_backward, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -16,7 +16,7 @@ pub struct Norm {
 
 /// Saved by [`Norm`].
 pub struct NormSaved {
-    x: Tensor,    /* [T, C] */
+    x: Saved,     /* [T, C] */
     rstd: Tensor, /* [T] */
 }
 
@@ -32,10 +32,10 @@ impl Norm {
         let weight = self.weight.value()?;
         let copies = context.operand_copies();
         let (y, rstd) = context.scaling.produce(slot, copies, |output| rmsnorm_to(x, &weight, self.eps, output))?;
-        Ok((y, NormSaved { x: x.clone(), rstd }))
+        Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
     }
 
-    /// The output of [`Norm::forward`] once more, in `copies`, by the scale that it had.
+    /// The output of [`Norm::forward`] once more, of the input as it was saved, in `copies`, by the scale that it had.
     pub fn again(
         &self,
         saved: &NormSaved,
@@ -44,9 +44,8 @@ impl Norm {
         copies: Copies,
         context: &mut Context,
     ) -> Result<GemmInput> {
-        context
-            .scaling
-            .again(slot, frozen, copies, |output| Ok(rmsnorm_to(&saved.x, &self.weight.value()?, self.eps, output)?.0))
+        let (x, weight) = (saved.x.value()?, self.weight.value()?);
+        context.scaling.again(slot, frozen, copies, |output| Ok(rmsnorm_to(&x, &weight, self.eps, output)?.0))
     }
 
     /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.

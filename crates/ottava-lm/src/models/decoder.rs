@@ -4,9 +4,9 @@ use super::RopeScaling;
 use crate::error::{Error, Result};
 use crate::layer::{Context, GemmInput, Layer};
 use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
-use crate::param::{Builder, Init, Param, Part, Purpose, WeightSource};
+use crate::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use crate::recipe::{Decision, LinearSite, Recipe};
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
 use ottava_tensor::{Device, Tensor};
@@ -181,6 +181,7 @@ pub struct Decoder {
     device: Device,
     recipe: Recipe,
     recompute: Recompute,
+    saved_activations: SavedActivations,
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
@@ -223,11 +224,14 @@ impl Decoder {
         };
         let scaling = ScalingState::new(device, build.slots)?;
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
-        let recompute = match purpose {
-            Purpose::Train(kept) => kept.recompute,
-            Purpose::Infer => Recompute::None,
+        let kept = match purpose {
+            Purpose::Train(kept) => kept,
+            Purpose::Infer => Kept::FULL,
         };
-        Ok(Decoder { config, device, recipe, recompute, embedding, blocks, norm, head, scaling })
+        let recompute = kept.recompute;
+        // What a block that is run again keeps, backward consumes at once.
+        let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
+        Ok(Decoder { config, device, recipe, recompute, saved_activations, embedding, blocks, norm, head, scaling })
     }
 
     /// Its sizes.
@@ -288,6 +292,7 @@ impl Decoder {
             seq_len: inputs.len() / batch,
             training: false,
             recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
             scaling: &mut self.scaling,
         };
         let mut x = self.embedding.forward(inputs)?;
@@ -313,6 +318,7 @@ impl Decoder {
             seq_len: inputs.len() / batch,
             training: true,
             recompute: self.recompute,
+            saved_activations: self.saved_activations,
             scaling: &mut self.scaling,
         };
         let forward = self.device.scope("forward");
@@ -366,6 +372,7 @@ impl Decoder {
             seq_len: ids.len(),
             training: false,
             recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
             scaling: &mut self.scaling,
         };
         let mut x = self.embedding.forward(ids)?;

@@ -7,7 +7,7 @@ pub use kept::{Grad, GradFormat, Master, Weights};
 use crate::error::{Error, Result};
 use crate::level::{Formats, Level, Masters};
 use crate::recipe::Recipe;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Frozen, NextCast, ScalingState, Slot};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, Copies, Operand, real_type};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
@@ -61,11 +61,18 @@ pub struct Kept {
     pub weight_codes: bool,
     /// Of forward's activations.
     pub recompute: Recompute,
+    /// How those are kept that are.
+    pub saved_activations: SavedActivations,
 }
 
 impl Kept {
     /// Everything, in F32.
-    pub const FULL: Kept = Kept { formats: Level::O0.formats(), weight_codes: true, recompute: Recompute::None };
+    pub const FULL: Kept = Kept {
+        formats: Level::O0.formats(),
+        weight_codes: true,
+        recompute: Recompute::None,
+        saved_activations: SavedActivations::Exact,
+    };
 }
 
 impl Purpose {

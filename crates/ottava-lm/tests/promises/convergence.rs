@@ -13,6 +13,7 @@ use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
@@ -115,6 +116,27 @@ fn fp8_learns_as_well_as_bf16() {
         let broken = train(&broken, Kept::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
+    }
+}
+
+#[test]
+fn with_activations_saved_in_fp8_models_learn_as_well_as_with_exact_ones() {
+    let text = text();
+    for device in devices() {
+        announce(&device);
+        let saved = Kept { saved_activations: SavedActivations::Float8, ..Kept::FULL };
+        for (name, policies) in [
+            (RecipeName::Bf16, &[Recompute::None][..]),
+            (RecipeName::Fp8Delayed, &[Recompute::None, Recompute::Attention]),
+        ] {
+            let (recipe, name) = (named(name), name.as_str());
+            let exact = losses(name, &recipe, Kept::FULL, &device, &text);
+            for &recompute in policies {
+                let words = format!("{name}, float8, {}", recompute.as_str());
+                let seen = losses(&words, &recipe, Kept { recompute, ..saved }, &device, &text);
+                expect_as_low(&words, seen, name, exact);
+            }
+        }
     }
 }
 

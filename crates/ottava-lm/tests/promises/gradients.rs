@@ -8,7 +8,7 @@ use ottava_lm::layer::{Context, GemmInput, Layer};
 use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Linear, Mlp, Norm, NormSaved};
 use ottava_lm::models::Decoder;
 use ottava_lm::param::{Kept, Param, Purpose};
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::{IGNORE_INDEX, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -63,7 +63,14 @@ fn gradient(param: &Param) -> Vec<f64> {
 fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
     let seq_len = x.shape()[0] / batch;
     let mut forward = |layer: &mut L, x: &Tensor, dy: Option<&Tensor>| {
-        let mut context = Context { scaling: &mut scaling, batch, seq_len, training: true, recompute: Recompute::None };
+        let mut context = Context {
+            scaling: &mut scaling,
+            batch,
+            seq_len,
+            training: true,
+            recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
+        };
         let (y, saved) = layer.forward(x.clone().into(), &mut context).expect("forward runs");
         let dx = dy.map(|dy| layer.backward(dy.clone().into(), saved, &mut context).expect("backward runs"));
         (y, dx)

@@ -6,7 +6,7 @@ use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::param::Kept;
 use ottava_lm::recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -31,7 +31,14 @@ fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(S
         linear.parameters(&mut |p| p.quantize(&mut scaling).unwrap());
         for pass in 0..2 {
             let (batch, seq_len, training, recompute) = (1, t, true, Recompute::None);
-            let mut context = Context { scaling: &mut scaling, batch, seq_len, training, recompute };
+            let mut context = Context {
+                scaling: &mut scaling,
+                batch,
+                seq_len,
+                training,
+                recompute,
+                saved_activations: SavedActivations::Exact,
+            };
             let x = random(format!("x {step} {pass}"), &[t, k], factor);
             let dy = random(format!("dy {step} {pass}"), &[t, n], 1e-3 * factor);
             let (_, saved) = linear.forward(x.into(), &mut context).unwrap();

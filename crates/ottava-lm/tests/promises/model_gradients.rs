@@ -1,20 +1,20 @@
 //! What FP8 does to the gradients of a whole model on real text, against the same model in BF16.
 
 use crate::setup::{
-    Seeded, config, decoder, devices, dot, finish_step, fp8_recipes_on, gradients, recipe, text, text_batch,
-    unscaled_gradients,
+    Seeded, config, devices, dot, finish_step, fp8_recipes_on, gradients, recipe, text, text_batch, unscaled_gradients,
 };
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Mlp, Norm};
-use ottava_lm::models::DecoderConfig;
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::json;
+use std::ops::RangeInclusive;
 
 const ROWS: usize = 16;
 const TOKENS: usize = 32;
@@ -63,20 +63,32 @@ impl Comparison {
     /// Rounding to nearest takes from a product what its error is, and a gradient has come through many. With more than twice the
     /// standard deviation deeper layers amplify every rounding, and norms fall to 0.969.
     fn check(&self) -> Result<(), String> {
-        let slopes = self.slopes[0].0 >= 0.95 && self.slopes[1].0 <= 1.03;
-        match (0.97..=1.03).contains(&self.norms) && self.cosine.0 >= 0.98 && slopes {
+        self.within(0.03, 0.98, 0.95..=1.03)
+    }
+
+    /// Whether norms differ by `apart` at most, and so on.
+    fn within(&self, apart: f64, cosine: f64, slopes: RangeInclusive<f64>) -> Result<(), String> {
+        let all_slopes = self.slopes.iter().all(|(slope, _)| slopes.contains(slope));
+        match (self.norms - 1.0).abs() <= apart && self.cosine.0 >= cosine && all_slopes {
             true => Ok(()),
-            false => {
-                Err(format!("norms within 3 %, cosines from 0.98 and slopes from 0.95 to 1.03 are allowed: {self:?}"))
-            }
+            false => Err(format!(
+                "norms within {apart}, cosines from {cosine} and slopes within {slopes:?} are allowed: {self:?}"
+            )),
         }
     }
 }
 
 /// Gradients of two steps on text, whose second reads scales that the first one left.
 fn two_steps(recipe: &Recipe, device: &Device) -> [Gradients; 2] {
+    two_steps_with(recipe, device, Kept::FULL)
+}
+
+/// The same, where backward has what `kept` says.
+fn two_steps_with(recipe: &Recipe, device: &Device, kept: Kept) -> [Gradients; 2] {
     let text = text();
-    let mut decoder = decoder(&model(), recipe, device, STD);
+    let mut decoder =
+        Decoder::new(&model(), recipe, device, Purpose::Train(kept), 32, &mut Seeded { std: STD }).unwrap();
+    decoder.quantize_weights().unwrap();
     [0, 1].map(|step| {
         let batch = text_batch(&text, step * 10_000, ROWS, TOKENS).map(|ids| ids.to_device(device).unwrap());
         decoder.losses_and_gradients(&batch[0], &batch[1], ROWS, 1.0 / (ROWS * TOKENS) as f64).unwrap();
@@ -96,6 +108,33 @@ fn fp8_gradients_point_where_those_in_bf16_do() {
                 let comparison = Comparison::of(seen, reference);
                 eprintln!("{name} on {device}, step {step}: {comparison:.4?}");
                 comparison.check().unwrap_or_else(|problem| panic!("{name} on {device}, step {step}: {problem}"));
+            }
+        }
+    }
+}
+
+/// Whatever is made again of what is kept so, gradients stay within the limits that FP8 products have, and by itself it does ten times less:
+/// measured on the CPU in BF16, norms were 0.9998 to 1.0003 times those of what is kept exactly, cosines at least 0.9995, slopes 0.9968 to
+/// 1.0010.
+#[test]
+fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
+    let bf16 = recipe(RecipeName::Bf16, Fp8Format::Hybrid);
+    for device in devices() {
+        let reference = two_steps(&bf16, &device);
+        for (name, recipe) in [("bf16".to_string(), bf16.clone())].into_iter().chain(fp8_recipes_on(&device)) {
+            for recompute in [Recompute::None, Recompute::NormSwiglu, Recompute::Attention] {
+                let kept = Kept { recompute, saved_activations: SavedActivations::Float8, ..Kept::FULL };
+                let seen = two_steps_with(&recipe, &device, kept);
+                for (step, (seen, reference)) in seen.iter().zip(&reference).enumerate() {
+                    let what = format!("{name} on {device}, float8, {}, step {step}", recompute.as_str());
+                    let comparison = Comparison::of(seen, reference);
+                    eprintln!("{what}: {comparison:.4?}");
+                    let checked = match recipe.casts {
+                        None => comparison.within(0.002, 0.999, 0.99..=1.005),
+                        Some(_) => comparison.check(),
+                    };
+                    checked.unwrap_or_else(|problem| panic!("{what}: {problem}"));
+                }
             }
         }
     }
@@ -146,8 +185,14 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     blocks.iter_mut().for_each(|block| block.parameters(&mut |param| param.quantize(&mut scaling).unwrap()));
 
     let [inputs, targets] = text_batch(&text(), 0, ROWS, TOKENS);
-    let mut context =
-        Context { scaling: &mut scaling, batch: ROWS, seq_len: TOKENS, training: true, recompute: Recompute::None };
+    let mut context = Context {
+        scaling: &mut scaling,
+        batch: ROWS,
+        seq_len: TOKENS,
+        training: true,
+        recompute: Recompute::None,
+        saved_activations: SavedActivations::Exact,
+    };
     let mut x = embedding.forward(&inputs).unwrap();
     let mut saved = Vec::new();
     for block in &blocks {

@@ -4,7 +4,7 @@ use crate::setup::{build, devices, dot, fp8_recipes_on, recipe, recipes_on, rela
 use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -128,6 +128,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
             seq_len: x.shape()[0],
             training: true,
             recompute: Recompute::None,
+            saved_activations: SavedActivations::Exact,
         };
         let (y, saved) = linear.forward(x.clone().into(), &mut context).unwrap();
         let dx = linear.backward(place(&operands.dy).into(), saved, &mut context).unwrap();

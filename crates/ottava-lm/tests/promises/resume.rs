@@ -2,11 +2,12 @@
 
 use crate::setup::devices;
 use ottava_lm::config::{
-    DataConfig, GenerationConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, WeightInit,
+    DataConfig, GenerationConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, WeightInit,
 };
 use ottava_lm::data::Documents;
 use ottava_lm::level::{Level, Masters};
 use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::recompute::SavedActivations;
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result};
 use ottava_tensor::{Device, Tensor};
@@ -116,26 +117,28 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             high_precision_layers: vec!["*.o_proj".into(), "*.0.mlp".into()],
             ..plain(RecipeName::Fp8Delayed)
         };
-        let usual = OptimizerConfig::default;
-        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), usual()));
-        let all = all.filter(|(precision, _)| precision.recipe().expect_on(&device).is_ok());
+        let (usual, exact) = (OptimizerConfig::default, SavedActivations::Exact);
+        let all = RecipeName::ALL.into_iter().map(|recipe| (plain(recipe), usual(), exact));
+        let all = all.filter(|(precision, ..)| precision.recipe().expect_on(&device).is_ok());
         let levels = Level::ALL.into_iter().skip(1).map(|level| OptimizerConfig { level, ..usual() });
-        let levels = levels.map(|optimizer| (plain(RecipeName::Fp8Delayed), optimizer));
+        let levels = levels.map(|optimizer| (plain(RecipeName::Fp8Delayed), optimizer, exact));
         let remainder = OptimizerConfig { master_weights: Some(Masters::Remainder), ..usual() };
         let narrow = OptimizerConfig { level: Level::O2, ..usual() };
         let others = [
-            (mixed, usual()),
-            (plain(RecipeName::Fp8Current), remainder),
-            (plain(RecipeName::Bf16), narrow.clone()),
-            (plain(RecipeName::Fp32), narrow.clone()),
-            (plain(RecipeName::Fp16), narrow),
+            (mixed, usual(), exact),
+            (plain(RecipeName::Fp8Delayed), usual(), SavedActivations::Float8),
+            (plain(RecipeName::Fp8Current), remainder, exact),
+            (plain(RecipeName::Bf16), narrow.clone(), exact),
+            (plain(RecipeName::Fp32), narrow.clone(), exact),
+            (plain(RecipeName::Fp16), narrow, exact),
         ];
-        for (precision, optimizer) in all.chain(levels).chain(others) {
+        for (precision, optimizer, saved_activations) in all.chain(levels).chain(others) {
             let recipe = precision.recipe;
             let what = format!("{} with {optimizer:?}", recipe.as_str());
             let config = |inputs: &Path, output: &Path, recipe| RunConfig {
                 optimizer: optimizer.clone(),
                 precision: precision.clone(),
+                memory: MemoryConfig { saved_activations, ..MemoryConfig::default() },
                 ..config(inputs, output, recipe)
             };
             let straight = inputs.path().join(format!("{}-straight", recipe.as_str()));

@@ -5,7 +5,7 @@ use ottava_lm::layer::{Context, Layer};
 use ottava_lm::layers::Mlp;
 use ottava_lm::param::Param;
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
@@ -66,7 +66,8 @@ fn step(
         place(&shape, &values(&normals(name, &shape, DType::F32)))
     });
     let (training, recompute) = (true, Recompute::None);
-    let mut context = Context { scaling, batch: 1, seq_len: TOKENS, training, recompute };
+    let mut context =
+        Context { scaling, batch: 1, seq_len: TOKENS, training, recompute, saved_activations: SavedActivations::Exact };
     let (y, saved) = mlp.forward(x.into(), &mut context).unwrap();
     let dx = mlp.backward(dy.into(), saved, &mut context).unwrap();
     scaling.update().unwrap();

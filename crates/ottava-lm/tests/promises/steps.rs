@@ -7,7 +7,7 @@ use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, kept as kept_of};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device};
@@ -84,10 +84,11 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
 }
 
 pub const LEAN: Kept = Kept { formats: Level::Bf16.formats(), ..Kept::FULL };
+const FLOAT8: SavedActivations = SavedActivations::Float8;
 
 /// What a run at `level` keeps.
 pub fn at(level: Level) -> Kept {
-    Kept { formats: level.formats(), weight_codes: level.weight_codes(), recompute: Recompute::None }
+    Kept { formats: level.formats(), weight_codes: level.weight_codes(), ..Kept::FULL }
 }
 
 #[test]
@@ -99,6 +100,8 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                 Kept::FULL,
                 LEAN,
                 Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
+                Kept { recompute: Recompute::NormSwiglu, saved_activations: FLOAT8, ..LEAN },
+                Kept { saved_activations: FLOAT8, ..Kept::FULL },
                 Kept { recompute: Recompute::Full, ..Kept::FULL },
                 Kept { formats: Formats { masters: Masters::Remainder, ..LEAN.formats }, ..LEAN },
                 at(Level::O1),

@@ -77,6 +77,12 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
         rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
     })?;
+    let saved = Saved::Compressed(compress(&a)?);
+    let compressed = |elements: usize| elements + elements / 16;
+    row("rmsnorm_backward of float8, + dresidual, amax", bf16(3 * tc) + compressed(tc), &mut || {
+        let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
+        rmsnorm_backward(&b, &saved, &weight, &rstd, &mut dweight, beside).map(drop)
+    })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8 by rows", bf16(tc) + 2 * tc, &mut || {
         rmsnorm_to(&a, &weight, 1e-5, own(Granularity::PerRow, &mut seen)).map(drop)
@@ -127,6 +133,22 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
+    row("swiglu, FP8, + compressed input", bf16(2 * tf) + 2 * tf + compressed(2 * tf), &mut || {
+        swiglu_compressing(&gate_up, both(&scale, &mut seen)).map(drop)
+    })?;
+    row("compress", bf16(2 * tf) + compressed(2 * tf), &mut || compress(&gate_up).map(drop))?;
+    let saved = compress(&gate_up)?;
+    row("decompress", bf16(2 * tf) + compressed(2 * tf), &mut || decompress(&saved).map(drop))?;
+    let saved = Saved::Compressed(saved);
+    row("swiglu_backward of float8, amax", bf16(tf) + compressed(2 * tf), &mut || {
+        swiglu_backward_to(&dy, &saved, Output::Amax { amax: &mut amax }, None).map(drop)
+    })?;
+    row("swiglu_backward of float8, FP8, + activation", bf16(tf) + compressed(2 * tf) + 5 * tf, &mut || {
+        let (format, copies) = (DType::E4M3, Copies::Columns);
+        let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
+        swiglu_backward_to(&dy, &saved, both(&scale, &mut seen), Some(activated)).map(drop)
+    })?;
+    drop(saved);
     for (names, granularity) in [
         (
             ["swiglu, FP8 by rows", "swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"],

@@ -234,3 +234,66 @@ __device__ __forceinline__ u64 hash(u64 x) {
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
 }
+
+// What forward kept of an activation [R, C] (ops/compress): its values,
+template <class T> struct Exact {
+    const T* x;
+    int C;
+    typedef Eight<T> Raw;
+    __device__ __forceinline__ Raw fetch(u64 row, int c) const { return load8(x + row * C + c); }
+    __device__ __forceinline__ Eight<T> values(const Raw& raw) const { return raw; }
+    __device__ __forceinline__ T value(u64 row, int c) const { return x[row * C + c]; }
+    // Whether eights may be fetched at multiples of eight from all multiples of `n`, which C is one of.
+    __device__ __forceinline__ bool wide(int n) const { return n % 8 == 0 && aligned(x); }
+};
+
+// or E4M3 codes with a power of two for each 16 neighbours of a row, by its biased exponent. 255 is NaN, and all its codes are zero.
+template <class T> struct Compressed {
+    const e4m3* codes;
+    const unsigned char* scale_inv;
+    int C;
+    struct Raw { Eight<e4m3> codes; u32 exponent; };
+    __device__ __forceinline__ int groups() const { return (C + 15) / 16; }
+    __device__ __forceinline__ u32 exponent(u64 row, int c) const { return scale_inv[row * groups() + c / 16]; }
+    __device__ __forceinline__ Raw fetch(u64 row, int c) const { return {load8(codes + row * C + c), exponent(row, c)}; }
+    __device__ __forceinline__ Eight<T> values(const Raw& raw) const {
+        // Zero times the infinity that an exponent of 255 makes is NaN.
+        const float power = __uint_as_float(raw.exponent << 23);
+        float v[8];
+        unpack8(raw.codes, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= power;
+        return pack8<T>(v);
+    }
+    __device__ __forceinline__ T value(u64 row, int c) const {
+        Raw raw = {{}, exponent(row, c)};
+        raw.codes.at[0] = codes[row * C + c];
+        return values(raw).at[0];
+    }
+    __device__ __forceinline__ bool wide(int n) const { return n % 16 == 0 && aligned(codes); }
+};
+
+// The largest absolute value of eight, by its bits as a float: NaN is above infinity.
+template <class T> __device__ __forceinline__ u32 largest_bits8(const Eight<T>& e) {
+    float v[8];
+    unpack8(e, v);
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFF);
+    return largest;
+}
+// As in compress/cpu.rs.
+__device__ __forceinline__ u32 smallest_scale_inv(u32 bits) {
+    if (bits >= 0x7F800000) return 255;
+    return max((int)((bits + 0x1FFFFF) >> 23) - 8, 1);
+}
+// The codes of eight values of a group with this exponent.
+template <class T> __device__ __forceinline__ Eight<e4m3> compress8(const Eight<T>& e, u32 exponent) {
+    if (exponent == 255) return {};
+    const float scale = __uint_as_float((254 - exponent) << 23);
+    float v[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= scale;
+    return pack8<e4m3>(v);
+}

@@ -360,7 +360,8 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
             Eight<X> values = {};
-            if (WHOLE || (tile.row0 + tile_row(sweep + k) < rows && column < columns)) values = source.values(raw[k]);
+            const int row = tile.row0 + tile_row(sweep + k);
+            if (WHOLE || (row < rows && column < columns)) values = source.values(raw[k], row, column);
             // Padding is zero, whatever the row makes of it.
             if (!WHOLE && column + 8 > columns) {
 #pragma unroll
@@ -372,7 +373,7 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 }
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
-// count, and `values` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
+// count, and `values(raw, row, column)` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
 template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, Source source) {
     const int row0 = first_row(), column0 = blockIdx.x * TILE;
     const float scale = given_scale(to);

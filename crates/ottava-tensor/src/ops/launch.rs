@@ -75,11 +75,12 @@ const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]
 /// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
 pub fn kernels() -> Vec<(&'static Source, Defines)> {
     use super::*;
-    let typed: [&'static Source; 10] = [
+    let typed: [&'static Source; 11] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
+        &compress::SOURCE,
         &cross_entropy::SOURCE,
         &embedding::SOURCE,
         &gemm::SOURCE,

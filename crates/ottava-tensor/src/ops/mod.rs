@@ -6,6 +6,7 @@ mod attention;
 mod bias;
 mod cast;
 mod column_scales;
+mod compress;
 mod cross_entropy;
 mod delayed_scaling;
 mod destination;
@@ -30,6 +31,7 @@ pub use attention::{AttentionBackend, AttentionLayout, attention, attention_back
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
+pub use compress::{CompressedTensor, Saved, compress, decompress};
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
 pub use destination::{CastScale, Fp8Output, Output, Produced};
@@ -45,7 +47,7 @@ pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
 pub use scaled::{scaled, split, unscaled};
-pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
+pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to};
 pub use transpose::transpose;
 
 use crate::{DType, Result, Tensor};

@@ -6,7 +6,7 @@ struct Values {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return raw; }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return raw; }
 };
 
 // F16 with a scale, rounded to what is cast.

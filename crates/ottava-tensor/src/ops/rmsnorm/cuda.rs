@@ -1,8 +1,8 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::bias;
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
+use crate::ops::{Saved, bias};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
@@ -147,7 +147,7 @@ pub(super) fn rmsnorm_strips(
 /// The tensors that backward reads.
 pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
-    pub x: &'a Tensor,
+    pub x: &'a Saved,
     pub weight: &'a Tensor,
     pub rstd: &'a Tensor,
     pub residual: Option<&'a Tensor>,
@@ -160,27 +160,30 @@ pub(super) fn rmsnorm_backward(
     dweight: &mut Tensor,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
-    let [tokens, channels] = from.x.dims("rmsnorm_backward: x")?;
+    let [tokens, channels] = from.dy.dims("rmsnorm_backward: dy")?;
     let threads = launch::row_threads(channels, 8);
     let at_once = (1024 / threads as usize).min(MOST_PARTS);
     let parts = tokens.min(gpu.sm_count() * at_once);
-    let mut partial = Tensor::empty(from.x.device(), &[parts, channels], DType::F32)?;
-    let stage = threads as usize * 8 * from.x.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
+    let mut partial = Tensor::empty(from.dy.device(), &[parts, channels], DType::F32)?;
+    let stage = threads as usize * 8 * from.dy.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
     let depth = (STAGES_BYTES / at_once / stage).clamp(2, 4);
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.x.dtype())?, entry: "rmsnorm_backward" };
-    let args = [
+    let entry = from.x.entry("rmsnorm_backward", "rmsnorm_backward_compressed");
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.dy.dtype())?, entry };
+    let mut args = vec![
         Arg::Ptr(dx.device_ptr_mut()),
         Arg::Ptr(partial.device_ptr_mut()),
         Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(from.dy.device_ptr()),
-        Arg::Ptr(from.x.device_ptr()),
+    ];
+    args.extend(from.x.device_ptrs());
+    args.extend([
         Arg::Ptr(from.weight.device_ptr()),
         Arg::Ptr(from.rstd.device_ptr()),
         Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
         Arg::I32(tokens as i32),
         Arg::I32(channels as i32),
         Arg::I32(depth as i32),
-    ];
+    ]);
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; `partial` has a row per block, and
     // shared memory `depth` places for eight channels of each input per thread.
     unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };

@@ -6,7 +6,7 @@ mod cuda;
 mod tests;
 
 use super::destination::{Output, Produced};
-use super::{expect_compute, expect_gradient, quantize, real_type};
+use super::{Saved, expect_compute, expect_gradient, quantize, real_type};
 use crate::cuda::CudaDevice;
 use crate::{Device, Granularity, Result, Tensor};
 
@@ -94,39 +94,42 @@ pub struct RmsnormBackward<'a> {
 
 /// Gradient of [`rmsnorm`]: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))`; `dweight += Σ_t dy · n`.
 ///
-/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`.
+/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`. Of an `x` that was kept compressed it
+/// reads what [`decompress`](super::decompress) gives.
 pub fn rmsnorm_backward(
     dy: &Tensor,
-    x: &Tensor,
+    x: impl Into<Saved>,
     weight: &Tensor,
     rstd: &Tensor,
     dweight: &mut Tensor,
     beside: RmsnormBackward,
 ) -> Result<Tensor> {
+    let x = &x.into();
     let [tokens, channels] = x.dims("rmsnorm_backward: x")?;
-    expect_compute("rmsnorm_backward: x", x)?;
-    dy.expect("rmsnorm_backward: dy", x.shape())?;
+    dy.expect("rmsnorm_backward: dy", &[tokens, channels])?;
+    expect_compute("rmsnorm_backward: dy", dy)?;
     dy.expect_dtype("rmsnorm_backward: dy", &[x.dtype()])?;
     weight.expect("rmsnorm_backward: weight", &[channels])?;
     weight.expect_dtype("rmsnorm_backward: weight", &[x.dtype()])?;
     rstd.expect("rmsnorm_backward: rstd", &[tokens])?;
     rstd.expect_dtype("rmsnorm_backward: rstd", &[real_type(x.dtype())])?;
     dweight.expect("rmsnorm_backward: dweight", &[channels])?;
-    expect_gradient("rmsnorm_backward: dweight", dweight, x)?;
+    expect_gradient("rmsnorm_backward: dweight", dweight, dy)?;
     let RmsnormBackward { dresidual, amax } = beside;
     if let Some(dresidual) = dresidual {
-        dresidual.expect("rmsnorm_backward: dresidual", x.shape())?;
+        dresidual.expect("rmsnorm_backward: dresidual", dy.shape())?;
         dresidual.expect_dtype("rmsnorm_backward: dresidual", &[x.dtype()])?;
         dresidual.expect_device("rmsnorm_backward: dresidual", x.device())?;
     }
     if let Some(amax) = &amax {
         quantize::expect_amax(amax, x.device())?;
     }
-    let mut dx = x.empty_like()?;
+    let mut dx = dy.empty_like()?;
     match x.device() {
         Device::Cpu | Device::DryCpu(_) => {
+            let x = x.value()?;
             if let Device::Cpu = x.device() {
-                cpu::rmsnorm_backward(dy, x, weight, rstd, &mut dx, dweight);
+                cpu::rmsnorm_backward(dy, &x, weight, rstd, &mut dx, dweight);
             }
             if let Some(dresidual) = dresidual {
                 dx = super::add(dresidual, &dx)?;

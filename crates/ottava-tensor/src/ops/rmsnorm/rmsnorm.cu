@@ -160,17 +160,29 @@ __device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w) : "memory");
 }
 
+// The same of what forward kept: all of eight values, or their codes. Exponents are a byte for two threads, too little to be sent.
+__device__ __forceinline__ void send8(Eight<X>* to, const Exact<X>& x, u64 row, int c) { send8(to, x.x + row * x.C + c); }
+__device__ __forceinline__ Eight<X> sent8(const Exact<X>& x, const Eight<X>* from, u32) { return *from; }
+__device__ __forceinline__ u32 exponent_of(const Exact<X>&, u64, int) { return 0; }
+__device__ __forceinline__ void send8(Eight<X>* to, const Compressed<X>& x, u64 row, int c) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(x.codes + row * x.C + c) : "memory");
+}
+__device__ __forceinline__ Eight<X> sent8(const Compressed<X>& x, const Eight<X>* from, u32 exponent) {
+    return x.values({load8((const e4m3*)from), exponent});
+}
+__device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int c) { return x.exponent(row, c); }
+
 // Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
 // added to dx; `amax`, if not null, is raised to the largest absolute value of what is written. A thread keeps eight channels,
 // and while one row is worked on, the next `depth - 1` (1 to 3) are on the way to its places in dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_backward(X* dx, float* partial, float* amax, const X* dy, const X* x, const X* weight, const float* rstd,
-                     const X* residual, int rows, int C, int depth) {
+template <class Saved>
+__device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax, const X* dy, const Saved& x, const X* weight,
+                                              const float* rstd, const X* residual, int rows, int C, int depth) {
     __shared__ float warps[2][32];
     partial += (u64)blockIdx.x * C;
     float largest = 0.0f;
     int turn = 0;
-    if (C % 8 == 0 && C <= 8 * blockDim.x && aligned(dx, partial, dy, x, weight, residual)) {
+    if (x.wide(C) && C <= 8 * blockDim.x && aligned(dx, partial, dy, weight, residual)) {
         extern __shared__ uint4 rows_of_the_launch[];
         const int c = 8 * threadIdx.x, kinds = residual ? 3 : 2;
         const bool mine = c < C;
@@ -179,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             if (mine && row < rows) {
                 const u64 at = (u64)row * C + c;
                 send8(place(0, stage), dy + at);
-                send8(place(1, stage), x + at);
+                send8(place(1, stage), x, row, c);
                 if (residual) send8(place(2, stage), residual + at);
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
@@ -189,18 +201,23 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         if (mine) w = load8(weight + c);
         for (int stage = 0; stage < depth - 1; stage++) send(blockIdx.x + stage * gridDim.x, stage);
         float next_r = rstd[blockIdx.x];
+        u32 next_exponent = mine ? exponent_of(x, blockIdx.x, c) : 0;
         for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
             const float r = next_r;
+            const u32 exponent = next_exponent;
             // Into the place of the row before, which all its threads are done with: each reads only what it sent.
             send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
-            if (row + gridDim.x < rows) next_r = rstd[row + gridDim.x];
+            if (row + gridDim.x < rows) {
+                next_r = rstd[row + gridDim.x];
+                if (mine) next_exponent = exponent_of(x, row + gridDim.x, c);
+            }
             if (depth == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
             else if (depth == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
             else asm volatile("cp.async.wait_group 3;" ::: "memory");
             Eight<X> d = {}, v = {};
             if (mine) {
                 d = *place(0, stage);
-                v = *place(1, stage);
+                v = sent8(x, place(1, stage), exponent);
             }
             float sum = 0.0f;
 #pragma unroll
@@ -231,22 +248,34 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     }
     for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
     for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-        const X *d = dy + (u64)row * C, *v = x + (u64)row * C;
+        const X* d = dy + (u64)row * C;
         const float r = rstd[row];
         float sum = 0.0f;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            sum += load(d[c]) * load(weight[c]) * (load(v[c]) * r);
-            partial[c] += load(d[c]) * (load(v[c]) * r);
+            const float normed = load(x.value(row, c)) * r;
+            sum += load(d[c]) * load(weight[c]) * normed;
+            partial[c] += load(d[c]) * normed;
         }
         const float projection = row_sum(sum, warps[turn]) / C;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             X* out = dx + (u64)row * C + c;
-            store(out, r * (load(d[c]) * load(weight[c]) - load(v[c]) * r * projection));
+            store(out, r * (load(d[c]) * load(weight[c]) - load(x.value(row, c)) * r * projection));
             if (residual) store(out, load(*out) + load(residual[(u64)row * C + c]));
             largest = fmaxf(largest, fabsf(load(*out)));
         }
     }
     block_raise(amax, largest);
+}
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_backward(X* dx, float* partial, float* amax, const X* dy, const X* x, const X* weight, const float* rstd,
+                     const X* residual, int rows, int C, int depth) {
+    backward_rows(dx, partial, amax, dy, Exact<X>{x, C}, weight, rstd, residual, rows, C, depth);
+}
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_backward_compressed(X* dx, float* partial, float* amax, const X* dy, const e4m3* codes,
+                                const unsigned char* scale_inv, const X* weight, const float* rstd, const X* residual, int rows,
+                                int C, int depth) {
+    backward_rows(dx, partial, amax, dy, Compressed<X>{codes, scale_inv, C}, weight, rstd, residual, rows, C, depth);
 }
 #else
 // The weights of this thread's columns serve all rows of its tile.
@@ -260,7 +289,7 @@ struct Normed {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return {fetch8(x + (u64)row * C + column, C - column, wide), rstd[row]};
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
         float v[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(weight.at[i]);

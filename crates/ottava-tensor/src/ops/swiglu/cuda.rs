@@ -2,6 +2,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
+use crate::ops::{CompressedTensor, Saved};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
@@ -28,71 +29,91 @@ pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Re
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_codes(gpu: &CudaDevice, x: &Tensor, out: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+/// Whether [`swiglu_codes`] can compress what it reads.
+pub(super) fn fuses_compression(x: &Tensor) -> bool {
+    (x.shape()[1] / 2).is_multiple_of(16) && launch::aligned(&[x])
+}
+
+/// With `compressed`, where [`fuses_compression`] holds, also `x` as [`compress`](crate::ops::compress()) has it.
+pub(super) fn swiglu_codes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    compressed: Option<&mut CompressedTensor>,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let mut inputs = vec![Arg::Ptr(x.device_ptr())];
+    let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
+    inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));
     let how = Producer {
         source: &FP8_SOURCE,
-        entry: "swiglu_codes",
+        entry,
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &[Arg::Ptr(x.device_ptr())],
+        inputs: &inputs,
     };
-    // SAFETY: `x` is `out.rows · 2 · out.columns` elements.
+    // SAFETY: `x` is `out.rows · 2 · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, dx: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Saved, dx: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_backward" };
-    let args =
-        [Arg::Ptr(dx.device_ptr_mut()), Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
+    let entry = x.entry("swiglu_backward", "swiglu_backward_compressed");
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
+    let mut args = vec![Arg::Ptr(dx.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
+    args.extend(x.device_ptrs());
+    args.push(Arg::I32(hidden as i32));
     // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Saved, amax: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_backward_amax" };
-    let args = [
-        Arg::Ptr(amax.device_ptr_mut()),
-        Arg::Ptr(dy.device_ptr()),
-        Arg::Ptr(x.device_ptr()),
-        Arg::I32(tokens as i32),
-        Arg::I32(hidden as i32),
-    ];
+    let entry = x.entry("swiglu_backward_amax", "swiglu_backward_amax_compressed");
+    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
+    let mut args = vec![Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
+    args.extend(x.device_ptrs());
+    args.extend([Arg::I32(tokens as i32), Arg::I32(hidden as i32)]);
     // SAFETY: `dy` is `tokens · hidden`, `x` has rows of twice the width, and `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
 
 /// Whether both halves of a row of codes start at whole sixteens, or whole blocks, all reads at multiples of 16 bytes, and the two
 /// outputs are scaled alike. The kernel writes activations in the format of all our recipes.
-pub(super) fn fuses_backward(dy: &Tensor, x: &Tensor, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
+pub(super) fn fuses_backward(dy: &Tensor, x: &Saved, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     let granularity = to.granularity();
     let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
     dy.shape()[1].is_multiple_of(whole)
-        && launch::aligned(&[dy, x])
+        && launch::aligned(&[dy, x.values_or_codes()])
         && activated.is_none_or(|to| to.granularity() == granularity && to.format == DType::E4M3)
 }
 
 pub(super) fn swiglu_backward_codes<'a>(
     gpu: &CudaDevice,
     dy: &Tensor,
-    x: &Tensor,
+    x: &Saved,
     (out, to): (&mut QuantizedTensor, &mut Fp8Output<'a>),
     activated: Option<&mut (QuantizedTensor, Fp8Output<'a>)>,
 ) -> Result<()> {
     let (grid, granularity) = (quantize::tiles(out.rows, out.columns / 2, 1), out.granularity);
     let mut outputs = vec![(out, to)];
     outputs.extend(activated.map(|(out, to)| (out, to)));
+    let entry = match outputs.len() {
+        1 => x.entry("swiglu_backward_codes", "swiglu_backward_codes_compressed"),
+        _ => x.entry("swiglu_backward_and_activated_codes", "swiglu_backward_and_activated_codes_compressed"),
+    };
+    let mut inputs = vec![Arg::Ptr(dy.device_ptr())];
+    inputs.extend(x.device_ptrs());
     let how = Producer {
         source: &FP8_SOURCE,
-        entry: if outputs.len() == 1 { "swiglu_backward_codes" } else { "swiglu_backward_and_activated_codes" },
-        dtype: x.dtype(),
+        entry,
+        dtype: dy.dtype(),
         grid,
         block: BLOCK,
         shared: quantize::tile_bytes(1 + outputs.len(), granularity, x.dtype()),
-        inputs: &[Arg::Ptr(dy.device_ptr()), Arg::Ptr(x.device_ptr())],
+        inputs: &inputs,
     };
     // SAFETY: `x` is as many elements as the gradient, `dy` and the activation half of them, and `fuses_backward` holds.
     unsafe { quantize::produce(gpu, how, &mut outputs) }

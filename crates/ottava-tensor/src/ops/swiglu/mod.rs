@@ -5,6 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::compress::{self, CompressedTensor, Saved, compress};
 use super::destination::{Fp8Output, Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{Device, Error, QuantizedTensor, Result, Tensor};
@@ -18,7 +19,8 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
 
 /// [`swiglu`] written to `output`.
 pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
-    let shape = halves(x)?;
+    expect_compute("swiglu: x", x)?;
+    let shape = halves(x.dims("swiglu: x")?)?;
     match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
@@ -29,7 +31,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
-            cuda::swiglu_codes(gpu, x, &mut quantized, &mut to)?;
+            cuda::swiglu_codes(gpu, x, None, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
@@ -45,8 +47,22 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
     }
 }
 
-/// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`.
-pub fn swiglu_backward(dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+/// [`swiglu_to`] and [`compress()`] of its input, in the same pass where that is possible.
+pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
+    match (x.device(), output) {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(x) => {
+            let ([rows, columns], mut compressed) = (halves(x.dims("swiglu: x")?)?, compress::prepare(x)?);
+            let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
+            cuda::swiglu_codes(gpu, x, Some(&mut compressed), &mut quantized, &mut to)?;
+            Ok((Produced::Fp8(quantized), compressed))
+        }
+        (_, output) => Ok((swiglu_to(x, output)?, compress(x)?)),
+    }
+}
+
+/// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`. Of an input that was kept compressed it reads what
+/// [`decompress`](super::decompress) gives.
+pub fn swiglu_backward(dy: &Tensor, x: impl Into<Saved>) -> Result<Tensor> {
     Ok(swiglu_backward_to(dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
@@ -56,24 +72,27 @@ pub fn swiglu_backward(dy: &Tensor, x: &Tensor) -> Result<Tensor> {
 /// `activated` does not go with [`Output::Amax`], after which the op runs again: an error.
 pub fn swiglu_backward_to(
     dy: &Tensor,
-    x: &Tensor,
+    x: impl Into<Saved>,
     output: Output,
     activated: Option<Fp8Output>,
 ) -> Result<(Produced, Option<QuantizedTensor>)> {
+    let x = &x.into();
     if activated.is_some() && matches!(output, Output::Amax { .. }) {
         return Err(Error::Value(
             "swiglu_backward: an amax alone is measured, and codes of the activation are wanted too".into(),
         ));
     }
-    let [tokens, hidden] = halves(x)?;
+    let [tokens, hidden] = halves(x.dims("swiglu: x")?)?;
     dy.expect("swiglu_backward: dy", &[tokens, hidden])?;
+    expect_compute("swiglu_backward: dy", dy)?;
     dy.expect_dtype("swiglu_backward: dy", &[x.dtype()])?;
     dy.expect_device("swiglu_backward: dy", x.device())?;
+    let empty = || Tensor::empty(x.device(), &[tokens, 2 * hidden], x.dtype());
     let produced = match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
-            let mut dx = x.empty_like()?;
+            let (x, mut dx) = (x.value()?, empty()?);
             if let Device::Cpu = x.device() {
-                cpu::swiglu_backward(dy, x, &mut dx);
+                cpu::swiglu_backward(dy, &x, &mut dx);
             }
             output.deliver(dx)?
         }
@@ -92,21 +111,20 @@ pub fn swiglu_backward_to(
             Produced::Measured
         }
         (Device::Cuda(gpu), output) => {
-            let mut dx = x.empty_like()?;
+            let mut dx = empty()?;
             cuda::swiglu_backward(gpu, dy, x, &mut dx)?;
             output.deliver(dx)?
         }
     };
     let activated = match activated {
-        Some(to) => swiglu_to(x, Output::Fp8(to))?.fp8(),
+        Some(to) => swiglu_to(&x.value()?, Output::Fp8(to))?.fp8(),
         None => None,
     };
     Ok((produced, activated))
 }
 
-fn halves(x: &Tensor) -> Result<[usize; 2]> {
-    let [tokens, width] = x.dims("swiglu: x")?;
-    expect_compute("swiglu: x", x)?;
+/// Shape of the activation of an input of this shape.
+fn halves([tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
     if width % 2 != 0 {
         return Err(Error::Shape {
             what: "swiglu: x".into(),

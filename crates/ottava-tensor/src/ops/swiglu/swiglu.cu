@@ -30,14 +30,14 @@ extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, cons
 }
 
 // One block per row.
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
-                                                                  const X* __restrict__ x, int F) {
-    dx += (u64)blockIdx.x * 2 * F;
-    x += (u64)blockIdx.x * 2 * F;
-    dy += (u64)blockIdx.x * F;
-    const int eights = F % 8 == 0 && aligned(dx, dy, x) ? F / 8 : 0;
+template <class Saved> __device__ __forceinline__ void backward_row(X* dx, const X* dy, const Saved& x, int F) {
+    const u64 row = blockIdx.x;
+    dx += row * 2 * F;
+    dy += row * F;
+    const int eights = x.wide(F) && aligned(dx, dy) ? F / 8 : 0;
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g), d = load8(dy + 8 * g);
+        const typename Saved::Raw raw[2] = {x.fetch(row, 8 * g), x.fetch(row, F + 8 * g)};
+        const Eight<X> d = load8(dy + 8 * g), gate = x.values(raw[0]), up = x.values(raw[1]);
         float v[2][8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -49,10 +49,19 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict_
         store8(dx + F + 8 * g, pack8<X>(v[1]));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-        const Gradient g = backward(load(dy[c]), load(x[c]), load(x[F + c]));
+        const Gradient g = backward(load(dy[c]), load(x.value(row, c)), load(x.value(row, F + c)));
         store(&dx[c], g.gate);
         store(&dx[F + c], g.up);
     }
+}
+extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
+                                                                  const X* __restrict__ x, int F) {
+    backward_row(dx, dy, Exact<X>{x, 2 * F}, F);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_backward_compressed(X* __restrict__ dx, const X* __restrict__ dy, const e4m3* __restrict__ codes,
+                               const unsigned char* __restrict__ scale_inv, int F) {
+    backward_row(dx, dy, Compressed<X>{codes, scale_inv, 2 * F}, F);
 }
 
 // Largest absolute values alone. Blocks take every gridDim-th row.
@@ -78,15 +87,15 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const
     block_raise(amax, largest);
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x,
-                                                                       int rows, int F) {
-    const int eights = F % 8 == 0 && aligned(dy, x) ? F / 8 : 0;
+template <class Saved> __device__ __forceinline__ void backward_amax(float* amax, const X* dy, const Saved& x, int rows, int F) {
+    const int eights = x.wide(F) && aligned(dy) ? F / 8 : 0;
     float largest = 0.0f;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        const X *from = x + (u64)row * 2 * F, *d = dy + (u64)row * F;
+        const X* d = dy + (u64)row * F;
 #pragma unroll 2
         for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g), dy8 = load8(d + 8 * g);
+            const typename Saved::Raw raw[2] = {x.fetch(row, 8 * g), x.fetch(row, F + 8 * g)};
+            const Eight<X> dy8 = load8(d + 8 * g), gate = x.values(raw[0]), up = x.values(raw[1]);
             float v[2][8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -97,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* am
             largest = fmaxf(largest, fmaxf(largest8(pack8<X>(v[0])), largest8(pack8<X>(v[1]))));
         }
         for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-            const Gradient g = backward(load(d[c]), load(from[c]), load(from[F + c]));
+            const Gradient g = backward(load(d[c]), load(x.value(row, c)), load(x.value(row, F + c)));
             X dx[2];
             store(&dx[0], g.gate);
             store(&dx[1], g.up);
@@ -105,6 +114,15 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_backward_amax(float* am
         }
     }
     block_raise(amax, largest);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x, int rows, int F) {
+    backward_amax(amax, dy, Exact<X>{x, 2 * F}, rows, F);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_backward_amax_compressed(float* amax, const X* __restrict__ dy, const e4m3* __restrict__ codes,
+                                    const unsigned char* __restrict__ scale_inv, int rows, int F) {
+    backward_amax(amax, dy, Compressed<X>{codes, scale_inv, 2 * F}, rows, F);
 }
 #else
 __device__ __forceinline__ Eight<X> activated(const Eight<X>& gate, const Eight<X>& up) {
@@ -123,7 +141,7 @@ struct Activations {
         const X* from = x + (u64)row * 2 * F + column;
         return {fetch8(from, F - column, wide), fetch8(from + F, F - column, wide)};
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const { return activated(raw.gate, raw.up); }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
 // Grid (F / 128, T / 128), 256 threads.
@@ -131,10 +149,36 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, co
     quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
+// Writes what it reads as well, compressed: two neighbouring threads share a group of the gates and one of the ups.
+struct CompressedOnTheWay : Activations {
+    e4m3* codes;
+    unsigned char* scale_inv;
+    __device__ __forceinline__ void keep(const Eight<X>& e, int row, int column) const {
+        const u32 own = largest_bits8(e), pair = 3u << (threadIdx.x % 32 & 30);
+        const u32 exponent = smallest_scale_inv(max(own, __shfl_xor_sync(pair, own, 1)));
+        const u64 at = (u64)row * 2 * F + column;
+        store8(codes + at, compress8(e, exponent));
+        if (column % 16 == 0) scale_inv[at / 16] = exponent;
+    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
+        if (codes) {
+            keep(raw.gate, row, column);
+            keep(raw.up, row, F + column);
+        }
+        return Activations::values(raw, row, column);
+    }
+};
+
+// The same grid. F is a multiple of 16, and x aligned.
+extern "C" __global__ void __launch_bounds__(256, 4)
+    swiglu_codes_compressing(const X* x, e4m3* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
+    quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, to.measures ? nullptr : codes, scale_inv});
+}
+
 // A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16,
 // and of whole blocks where they have scales.
-template <bool ACTIVATED>
-__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const X* x) {
+template <bool ACTIVATED, class Saved>
+__device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
     const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
     Seen seen, activation_seen;
     // The two halves as destinations of their own, so that a tile ends where its half does.
@@ -147,14 +191,14 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     const float scale = given_scale(to), activation_scale = given_scale(activation);
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += 2) {
-        Eight<X> gate[2], up[2], d[2];
+        typename Saved::Raw gates_raw[2], ups_raw[2];
+        Eight<X> d[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int row = row0 + tile_row(sweep + k);
             if (row >= to.rows || column >= F) continue;
-            const X* from = x + (u64)row * to.columns + column;
-            gate[k] = load8(from);
-            up[k] = load8(from + F);
+            gates_raw[k] = x.fetch(row, column);
+            ups_raw[k] = x.fetch(row, column + F);
             d[k] = load8(dy + (u64)row * F + column);
         }
 #pragma unroll
@@ -162,16 +206,17 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
             const int row = tile_row(sweep + k);
             Eight<X> dgate = {}, dup = {}, y = {};
             if (row0 + row < to.rows && column < F) {
+                const Eight<X> gate = x.values(gates_raw[k]), up = x.values(ups_raw[k]);
                 float v[2][8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    const Gradient g = backward(load(d[k].at[i]), load(gate[k].at[i]), load(up[k].at[i]));
+                    const Gradient g = backward(load(d[k].at[i]), load(gate.at[i]), load(up.at[i]));
                     v[0][i] = g.gate;
                     v[1][i] = g.up;
                 }
                 dgate = pack8<X>(v[0]);
                 dup = pack8<X>(v[1]);
-                if (ACTIVATED) y = activated(gate[k], up[k]);
+                if (ACTIVATED) y = activated(gate, up);
             }
             gates.cast(row, eight_column(), dgate, scale);
             ups.cast(row, eight_column(), dup, scale);
@@ -195,13 +240,23 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
 // Grid (F / 128, T / 128), 256 threads, two tiles. Tiles that hold values leave room for fewer blocks.
 extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
-    backward_tiles<false>(to, to, dy, x);
+    backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
+}
+extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+    swiglu_backward_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
+                                     const __grid_constant__ Destination to) {
+    backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
 }
 
 // The same with three tiles.
 struct WithActivation { Destination gradient, activation; };
 extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {
-    backward_tiles<true>(to.gradient, to.activation, dy, x);
+    backward_tiles<true>(to.gradient, to.activation, dy, Exact<X>{x, to.gradient.columns});
+}
+extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
+    swiglu_backward_and_activated_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
+                                                   const __grid_constant__ WithActivation to) {
+    backward_tiles<true>(to.gradient, to.activation, dy, Compressed<X>{codes, scale_inv, to.gradient.columns});
 }
 #endif

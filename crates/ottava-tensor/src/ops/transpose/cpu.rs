@@ -1,5 +1,5 @@
 use crate::element::Element;
-use crate::fp8::{E4M3, E5M2};
+use crate::fp8::{E4M3, E5M2, E8M0};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -16,6 +16,7 @@ pub(in crate::ops) fn transpose(x: &Tensor, y: &mut Tensor) {
         DType::BF16 => tiles::<bf16>(x.host(), y.host_mut(), columns),
         DType::E4M3 => tiles::<E4M3>(x.host(), y.host_mut(), columns),
         DType::E5M2 => tiles::<E5M2>(x.host(), y.host_mut(), columns),
+        DType::E8M0 => tiles::<E8M0>(x.host(), y.host_mut(), columns),
         DType::I16 => tiles::<i16>(x.host(), y.host_mut(), columns),
         DType::I32 => tiles::<i32>(x.host(), y.host_mut(), columns),
         DType::I64 => tiles::<i64>(x.host(), y.host_mut(), columns),

@@ -1,0 +1,227 @@
+use super::{CompressedTensor, Saved, compress, decompress};
+use crate::ops::destination::tests::{all, hostile};
+use crate::ops::{
+    CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, RmsnormBackward, cast, rmsnorm,
+    rmsnorm_backward, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to,
+};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+use crate::{DType, Device, Granularity, Result, Tensor};
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+fn matrix(columns: usize, x: &[f32], dtype: DType) -> Tensor {
+    cast(&Tensor::from_slice(&Device::Cpu, &[x.len() / columns, columns], x).unwrap(), dtype).unwrap()
+}
+
+/// Values that groups of 16 lie far apart in: rows of `x` times powers of two, down to subnormals of F32.
+fn spread(name: &str, shape: [usize; 2], dtype: DType) -> Tensor {
+    let x = values(&normals(name, &shape, DType::F32));
+    let exponents = if dtype == DType::F16 { -14..=9 } else { -140..=120 };
+    let steps: Vec<i32> = exponents.step_by(7).collect();
+    let scaled = x.iter().enumerate().map(|(i, x)| (x * 2f64.powi(steps[i / 5 % steps.len()])) as f32);
+    matrix(shape[1], &scaled.collect::<Vec<_>>(), dtype)
+}
+
+fn parts(x: CompressedTensor) -> Vec<Tensor> {
+    vec![x.codes, x.scale_inv]
+}
+
+#[test]
+fn compress_agrees_across_devices() {
+    for shape in [[1, 1], [3, 7], [2, 16], [5, 33], [129, 64], [64, 1040]] {
+        for dtype in DTYPES {
+            for x in [normals("x", &shape, dtype), hostile("x", &shape, dtype), spread("x", shape, dtype)] {
+                parity(&[x], Tolerance::Exact, |x| compress(&x[0]).map(parts));
+            }
+            for x in [normals("x", &shape, dtype), spread("x", shape, dtype)] {
+                parity(&[x], Tolerance::Exact, |x| Ok(vec![decompress(&compress(&x[0])?)?]));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_comes_back_within_half_a_step() {
+    for dtype in DTYPES {
+        let x = spread("x", [37, 83], dtype);
+        let back = values(&decompress(&compress(&x).unwrap()).unwrap());
+        for (row, back) in values(&x).chunks(83).zip(back.chunks(83)) {
+            for (group, back) in row.chunks(16).zip(back.chunks(16)) {
+                let amax = group.iter().fold(0f64, |amax, x| amax.max(x.abs()));
+                // Four significant bits, on a grid that ends 2⁻⁹ / 224 below the largest, or where exponents do.
+                let finest = (amax * 2f64.powi(-9) / 224.0).max(2f64.powi(-126 - 9)) / 2.0;
+                for (x, back) in group.iter().zip(back) {
+                    assert!((x - back).abs() <= (x.abs() / 16.0).max(finest), "{x:e} came back as {back:e}");
+                }
+            }
+        }
+        let back = decompress(&compress(&x).unwrap()).unwrap();
+        assert_close("the same once more", &back, &decompress(&compress(&back).unwrap()).unwrap(), Tolerance::Exact);
+    }
+}
+
+#[test]
+fn scales_bring_the_largest_between_224_and_448() {
+    let exponent = |largest: f32| {
+        let x = matrix(2, &[largest, 0.0], DType::F32);
+        parts(compress(&x).unwrap())[1].read_bytes().unwrap()[0]
+    };
+    assert_eq!([448.0, 448.1, 449.0, 224.0, 224.1, 896.0].map(exponent), [127, 128, 128, 126, 127, 128]);
+    assert_eq!([1.75, 1.0, -1.7501].map(exponent), [119, 119, 120]);
+    // Exponents end where their reciprocal's still has one: 2⁻¹²⁶. None is needed above 2¹²⁰.
+    assert_eq!([0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE].map(exponent), [1; 4]);
+    assert_eq!([f32::MAX, f32::INFINITY, f32::NAN].map(exponent), [247, 255, 255]);
+}
+
+#[test]
+fn a_group_with_what_is_not_finite_is_nan() {
+    for dtype in DTYPES {
+        for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            let mut x = vec![1f32; 40];
+            x[17] = bad;
+            let back = values(&decompress(&compress(&matrix(40, &x, dtype)).unwrap()).unwrap());
+            let nan: Vec<usize> = (0..40).filter(|&i| back[i].is_nan()).collect();
+            assert_eq!(nan, (16..32).collect::<Vec<_>>(), "{bad} in {dtype}");
+            assert!(back.iter().all(|x| x.is_nan() || *x == 1.0));
+        }
+    }
+}
+
+/// On every device and for every shape: what ops make of a compressed input is what they make of the decompressed one.
+#[test]
+fn backward_reads_what_decompress_gives() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 256), (257, 528)] {
+            for dtype in DTYPES {
+                let place = |x: Tensor| x.to_device(&device).unwrap();
+                let (x, dy) = (place(normals("x", &[t, 2 * f], dtype)), place(normals("dy", &[t, f], dtype)));
+                let compressed = Saved::Compressed(compress(&x).unwrap());
+                let exact = Saved::Exact(compressed.value().unwrap());
+                for (what, made) in swiglu(&dy, &compressed).into_iter().zip(swiglu(&dy, &exact)).enumerate() {
+                    let what = format!("swiglu, [{t}, {f}] {dtype} on {device}, result {what}");
+                    assert_close(&what, &made.1, &made.0, Tolerance::Exact);
+                }
+                let dy = place(normals("dy", &[t, 2 * f], dtype));
+                let weight = place(normals("weight", &[2 * f], dtype));
+                let (_, rstd) = rmsnorm(&x, &weight, 1e-5).unwrap();
+                let both = [&compressed, &exact].map(|x| norm(&dy, x, &weight, &rstd).unwrap());
+                for (what, (got, expected)) in both[0].iter().zip(&both[1]).enumerate() {
+                    let what = format!("rmsnorm, [{t}, {}] {dtype} on {device}, result {what}", 2 * f);
+                    assert_close(&what, expected, got, Tolerance::Exact);
+                }
+            }
+        }
+    }
+}
+
+/// The gradient plainly, its amax, and as codes with and without those of the activation, by one scale and by blocks.
+fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
+    let device = dy.device();
+    let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
+    swiglu_backward_to(dy, x, Output::Amax { amax: &mut amax }, None).unwrap();
+    let mut made = vec![swiglu_backward(dy, x).unwrap(), amax];
+    let scale = Tensor::from_slice(device, &[1], &[40f32]).unwrap();
+    for scale in [
+        CastScale::Given(&scale),
+        CastScale::Own(Granularity::Blocks1x128, CurrentScaling::default()),
+        CastScale::Own(Granularity::PerRow, CurrentScaling::default()),
+    ] {
+        let mut seen = [(); 3].map(|()| CastStatistics::new(device, 1).unwrap());
+        let [alone, beside, activation] = &mut seen;
+        let to = |format, copies, statistics| Fp8Output { format, scale, copies, statistics, slot: 0 };
+        let output = Output::Fp8(to(DType::E5M2, Copies::Both, alone));
+        let (gradient, _) = swiglu_backward_to(dy, x, output, None).unwrap();
+        let output = Output::Fp8(to(DType::E5M2, Copies::Both, beside));
+        let activated = to(DType::E4M3, Copies::Columns, activation);
+        let (again, activated) = swiglu_backward_to(dy, x, output, Some(activated)).unwrap();
+        let codes = [gradient.fp8().unwrap(), again.fp8().unwrap(), activated.unwrap()];
+        made.extend(codes.iter().zip(&seen).flat_map(|(codes, seen)| all(codes, seen)));
+    }
+    made
+}
+
+/// The gradient, that of the weight, and with a residual also the amax.
+fn norm(dy: &Tensor, x: &Saved, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Tensor>> {
+    let (device, mut made) = (dy.device(), Vec::new());
+    for residual in [None, Some(dy)] {
+        let mut dweight = Tensor::zeros(device, weight.shape(), DType::F32)?;
+        let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+        let beside = RmsnormBackward { dresidual: residual, amax: residual.map(|_| &mut amax) };
+        made.push(rmsnorm_backward(dy, x, weight, rstd, &mut dweight, beside)?);
+        made.extend([dweight, amax]);
+    }
+    Ok(made)
+}
+
+#[test]
+fn swiglu_compresses_bf16_as_compress_does() {
+    compresses_beside_swiglu(DType::BF16);
+}
+
+#[test]
+fn swiglu_compresses_other_types_as_compress_does() {
+    compresses_beside_swiglu(DType::F32);
+    compresses_beside_swiglu(DType::F16);
+}
+
+/// On every device: the activation as `swiglu_to` writes it, and its input as `compress` does.
+fn compresses_beside_swiglu(dtype: DType) {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 272), (257, 528)] {
+            let x = hostile("x", &[t, 2 * f], dtype).to_device(&device).unwrap();
+            let expected = parts(compress(&x).unwrap());
+            let plain = values(&swiglu_to(&x, Output::Plain).unwrap().plain().unwrap());
+            let (y, compressed) = swiglu_compressing(&x, Output::Plain).unwrap();
+            let same = values(&y.plain().unwrap()).iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "the value of [{t}, {f}] {dtype} on {device}");
+            for (expected, got) in expected.iter().zip(parts(compressed)) {
+                assert_close(&format!("plain, [{t}, {f}] {dtype} on {device}"), expected, &got, Tolerance::Exact);
+            }
+            let given = Tensor::from_slice(&device, &[1], &[40f32]).unwrap();
+            let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());
+            for scale in [CastScale::Given(&given), own(Granularity::PerRow), own(Granularity::Blocks1x128)] {
+                let mut seen = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
+                let [alone, beside] = &mut seen;
+                let to = |statistics| {
+                    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+                };
+                let plain = swiglu_to(&x, to(alone)).unwrap().fp8().unwrap();
+                let (y, compressed) = swiglu_compressing(&x, to(beside)).unwrap();
+                let got = all(&y.fp8().unwrap(), &seen[1]).into_iter().chain(parts(compressed));
+                for (i, (expected, got)) in all(&plain, &seen[0]).iter().chain(&expected).zip(got).enumerate() {
+                    let what = format!("{scale:?}, [{t}, {f}] {dtype} on {device}, part {i}");
+                    assert_close(&what, expected, &got, Tolerance::Exact);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_what_is_not_finite_are_not_finite() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for bad in [f32::INFINITY, f32::NAN] {
+            let mut x = values(&normals("x", &[4, 64], DType::F32)).into_iter().map(|x| x as f32).collect::<Vec<_>>();
+            x[70] = bad;
+            let x = matrix(64, &x, DType::BF16).to_device(&device).unwrap();
+            let saved = Saved::Compressed(compress(&x).unwrap());
+            let dy = normals("dy", &[4, 32], DType::BF16).to_device(&device).unwrap();
+            assert!(values(&swiglu_backward(&dy, &saved).unwrap())[70].is_nan(), "swiglu on {device}");
+            let (dy, weight) = (normals("dy", &[4, 64], DType::BF16), normals("weight", &[64], DType::BF16));
+            let [dy, weight] = [dy, weight].map(|x| x.to_device(&device).unwrap());
+            let (_, rstd) = rmsnorm(&x, &weight, 1e-5).unwrap();
+            let dx = values(&norm(&dy, &saved, &weight, &rstd).unwrap()[0]);
+            assert!(dx[64..128].iter().all(|x| x.is_nan()), "rmsnorm on {device}");
+            assert!(dx.iter().filter(|x| !x.is_finite()).count() == 64, "other rows are as before, on {device}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_compressed_is_an_error() {
+    let error = compress(&normals("x", &[4, 4], DType::F64)).unwrap_err().to_string();
+    assert!(error.contains("compress: x") && error.contains("float64"), "{error}");
+    assert!(compress(&normals("x", &[4], DType::F32)).is_err());
+    let x = compress(&Tensor::zeros(&Device::Cpu, &[0, 32], DType::F32).unwrap()).unwrap();
+    assert_eq!(decompress(&x).unwrap().shape(), [0, 32]);
+}
