@@ -205,7 +205,7 @@ impl Default for MemoryConfig {
         MemoryConfig {
             recompute: Some(Recompute::None),
             weight_codes: None,
-            saved_activations: SavedActivations::Exact,
+            saved_activations: SavedActivations::default(),
             offload_optimizer: Some(0.0),
         }
     }
@@ -454,16 +454,9 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] = &[
-            "output_dir",
-            "device",
-            "generation",
-            "data.cache_dir",
-            "memory.recompute",
-            "memory.weight_codes",
-            "memory.offload_optimizer",
-        ];
-        const STEERS: &[&str] = &["training", "precision"];
+        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        const STEERS: &[&str] =
+            &["training", "precision", "memory.recompute", "memory.weight_codes", "memory.offload_optimizer"];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();

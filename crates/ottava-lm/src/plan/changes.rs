@@ -5,7 +5,7 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::level::Level as OptimizerLevel;
 use crate::models::DecoderConfig;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::Device;
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ pub enum Effect {
     SameBits,
     /// The same sums are added up in another order.
     OrderOfSums,
-    /// Gradients, moments or weights are rounded more.
+    /// Activations, gradients, moments or weights are rounded more.
     Precision,
 }
 
@@ -26,7 +26,7 @@ impl Effect {
         match self {
             Effect::SameBits => "the same bits",
             Effect::OrderOfSums => "sums in another order",
-            Effect::Precision => "gradients, moments or weights of less precision",
+            Effect::Precision => "less precision of what is kept",
         }
     }
 }
@@ -66,6 +66,9 @@ pub fn time_of(policy: Recompute) -> f64 {
 /// The same of casting weights for each product.
 const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 
+/// The same of activations saved in FP8.
+const TIME_OF_SAVED_FP8: f64 = 1.015;
+
 /// The same of half the sequences in twice the micro-batches: two steps of one sequence, less an update, over one of two.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
@@ -90,6 +93,13 @@ fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,
         apply: Box::new(|config| config.memory.weight_codes = Some(false)),
+    });
+    let exact = config.memory.saved_activations == SavedActivations::Exact;
+    let saved = exact.then(|| Level {
+        setting: vec!["memory.saved_activations = \"float8\"".into()],
+        time: TIME_OF_SAVED_FP8,
+        effect: Effect::Precision,
+        apply: Box::new(|config| config.memory.saved_activations = SavedActivations::Float8),
     });
     let training = &config.training;
     let (rows, passes) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
@@ -120,7 +130,13 @@ fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
         (level.apply)(&mut changed);
         changed.expect_formats().is_ok()
     });
-    vec![recompute.collect(), codes.into_iter().collect(), halves.collect(), narrower.collect()]
+    vec![
+        recompute.collect(),
+        codes.into_iter().collect(),
+        halves.collect(),
+        saved.into_iter().collect(),
+        narrower.collect(),
+    ]
 }
 
 /// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.

@@ -5,7 +5,7 @@ use crate::config::RunConfig;
 use crate::level::Level;
 use crate::optim::AdamWOptimizer;
 use crate::recipe::RecipeName;
-use crate::recompute::Recompute;
+use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
 
@@ -59,6 +59,20 @@ fn plans_are_what_was_measured() {
         let sum: u64 = plan.lines.iter().map(|line| line.bytes).sum();
         assert_eq!(sum, plan.peak_bytes, "the lines are all of it");
         assert!(plan.fits && plan.save_bytes < plan.peak_bytes);
+    }
+}
+
+/// The same for activations saved in FP8, of which the peak was written down.
+#[test]
+fn plans_of_saved_activations_are_what_was_measured() {
+    for (recompute, weight_codes, peak) in
+        [(Recompute::None, true, 70.05), (Recompute::NormSwiglu, true, 67.08), (Recompute::NormSwiglu, false, 54.95)]
+    {
+        let mut config = run(RecipeName::Fp8Delayed, Some(recompute), weight_codes);
+        config.memory.saved_activations = SavedActivations::Float8;
+        let plan = MemoryPlan::new(&config, &llama(), &gpu(138.0)).unwrap();
+        let planned = plan.peak_bytes as f64 / GIB;
+        assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
     }
 }
 

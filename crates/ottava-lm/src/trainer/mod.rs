@@ -219,7 +219,7 @@ impl Trainer {
         match latest_complete(&checkpoints(&self.config.output_dir), Verify::Sizes).map(|latest| latest.complete) {
             // Nothing else may change within a run.
             Ok(Some((path, _))) => {
-                format!("`--resume` goes on from {}, also with other keys of [memory].", path.display())
+                format!("`--resume` goes on from {}, also with other `recompute` and `weight_codes`.", path.display())
             }
             _ => "No checkpoint was saved before.".into(),
         }

@@ -6,7 +6,7 @@ use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::AdamWOptimizer;
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::recompute::Recompute;
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
 
@@ -34,10 +34,16 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
         run("; level coat", RecipeName::Bf16, Recompute::Attention, |config| config.optimizer.level = Level::Coat),
         run("", RecipeName::Fp8Delayed, Recompute::None, |_| {}),
         run("; two micro-batches", RecipeName::Fp8Delayed, Recompute::Attention, accumulate),
-        run("; level bf16, smooth", RecipeName::Fp8Delayed, Recompute::NormSwiglu, |config| {
-            config.optimizer.level = Level::Bf16;
-            config.precision.smooth_swiglu = true;
-        }),
+        run(
+            "; level bf16, smooth, activations saved in FP8",
+            RecipeName::Fp8Delayed,
+            Recompute::NormSwiglu,
+            |config| {
+                config.optimizer.level = Level::Bf16;
+                config.precision.smooth_swiglu = true;
+                config.memory.saved_activations = SavedActivations::Float8;
+            },
+        ),
         run("; level O2", RecipeName::Fp8Current, Recompute::NormSwiglu, |config| config.optimizer.level = Level::O2),
         run(
             "; two micro-batches, no codes of weights, gradients in bfloat16",
@@ -54,7 +60,10 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
             config.optimizer.level = Level::O3;
             config.optimizer.master_weights = Some(Masters::Remainder);
         }),
-        run("; two micro-batches", RecipeName::Fp8Block, Recompute::NormSwiglu, accumulate),
+        run("; two micro-batches, activations saved in FP8", RecipeName::Fp8Block, Recompute::Attention, |config| {
+            accumulate(config);
+            config.memory.saved_activations = SavedActivations::Float8;
+        }),
     ]
 }
 

@@ -90,9 +90,9 @@ pub fn swiglu_backward_to(
     let empty = || Tensor::empty(x.device(), &[tokens, 2 * hidden], x.dtype());
     let produced = match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
-            let mut dx = empty()?;
+            let (x, mut dx) = (x.value()?, empty()?);
             if let Device::Cpu = x.device() {
-                cpu::swiglu_backward(dy, &x.value()?, &mut dx);
+                cpu::swiglu_backward(dy, &x, &mut dx);
             }
             output.deliver(dx)?
         }
