@@ -19,7 +19,7 @@ struct ScaledValues {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw) const {
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
         float v[8];
         unpack8(raw, v);
 #pragma unroll
