@@ -74,7 +74,7 @@ const TIME_OF_HALF_BATCH: f64 = 1.02;
 
 /// Levels of the optimizer, from the one that keeps most, with the time of a step over that at the first.
 const LEVELS: [(OptimizerLevel, f64); 3] =
-    [(OptimizerLevel::O0, 1.0), (OptimizerLevel::Bf16, 0.9), (OptimizerLevel::Coat, 0.9)];
+    [(OptimizerLevel::O0, 1.0), (OptimizerLevel::Bf16, 0.97), (OptimizerLevel::Coat, 1.04)];
 
 /// How many changes are proposed.
 const PROPOSED: usize = 3;
@@ -82,10 +82,12 @@ const PROPOSED: usize = 3;
 /// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
 fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
     let policy = config.memory.recompute.unwrap_or(Recompute::Full);
+    let exact = config.memory.saved_activations == SavedActivations::Exact;
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
-        effect: Effect::SameBits,
+        // What is made again is made of what was saved.
+        effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.memory.recompute = Some(other)),
     });
     let codes = (config.weight_codes() && config.recipe().casts.is_some()).then(|| Level {
@@ -94,7 +96,6 @@ fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
         effect: Effect::SameBits,
         apply: Box::new(|config| config.memory.weight_codes = Some(false)),
     });
-    let exact = config.memory.saved_activations == SavedActivations::Exact;
     let saved = exact.then(|| Level {
         setting: vec!["memory.saved_activations = \"float8\"".into()],
         time: TIME_OF_SAVED_FP8,

@@ -127,10 +127,11 @@ pub fn rmsnorm_backward(
     let mut dx = dy.empty_like()?;
     match x.device() {
         Device::Cpu | Device::DryCpu(_) => {
-            let x = x.value()?;
+            let value = x.value()?;
             if let Device::Cpu = x.device() {
-                cpu::rmsnorm_backward(dy, &x, weight, rstd, &mut dx, dweight);
+                cpu::rmsnorm_backward(dy, &value, weight, rstd, &mut dx, dweight);
             }
+            drop(value);
             if let Some(dresidual) = dresidual {
                 dx = super::add(dresidual, &dx)?;
             }

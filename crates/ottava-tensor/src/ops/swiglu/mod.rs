@@ -90,10 +90,11 @@ pub fn swiglu_backward_to(
     let empty = || Tensor::empty(x.device(), &[tokens, 2 * hidden], x.dtype());
     let produced = match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
-            let (x, mut dx) = (x.value()?, empty()?);
+            let (value, mut dx) = (x.value()?, empty()?);
             if let Device::Cpu = x.device() {
-                cpu::swiglu_backward(dy, &x, &mut dx);
+                cpu::swiglu_backward(dy, &value, &mut dx);
             }
+            drop(value);
             output.deliver(dx)?
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {
