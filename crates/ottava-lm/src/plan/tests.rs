@@ -107,7 +107,8 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     assert_eq!(settings, ["memory.recompute = \"norm-swiglu\"", "memory.weight_codes = false", half]);
     // Gradients of two micro-batches outlive backward, so half the batch is no help here, nor beside what is enough alone.
     let found = found(70.0);
-    assert_eq!(found, ["memory.weight_codes = false", "memory.recompute = \"full\"", "optimizer.level = \"coat\""]);
+    let both = "memory.recompute = \"attention\", memory.saved_activations = \"float8\"";
+    assert_eq!(found, ["memory.weight_codes = false", "memory.recompute = \"full\"", both]);
     let error = Settled::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
