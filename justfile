@@ -20,9 +20,13 @@ gpu:
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor -- --test-threads=1
     OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1
 
-# The longer version of the convergence test, with its table; minutes on two cores
+# The longer version of the convergence test of recipes, with its table; minutes on two cores
 nightly:
-    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises convergence -- --nocapture
+    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises fp8_learns_as_well -- --nocapture
+
+# The same of the optimizer's levels, and of activations saved in FP8
+nightly-memory:
+    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises as_well_as -- --nocapture --skip fp8_learns_as_well
 
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:
