@@ -32,6 +32,12 @@ for policy in none norm-swiglu; do
 done
 train llama-2-7b-lean "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=norm-swiglu --set weight_codes=false
 train llama-2-7b-f32 --steps 4 --compare fp8-delayed
+one=(--seq-len 4096 --micro-batch 1 --compare fp8-delayed)
+train llama-2-7b-levels "${one[@]}" --steps 5 --levels O0,O1,O2,O3,coat,bf16 --set recompute=attention
+train llama-2-13b "${one[@]}" --model llama-2-13b --steps 4 --levels O3
+train llama-2-13b-2 --model llama-2-13b --micro-batch 2 --steps 4 --compare fp8-delayed --levels O3 --set recompute=norm-swiglu
+train llama-30b "${one[@]}" --model llama-30b --steps 2 --levels coat --set gradient_dtype=float8 --set weight_codes=false \
+    --set recompute=full --set offload_optimizer=0.5
 train llama-3-8b "${narrow[@]}" --model llama-3-8b --seq-len 8192 --micro-batch 1 --steps 4 --compare bf16,fp8-delayed
 for size in 0.5b 1.5b; do
     train "qwen2.5-$size" "${narrow[@]}" --model qwen2.5-$size --seq-len 1024 --micro-batch 32 --steps 6 --compare bf16,fp8-delayed

@@ -10,6 +10,9 @@ const ROWS: usize = 3;
 const COLUMNS: usize = 300;
 const N: usize = ROWS * COLUMNS;
 
+const HOW: AdamW =
+    AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
+
 /// A binary format: bits of the fraction, exponent of the smallest normal value, largest finite value.
 #[derive(Clone, Copy)]
 struct Format {
@@ -92,15 +95,7 @@ fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
             };
             let mut expected = Reference { master: F16.store(&start).0, m: vec![0.0; N], v: vec![0.0; N] };
             for step in 1..=10 {
-                let how = AdamW {
-                    learning_rate: 1e-2,
-                    beta1: 0.9,
-                    beta2: 0.95,
-                    epsilon: 1e-8,
-                    step,
-                    max_norm: 1.0,
-                    loss_scale: 1.0,
-                };
+                let how = AdamW { step, ..HOW };
                 // Layers read the weights in BF16.
                 let read: Vec<f64> = expected.master.iter().map(|w| BF16.round(f64::from(*w))).collect();
                 assert_eq!(values(&unscaled(&master, DType::BF16).unwrap()), read, "step {step} on {device}");
@@ -160,15 +155,7 @@ fn stretched_moments_follow_the_formulas_of_coat() {
         let mut moments = Moments::Expanded { m: zeros(), v: zeros() };
         let (mut borders, mut all) = (0, 0);
         for step in 1..=10 {
-            let how = AdamW {
-                learning_rate: 1e-2,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                step,
-                max_norm: 0.0,
-                loss_scale: 1.0,
-            };
+            let how = AdamW { step, max_norm: 0.0, ..HOW };
             let Moments::Expanded { m, v } = &moments else { unreachable!("they are") };
             let (m, v) = (decoded(m), decoded(v));
             let g = gradient(&values(&weight), step);
