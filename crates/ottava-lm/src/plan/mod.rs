@@ -31,8 +31,8 @@ pub struct Plan {
     pub linears: Vec<LinearPlan>,
     /// What runs attention.
     pub attention: String,
-    /// What `recompute = "auto"` has come to.
-    pub recompute: Option<String>,
+    /// What settings that are `auto` have come to.
+    pub choice: Option<String>,
     /// What it holds.
     pub memory: MemoryPlan,
 }
@@ -56,7 +56,7 @@ impl Plan {
             tokens_per_step: config.tokens_per_step(),
             linears: linears::linears(sizes, &recipe)?,
             attention,
-            recompute: choice.clone(),
+            choice: choice.clone(),
             memory: memory.clone(),
         })
     }

@@ -82,6 +82,9 @@ impl Settled {
                 ),
             });
         }
+        if share > 0.0 && !matches!(device, Device::Cuda(_)) {
+            choices.push("offload_optimizer changes nothing on the CPU, where there is one memory".into());
+        }
         let (config, memory) = chosen;
         let choice = (!choices.is_empty()).then(|| choices.join(". "));
         Ok(Settled { config, memory, choice, sizes: sizes.clone(), device: device.clone() })

@@ -94,6 +94,29 @@ fn auto_takes_the_cheapest_policy_that_fits() {
     assert_eq!((chosen(50.0).0, chosen(50.0).1), (Recompute::Full, false));
 }
 
+/// As few blocks as fit, from the last one; what they held of the GPU is in the host's memory.
+#[test]
+fn as_little_is_offloaded_as_makes_a_run_fit() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
+    let settled = |config: &RunConfig, gib: f64| Settled::new(config, &llama(), &gpu(gib)).unwrap();
+    let whole = settled(&config, 100.0).memory;
+    assert_eq!(whole.host_bytes, 0);
+    config.memory.offload_optimizer = None;
+    assert_eq!(settled(&config, 100.0).config.memory.offload_optimizer, Some(0.0));
+    let least = settled(&config, 72.0);
+    let (share, host) = (least.config.memory.offload_optimizer.unwrap(), least.memory.host_bytes);
+    assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
+    // Two moments of two bytes of each weight in the blocks.
+    let blocks = (share * 32.0).round() as u64;
+    let matrices: usize = llama().block_linears().iter().map(|l| l.n * l.k).sum();
+    assert_eq!(host, blocks * 4 * (matrices + 2 * 4096) as u64);
+    assert_eq!(least.memory.peak_bytes, whole.peak_bytes - host);
+    config.memory.offload_optimizer = Some((blocks - 1) as f64 / 32.0);
+    assert!(!settled(&config, 72.0).memory.fits, "one block less is not enough");
+    let words = least.choice.unwrap();
+    assert!(words.contains(&format!("offload_optimizer = \"auto\" is {share:.3}")), "{words}");
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);

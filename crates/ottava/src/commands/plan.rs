@@ -68,7 +68,7 @@ fn print(config: &RunConfig, plan: &Plan) {
         println!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
     print_memory(&plan.memory);
-    if let Some(choice) = &plan.recompute {
+    if let Some(choice) = &plan.choice {
         println!("\n  {choice}");
     }
 }
