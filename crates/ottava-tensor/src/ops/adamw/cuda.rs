@@ -63,10 +63,12 @@ impl Variant {
     }
 }
 
-/// Defines for every way to keep things, with weights read in BF16 and cast to E4M3; and for every cast of every copy of F32 masters.
+/// Defines for each two ways to keep two things, with weights read in BF16 and cast to E4M3; and for every cast of every copy of F32
+/// masters.
 pub(crate) fn variants() -> impl Iterator<Item = Defines> {
     let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
-    Variant::all().filter(move |v| plain(v) || (v.read, v.codes) == (2, 0)).map(Variant::defines)
+    let pairs = |v: &Variant| v.gradient == (v.moments + v.weights) % GRADIENTS.len() && (v.read, v.codes) == (2, 0);
+    Variant::all().filter(move |v| plain(v) || pairs(v)).map(Variant::defines)
 }
 
 /// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
