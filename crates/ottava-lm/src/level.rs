@@ -1,5 +1,6 @@
 //! In which format an optimizer keeps what: levels are values, which parameters and the optimizer interpret.
 
+use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 /// A choice of formats for weights, gradients and moments.
@@ -133,6 +134,19 @@ pub enum States {
 }
 
 impl Formats {
+    /// What stands against training a model that computes in `compute` with these, if anything does.
+    pub fn problem(self, compute: DType) -> Option<String> {
+        match (self.masters, compute) {
+            (Masters::None, DType::F16) => Some(
+                "`optimizer.master_weights` is `none` here; recipe fp16 needs them, since float16 cannot hold small updates".into(),
+            ),
+            (Masters::Remainder, compute) if compute != DType::BF16 => Some(format!(
+                "`optimizer.master_weights` is `remainder`, which only weights in bfloat16 have; this recipe computes in {compute}"
+            )),
+            _ => None,
+        }
+    }
+
     /// Those of parameters that are no matrices.
     pub const fn of_vectors(self) -> Formats {
         let masters = match self.masters {

@@ -245,9 +245,7 @@ impl ScalingState {
         x: impl Into<Values<'a>>,
         copies: Copies,
     ) -> Result<QuantizedTensor> {
-        let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
-        let scale = scale.of_cast();
-        x.into().cast(Fp8Output { format, scale, copies, statistics: &mut self.unobserved, slot: slot.0 })
+        self.cast(slot, frozen, x.into(), copies, false)
     }
 
     /// Measures a value that nobody casts.
@@ -298,9 +296,21 @@ impl ScalingState {
         x: impl Into<Values<'a>>,
         copies: Copies,
     ) -> Result<QuantizedTensor> {
+        self.cast(slot, frozen, x.into(), copies, true)
+    }
+
+    fn cast(
+        &mut self,
+        slot: Slot,
+        frozen: &Frozen,
+        x: Values,
+        copies: Copies,
+        measures: bool,
+    ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.format(slot), self.frozen_scale(slot, frozen)?);
         let scale = scale.of_cast();
-        x.into().cast(Fp8Output { format, scale, copies, statistics: self.statistics_mut(), slot: slot.0 })
+        let statistics = if measures { self.statistics_mut() } else { &mut self.unobserved };
+        x.cast(Fp8Output { format, scale, copies, statistics, slot: slot.0 })
     }
 
     /// As [`ScalingState::quantize_by`], into the codes that there are.

@@ -84,10 +84,10 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// The tensors of a fused parameter under their own names: `(name, rows of the stack)`.
-fn parts(param: &Param) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
+/// The tensors of a fused parameter, each with its rows of the stack.
+pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
     let mut end = 0;
-    param.parts.iter().map(move |part| {
+    parts.iter().map(move |part| {
         let start = end;
         end += part.shape[0];
         (part, start..end)
@@ -168,21 +168,21 @@ impl FolderTemplate {
         let params = model.parameters();
         let mut infos = Vec::new();
         for param in &params {
-            infos.extend(parts(param).map(|(part, _)| TensorInfo {
+            infos.extend(param.parts.iter().map(|part| TensorInfo {
                 name: part.name.clone(),
                 dtype,
                 shape: part.shape.clone(),
             }));
         }
-        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name, Param::value))
+        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name))
     }
 }
 
-/// The bytes of the part called `name` in the tensor that `of` picks from its parameter.
-fn part_bytes(params: &[&mut Param], name: &str, of: impl Fn(&Param) -> Result<Tensor>) -> Result<Vec<u8>> {
+/// The bytes of the weights of the part called `name`.
+fn part_bytes(params: &[&mut Param], name: &str) -> Result<Vec<u8>> {
     for param in params {
-        if let Some((_, rows)) = parts(param).find(|(part, _)| part.name == name) {
-            return Ok(of(param)?.rows(rows.start, rows.end)?.read_bytes()?);
+        if let Some((_, rows)) = rows_of(&param.parts).find(|(part, _)| part.name == name) {
+            return Ok(param.value()?.rows(rows.start, rows.end)?.read_bytes()?);
         }
     }
     unreachable!("every part that is listed belongs to a parameter")

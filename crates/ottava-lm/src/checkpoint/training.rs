@@ -1,6 +1,6 @@
 //! A checkpoint: a model folder, plus all that is needed to go on as if nothing had happened.
 
-use super::model::FolderTemplate;
+use super::model::{FolderTemplate, rows_of};
 use super::{CheckpointWriter, Manifest, ModelFiles, TensorInfo, write_tensors};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
@@ -118,11 +118,5 @@ fn names(parts: &[Part], kind: &str, tensor: &Tensor) -> Vec<(String, std::ops::
     if tensor.shape()[0] != rows {
         return vec![(name(&parts[0]), 0..tensor.shape()[0])];
     }
-    let mut end = 0;
-    let ranges = parts.iter().map(|part| {
-        let start = end;
-        end += part.shape[0];
-        (name(part), start..end)
-    });
-    ranges.collect()
+    rows_of(parts).map(|(part, rows)| (name(part), rows)).collect()
 }

@@ -12,10 +12,8 @@ pub use precision::formats;
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
-use crate::level::Masters;
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::recipe::{Precision, Recipe};
-use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -268,16 +266,7 @@ impl RunConfig {
 
     fn format_problems(&self) -> Vec<String> {
         let mut problems = self.precision.problems();
-        let (compute, masters) = (self.precision.recipe().compute, self.optimizer.formats().masters);
-        if compute == DType::F16 && masters == Masters::None {
-            problems.push("`optimizer.master_weights` is `none` here; recipe fp16 needs them, since float16 cannot hold small updates".into());
-        }
-        if compute != DType::BF16 && masters == Masters::Remainder {
-            problems.push(format!(
-                "`optimizer.master_weights` is `remainder`, which only weights in bfloat16 have; recipe {} computes in {compute}",
-                self.precision.recipe.as_str()
-            ));
-        }
+        problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));
         problems
     }
 

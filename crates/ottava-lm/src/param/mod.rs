@@ -181,17 +181,10 @@ impl Param {
             )?;
             row += part.shape[0];
         }
-        if build.purpose.trains() && compute != DType::BF16 {
-            let needs = match formats.masters {
-                Masters::None if compute == DType::F16 => Some("master weights"),
-                Masters::Remainder => Some("weights in bfloat16 for a remainder"),
-                _ => None,
-            };
-            if let Some(needs) = needs {
-                return Err(Error::Config(format!(
-                    "training in {compute} needs {needs}: choose another `optimizer.master_weights`"
-                )));
-            }
+        if build.purpose.trains()
+            && let Some(problem) = formats.problem(compute)
+        {
+            return Err(Error::Config(problem));
         }
         let mut weights = Weights::new(full, compute, formats.masters)?;
         let mut home = Home::Device;

@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::quantize::raise_amax;
+use super::quantize::amax;
 use super::real_type;
 use crate::stored::Scaled;
 use crate::{DType, Device, Result, Tensor};
@@ -19,8 +19,7 @@ pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 /// that element or all come back as NaN.
 pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
-    let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
-    raise_amax(x, &mut amax)?;
+    let amax = amax(x)?;
     let mut out = Scaled {
         values: Tensor::empty(x.device(), x.shape(), dtype)?,
         scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
