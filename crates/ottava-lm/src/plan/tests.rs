@@ -103,18 +103,25 @@ fn as_little_is_offloaded_as_makes_a_run_fit() {
     assert_eq!(whole.host_bytes, 0);
     config.memory.offload_optimizer = None;
     assert_eq!(settled(&config, 100.0).config.memory.offload_optimizer, Some(0.0));
-    let least = settled(&config, 72.0);
-    let (share, host) = (least.config.memory.offload_optimizer.unwrap(), least.memory.host_bytes);
-    assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
     // Two moments of two bytes of each weight in the blocks.
-    let blocks = (share * 32.0).round() as u64;
     let matrices: usize = llama().block_linears().iter().map(|l| l.n * l.k).sum();
-    assert_eq!(host, blocks * 4 * (matrices + 2 * 4096) as u64);
-    assert_eq!(least.memory.peak_bytes, whole.peak_bytes - host);
-    config.memory.offload_optimizer = Some((blocks - 1) as f64 / 32.0);
-    assert!(!settled(&config, 72.0).memory.fits, "one block less is not enough");
-    let words = least.choice.unwrap();
-    assert!(words.contains(&format!("offload_optimizer = \"auto\" is {share:.3}")), "{words}");
+    let of_block = 4 * (matrices + 2 * 4096) as u64;
+    let mut odd = 0;
+    for gib in (0..8).map(|i| 69.0 + 0.5 * f64::from(i)) {
+        let least = settled(&config, gib);
+        let (share, host) = (least.config.memory.offload_optimizer.unwrap(), least.memory.host_bytes);
+        assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
+        let blocks = (share * 32.0).round() as u64;
+        odd += blocks % 2;
+        assert_eq!(host, blocks * of_block);
+        assert_eq!(least.memory.peak_bytes, whole.peak_bytes - host);
+        let mut less = config.clone();
+        less.memory.offload_optimizer = Some((blocks - 1) as f64 / 32.0);
+        assert!(!settled(&less, gib).memory.fits, "one block less than {blocks} is not enough for {gib} GiB");
+        let words = least.choice.unwrap();
+        assert!(words.contains(&format!("offload_optimizer = \"auto\" is {share:.3}")), "{words}");
+    }
+    assert!(odd > 0, "halving meets odd numbers at its end alone");
 }
 
 #[test]
