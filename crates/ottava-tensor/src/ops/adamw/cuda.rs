@@ -5,7 +5,7 @@ use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
 use std::sync::LazyLock;
 
-kernel_source!(SOURCE, "adamw", "stored.cuh", "destination.cuh", "adamw/elements.cuh");
+kernel_source!(SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh");
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
