@@ -25,16 +25,18 @@ __device__ __forceinline__ float quotient(float a, float x, float r) {
     // One correction leaves about one quotient in 10^8 a bit off.
     return __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
 }
-// Of any number that is not infinite: small ones are multiplied by a power of two and back, both exactly.
-__device__ __forceinline__ float root(float x) {
-    const bool small = x < 0x1p-80f;
-    if (small) x *= 0x1p80f;
+// The same by the nearest reciprocal, with which one correction is enough (Markstein 1990).
+__device__ __forceinline__ float quotient_by_nearest(float a, float x, float nearest) {
+    const float q = a * nearest;
+    return __fmaf_rn(nearest, __fmaf_rn(-x, q, a), q);
+}
+// 2^40 times the root, by way of a number that is never small. NaN from 2^48 on.
+__device__ __forceinline__ float large_root(float x) {
+    x *= 0x1p80f;
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    float y = x * r;
-    y = __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
-    if (small) y *= 0x1p-40f;
-    return x == 0.0f ? x : y;
+    const float y = x * r;
+    return x == 0.0f ? x : __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
 }
 
 // In pairs, as of BF16.

@@ -76,7 +76,7 @@ const PARTS: usize = 36;
 const CAST_PARTS: usize = 29;
 
 /// Elements of one block, where nothing is cast to tiles.
-const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 15;
 
 /// What one launch does alike: how it is compiled, whether it writes codes, and how they are scaled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

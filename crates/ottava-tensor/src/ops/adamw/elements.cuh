@@ -48,7 +48,7 @@ struct Amaxes { float weight, m, v; };
 
 // What all elements of a parameter share.
 struct Update {
-    float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, inverse2;
+    float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, divisor, inverse;
     u64 seed;
     bool usual;
     float grad_scale, scale, m_scale, v_scale;
@@ -66,7 +66,9 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     how.take2 = s.take2;
     how.correction2 = s.correction2;
     how.epsilon = s.epsilon;
-    how.inverse2 = reciprocal(s.correction2);
+    // Of large roots.
+    how.divisor = s.correction2 * 0x1p40f;
+    how.inverse = 1.0f / how.divisor;
     how.seed = hash(of.seed ^ hash(s.step));
     if (SCALED_G) how.grad_scale = *of.grad_scale;
     if (SCALED_W) {
@@ -224,7 +226,7 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
     moments8(g, how, x.m, x.v);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float denominator = quotient(root(x.v[i]), how.correction2, how.inverse2) + how.epsilon;
+        const float denominator = quotient_by_nearest(large_root(x.v[i]), how.divisor, how.inverse) + how.epsilon;
         const float q = quotient(x.m[i], denominator, reciprocal(denominator));
         x.w[i] = x.w[i] * how.keep - how.step_size * q;
         least = fminf(least, fabsf(q));
