@@ -135,6 +135,7 @@ impl Linear {
         };
         let decision = build.recipe.decide(&site)?;
         let Some((casts, products)) = decision.fp8 else {
+            weight.move_home()?;
             return Ok(Linear { weight, bias, fp8: None });
         };
         let input = build.slots.add(format!("{name}.input"), casts.input);
@@ -147,6 +148,7 @@ impl Linear {
                 false => weight.cast_in(slot, copies, build.purpose),
             }
         }
+        weight.move_home()?;
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products, smooth_weight }) })
     }

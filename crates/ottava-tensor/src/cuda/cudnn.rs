@@ -8,7 +8,7 @@ mod backend;
 
 pub(super) use backend::report;
 
-use super::driver::{Context, library_error};
+use super::driver::{Context, Lane, library_error};
 use crate::error::{Error, Result};
 use backend::{
     ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, IDENTITY, LOG, MAX, MUL, Node, On, Plan, SUB, SUM,
@@ -331,7 +331,7 @@ impl Attention {
     fn has_nan(&self, address: u64, count: usize) -> Result<bool> {
         let mut bits = vec![0u16; count];
         // SAFETY: the caller's promise of the backward pass, and a wait that keeps `bits` borrowed.
-        unsafe { self.context.copy_to_host(bits.as_mut_ptr().cast(), address, 2 * count)? };
+        unsafe { self.context.copy_to_host(Lane::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
         self.context.synchronize()?;
         Ok(bits.iter().any(|bits| half::bf16::from_bits(*bits).is_nan()))
     }
