@@ -75,6 +75,16 @@ pub enum LinearSaved {
 }
 
 impl LinearSaved {
+    /// What backward has of an operand of which forward wanted `copies`.
+    fn of(x: GemmInput, copies: Copies) -> LinearSaved {
+        match x.for_wgrad() {
+            // Its producer will make the transposed codes by the way.
+            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
+            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
+            x => LinearSaved::Kept(x),
+        }
+    }
+
     /// The operand, which `again` makes if it was dropped.
     pub fn operand(self, again: impl FnOnce(Frozen) -> Result<GemmInput>) -> Result<GemmInput> {
         match self {
@@ -183,13 +193,13 @@ impl Linear {
         let copies = context.operand_copies();
         let x = self.cast_input(x, copies, None, context.scaling)?;
         let y = self.fprop(&x, residual, context.scaling)?;
-        let saved = match x.for_wgrad() {
-            // Its producer will make the transposed codes by the way.
-            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
-            x => LinearSaved::Kept(x),
-        };
-        Ok((y, saved))
+        Ok((y, LinearSaved::of(x, copies)))
+    }
+
+    /// What [`Linear::forward_plus`] saves, without its output.
+    pub fn save(&self, x: GemmInput, context: &mut Context) -> Result<LinearSaved> {
+        let copies = context.operand_copies();
+        Ok(LinearSaved::of(self.cast_input(x, copies, None, context.scaling)?, copies))
     }
 
     /// An input in the form that products read, for which `copies` are wanted; `frozen` is the scale of one that is made again.
