@@ -59,7 +59,7 @@ pub fn time_of(policy: Recompute) -> f64 {
         Recompute::None => 1.0,
         Recompute::NormSwiglu => 1.01,
         Recompute::Attention => 1.07,
-        Recompute::Full => 1.27,
+        Recompute::Full => 1.20,
     }
 }
 

@@ -348,7 +348,7 @@ impl CudaDevice {
         let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
-        let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
+        let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;
         self.with_attention(|attention| {
             self.profiled(Call::AttentionBackward, || {
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
