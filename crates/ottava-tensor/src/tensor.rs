@@ -1,5 +1,6 @@
 //! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
 
+use crate::crossing::Crossing;
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, Home, Storage};
 use crate::dtype::DType;
@@ -47,14 +48,13 @@ impl Tensor {
 
     /// The same elements in the host's memory, where ops of the device reach them still.
     pub fn to_host_memory(&self) -> Result<Tensor> {
-        if let Storage::Pinned(_) = &*self.storage {
-            return Ok(self.clone());
+        match &*self.storage {
+            Storage::Cuda(_) => {}
+            // It is there.
+            Storage::Pinned(_) | Storage::Host(_) | Storage::Dry(_) => return Ok(self.clone()),
         }
         let mut moved = Tensor::zeros_in(&self.device, &self.shape, self.dtype, Home::Host)?;
-        // A dry run has nothing to move.
-        if self.device.ledger().is_none() {
-            moved.write_bytes(&self.read_bytes()?)?;
-        }
+        Crossing::store(self.clone(), &mut moved)?.wait()?;
         Ok(moved)
     }
 

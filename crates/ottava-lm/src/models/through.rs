@@ -50,8 +50,8 @@ fn visits<'a>(pass: Pass, block: &'a mut Block, residual: Option<&'a mut Tensor>
 #[derive(Default)]
 pub(super) struct Residuals {
     wanted: bool,
-    /// One for each block, once a micro-batch has come.
-    slots: Vec<Tensor>,
+    /// For each shape of micro-batches that has come, one for each block. A recorded step may name any of them, so none goes.
+    slots: Vec<Vec<Tensor>>,
 }
 
 impl Residuals {
@@ -62,11 +62,18 @@ impl Residuals {
 
     /// Room for as many as there are `blocks`, each like `x`.
     pub(super) fn slots(&mut self, blocks: usize, x: &Tensor) -> Result<&mut [Tensor]> {
-        if self.wanted && self.slots.first().is_none_or(|slot| slot.shape() != x.shape()) {
-            self.slots.clear();
-            let slot = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), Home::Host);
-            self.slots = (0..blocks).map(slot).collect::<Result<_, _>>()?;
+        if !self.wanted {
+            return Ok(&mut []);
         }
-        Ok(&mut self.slots)
+        let known = self.slots.iter().position(|slots| slots[0].shape() == x.shape());
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let slot = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), Home::Host);
+                self.slots.push((0..blocks).map(slot).collect::<Result<_, _>>()?);
+                self.slots.len() - 1
+            }
+        };
+        Ok(&mut self.slots[place])
     }
 }

@@ -80,9 +80,10 @@ impl PinnedBuffer {
         &self.device
     }
 
-    /// Replaces the bytes from `offset` on, once nothing enqueued reads them.
+    /// Replaces the bytes from `offset` on, once nothing enqueued reads them. A mirror would be another version, and goes.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = self.range(offset, bytes.len())?;
+        self.mirror = None;
         if self.pointer.is_null() {
             return Ok(());
         }
