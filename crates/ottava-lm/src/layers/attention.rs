@@ -1,6 +1,6 @@
 //! Causal self-attention with rotary positions and shared key and value heads.
 
-use super::{Linear, LinearSaved};
+use super::{Linear, LinearConfig, LinearSaved};
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
@@ -72,12 +72,17 @@ impl Attention {
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv = [part("q_proj", q), part("k_proj", kv), part("v_proj", kv)];
         let output = [part("o_proj", c.channels)];
+        let deterministic = build.recipe.deterministic;
+        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias| {
+            let name = &format!("{name}.{proj}");
+            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, after_swiglu: false })
+        };
         Ok(Attention {
-            qkv: Linear::new(build, &format!("{name}.qkv_proj"), &qkv, c.channels, c.qkv_bias, std)?,
-            output: Linear::new(build, &format!("{name}.o_proj"), &output, q, c.output_bias, std)?,
+            qkv: linear("qkv_proj", &qkv, c.channels, c.qkv_bias)?,
+            output: linear("o_proj", &output, q, c.output_bias)?,
             config,
             rope_table,
-            deterministic: build.recipe.deterministic,
+            deterministic,
         })
     }
 

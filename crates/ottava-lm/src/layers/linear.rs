@@ -19,6 +19,24 @@ pub struct Linear {
     fp8: Option<Fp8>,
 }
 
+/// What a linear is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearConfig<'a> {
+    /// Its name in the scaling state.
+    pub name: &'a str,
+    /// What it is stacked from: a name in the model folder, without `.weight`, and rows.
+    pub parts: &'a [(String, usize)],
+    /// Columns.
+    pub inputs: usize,
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+    /// Whether its input comes from SwiGLU, so that recipes may scale its columns one by one. Whoever calls it then asks
+    /// [`Linear::is_smooth`] first.
+    pub after_swiglu: bool,
+}
+
 /// The FP8 side of a linear layer; the weight's own cast is the parameter's.
 struct Fp8 {
     input: Slot,
@@ -95,40 +113,9 @@ impl LinearSaved {
 }
 
 impl Linear {
-    /// A linear of the stacked `parts` (name without `.weight`, rows) with `inputs` columns, called `name` in the scaling state.
-    pub fn new(
-        build: &mut Builder,
-        name: &str,
-        parts: &[(String, usize)],
-        inputs: usize,
-        bias: bool,
-        std: f32,
-    ) -> Result<Linear> {
-        Linear::build(build, name, parts, inputs, bias, std, false)
-    }
-
-    /// As [`Linear::new`], with an input from SwiGLU, whose columns recipes may scale one by one. Whoever calls it then asks
-    /// [`Linear::is_smooth`] first.
-    pub fn after_swiglu(
-        build: &mut Builder,
-        name: &str,
-        parts: &[(String, usize)],
-        inputs: usize,
-        bias: bool,
-        std: f32,
-    ) -> Result<Linear> {
-        Linear::build(build, name, parts, inputs, bias, std, true)
-    }
-
-    fn build(
-        build: &mut Builder,
-        name: &str,
-        parts: &[(String, usize)],
-        inputs: usize,
-        bias: bool,
-        std: f32,
-        after_swiglu: bool,
-    ) -> Result<Linear> {
+    /// A linear with weights from the builder.
+    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
+        let LinearConfig { name, parts, inputs, bias, std, after_swiglu } = config;
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()

@@ -1,6 +1,6 @@
 //! The gated feed-forward layer.
 
-use super::{Linear, LinearSaved, Smooth};
+use super::{Linear, LinearConfig, LinearSaved, Smooth};
 use crate::error::Result;
 use crate::layer::{Context, GemmInput, Layer};
 use crate::param::{Builder, Param};
@@ -33,16 +33,13 @@ impl Mlp {
     pub fn new(build: &mut Builder, name: &str, channels: usize, hidden: usize, bias: bool, std: f32) -> Result<Mlp> {
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let gate_up = [part("gate_proj", hidden), part("up_proj", hidden)];
+        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, after_swiglu| {
+            let name = &format!("{name}.{proj}");
+            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, after_swiglu })
+        };
         Ok(Mlp {
-            gate_up: Linear::new(build, &format!("{name}.gate_up_proj"), &gate_up, channels, bias, std)?,
-            down: Linear::after_swiglu(
-                build,
-                &format!("{name}.down_proj"),
-                &[part("down_proj", channels)],
-                hidden,
-                bias,
-                std,
-            )?,
+            gate_up: linear("gate_up_proj", &gate_up, channels, false)?,
+            down: linear("down_proj", &[part("down_proj", channels)], hidden, true)?,
         })
     }
 

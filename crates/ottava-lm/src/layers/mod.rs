@@ -12,6 +12,6 @@ pub use attention::{Attention, AttentionConfig, AttentionSaved, KvCache};
 pub use block::{Block, BlockSaved};
 pub use embedding::Embedding;
 pub use head::Head;
-pub use linear::{Linear, LinearSaved, Smooth};
+pub use linear::{Linear, LinearConfig, LinearSaved, Smooth};
 pub use mlp::{Mlp, MlpSaved};
 pub use norm::{Norm, NormSaved};

@@ -1,7 +1,6 @@
 //! What is cast is what was decided, a recipe without casts is BF16, and an infinity is named and passed over.
 
-use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, recipe, recipes, tiny_llama};
-use ottava_lm::layers::Linear;
+use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linear, recipe, recipes, tiny_llama};
 use ottava_lm::recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::ops::{Copies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
@@ -65,9 +64,8 @@ fn an_infinity_is_named_and_not_remembered() {
         let precision =
             Precision { recipe: RecipeName::Fp8Delayed, amax_history_len: 8, non_finite, ..Precision::default() };
         for device in devices() {
-            let (linear, mut scaling) = build(&precision.recipe(), &device, |b| {
-                Linear::new(b, "linear", &[("linear".into(), 16)], 48, false, 0.0)
-            });
+            let (linear, mut scaling) =
+                build(&precision.recipe(), &device, |b| linear(b, &[("linear", 16)], 48, false, 0.0));
             let slot = linear.input_slot(&scaling).unwrap();
             let mut step = |x: &[f32], factor: f32| {
                 let x: Vec<f32> = x.iter().map(|v| v * factor).collect();

@@ -2,10 +2,10 @@
 //!
 //! Upstream gradients are random, since those of a sum hide faults, and sizes are unequal, since squares hide transposes.
 
-use crate::setup::{Seeded, build, config, double, gradients, largest_error};
+use crate::setup::{Seeded, build, config, double, gradients, largest_error, linear};
 use ottava_lm::Result;
 use ottava_lm::layer::{Context, GemmInput, Layer};
-use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Linear, Mlp, Norm, NormSaved};
+use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Mlp, Norm, NormSaved};
 use ottava_lm::models::Decoder;
 use ottava_lm::param::{Kept, Param, Purpose};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -105,16 +105,14 @@ fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState),
 #[test]
 fn linear_backward_is_the_gradient() {
     for bias in [false, true] {
-        let linear =
-            build(&double(), &Device::Cpu, |b| Linear::new(b, "linear", &[("linear".into(), 5)], 7, bias, 0.5));
+        let linear = build(&double(), &Device::Cpu, |b| linear(b, &[("linear", 5)], 7, bias, 0.5));
         grad_check(&format!("linear, bias {bias}"), linear, normals("x", &[3, 7], DType::F64), 1);
     }
 }
 
 #[test]
 fn linear_backward_is_the_gradient_of_stacked_parts() {
-    let parts = [("q".into(), 4), ("k".into(), 2), ("v".into(), 3)];
-    let linear = build(&double(), &Device::Cpu, |b| Linear::new(b, "qkv", &parts, 5, true, 0.5));
+    let linear = build(&double(), &Device::Cpu, |b| linear(b, &[("q", 4), ("k", 2), ("v", 3)], 5, true, 0.5));
     grad_check("stacked linear", linear, normals("x", &[7, 5], DType::F64), 1);
 }
 

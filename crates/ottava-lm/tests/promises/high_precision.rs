@@ -1,9 +1,8 @@
 //! Steps that compute in high precision while histories and scales go on.
 
-use crate::setup::{build, devices, recipes_on};
+use crate::setup::{build, devices, linear, recipes_on};
 use crate::steps::{LEAN, expect_same, run, without_losses_of_casts};
 use ottava_lm::layer::{Context, Layer};
-use ottava_lm::layers::Linear;
 use ottava_lm::param::Kept;
 use ottava_lm::recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -15,8 +14,7 @@ use std::ops::Range;
 /// Histories and scales after each of eight steps of two micro-batches, whose tensors do not depend on what is computed.
 fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(String, Vec<f64>)>> {
     let (t, k, n) = (24, 40, 33);
-    let (mut linear, mut scaling) =
-        build(recipe, device, |b| Linear::new(b, "linear", &[("linear".into(), n)], k, false, 0.0));
+    let (mut linear, mut scaling) = build(recipe, device, |b| linear(b, &[("linear", n)], k, false, 0.0));
     let random = |name: String, shape: &[usize], factor: f64| -> Tensor {
         let x: Vec<f32> = values(&normals(&name, shape, DType::F32)).iter().map(|x| (x * factor) as f32).collect();
         let x = Tensor::from_slice(&Device::Cpu, shape, &x).unwrap();

@@ -1,8 +1,9 @@
 //! What FP8 does to the three products of a linear layer, against the same products in F64.
 
-use crate::setup::{build, devices, dot, fp8_recipes_on, recipe, recipes_on, relative_error, unscaled_gradients};
+use crate::setup::{
+    build, devices, dot, fp8_recipes_on, linear, recipe, recipes_on, relative_error, unscaled_gradients,
+};
 use ottava_lm::layer::{Context, Layer};
-use ottava_lm::layers::Linear;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
@@ -112,8 +113,7 @@ const PRODUCTS: [&str; 3] = ["fprop", "dgrad", "wgrad"];
 /// `y`, `dx` and `dW` of a linear layer in its second step, whose first saw `before`; widened.
 fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands) -> [Vec<f64>; 3] {
     let [n, k] = now.weight.dims("weight").unwrap();
-    let (mut linear, mut scaling) =
-        build(recipe, device, |b| Linear::new(b, "linear", &[("linear".into(), n)], k, false, 0.0));
+    let (mut linear, mut scaling) = build(recipe, device, |b| linear(b, &[("linear", n)], k, false, 0.0));
     let place = |x: &Tensor| cast(x, recipe.compute).unwrap().to_device(device).unwrap();
     let mut results = [before, now].map(|operands| {
         linear.parameters(&mut |weight| {

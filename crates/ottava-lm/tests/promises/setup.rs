@@ -1,5 +1,6 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
+use ottava_lm::layers::{Linear, LinearConfig};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, kept};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
@@ -146,6 +147,18 @@ pub fn build<L>(
     let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots, block: None };
     let layer = make(&mut build).expect("the layer is built");
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
+}
+
+/// A linear of the stacked `parts` (name, rows).
+pub fn linear(
+    build: &mut Builder,
+    parts: &[(&str, usize)],
+    inputs: usize,
+    bias: bool,
+    std: f32,
+) -> ottava_lm::Result<Linear> {
+    let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
+    Linear::new(build, LinearConfig { name: "linear", parts: &parts, inputs, bias, std, after_swiglu: false })
 }
 
 /// A model from keys of `config.json`.
