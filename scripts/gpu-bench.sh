@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The numbers of docs/benchmarks.md on one H200, in about three minutes: training steps by recipe and model, memory by policy, linear layers.
+# The numbers of docs/benchmarks.md on one H200, in about six minutes: training steps by recipe and model, memory by policy, linear layers.
 #
 # usage: scripts/gpu-bench.sh [OTTAVA]    the program; without it, it is built here
 # RESULTS (default runs/gpu-bench) receives one file per table.
@@ -23,7 +23,8 @@ train() {
     grep -E '^(recipe |bf16 |fp8-[a-z]+ ).*[0-9]$|^recipe|WARN' "$file" | grep -v 'ms % of step' || cat "$file"
 }
 
-train llama-2-7b "${narrow[@]}" --steps 8 --compare fp8-delayed,fp8-current,bf16
+train llama-2-7b "${narrow[@]}" --steps 8 --compare fp8-delayed,fp8-current,fp8-row,fp8-block,bf16
+train llama-2-7b-deterministic "${narrow[@]}" --steps 6 --compare fp8-delayed --set deterministic=true
 for policy in none norm-swiglu attention full; do
     train "llama-2-7b-$policy" "${narrow[@]}" --steps 4 --compare fp8-delayed --set recompute=$policy
 done
@@ -36,8 +37,16 @@ one=(--seq-len 4096 --micro-batch 1 --compare fp8-delayed)
 train llama-2-7b-levels "${one[@]}" --steps 5 --levels O0,O1,O2,O3,coat,bf16 --set recompute=attention
 train llama-2-13b "${one[@]}" --model llama-2-13b --steps 4 --levels O3
 train llama-2-13b-2 --model llama-2-13b --micro-batch 2 --steps 4 --compare fp8-delayed --levels O3 --set recompute=norm-swiglu
-train llama-30b "${one[@]}" --model llama-30b --steps 2 --levels coat --set gradient_dtype=float8 --set weight_codes=false \
-    --set recompute=full --set offload_optimizer=0.5
+large=(--model llama-30b --seq-len 4096 --steps 2 --compare fp8-delayed --levels coat --set gradient_dtype=float8 --set weight_codes=false
+    --set recompute=full --set offload_optimizer=0.5)
+train llama-30b "${large[@]}" --micro-batch 1
+train llama-30b-4 "${large[@]}" --micro-batch 4 --set offload_residuals=true
+all_away=(--set offload_optimizer=1.0 --set offload_parameters=1.0 --set offload_residuals=true)
+for rows in 1 4; do
+    small=("${narrow[@]}" --seq-len 4096 --micro-batch $rows --steps 3 --compare fp8-delayed --set recompute=full --set weight_codes=false)
+    train "llama-2-7b-here-$rows" "${small[@]}"
+    train "llama-2-7b-away-$rows" "${small[@]}" "${all_away[@]}"
+done
 train llama-3-8b "${narrow[@]}" --model llama-3-8b --seq-len 8192 --micro-batch 1 --steps 4 --compare bf16,fp8-delayed
 for size in 0.5b 1.5b; do
     train "qwen2.5-$size" "${narrow[@]}" --model qwen2.5-$size --seq-len 1024 --micro-batch 32 --steps 6 --compare bf16,fp8-delayed

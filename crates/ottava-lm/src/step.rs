@@ -184,9 +184,6 @@ fn update(model: &mut Decoder, optimizer: &mut AdamWOptimizer, norm: &Tensor) ->
     let (mut params, scaling) = model.parameters_and_scaling();
     scaling.update()?;
     optimizer.step(&mut params, scaling, norm)?;
-    for param in params {
-        param.finish_update(scaling)?;
-        param.clear_grad();
-    }
+    params.into_iter().for_each(|param| param.clear_grad());
     Ok(())
 }

@@ -122,6 +122,26 @@ pub(crate) enum Storage {
     Dry(#[expect(dead_code, reason = "it counts as long as it lives")] Entry),
 }
 
+impl Storage {
+    /// The memory of a GPU that holds it, or a copy of it.
+    pub(crate) fn on_device(&self) -> Option<&DeviceBuffer> {
+        match self {
+            Storage::Cuda(buffer) => Some(buffer),
+            Storage::Pinned(buffer) => buffer.mirror(),
+            Storage::Host(_) | Storage::Dry(_) => None,
+        }
+    }
+
+    /// [`Storage::on_device`], for writing.
+    pub(crate) fn on_device_mut(&mut self) -> Option<&mut DeviceBuffer> {
+        match self {
+            Storage::Cuda(buffer) => Some(buffer),
+            Storage::Pinned(buffer) => buffer.mirror_mut(),
+            Storage::Host(_) | Storage::Dry(_) => None,
+        }
+    }
+}
+
 /// Host memory aligned for the widest vector loads.
 pub(crate) struct HostBuffer {
     lines: Vec<CacheLine>,

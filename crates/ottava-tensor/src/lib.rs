@@ -1,6 +1,7 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
 pub mod bench;
+pub mod crossing;
 pub mod cuda;
 pub mod device;
 pub mod dtype;
@@ -15,6 +16,7 @@ pub mod stored;
 pub mod tensor;
 pub mod testing;
 
+pub use crossing::{Crossing, evict};
 pub use device::{Device, Home};
 pub use dtype::DType;
 pub use error::{Error, Result};

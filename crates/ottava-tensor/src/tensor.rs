@@ -1,5 +1,7 @@
 //! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
 
+use crate::crossing::Crossing;
+use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, Home, Storage};
 use crate::dtype::DType;
 use crate::element::Element;
@@ -45,12 +47,14 @@ impl Tensor {
     }
 
     /// The same elements in the host's memory, where ops of the device reach them still.
-    pub fn into_host_memory(self) -> Result<Tensor> {
-        let mut moved = Tensor::zeros_in(&self.device, &self.shape, self.dtype, Home::Host)?;
-        // A dry run has nothing to move.
-        if self.device.ledger().is_none() {
-            moved.write_bytes(&self.read_bytes()?)?;
+    pub fn to_host_memory(&self) -> Result<Tensor> {
+        match &*self.storage {
+            Storage::Cuda(_) => {}
+            // It is there.
+            Storage::Pinned(_) | Storage::Host(_) | Storage::Dry(_) => return Ok(self.clone()),
         }
+        let mut moved = Tensor::zeros_in(&self.device, &self.shape, self.dtype, Home::Host)?;
+        Crossing::store(self.clone(), &mut moved)?.wait()?;
         Ok(moved)
     }
 
@@ -81,6 +85,14 @@ impl Tensor {
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The memory it is in.
+    pub fn home(&self) -> Home {
+        match &*self.storage {
+            Storage::Pinned(_) => Home::Host,
+            Storage::Host(_) | Storage::Cuda(_) | Storage::Dry(_) => Home::Device,
+        }
     }
 
     /// Lengths of its dimensions, outermost first.
@@ -249,17 +261,21 @@ impl Tensor {
             )));
         }
         let at = self.byte_range().start + start * self.dtype.size();
+        let (bytes, expected) = (source.bytes(), self.device.to_string());
         match (self.storage_mut(), &*source.storage) {
             (Storage::Host(to), Storage::Host(from)) => {
-                to.as_mut_slice()[at..at + source.bytes()].copy_from_slice(&from.as_slice()[source.byte_range()]);
+                to.as_mut_slice()[at..at + bytes].copy_from_slice(&from.as_slice()[source.byte_range()]);
+                Ok(())
             }
-            (Storage::Cuda(to), Storage::Cuda(from)) => {
-                to.copy_from(at, from, source.byte_range().start, source.bytes())?;
-            }
-            (Storage::Dry(_), Storage::Dry(_)) => {}
-            _ => unreachable!("both lie on the same device, and what is in the host's memory is not copied by it"),
+            (Storage::Dry(_), Storage::Dry(_)) => Ok(()),
+            (to, from) => match (to.on_device_mut(), from.on_device()) {
+                (Some(to), Some(from)) => to.copy_from(at, from, source.byte_range().start, bytes),
+                _ => {
+                    let got = "the host's memory, from where it was not fetched".into();
+                    Err(Error::Placement { what: "copy_from".into(), expected, got })
+                }
+            },
         }
-        Ok(())
     }
 
     /// The elements of a CPU tensor. For the CPU side of ops, which have checked device and type.
@@ -282,6 +298,25 @@ impl Tensor {
             Storage::Cuda(_) | Storage::Pinned(_) | Storage::Dry(_) => {
                 unreachable!("a CPU op was given a tensor that lies elsewhere")
             }
+        }
+    }
+
+    /// The memory of a tensor that lies in the host's, if it does.
+    pub(crate) fn pinned_mut(&mut self) -> Option<&mut PinnedBuffer> {
+        match &*self.storage {
+            Storage::Pinned(_) => match self.storage_mut() {
+                Storage::Pinned(buffer) => Some(buffer),
+                _ => unreachable!("seen above"),
+            },
+            _ => None,
+        }
+    }
+
+    /// The device's memory behind all of a tensor that lies there.
+    pub(crate) fn whole_buffer(&self) -> Option<&DeviceBuffer> {
+        match &*self.storage {
+            Storage::Cuda(buffer) if buffer.len() == self.bytes() => Some(buffer),
+            _ => None,
         }
     }
 

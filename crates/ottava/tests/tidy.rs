@@ -15,6 +15,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("fp8", 0),
             ("mapped", 0),
             ("cuda", 1),
+            ("crossing", 1),
             ("device", 1),
             ("ledger", 1),
             ("quantized", 1),

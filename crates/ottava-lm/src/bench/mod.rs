@@ -65,7 +65,7 @@ pub fn model(name: &str) -> Result<DecoderConfig> {
 pub fn attention_layout(sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<AttentionLayout> {
     expect_positive(&[tokens, seq_len])?;
     let DecoderConfig { heads, kv_heads, head_dim, .. } = *sizes;
-    Ok(AttentionLayout { batch: (tokens / seq_len).max(1), seq_len, heads, kv_heads, head_dim })
+    Ok(AttentionLayout { batch: (tokens / seq_len).max(1), seq_len, heads, kv_heads, head_dim, deterministic: false })
 }
 
 /// Checks sizes of what is to be timed.

@@ -49,10 +49,16 @@ pub struct MemoryConfig {
     pub weight_codes: Option<bool>,
     /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
     pub saved_activations: SavedActivations,
-    /// The share of the blocks, from 0 to 1, whose moments and masters are in the host's memory, where a GPU's kernels reach them over the
-    /// bus; `None`, written `auto`, is the least that makes the run fit.
+    /// The share of the blocks, from 0 to 1, whose moments and masters are in the host's memory, and visit the GPU for each update;
+    /// `None`, written `auto`, is the least that makes the run fit.
     #[serde(with = "auto")]
     pub offload_optimizer: Option<f64>,
+    /// The same of weights, which visit the GPU for each forward and backward of their block, ahead of time; `None`, written `auto`, is
+    /// the least that makes the run fit where offloading the optimizer is not enough.
+    #[serde(with = "auto")]
+    pub offload_parameters: Option<f64>,
+    /// Whether the inputs of blocks wait for backward in the host's memory. Only where they are all that is kept: with `recompute` full.
+    pub offload_residuals: bool,
 }
 
 impl Default for MemoryConfig {
@@ -62,6 +68,8 @@ impl Default for MemoryConfig {
             weight_codes: None,
             saved_activations: SavedActivations::default(),
             offload_optimizer: Some(0.0),
+            offload_parameters: Some(0.0),
+            offload_residuals: false,
         }
     }
 }
@@ -80,6 +88,8 @@ impl RunConfig {
             recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
             saved_activations: self.memory.saved_activations,
             offload_optimizer: Share::of(self.memory.offload_optimizer.expect("settled as well")),
+            offload_parameters: Share::of(self.memory.offload_parameters.expect("settled as well")),
+            offload_residuals: self.memory.offload_residuals,
         })
     }
 }

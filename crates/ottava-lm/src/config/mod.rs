@@ -14,6 +14,7 @@ use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::recipe::{Precision, Recipe};
+use crate::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -303,9 +304,18 @@ impl RunConfig {
         demand(t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         demand(t.weight_decay >= 0.0, "`training.weight_decay` must not be negative");
         demand(t.max_grad_norm >= 0.0, "`training.max_grad_norm` must not be negative; 0 turns clipping off");
+        let is_share = |share: Option<f64>| share.is_none_or(|share| (0.0..=1.0).contains(&share));
         demand(
-            self.memory.offload_optimizer.is_none_or(|share| (0.0..=1.0).contains(&share)),
+            is_share(self.memory.offload_optimizer),
             "`memory.offload_optimizer` is a share: from 0 to 1, or \"auto\"",
+        );
+        demand(
+            is_share(self.memory.offload_parameters),
+            "`memory.offload_parameters` is a share: from 0 to 1, or \"auto\"",
+        );
+        demand(
+            !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
+            "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which keeps nothing but the inputs of blocks",
         );
         demand(t.logging_steps > 0, "`training.logging_steps` is 0");
         demand(self.generation.temperature >= 0.0, "`generation.temperature` must not be negative");
@@ -366,8 +376,15 @@ impl RunConfig {
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
         const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
-        const STEERS: &[&str] =
-            &["training", "precision", "memory.recompute", "memory.weight_codes", "memory.offload_optimizer"];
+        const STEERS: &[&str] = &[
+            "training",
+            "precision",
+            "memory.recompute",
+            "memory.weight_codes",
+            "memory.offload_optimizer",
+            "memory.offload_parameters",
+            "memory.offload_residuals",
+        ];
         const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();

@@ -87,6 +87,9 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("fp8_hybrid", Not("write `fp8_format = \"hybrid\"` under [precision]")),
     ("transformer_engine", Not(SWITCH)),
     ("transformer_impl", Not(SWITCH)),
+    ("deterministic_mode", Is("deterministic")),
+    // Hugging Face's trainer.
+    ("full_determinism", Is("deterministic")),
     // Colossal-AI.
     (
         "use_fp8",

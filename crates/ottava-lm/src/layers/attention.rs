@@ -34,6 +34,7 @@ pub struct Attention {
     output: Linear, /* [C, H·D] */
     /// Cosines and sines by position, shared by all layers.
     rope_table: Tensor,
+    deterministic: bool,
 }
 
 /// Saved by [`Attention`].
@@ -76,6 +77,7 @@ impl Attention {
             output: Linear::new(build, &format!("{name}.o_proj"), &output, q, c.output_bias, std)?,
             config,
             rope_table,
+            deterministic: build.recipe.deterministic,
         })
     }
 
@@ -102,7 +104,7 @@ impl Attention {
 
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }
+        AttentionLayout { batch, seq_len, heads, kv_heads, head_dim, deterministic: self.deterministic }
     }
 
     fn rope_layout(&self, seq_len: usize, start: usize) -> RopeLayout {

@@ -52,12 +52,18 @@ impl Block {
         Ok(self.mlp.forward_plus(normed, Some(&h), context)?.0)
     }
 
-    fn forward_parts(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, Parts)> {
+    /// All of forward but what `mlp` does with its input `[T, C]` and with `h` `[T, C]` beside it.
+    fn forward_parts<T>(
+        &self,
+        x: &Tensor,
+        context: &mut Context,
+        mlp: impl FnOnce(GemmInput, &Tensor, &mut Context) -> Result<(T, MlpSaved)>,
+    ) -> Result<(T, Parts)> {
         let (normed, attention_norm) =
             self.attention_norm.forward(x, self.attention.input_slot(context.scaling), context)?;
         let (h, attention) = self.attention.forward_plus(normed, Some(x), context)?;
         let (normed, mlp_norm) = self.mlp_norm.forward(&h, self.mlp.input_slot(context.scaling), context)?;
-        let (y, mlp) = self.mlp.forward_plus(normed, Some(&h), context)?;
+        let (y, mlp) = mlp(normed, &h, context)?;
         Ok((y, Parts { attention_norm, attention, mlp_norm, mlp }))
     }
 
@@ -80,7 +86,8 @@ impl Block {
                 let whole = std::mem::replace(&mut context.recompute, Recompute::None);
                 // What was measured the first time is not measured again.
                 context.scaling.observe(false);
-                let again = self.forward_parts(&x, context);
+                let again =
+                    self.forward_parts(&x, context, |normed, _, context| Ok(((), self.mlp.save(normed, context)?)));
                 context.scaling.observe(true);
                 let dx = self.backward_parts(dy, again?.1, next, context);
                 context.recompute = whole;
@@ -123,7 +130,8 @@ impl Layer for Block {
     type Saved = BlockSaved;
 
     fn forward(&self, x: Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
-        let (y, parts) = self.forward_parts(&x, context)?;
+        let (y, parts) =
+            self.forward_parts(&x, context, |normed, h, context| self.mlp.forward_plus(normed, Some(h), context))?;
         let saved = if context.recompute.blocks() { BlockSaved::Input(x) } else { BlockSaved::Parts(Box::new(parts)) };
         Ok((y, saved))
     }

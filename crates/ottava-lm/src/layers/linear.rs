@@ -75,6 +75,16 @@ pub enum LinearSaved {
 }
 
 impl LinearSaved {
+    /// What backward has of an operand of which forward wanted `copies`.
+    fn of(x: GemmInput, copies: Copies) -> LinearSaved {
+        match x.for_wgrad() {
+            // Its producer will make the transposed codes by the way.
+            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
+            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
+            x => LinearSaved::Kept(x),
+        }
+    }
+
     /// The operand, which `again` makes if it was dropped.
     pub fn operand(self, again: impl FnOnce(Frozen) -> Result<GemmInput>) -> Result<GemmInput> {
         match self {
@@ -135,6 +145,7 @@ impl Linear {
         };
         let decision = build.recipe.decide(&site)?;
         let Some((casts, products)) = decision.fp8 else {
+            weight.move_home()?;
             return Ok(Linear { weight, bias, fp8: None });
         };
         let input = build.slots.add(format!("{name}.input"), casts.input);
@@ -147,6 +158,7 @@ impl Linear {
                 false => weight.cast_in(slot, copies, build.purpose),
             }
         }
+        weight.move_home()?;
         let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products, smooth_weight }) })
     }
@@ -181,13 +193,13 @@ impl Linear {
         let copies = context.operand_copies();
         let x = self.cast_input(x, copies, None, context.scaling)?;
         let y = self.fprop(&x, residual, context.scaling)?;
-        let saved = match x.for_wgrad() {
-            // Its producer will make the transposed codes by the way.
-            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
-            x => LinearSaved::Kept(x),
-        };
-        Ok((y, saved))
+        Ok((y, LinearSaved::of(x, copies)))
+    }
+
+    /// What [`Linear::forward_plus`] saves, without its output.
+    pub fn save(&self, x: GemmInput, context: &mut Context) -> Result<LinearSaved> {
+        let copies = context.operand_copies();
+        Ok(LinearSaved::of(self.cast_input(x, copies, None, context.scaling)?, copies))
     }
 
     /// An input in the form that products read, for which `copies` are wanted; `frozen` is the scale of one that is made again.

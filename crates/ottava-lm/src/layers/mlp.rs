@@ -74,6 +74,23 @@ impl Mlp {
             let (y, smooth) = self.down.forward_smooth(activated, residual, context.scaling)?;
             return Ok((y, MlpSaved { input, hidden, activated: Activated::Smooth(smooth) }));
         }
+        let (activated, hidden) = self.activate(hidden, context)?;
+        let (y, activated) = self.down.forward_plus(activated, residual, context)?;
+        Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
+    }
+
+    /// What [`Mlp::forward_plus`] saves, without its output and, mostly, without the product that makes it.
+    pub fn save(&self, x: GemmInput, context: &mut Context) -> Result<MlpSaved> {
+        if self.down.is_smooth(context.scaling) {
+            return Ok(self.forward_plus(x, None, context)?.1);
+        }
+        let (hidden, input) = self.gate_up.forward(x, context)?;
+        let (activated, hidden) = self.activate(hidden, context)?;
+        Ok(MlpSaved { input, hidden, activated: Activated::Linear(self.down.save(activated, context)?) })
+    }
+
+    /// SwiGLU of `hidden` as `down` reads it, and what backward has of `hidden`.
+    fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(GemmInput, Saved)> {
         // SwiGLU's backward makes the transposed codes by the way, so forward never does.
         let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
         let compresses = context.compresses();
@@ -84,9 +101,7 @@ impl Mlp {
             }
             Ok((swiglu_to(&hidden, output)?, None))
         })?;
-        let hidden = compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed);
-        let (y, activated) = self.down.forward_plus(activated, residual, context)?;
-        Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
+        Ok((activated, compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed)))
     }
 
     /// The gradient by `hidden`, of a gradient `dy` that `down` has cast.

@@ -1,15 +1,16 @@
 //! The decoder that all families share: embedding, blocks, norm, head.
 
 use super::RopeScaling;
+use super::through::{Pass, Residuals, through};
 use crate::error::{Error, Result};
 use crate::layer::{Context, GemmInput, Layer};
-use crate::layers::{Attention, AttentionConfig, Block, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
+use crate::layers::{Attention, AttentionConfig, Block, BlockSaved, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
 use crate::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
 use crate::recipe::{Decision, LinearSite, Recipe};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{ScalingState, Slots};
 use ottava_tensor::ops::{real_type, rope_table};
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{Crossing, Device, Tensor};
 
 /// Sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -182,6 +183,7 @@ pub struct Decoder {
     recipe: Recipe,
     recompute: Recompute,
     saved_activations: SavedActivations,
+    residuals: Residuals,
     embedding: Embedding,
     blocks: Vec<Block>,
     norm: Norm,
@@ -231,7 +233,20 @@ impl Decoder {
         let recompute = kept.recompute;
         // What a block that is run again keeps, backward consumes at once.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
-        Ok(Decoder { config, device, recipe, recompute, saved_activations, embedding, blocks, norm, head, scaling })
+        let residuals = Residuals::new(kept.offload_residuals && recompute.blocks(), &device);
+        Ok(Decoder {
+            config,
+            device,
+            recipe,
+            recompute,
+            saved_activations,
+            residuals,
+            embedding,
+            blocks,
+            norm,
+            head,
+            scaling,
+        })
     }
 
     /// Its sizes.
@@ -296,9 +311,10 @@ impl Decoder {
             scaling: &mut self.scaling,
         };
         let mut x = self.embedding.forward(inputs)?;
-        for block in &self.blocks {
-            x = block.forward(x, &mut context)?.0;
-        }
+        through(Pass::Forward, &mut self.blocks, &mut [], &mut context, |_, block, _, context| {
+            x = block.forward(x.clone(), context)?.0;
+            Ok(())
+        })?;
         let (x, _) = final_norm(&self.norm, &x, &mut context)?;
         let weight = self.head.as_ref().unwrap_or(&self.embedding.table);
         Head::losses(&x, weight, targets)
@@ -324,11 +340,21 @@ impl Decoder {
         let forward = self.device.scope("forward");
         let mut x = self.embedding.forward(inputs)?;
         let mut saved = Vec::with_capacity(self.blocks.len());
-        for block in &self.blocks {
-            let (y, kept) = block.forward(x, &mut context)?;
-            saved.push(kept);
-            x = y;
-        }
+        let residuals = self.residuals.slots(self.blocks.len(), &x)?;
+        let mut leaving = Crossing::default();
+        through(Pass::Forward, &mut self.blocks, residuals, &mut context, |_, block, slot, context| {
+            let input = x.clone();
+            if let Some(slot) = slot {
+                std::mem::replace(&mut leaving, Crossing::store(input.clone(), slot)?).wait()?;
+                x = block.forward(input, context)?.0;
+            } else {
+                let kept;
+                (x, kept) = block.forward(input, context)?;
+                saved.push(kept);
+            }
+            Ok(())
+        })?;
+        leaving.wait()?;
         let (normed, kept) = final_norm(&self.norm, &x, &mut context)?;
         drop(forward);
         let head = self.device.scope("head");
@@ -336,13 +362,20 @@ impl Decoder {
         let (losses, dnormed) = Head::losses_and_gradient(&normed, weight, targets, scale)?;
         drop(head);
         let _backward = self.device.scope("backward");
-        let mut dx = GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?);
-        for (i, kept) in saved.into_iter().enumerate().rev() {
-            // What leaves a block is first cast by the block before it.
-            let next = i.checked_sub(1).and_then(|before| self.blocks[before].gradient_slot(context.scaling));
-            dx = self.blocks[i].backward_for(dx, kept, next, &mut context)?;
-        }
-        self.embedding.backward(dx.value(), inputs)?;
+        let mut dx = Some(GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?));
+        // What leaves a block is first cast by the block before it.
+        let read_by: Vec<_> = self.blocks.iter().map(|block| block.gradient_slot(context.scaling)).collect();
+        through(Pass::Backward, &mut self.blocks, residuals, &mut context, |i, block, slot, context| {
+            let kept = match slot {
+                Some(residual) => BlockSaved::Input(residual.clone()),
+                None => saved.pop().expect("forward has saved something for each block"),
+            };
+            let next = i.checked_sub(1).and_then(|before| read_by[before]);
+            let dy = dx.take().expect("each block leaves one");
+            dx = Some(block.backward_for(dy, kept, next, context)?);
+            Ok(())
+        })?;
+        self.embedding.backward(dx.expect("as above").value(), inputs)?;
         Ok(losses)
     }
 
@@ -376,9 +409,10 @@ impl Decoder {
             scaling: &mut self.scaling,
         };
         let mut x = self.embedding.forward(ids)?;
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.forward_cached(&x, cache, start, &mut context)?;
-        }
+        through(Pass::Forward, &mut self.blocks, &mut [], &mut context, |i, block, _, context| {
+            x = block.forward_cached(&x, &mut caches[i], start, context)?;
+            Ok(())
+        })?;
         Ok(final_norm(&self.norm, &x, &mut context)?.0)
     }
 }

@@ -6,6 +6,7 @@ mod llama;
 mod mistral;
 mod qwen2;
 mod rope;
+mod through;
 
 pub use config::ConfigFile;
 pub use decoder::{Decoder, DecoderConfig, LinearShape};

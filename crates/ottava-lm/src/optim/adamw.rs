@@ -1,11 +1,13 @@
-//! AdamW over all parameters of a model, in one launch.
+//! AdamW over all parameters of a model: in one go what lies on the device, and then, group by group, what is fetched from the host's
+//! memory and written back beside it.
 
 use crate::error::Result;
 use crate::level::States;
 use crate::param::{Grad, Master, Param, Weights};
 use crate::scaling::ScalingState;
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, global_norm};
-use ottava_tensor::{DType, Expanded, Scaled, Tensor};
+use ottava_tensor::{Crossing, DType, Expanded, Home, Scaled, Tensor};
+use std::collections::VecDeque;
 
 /// Constants of AdamW.
 #[derive(Clone, Copy, Debug)]
@@ -79,16 +81,108 @@ impl AdamWOptimizer {
     }
 
     /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
-    /// changes no weight. Weights with a cast by a known scale are cast in the same pass.
+    /// changes no weight. The new weights are cast for the products of the next step: where the scale is known, in the same pass.
     pub fn step(&mut self, params: &mut [&mut Param], scaling: &mut ScalingState, norm: &Tensor) -> Result<()> {
-        let next = params.iter_mut().map(|param| param.begin_update(scaling)).collect::<Result<Vec<_>>>()?;
-        let mut parameters = Vec::with_capacity(params.len());
-        for (seed, ((param, moments), next)) in (0..).zip(params.iter_mut().zip(&mut self.moments).zip(&next)) {
-            let weight_decay = if param.decay { self.config.weight_decay } else { 0.0 };
-            let (weight, cast, grad) = param.for_update(next)?;
-            parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, cast });
+        let (mut here, mut away) = (Vec::new(), Groups::default());
+        for (seed, (param, moments)) in (0..).zip(params.iter_mut().zip(&mut self.moments)) {
+            let mut updated = Updated { seed, param, moments };
+            match updated.tensors().iter().filter(|tensor| tensor.home() == Home::Host).map(|t| t.bytes()).sum() {
+                0 => here.push(updated),
+                bytes => away.push(updated, bytes),
+            }
         }
-        Ok(adamw(&mut parameters, scaling.statistics_mut(), norm, &self.scalars)?)
+        // What is here is updated bit by bit, so that the bus has no pause meanwhile.
+        let slice = here.len().div_ceil(away.groups.len() + 1).max(1);
+        let mut slices = here.chunks_mut(slice);
+        let mut groups = away.groups.into_iter();
+        let mut next = groups.next().map(Arriving::fetch).transpose()?;
+        let mut leaving = VecDeque::new();
+        while let Some(Arriving { mut group, crossing }) = next {
+            next = groups.next().map(Arriving::fetch).transpose()?;
+            update(&self.config, slices.next().unwrap_or_default(), scaling, norm, &self.scalars)?;
+            crossing.wait()?;
+            update(&self.config, &mut group, scaling, norm, &self.scalars)?;
+            leaving.push_back(Crossing::write_back(group.iter_mut().flat_map(Updated::tensors))?);
+            if leaving.len() > Groups::LEAVING {
+                leaving.pop_front().map_or(Ok(()), Crossing::wait)?;
+            }
+        }
+        slices.try_for_each(|rest| update(&self.config, rest, scaling, norm, &self.scalars))?;
+        Ok(leaving.into_iter().try_for_each(Crossing::wait)?)
+    }
+}
+
+/// A parameter in an update, with its moments.
+struct Updated<'a, 'p> {
+    /// The parameter's place among all.
+    seed: u64,
+    param: &'a mut &'p mut Param,
+    moments: &'a mut Moments,
+}
+
+impl Updated<'_, '_> {
+    /// All that is kept of it, wherever it lies.
+    fn tensors(&mut self) -> Vec<&mut Tensor> {
+        let (read, kept) = read_and_kept(&mut self.param.weights, self.moments);
+        read.into_iter().chain(kept.into_iter().map(|(_, tensor)| tensor)).collect()
+    }
+}
+
+/// One update of these parameters, in one launch for each way to keep them.
+fn update(
+    config: &AdamWConfig,
+    params: &mut [Updated],
+    scaling: &mut ScalingState,
+    norm: &Tensor,
+    scalars: &AdamWScalars,
+) -> Result<()> {
+    let next = params.iter_mut().map(|updated| updated.param.begin_update(scaling)).collect::<Result<Vec<_>>>()?;
+    let mut parameters = Vec::with_capacity(params.len());
+    for (Updated { seed, param, moments }, next) in params.iter_mut().zip(&next) {
+        let weight_decay = if param.decay { config.weight_decay } else { 0.0 };
+        let (weight, cast, grad) = param.for_update(next)?;
+        parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed: *seed, cast });
+    }
+    adamw(&mut parameters, scaling.statistics_mut(), norm, scalars)?;
+    params.iter_mut().try_for_each(|updated| updated.param.finish_update(scaling))
+}
+
+/// Parameters of which something lies in the host's memory, in groups that are fetched at once.
+#[derive(Default)]
+struct Groups<'a, 'p> {
+    groups: Vec<Vec<Updated<'a, 'p>>>,
+    /// In the last group.
+    bytes: usize,
+}
+
+impl<'a, 'p> Groups<'a, 'p> {
+    /// Bytes that cross the bus at once, where a single parameter has no more: enough that starting copies costs nothing, and few enough
+    /// that two groups on the device are little.
+    const BYTES: usize = 256 << 20;
+    /// Groups that may be on their way back while another one is updated. Groups are not of one size: with a single one the bus would wait
+    /// for large ones.
+    const LEAVING: usize = 2;
+
+    fn push(&mut self, updated: Updated<'a, 'p>, bytes: usize) {
+        if self.groups.is_empty() || self.bytes + bytes > Groups::BYTES {
+            self.groups.push(Vec::new());
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        self.groups.last_mut().expect("there is one now").push(updated);
+    }
+}
+
+/// A group on its way to the device.
+struct Arriving<'a, 'p> {
+    group: Vec<Updated<'a, 'p>>,
+    crossing: Crossing,
+}
+
+impl<'a, 'p> Arriving<'a, 'p> {
+    fn fetch(mut group: Vec<Updated<'a, 'p>>) -> Result<Arriving<'a, 'p>> {
+        let crossing = Crossing::fetch(group.iter_mut().flat_map(Updated::tensors))?;
+        Ok(Arriving { group, crossing })
     }
 }
 
@@ -107,7 +201,16 @@ fn zeros(param: &Param) -> Result<Moments> {
 
 /// What an optimizer keeps of a parameter beside the weights that layers read, by kind.
 pub fn kept<'a>(weights: &'a mut Weights, moments: &'a mut Moments) -> Vec<(&'static str, &'a mut Tensor)> {
-    let mut kept = match weights.master_mut() {
+    read_and_kept(weights, moments).1
+}
+
+/// The weights as layers read them, where they are kept as such, and [`kept`].
+fn read_and_kept<'a>(
+    weights: &'a mut Weights,
+    moments: &'a mut Moments,
+) -> (Option<&'a mut Tensor>, Vec<(&'static str, &'a mut Tensor)>) {
+    let (read, master) = weights.tensors_mut();
+    let mut kept = match master {
         None => vec![],
         Some(Master::Full(master)) => vec![("master", master)],
         Some(Master::Scaled(master)) => {
@@ -126,5 +229,5 @@ pub fn kept<'a>(weights: &'a mut Weights, moments: &'a mut Moments) -> Vec<(&'st
             kept.extend([("v", &mut v.codes), ("v_groups", &mut v.groups)]);
         }
     }
-    kept
+    (read, kept)
 }

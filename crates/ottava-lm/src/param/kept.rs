@@ -57,14 +57,12 @@ impl Weights {
 
     /// Moves what is updated, where layers read something else, to the host's memory.
     pub fn offload_master(&mut self) -> Result<()> {
-        self.master = match self.master.take() {
-            None => None,
-            Some(Master::Full(master)) => Some(Master::Full(master.into_host_memory()?)),
-            Some(Master::Scaled(Scaled { values, scale_inv })) => {
-                Some(Master::Scaled(Scaled { values: values.into_host_memory()?, scale_inv }))
-            }
-            Some(Master::Rest(rest)) => Some(Master::Rest(rest.into_host_memory()?)),
+        let tensor = match &mut self.master {
+            None => return Ok(()),
+            Some(Master::Full(tensor) | Master::Rest(tensor)) => tensor,
+            Some(Master::Scaled(master)) => &mut master.values,
         };
+        *tensor = tensor.to_host_memory()?;
         Ok(())
     }
 
@@ -114,9 +112,25 @@ impl Weights {
         &self.device
     }
 
-    /// The weights that are updated, where layers read others.
-    pub fn master_mut(&mut self) -> Option<&mut Master> {
-        self.master.as_mut()
+    /// The weights as layers read them, where they are kept, and those that are updated, where those are others.
+    pub fn tensors_mut(&mut self) -> (Option<&mut Tensor>, Option<&mut Master>) {
+        (self.value.as_mut(), self.master.as_mut())
+    }
+
+    /// What layers read, or make what they read of.
+    pub fn read_mut(&mut self) -> &mut Tensor {
+        match (&mut self.value, &mut self.master) {
+            (Some(value), _) => value,
+            (None, Some(Master::Scaled(master))) => &mut master.values,
+            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
+        }
+    }
+
+    /// Moves what layers read to the host's memory.
+    pub fn offload_read(&mut self) -> Result<()> {
+        let read = self.read_mut();
+        *read = read.to_host_memory()?;
+        Ok(())
     }
 
     /// What an optimizer updates.

@@ -65,6 +65,10 @@ pub struct Kept {
     pub saved_activations: SavedActivations,
     /// Of the blocks, those whose moments and masters are in the host's memory.
     pub offload_optimizer: Share,
+    /// Of the blocks, those whose matrices are, as layers read them.
+    pub offload_parameters: Share,
+    /// Whether the inputs of blocks are, where they are all that forward keeps.
+    pub offload_residuals: bool,
 }
 
 impl Kept {
@@ -75,6 +79,8 @@ impl Kept {
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
         offload_optimizer: Share::NONE,
+        offload_parameters: Share::NONE,
+        offload_residuals: false,
     };
 }
 
@@ -117,6 +123,8 @@ pub struct Param {
     pub formats: Formats,
     /// Where the optimizer keeps what it alone reads.
     pub home: Home,
+    /// Where layers read it.
+    read_from: Home,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
 }
@@ -144,11 +152,14 @@ impl Param {
     /// A matrix whose gradient is a product, in the format that the purpose names.
     pub fn matrix(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
-        let format = match build.purpose {
-            Purpose::Train(kept) => GradFormat::of(kept.formats.gradients, compute),
-            Purpose::Infer => GradFormat::Plain(real_type(compute)),
+        let (format, away) = match build.purpose {
+            Purpose::Train(kept) => {
+                (GradFormat::of(kept.formats.gradients, compute), kept.offload_parameters.covers(build.block))
+            }
+            Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
-        Param::with_gradient(build, parts, init, format)
+        let param = Param::with_gradient(build, parts, init, format)?;
+        Ok(Param { read_from: if away { Home::Host } else { Home::Device }, ..param })
     }
 
     fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, grad_format: GradFormat) -> Result<Param> {
@@ -189,6 +200,7 @@ impl Param {
         let mut weights = Weights::new(full, compute, formats.masters)?;
         let mut home = Home::Device;
         if let Purpose::Train(kept) = build.purpose
+            && shape.len() > 1
             && kept.offload_optimizer.covers(build.block)
         {
             home = Home::Host;
@@ -197,7 +209,21 @@ impl Param {
                 weights.offload_master()?;
             }
         }
-        Ok(Param { decay: shape.len() > 1, parts, weights, grad: None, grad_format, cast: None, formats, home })
+        let (decay, read_from) = (shape.len() > 1, Home::Device);
+        Ok(Param { decay, parts, weights, grad: None, grad_format, cast: None, formats, home, read_from })
+    }
+
+    /// Moves the weights to where layers are to read them, once it is known how they do.
+    pub fn move_home(&mut self) -> Result<()> {
+        match self.read_from {
+            Home::Device => Ok(()),
+            Home::Host => self.weights.offload_read(),
+        }
+    }
+
+    /// What is to be fetched from the host's memory before layers read it, if anything is.
+    pub fn away_mut(&mut self) -> Option<&mut Tensor> {
+        (self.read_from == Home::Host).then(|| self.weights.read_mut())
     }
 
     /// The weights as layers read them.
@@ -251,10 +277,11 @@ impl Param {
         Ok(())
     }
 
-    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`.
+    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`. What is fetched for
+    /// each use has no codes: with them, more would cross the bus.
     pub fn cast_in(&mut self, slot: Slot, copies: Copies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (copies, kept.weight_codes),
+            Purpose::Train(kept) => (copies, kept.weight_codes && self.read_from == Home::Device),
             Purpose::Infer => (Copies::Rows, true),
         };
         if copies == Copies::Both && purpose.trains() {

@@ -9,7 +9,7 @@ use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::Device;
 use serde::Serialize;
 
-/// What a change does to the results of a run. Those that change less come first.
+/// What a change does to the results of a run. Those that round more come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
@@ -59,7 +59,7 @@ pub fn time_of(policy: Recompute) -> f64 {
         Recompute::None => 1.0,
         Recompute::NormSwiglu => 1.01,
         Recompute::Attention => 1.07,
-        Recompute::Full => 1.27,
+        Recompute::Full => 1.20,
     }
 }
 
@@ -77,11 +77,51 @@ const TIME_OF_HALF_BATCH: f64 = 1.02;
 const LEVELS: [(OptimizerLevel, f64); 4] =
     [(OptimizerLevel::O0, 1.0), (OptimizerLevel::Bf16, 0.90), (OptimizerLevel::O3, 1.0), (OptimizerLevel::O2, 1.02)];
 
+/// Bytes per second that copies move over the bus in each direction while they do in both: one H200 in a PCIe 5 x16 slot, by
+/// docs/benchmarks.md.
+const BUS: f64 = 50.8e9;
+
+/// Seconds that `bytes` take over the bus.
+pub(super) fn bus_seconds(bytes: u64) -> f64 {
+    bytes as f64 / BUS
+}
+
+/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: what a step of another model is taken
+/// to have when the time over the bus is compared with it.
+const STEP_RATES: [f64; 2] = [880e12, 580e12];
+
+/// Shares of the optimizer's states that are proposed to be offloaded.
+const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
+
 /// How many changes are proposed.
 const PROPOSED: usize = 3;
 
+/// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
+fn offloads(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
+    let now = config.memory.offload_optimizer.unwrap_or(0.0);
+    let shares: Vec<f64> = OFFLOADED.into_iter().filter(|&share| share > now).collect();
+    if !matches!(device, Device::Cuda(_)) || shares.is_empty() {
+        return Ok(Vec::new());
+    }
+    let host_bytes = |share: f64| {
+        let mut offloaded = config.clone();
+        offloaded.memory.offload_optimizer = Some(share);
+        MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
+    };
+    let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
+    let flops = sizes.flops_per_token(config.data.max_length) * config.tokens_per_step() as f64;
+    let step = flops / STEP_RATES[usize::from(config.recipe().casts.is_none())];
+    let level = |share| Level {
+        setting: vec![format!("memory.offload_optimizer = {share}")],
+        time: 1.0 + bus_seconds(moved) * (share - now) / step,
+        effect: Effect::SameBits,
+        apply: Box::new(move |config: &mut RunConfig| config.memory.offload_optimizer = Some(share)),
+    };
+    Ok(shares.into_iter().map(level).collect())
+}
+
 /// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
-fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
+fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
     let policy = config.memory.recompute.unwrap_or(Recompute::Full);
     let exact = config.memory.saved_activations == SavedActivations::Exact;
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
@@ -132,18 +172,19 @@ fn settings(config: &RunConfig) -> Vec<Vec<Level>> {
         (level.apply)(&mut changed);
         changed.expect_formats().is_ok()
     });
-    vec![
+    Ok(vec![
         recompute.collect(),
         codes.into_iter().collect(),
+        offloads(config, sizes, device)?,
         halves.collect(),
         saved.into_iter().collect(),
         narrower.collect(),
-    ]
+    ])
 }
 
 /// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.
 pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
-    let settings = settings(config);
+    let settings = settings(config, sizes, device)?;
     // For each setting how far it is changed: 0 is not at all.
     let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
     for levels in &settings {
@@ -158,10 +199,11 @@ pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Re
     let levels = |choice: &[usize]| -> Vec<&Level> {
         settings.iter().zip(choice).filter_map(|(levels, &level)| levels.get(level.checked_sub(1)?)).collect()
     };
+    let effect = |choice: &[usize]| levels(choice).iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
     let cost = |choice: &[usize]| {
         let levels = levels(choice);
-        let effect = levels.iter().map(|level| level.effect).max().unwrap_or(Effect::SameBits);
-        (effect, levels.iter().map(|level| level.time).product::<f64>(), levels.len())
+        let time = levels.iter().map(|level| level.time).product::<f64>();
+        (effect(choice) == Effect::Precision, time, levels.len())
     };
     let with = |choice: &[usize]| {
         let mut changed = config.clone();
@@ -174,8 +216,9 @@ pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Re
         return Ok(Vec::new());
     }
     let order = |a: &Vec<usize>, b: &Vec<usize>| {
-        let ((effect, time, count), (other_effect, other_time, other_count)) = (cost(a), cost(b));
-        effect.cmp(&other_effect).then(time.total_cmp(&other_time)).then(count.cmp(&other_count))
+        let ((rounds, time, count), (other_rounds, other_time, other_count)) = (cost(a), cost(b));
+        let alike = || effect(a).cmp(&effect(b)).then(count.cmp(&other_count));
+        rounds.cmp(&other_rounds).then(time.total_cmp(&other_time)).then_with(alike)
     };
     choices.sort_by(order);
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
@@ -195,7 +238,7 @@ pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Re
             }
             let plan = with(choice)?;
             if plan.fits {
-                let (effect, time, _) = cost(choice);
+                let ((_, time, _), effect) = (cost(choice), effect(choice));
                 let settings = levels(choice).iter().flat_map(|level| level.setting.clone()).collect();
                 found.push((choice.clone(), Change { settings, peak_bytes: plan.peak_bytes, time, effect }));
             }

@@ -28,6 +28,8 @@ pub struct MemoryPlan {
     pub reserved_bytes: u64,
     /// What tensors take of the host's memory, beside a GPU.
     pub host_bytes: u64,
+    /// What there is of that, where the GPU is in this machine.
+    pub host_available_bytes: Option<u64>,
     /// What the device has for tensors.
     pub available_bytes: u64,
     /// Whether that is enough.
@@ -67,6 +69,9 @@ impl MemoryPlan {
             }
             beyond => !beyond,
         };
+        // What stays in place is never swapped out.
+        let host_available =
+            matches!(device, Device::Cuda(gpu) if gpu.ledger().is_none()).then(|| of_host(&["MemAvailable:"]));
         let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };
         let mut lines: Vec<_> = peak.by_scope.iter().map(line).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
@@ -77,8 +82,9 @@ impl MemoryPlan {
             save_bytes: save.bytes as u64,
             reserved_bytes: reserved as u64,
             host_bytes: host as u64,
+            host_available_bytes: host_available.map(|bytes| bytes as u64),
             available_bytes: available as u64,
-            fits,
+            fits: fits && host_available.is_none_or(|there| host <= there),
         })
     }
 }
@@ -164,16 +170,20 @@ fn save(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
 fn available(device: &Device) -> usize {
     match device {
         Device::Cuda(gpu) => gpu.model().memory,
-        Device::Cpu | Device::DryCpu(_) => {
-            let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-            let kilobytes = |key: &str| -> Option<usize> {
-                info.lines().find_map(|line| line.strip_prefix(key)?.trim().trim_end_matches("kB").trim().parse().ok())
-            };
-            // A twentieth is left to the rest of the process. Where the system does not say, there is no limit to plan with.
-            let there = |available: usize| (available + kilobytes("SwapFree:").unwrap_or(0)) * 1024 / 20 * 19;
-            kilobytes("MemAvailable:").map_or(UNLIMITED, there)
-        }
+        Device::Cpu | Device::DryCpu(_) => of_host(&["MemAvailable:", "SwapFree:"]),
     }
+}
+
+/// Bytes that tensors can have of the host's memory, by these lines of what the system says. Where it does not say, there is no limit to
+/// plan with.
+fn of_host(kinds: &[&str]) -> usize {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = |kind: &&str| -> Option<usize> {
+        info.lines().find_map(|line| line.strip_prefix(kind)?.trim().trim_end_matches("kB").trim().parse().ok())
+    };
+    // A twentieth is left to the rest of the process.
+    let there: usize = kinds.iter().filter_map(kilobytes).sum();
+    if there > 0 { there * 1024 / 20 * 19 } else { UNLIMITED }
 }
 
 /// A scope of the dry run, in words.

@@ -1,6 +1,6 @@
 //! What a run's file leaves to the device, decided before anything is allocated.
 
-use super::changes::{self, gib, proposals, time_of};
+use super::changes::{self, bus_seconds, gib, proposals, time_of};
 use super::memory::MemoryPlan;
 use crate::config::{MemoryConfig, RunConfig};
 use crate::error::{Error, Result};
@@ -22,27 +22,46 @@ pub struct Settled {
     device: Device,
 }
 
+/// Shares of the blocks.
+#[derive(Clone, Copy)]
+struct Offloaded {
+    optimizer: f64,
+    parameters: f64,
+}
+
+impl Offloaded {
+    fn with_optimizer(self, optimizer: f64) -> Offloaded {
+        Offloaded { optimizer, ..self }
+    }
+
+    fn with_parameters(self, parameters: f64) -> Offloaded {
+        Offloaded { parameters, ..self }
+    }
+}
+
 impl Settled {
     /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
     /// that which takes least.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Settled> {
-        let plan = |policy, share| -> Result<(RunConfig, MemoryPlan)> {
+        let MemoryConfig { recompute, offload_optimizer, offload_parameters, .. } = config.memory;
+        let plan = |policy, offloaded: Offloaded| -> Result<(RunConfig, MemoryPlan)> {
             let mut config = config.clone();
             config.memory.recompute = Some(policy);
-            config.memory.offload_optimizer = Some(share);
+            config.memory.offload_optimizer = Some(offloaded.optimizer);
+            config.memory.offload_parameters = Some(offloaded.parameters);
             let memory = MemoryPlan::new(&config, sizes, device)?;
             Ok((config, memory))
         };
-        let MemoryConfig { recompute, offload_optimizer, .. } = config.memory;
-        let share = offload_optimizer.unwrap_or(0.0);
+        let mut offloaded =
+            Offloaded { optimizer: offload_optimizer.unwrap_or(0.0), parameters: offload_parameters.unwrap_or(0.0) };
         let mut choices = Vec::new();
-        let mut chosen = plan(recompute.unwrap_or(Recompute::None), share)?;
+        let mut policy = recompute.unwrap_or(Recompute::None);
+        let mut chosen = plan(policy, offloaded)?;
         let (whole, there) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
         if recompute.is_none() {
-            let mut policy = Recompute::None;
             for next in Recompute::ALL.into_iter().skip(1) {
                 if !chosen.1.fits {
-                    (chosen, policy) = (plan(next, share)?, next);
+                    (chosen, policy) = (plan(next, offloaded)?, next);
                 }
             }
             let slower = (time_of(policy) - 1.0) * 100.0;
@@ -56,34 +75,43 @@ impl Settled {
                 ),
             });
         }
-        if offload_optimizer.is_none() {
-            let policy = chosen.0.memory.recompute.expect("chosen above");
-            let without = gib(chosen.1.peak_bytes);
-            // The least number of blocks, between one that does not fit and one that does.
-            let (mut too_few, mut enough) = (0, sizes.layers);
-            let share_of = |blocks: usize| blocks as f64 / sizes.layers as f64;
-            if !chosen.1.fits && matches!(device, Device::Cuda(_)) {
-                chosen = plan(policy, 1.0)?;
+        let on_gpu = matches!(device, Device::Cuda(_));
+        let open = [
+            ("offload_optimizer", offload_optimizer.is_none(), Offloaded::with_optimizer as fn(Offloaded, f64) -> _),
+            ("offload_parameters", offload_parameters.is_none(), Offloaded::with_parameters),
+        ];
+        for (key, _, with) in open.into_iter().filter(|(_, open, _)| *open) {
+            let (without, host) = (gib(chosen.1.peak_bytes), chosen.1.host_bytes);
+            let mut share = 0.0;
+            if !chosen.1.fits && on_gpu {
+                // The least number of blocks, between one that does not fit and one that does.
+                let (mut too_few, mut enough) = (0, sizes.layers);
+                let share_of = |blocks: usize| blocks as f64 / sizes.layers as f64;
+                chosen = plan(policy, with(offloaded, 1.0))?;
                 while chosen.1.fits && enough - too_few > 1 {
                     let blocks = (too_few + enough).div_ceil(2);
-                    let tried = plan(policy, share_of(blocks))?;
+                    let tried = plan(policy, with(offloaded, share_of(blocks)))?;
                     match tried.1.fits {
                         true => (chosen, enough) = (tried, blocks),
                         false => too_few = blocks,
                     }
                 }
+                share = share_of(enough);
             }
-            let share = chosen.0.memory.offload_optimizer.expect("chosen above");
-            let host = gib(chosen.1.host_bytes);
+            offloaded = with(offloaded, share);
             choices.push(match share > 0.0 {
-                false => format!("offload_optimizer = \"auto\" is 0: {without:.1} GiB fit the {there:.1} GiB for tensors"),
-                true => format!(
-                    "offload_optimizer = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, and there are {there:.1} GiB for them. {host:.1} GiB of moments and masters are in the host's memory, and cross the bus twice in each update"
-                ),
+                false => format!("{key} = \"auto\" is 0: {without:.1} GiB fit the {there:.1} GiB for tensors"),
+                true => {
+                    let moved = chosen.1.host_bytes.saturating_sub(host);
+                    let (moved_gib, milliseconds) = (gib(moved), bus_seconds(moved) * 1000.0);
+                    format!(
+                        "{key} = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, and there are {there:.1} GiB for them. {moved_gib:.1} GiB go to the host's memory; to cross the bus once takes them about {milliseconds:.0} ms"
+                    )
+                }
             });
         }
-        if share > 0.0 && !matches!(device, Device::Cuda(_)) {
-            choices.push("offload_optimizer changes nothing on the CPU, where there is one memory".into());
+        if (offloaded.optimizer > 0.0 || offloaded.parameters > 0.0 || config.memory.offload_residuals) && !on_gpu {
+            choices.push("offloading changes nothing on the CPU, where there is one memory".into());
         }
         let (config, memory) = chosen;
         let choice = (!choices.is_empty()).then(|| choices.join(". "));
@@ -103,6 +131,13 @@ impl Settled {
             true => format!(", {:.1} GiB with the gaps between them", gib(*reserved_bytes)),
             false => String::new(),
         };
+        if let Some(there) = self.memory.host_available_bytes.filter(|&there| self.memory.host_bytes > there) {
+            return Err(Error::Memory(format!(
+                "the run does not fit the host's memory: offloaded tensors take {:.1} GiB, and there are {:.1} GiB for them; offload a smaller share in [memory]",
+                gib(self.memory.host_bytes),
+                gib(there)
+            )));
+        }
         let proposals = proposals(&changes::changes(&self.config, &self.sizes, device)?);
         Err(Error::Memory(format!(
             "the run does not fit {device}: in {during} tensors take {peak:.1} GiB{gaps}, and there are {there:.1} GiB for them. {proposals}"

@@ -104,6 +104,8 @@ pub struct Recipe {
     pub exceptions: Exceptions,
     /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
     pub smooth_swiglu: bool,
+    /// Whether attention's gradient adds up in one order, whatever that costs.
+    pub deterministic: bool,
 }
 
 /// The recipes one can name.

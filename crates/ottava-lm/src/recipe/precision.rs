@@ -107,6 +107,8 @@ pub struct Precision {
     pub skip_slow_linears: bool,
     /// Whether each channel after SwiGLU is scaled by itself before the cast of its tensor, and back in the weight: Smooth-SwiGLU.
     pub smooth_swiglu: bool,
+    /// Whether attention's gradient on a GPU adds up in one order also where sequences are long, so that each run has the same bits.
+    pub deterministic: bool,
     /// Where the loss scale of `fp16` starts: a power of two.
     pub initial_loss_scale: f64,
     /// Steps in a row with finite gradients after which it is doubled.
@@ -138,6 +140,7 @@ impl Default for Precision {
             last_layers_bf16: 0,
             skip_slow_linears: true,
             smooth_swiglu: false,
+            deterministic: false,
             initial_loss_scale: 65536.0,
             loss_scale_window: 2000,
             min_loss_scale: 1.0,
@@ -282,6 +285,7 @@ impl Precision {
                 slow_at: None,
             },
             smooth_swiglu: self.smooth_swiglu,
+            deterministic: self.deterministic,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ten runs, and what they hold when they are run.
+//! Eleven runs, and what they hold when they are run.
 
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::config::RunConfig;
@@ -10,7 +10,7 @@ use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
 
-/// Ten runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
+/// Eleven runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
 pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
     let run = |words: &str, recipe, recompute, change: fn(&mut RunConfig)| {
         let mut config = RunConfig::default();
@@ -55,6 +55,12 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
                 config.optimizer.gradient_dtype = Some(Gradients::Bfloat16);
             },
         ),
+        run("; level O3, half of all in the host's memory", RecipeName::Fp8Delayed, Recompute::Full, |config| {
+            config.optimizer.level = Level::O3;
+            let memory = &mut config.memory;
+            (memory.offload_optimizer, memory.offload_parameters) = (Some(0.75), Some(0.5));
+            memory.offload_residuals = true;
+        }),
         run("; half the batch, level O3, masters in two halves", RecipeName::Fp8Row, Recompute::None, |config| {
             config.training.per_device_train_batch_size /= 2;
             config.optimizer.level = Level::O3;

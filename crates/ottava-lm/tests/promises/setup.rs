@@ -166,8 +166,8 @@ pub fn tiny_llama() -> DecoderConfig {
 
 /// The model with seeded weights, ready for its first step.
 pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
-    let mut decoder =
-        Decoder::new(config, recipe, device, Purpose::Train(Kept::FULL), 32, &mut Seeded { std }).expect("it is built");
+    let mut decoder = Decoder::new(config, recipe, device, Purpose::Train(Kept::FULL), 1000, &mut Seeded { std })
+        .expect("it is built");
     decoder.quantize_weights().expect("its weights are cast");
     decoder
 }

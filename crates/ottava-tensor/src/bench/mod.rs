@@ -10,7 +10,7 @@ pub use attention::{AttentionRow, attention};
 pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
 pub use kernels::{KernelRow, kernels};
 
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{Crossing, DType, Device, Error, Home, Result, Tensor};
 use std::time::Instant;
 
 /// Rounds whose median is reported.
@@ -71,4 +71,37 @@ pub fn copy_bandwidth(device: &Device) -> Result<f64> {
     let mut to = from.empty_like()?;
     let milliseconds = time(device, 10, || to.copy_from(0, &from))?;
     Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
+}
+
+/// Bytes per second over the bus between a GPU and the host's memory, in each direction.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct BusRates {
+    /// To the GPU, while nothing goes the other way.
+    pub up: f64,
+    /// To the host, likewise.
+    pub down: f64,
+    /// Each way, while as much goes the other way.
+    pub both: f64,
+}
+
+impl BusRates {
+    /// Of a GPU; of a CPU there are none.
+    pub fn measure(device: &Device) -> Result<Option<BusRates>> {
+        if !matches!(device, Device::Cuda(_)) {
+            return Ok(None);
+        }
+        const BYTES: usize = 1 << 30;
+        let host = || Tensor::zeros_in(device, &[BYTES / 4], DType::F32, Home::Host);
+        let (mut from, mut to) = (host()?, host()?);
+        let source = Tensor::zeros(device, &[BYTES / 4], DType::F32)?;
+        let rate = |milliseconds: f64| BYTES as f64 / (milliseconds * 1e-3);
+        let up = time(device, 4, || Crossing::fetch([&mut from])?.wait())?;
+        let down = time(device, 4, || Crossing::store(source.clone(), &mut to)?.wait())?;
+        let both = time(device, 4, || {
+            let coming = Crossing::fetch([&mut from])?;
+            Crossing::store(source.clone(), &mut to)?.wait()?;
+            coming.wait()
+        })?;
+        Ok(Some(BusRates { up: rate(up), down: rate(down), both: rate(both) }))
+    }
 }

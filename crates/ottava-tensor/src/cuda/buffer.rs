@@ -1,6 +1,7 @@
 //! A range of device memory with an owner.
 
 use super::CudaDevice;
+use super::driver::Lane;
 use crate::error::{Error, Result};
 use crate::ledger::Entry;
 use std::ops::Range;
@@ -45,7 +46,7 @@ impl DeviceBuffer {
         let to = self.address(offset, bytes.len())?;
         let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else { return Ok(()) };
         // SAFETY: the range was checked, and the wait keeps `bytes` borrowed until the copy is over.
-        unsafe { context.copy_to_device(to, bytes.as_ptr(), bytes.len())? };
+        unsafe { context.copy_to_device(Lane::Compute, to, bytes.as_ptr(), bytes.len())? };
         self.device.synchronize()
     }
 
@@ -57,7 +58,7 @@ impl DeviceBuffer {
             return Ok(());
         };
         // SAFETY: the range was checked, and the wait keeps `out` borrowed until the copy is over.
-        unsafe { context.copy_to_host(out.as_mut_ptr(), from, out.len())? };
+        unsafe { context.copy_to_host(Lane::Compute, out.as_mut_ptr(), from, out.len())? };
         self.device.synchronize()
     }
 
@@ -79,6 +80,14 @@ impl DeviceBuffer {
         let Some(context) = self.device.context().filter(|_| bytes > 0) else { return Ok(()) };
         // SAFETY: the range was checked.
         unsafe { context.fill(to, 0, bytes) }
+    }
+
+    /// An error unless it has exactly `bytes`.
+    pub(super) fn expect_len(&self, bytes: usize) -> Result<()> {
+        match self.bytes == bytes {
+            true => Ok(()),
+            false => Err(Error::Value(format!("a buffer of {} bytes is not copied over one of {bytes}", self.bytes))),
+        }
     }
 
     /// The address of a range, or an error when it does not lie in the buffer.

@@ -8,7 +8,7 @@ mod backend;
 
 pub(super) use backend::report;
 
-use super::driver::{Context, library_error};
+use super::driver::{Context, Lane, library_error};
 use crate::error::{Error, Result};
 use backend::{
     ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, IDENTITY, LOG, MAX, MUL, Node, On, Plan, SUB, SUM,
@@ -39,6 +39,8 @@ pub struct AttentionShape {
     pub v_stride: usize,
     /// Elements from one token's output to the next one's; the same for its gradient.
     pub o_stride: usize,
+    /// Whether `dq` is written by a product of its own, and not added up by atomic additions.
+    pub deterministic: bool,
 }
 
 impl AttentionShape {
@@ -55,6 +57,7 @@ impl AttentionShape {
             k_stride: row,
             v_stride: row,
             o_stride: heads * head_dim,
+            deterministic: false,
         }
     }
 
@@ -172,7 +175,6 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let dk = g.input(Slot::DK, BF16, kv_dims, k_strides)?;
     let dv = g.input(Slot::DV, BF16, kv_dims, v_strides)?;
     let row_sum = g.input(Slot::RowSum, F32, row_dims, row_major(row_dims))?;
-    let dq_sum = g.input(Slot::DQSum, F32, q_dims, row_major(q_dims))?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let one = g.scalar(Slot::One)?;
     // The score matrix seen by its columns.
@@ -210,8 +212,14 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     sum_over_group(&mut g, ds_by_columns, q, dk)?;
 
     let k_rows = g.transpose(k, k_strides)?;
-    g.matmul_into(ds, k_rows, dq_sum)?;
-    g.pointwise_into(IDENTITY, F32, None, dq_sum, None, None, dq)?;
+    // Without the sum in memory, the engine that cuDNN finds keeps the scores' gradient instead, and adds nothing up between blocks.
+    if shape.deterministic {
+        g.matmul_into(ds, k_rows, dq)?;
+    } else {
+        let dq_sum = g.input(Slot::DQSum, F32, q_dims, row_major(q_dims))?;
+        g.matmul_into(ds, k_rows, dq_sum)?;
+        g.pointwise_into(IDENTITY, F32, None, dq_sum, None, None, dq)?;
+    }
     Ok(g)
 }
 
@@ -297,7 +305,7 @@ impl Attention {
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
     ///
     /// # Safety
-    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum` `[B, H, T, D]`, both F32.
+    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum`, of what is not deterministic, `[B, H, T, D]`, both F32.
     pub(super) unsafe fn backward(
         &mut self,
         shape: &AttentionShape,
@@ -306,6 +314,10 @@ impl Attention {
         sums: [u64; 2],
         workspace: u64,
     ) -> Result<()> {
+        if shape.deterministic {
+            // SAFETY: the caller's promise.
+            return unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace) };
+        }
         // Nothing promises that a plan clears the sum of dq, and most do. So a first run starts from NaN, and tells.
         let clears = self.clears_dq_sum.get(shape).copied();
         let bytes = shape.lse_len() * shape.head_dim * 4;
@@ -331,7 +343,7 @@ impl Attention {
     fn has_nan(&self, address: u64, count: usize) -> Result<bool> {
         let mut bits = vec![0u16; count];
         // SAFETY: the caller's promise of the backward pass, and a wait that keeps `bits` borrowed.
-        unsafe { self.context.copy_to_host(bits.as_mut_ptr().cast(), address, 2 * count)? };
+        unsafe { self.context.copy_to_host(Lane::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
         self.context.synchronize()?;
         Ok(bits.iter().any(|bits| half::bf16::from_bits(*bits).is_nan()))
     }
@@ -360,8 +372,9 @@ impl Attention {
             (Slot::RowSum, row_sum),
             (Slot::DQSum, dq_sum),
         ];
+        let bound = if shape.deterministic { &bindings[..bindings.len() - 1] } else { &bindings };
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, Pass::Backward, scale, &bindings, workspace) }
+        unsafe { self.enqueue(shape, Pass::Backward, scale, bound, workspace) }
     }
 
     /// # Safety
@@ -399,6 +412,7 @@ impl Drop for Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::dry::DryGpu;
 
     /// An H200 as cuDNN describes it.
     const H200: &str = r#"{"deviceId":0,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,"smVersion":900,
@@ -416,10 +430,19 @@ mod tests {
             eprintln!("skipped: {problem}");
             return;
         }
-        for (heads, kv_heads, head_dim, seq) in [(4, 4, 128, 512), (4, 2, 128, 100), (2, 1, 8, 16), (3, 3, 96, 4096)] {
-            let shape = AttentionShape::fused([2, seq], heads, kv_heads, head_dim);
-            let workspace = plan_attention(H200, &shape).expect("a plan");
-            eprintln!("{heads}/{kv_heads} heads of {head_dim}, {seq} tokens: {workspace:?} bytes of scratch");
+        for (heads, kv_heads, head_dim, seq) in
+            [(4, 4, 128, 512), (4, 2, 128, 100), (2, 1, 8, 16), (3, 3, 96, 777), (3, 3, 96, 4096)]
+        {
+            for deterministic in [false, true] {
+                let shape =
+                    AttentionShape { deterministic, ..AttentionShape::fused([2, seq], heads, kv_heads, head_dim) };
+                let workspace = plan_attention(H200, &shape).expect("a plan");
+                eprintln!("{heads}/{kv_heads} heads of {head_dim}, {seq} tokens: {workspace:?} bytes of scratch");
+                assert_eq!(
+                    workspace,
+                    [Pass::Forward, Pass::Backward].map(|pass| DryGpu::attention_workspace(&shape, pass))
+                );
+            }
         }
         let error = plan_attention("{}", &AttentionShape::fused([2, 64], 4, 4, 64)).expect_err("no such device");
         assert!(matches!(error, Error::Cuda { library: "cuDNN", .. }), "{error}");

@@ -1,4 +1,8 @@
-//! The CUDA driver: one context and one stream per device, copies, events, modules and launches.
+//! The CUDA driver: one context per device with its streams, copies, modules and launches.
+
+mod event;
+
+pub use event::Event;
 
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, functions};
 use crate::error::{Error, Result};
@@ -36,6 +40,7 @@ functions! {
         graph_destroy = cuGraphDestroy(Handle) -> i32;
         event_create = cuEventCreate(*mut Handle, u32) -> i32;
         event_record = cuEventRecord(Handle, Handle) -> i32;
+        stream_wait_event = cuStreamWaitEvent(Handle, Handle, u32) -> i32;
         event_synchronize = cuEventSynchronize(Handle) -> i32;
         event_elapsed = cuEventElapsedTime(*mut f32, Handle, Handle) -> i32;
         event_destroy = cuEventDestroy_v2(Handle) -> i32;
@@ -145,12 +150,24 @@ impl Api {
     }
 }
 
-/// The primary context of one GPU and the one stream all work of this process goes through.
+/// A stream of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// All work but copies beside it.
+    Compute,
+    /// Copies from the host's memory, beside compute.
+    Up,
+    /// Copies to the host's memory, beside compute.
+    Down,
+}
+
+/// The primary context of one GPU and the streams that the work of this process goes through.
 pub(super) struct Context {
     api: &'static Api,
     device: i32,
     context: Handle,
-    stream: Handle,
+    /// By [`Lane`].
+    streams: [Handle; 3],
     pub(super) name: String,
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
@@ -197,7 +214,7 @@ impl Context {
             api,
             device,
             context: null_mut(),
-            stream: null_mut(),
+            streams: [null_mut(); 3],
             name,
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
@@ -207,14 +224,20 @@ impl Context {
         // SAFETY: the driver writes one handle; `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
         opened.bind()?;
-        // SAFETY: the context is current; `Drop` destroys the stream.
-        api.check(unsafe { (api.stream_create)(&mut opened.stream, STREAM_NON_BLOCKING) }, "cuStreamCreate")?;
+        for stream in &mut opened.streams {
+            // SAFETY: the context is current; `Drop` destroys the stream.
+            api.check(unsafe { (api.stream_create)(stream, STREAM_NON_BLOCKING) }, "cuStreamCreate")?;
+        }
         Ok(Arc::new(opened))
     }
 
     /// The compute stream, for libraries that launch on it.
     pub(super) fn stream(&self) -> Handle {
-        self.stream
+        self.lane(Lane::Compute)
+    }
+
+    fn lane(&self, lane: Lane) -> Handle {
+        self.streams[lane as usize]
     }
 
     /// Makes the context current in this thread; every library call needs that.
@@ -267,7 +290,7 @@ impl Context {
     pub(super) fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
-        self.check(unsafe { (self.api.stream_synchronize)(self.stream) }, "cuStreamSynchronize")?;
+        self.check(unsafe { (self.api.stream_synchronize)(self.stream()) }, "cuStreamSynchronize")?;
         lock(&self.launches).clear();
         Ok(())
     }
@@ -302,24 +325,26 @@ impl Context {
         self.check(unsafe { (self.api.memory_free)(pointer) }, "cuMemFree")
     }
 
-    /// Enqueues a copy from the host.
+    /// Enqueues a copy from the host in a stream.
     ///
     /// # Safety
-    /// `to..to + bytes` is device memory; `from` holds `bytes` and is not written until the copy is over.
-    pub(super) unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+    /// `to..to + bytes` is device memory that nothing in another stream uses; `from` holds `bytes` and is not written until the copy is
+    /// over.
+    pub(super) unsafe fn copy_to_device(&self, lane: Lane, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.stream) }, "cuMemcpyHtoDAsync")
+        self.check(unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.lane(lane)) }, "cuMemcpyHtoDAsync")
     }
 
-    /// Enqueues a copy to the host.
+    /// Enqueues a copy to the host in a stream.
     ///
     /// # Safety
-    /// `from..from + bytes` is device memory; `to` has room for `bytes` and is not touched until the copy is over.
-    pub(super) unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+    /// `from..from + bytes` is device memory that nothing in another stream writes; `to` has room for `bytes` and is not touched until the
+    /// copy is over.
+    pub(super) unsafe fn copy_to_host(&self, lane: Lane, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.stream) }, "cuMemcpyDtoHAsync")
+        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.lane(lane)) }, "cuMemcpyDtoHAsync")
     }
 
     /// Enqueues a copy within the device.
@@ -329,7 +354,7 @@ impl Context {
     pub(super) unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream) }, "cuMemcpyDtoDAsync")
+        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream()) }, "cuMemcpyDtoDAsync")
     }
 
     /// Memory of the host that stays where it is, which kernels reach at the same address; `None` when there is not enough.
@@ -360,7 +385,7 @@ impl Context {
     pub(super) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.fill)(to, byte, bytes, self.stream) }, "cuMemsetD8Async")
+        self.check(unsafe { (self.api.fill)(to, byte, bytes, self.stream()) }, "cuMemsetD8Async")
     }
 
     /// Enqueues a kernel.
@@ -387,7 +412,7 @@ impl Context {
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         let status = unsafe {
             let (args, none) = (args.as_mut_ptr(), null_mut());
-            (self.api.launch)(function.function, x, y, z, block, 1, 1, shared_bytes, self.stream, args, none)
+            (self.api.launch)(function.function, x, y, z, block, 1, 1, shared_bytes, self.stream(), args, none)
         };
         match status {
             SUCCESS => Ok(()),
@@ -400,7 +425,7 @@ impl Context {
         self.bind()?;
         let mut state = 0;
         // SAFETY: the driver writes one int.
-        self.check(unsafe { (self.api.stream_is_capturing)(self.stream, &mut state) }, "cuStreamIsCapturing")?;
+        self.check(unsafe { (self.api.stream_is_capturing)(self.stream(), &mut state) }, "cuStreamIsCapturing")?;
         Ok(state != 0)
     }
 
@@ -408,7 +433,7 @@ impl Context {
     pub(super) fn begin_capture(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
-        let status = unsafe { (self.api.stream_begin_capture)(self.stream, CAPTURE_RELAXED) };
+        let status = unsafe { (self.api.stream_begin_capture)(self.stream(), CAPTURE_RELAXED) };
         self.check(status, "cuStreamBeginCapture")
     }
 
@@ -417,7 +442,7 @@ impl Context {
         self.bind()?;
         let (mut graph, mut replayable) = (null_mut(), null_mut());
         // SAFETY: the driver writes one handle, or null when the recording was broken off.
-        self.check(unsafe { (self.api.stream_end_capture)(self.stream, &mut graph) }, "cuStreamEndCapture")?;
+        self.check(unsafe { (self.api.stream_end_capture)(self.stream(), &mut graph) }, "cuStreamEndCapture")?;
         // SAFETY: `graph` is the handle just written; the replayable form does not need it any more.
         let made = unsafe {
             let status = (self.api.graph_instantiate)(&mut replayable, graph, 0);
@@ -436,7 +461,7 @@ impl Context {
         self.bind()?;
         self.note("a recorded graph");
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.graph_launch)(graph, self.stream) }, "cuGraphLaunch")
+        self.check(unsafe { (self.api.graph_launch)(graph, self.stream()) }, "cuGraphLaunch")
     }
 
     /// Frees a recorded graph.
@@ -457,8 +482,8 @@ impl Drop for Context {
         // SAFETY: made in `open`, used nowhere else now. Failures on the way out have no one to hear them.
         unsafe {
             (self.api.context_set)(self.context);
-            if !self.stream.is_null() {
-                (self.api.stream_destroy)(self.stream);
+            for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
+                (self.api.stream_destroy)(stream);
             }
             (self.api.context_release)(self.device);
         }
@@ -521,54 +546,6 @@ pub(super) struct Function {
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
-
-/// A point in the stream, for timing.
-pub struct Event {
-    context: Arc<Context>,
-    event: Handle,
-}
-
-// SAFETY: an event handle may be used from any thread with its context bound.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// Marks the present end of the stream.
-    pub(super) fn record(context: &Arc<Context>) -> Result<Event> {
-        context.bind()?;
-        let mut event = null_mut();
-        // SAFETY: the driver writes one handle; `Drop` destroys it.
-        context.check(unsafe { (context.api.event_create)(&mut event, 0) }, "cuEventCreate")?;
-        let event = Event { context: context.clone(), event };
-        // SAFETY: both handles live.
-        context.check(unsafe { (context.api.event_record)(event.event, context.stream) }, "cuEventRecord")?;
-        Ok(event)
-    }
-
-    /// Milliseconds of device time from `self` to `later`; waits for `later`.
-    pub fn milliseconds_until(&self, later: &Event) -> Result<f32> {
-        let context = &self.context;
-        context.bind()?;
-        // SAFETY: the event lives.
-        context.check(unsafe { (context.api.event_synchronize)(later.event) }, "cuEventSynchronize")?;
-        let mut milliseconds = 0.0;
-        // SAFETY: the driver writes one float; both events are recorded and over.
-        let status = unsafe { (context.api.event_elapsed)(&mut milliseconds, self.event, later.event) };
-        context.check(status, "cuEventElapsedTime")?;
-        Ok(milliseconds)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: made in `record`; the driver frees it once it is over.
-        unsafe {
-            (self.context.api.context_set)(self.context.context);
-            (self.context.api.event_destroy)(self.event);
-        }
-    }
-}
 
 /// Wraps an error message of another CUDA library, with the device's fault where there was one.
 pub(super) fn library_error(context: &Context, library: &'static str, call: &str, mut message: String) -> Error {

@@ -121,12 +121,16 @@ pub(super) struct DryGpu {
 
 impl DryGpu {
     /// Bytes of scratch memory that cuDNN 9.14 plans for a pass on an H200, as `graphs_are_planned_for_hopper_from_a_description` saw
-    /// them: next to nothing, but for the gradients of keys and values of each query head where heads share them.
+    /// them: next to nothing, but for the gradients of keys and values of each query head where heads share them, and for the gradients of scores
+    /// where a product reads them.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: Pass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
+        let tiled = shape.seq.next_multiple_of(128);
+        let scores = if shape.deterministic { shape.batch * shape.heads * tiled * tiled * 2 } else { 0 };
         match pass {
-            Pass::Backward if shape.heads != shape.kv_heads => 256 + 2 * per_head,
-            Pass::Forward | Pass::Backward => 256,
+            Pass::Forward => 256,
+            Pass::Backward if shape.heads != shape.kv_heads => 256 + scores + 2 * per_head,
+            Pass::Backward => 256 + scores,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
-//! the calls. In a dry run a device is all of this but the context: calls are checked, memory is counted, nothing is enqueued.
+//! the calls, but for copies between the two memories (`transfer.rs`). In a dry run a device is all of this but the context: calls are checked, memory is counted, nothing is enqueued.
 
 mod buffer;
 mod cublaslt;
@@ -17,6 +17,7 @@ mod pool;
 mod profile;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub use buffer::DeviceBuffer;
 pub(crate) use cublaslt::GemmPointers;
@@ -31,6 +32,7 @@ pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::Call;
+pub(crate) use transfer::Transfer;
 
 use crate::error::Result;
 use crate::ledger::Ledger;
@@ -346,7 +348,7 @@ impl CudaDevice {
         let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
-        let dq_sum = self.alloc(shape.lse_len() * shape.head_dim * 4)?;
+        let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;
         self.with_attention(|attention| {
             self.profiled(Call::AttentionBackward, || {
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.

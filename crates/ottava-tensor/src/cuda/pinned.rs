@@ -1,17 +1,21 @@
 //! A range of the host's memory that kernels can reach.
 
-use super::CudaDevice;
+use super::{CudaDevice, DeviceBuffer};
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Host memory that is never moved, at the same address for the host and for the kernels of a device. A dry run has none.
+///
+/// A mirror is a copy in the device's own memory, which kernels are given instead while there is one. What they write there, the host
+/// sees once it is written back.
 pub struct PinnedBuffer {
     device: Arc<CudaDevice>,
     /// Null in a dry run, and where there are no bytes.
     pointer: *mut u8,
     bytes: usize,
+    pub(super) mirror: Option<DeviceBuffer>,
 }
 
 // SAFETY: the memory has one owner, and who reads or writes it from the host waits for the device first.
@@ -28,12 +32,47 @@ impl PinnedBuffer {
             unsafe { pointer.write_bytes(0, bytes) };
         }
         device.host_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(PinnedBuffer { device: device.clone(), pointer, bytes })
+        Ok(PinnedBuffer { device: device.clone(), pointer, bytes, mirror: None })
     }
 
-    /// The address, for kernels.
+    /// The address, for kernels: that of the mirror, if it has one.
     pub fn ptr(&self) -> u64 {
-        self.pointer as u64
+        self.mirror.as_ref().map_or(self.pointer as u64, DeviceBuffer::ptr)
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True for a buffer of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The address in the host's memory.
+    pub(super) fn host(&self) -> *const u8 {
+        self.pointer
+    }
+
+    /// [`PinnedBuffer::host`], for writing.
+    pub(super) fn host_mut(&mut self) -> *mut u8 {
+        self.pointer
+    }
+
+    /// The mirror, if it has one.
+    pub(crate) fn mirror(&self) -> Option<&DeviceBuffer> {
+        self.mirror.as_ref()
+    }
+
+    /// [`PinnedBuffer::mirror`], for writing.
+    pub(crate) fn mirror_mut(&mut self) -> Option<&mut DeviceBuffer> {
+        self.mirror.as_mut()
+    }
+
+    /// Forgets the mirror, and what was written there.
+    pub(crate) fn drop_mirror(&mut self) {
+        self.mirror = None;
     }
 
     /// The device whose kernels reach it.
@@ -41,9 +80,10 @@ impl PinnedBuffer {
         &self.device
     }
 
-    /// Replaces the bytes from `offset` on, once nothing enqueued reads them.
+    /// Replaces the bytes from `offset` on, once nothing enqueued reads them. A mirror would be another version, and goes.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = self.range(offset, bytes.len())?;
+        self.mirror = None;
         if self.pointer.is_null() {
             return Ok(());
         }

@@ -475,7 +475,7 @@ impl Attended {
 
 /// Runs both passes on the device with `q`, `k` and `v` in one buffer, or each in its own.
 fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Result<(Attended, Results)> {
-    let AttentionShape { batch, heads, kv_heads, seq, head_dim, q_stride, k_stride, v_stride, o_stride } = shape;
+    let AttentionShape { batch, heads, kv_heads, seq, head_dim, q_stride, k_stride, v_stride, o_stride, .. } = shape;
     let tokens = batch * seq;
     let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
     let widths = [wide, narrow, narrow];

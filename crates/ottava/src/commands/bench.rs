@@ -7,7 +7,7 @@ use ottava_lm::config::{DeviceChoice, formats};
 use ottava_lm::level::{Gradients, Level};
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
-use ottava_tensor::bench::{Rates, attention, copy_bandwidth, kernels};
+use ottava_tensor::bench::{BusRates, Rates, attention, copy_bandwidth, kernels};
 use ottava_tensor::{DType, Device};
 use serde_json::json;
 
@@ -178,7 +178,7 @@ impl Bench {
 impl Kernels {
     fn run(self) -> Result<()> {
         let device = crate::device::open(self.device)?;
-        let bandwidth = copy_bandwidth(&device)?;
+        let (bandwidth, bus) = (copy_bandwidth(&device)?, BusRates::measure(&device)?);
         let rows = kernels(&device, self.tokens, self.channels, self.hidden)?;
         if self.json {
             let rows: Vec<_> = rows
@@ -188,10 +188,15 @@ impl Kernels {
                            "percent_of_floor": share(r.floor_milliseconds, r.milliseconds)})
                 })
                 .collect();
-            print_json(&json!({"device": device.to_string(), "copy_bytes_per_second": bandwidth, "kernels": rows}));
+            print_json(&json!({"device": device.to_string(), "copy_bytes_per_second": bandwidth,
+                               "bus_bytes_per_second": bus, "kernels": rows}));
             return Ok(());
         }
         println!("{device}: a copy moves {:.0} GB/s, reads and writes counted", bandwidth / 1e9);
+        if let Some(BusRates { up, down, both }) = bus {
+            let [up, down, both] = [up, down, both].map(|rate| rate / 1e9);
+            println!("the bus: {up:.1} GB/s to the GPU, {down:.1} to the host, {both:.1} each way at once");
+        }
         println!("{:<44} {:>9} {:>8} {:>11}", "kernel", "µs", "GB/s", "% of floor");
         for r in rows {
             println!(

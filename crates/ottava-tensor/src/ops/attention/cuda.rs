@@ -16,7 +16,8 @@ fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
 }
 
 fn fused(l: AttentionLayout) -> AttentionShape {
-    AttentionShape::fused([l.batch, l.seq_len], l.heads, l.kv_heads, l.head_dim)
+    let shape = AttentionShape::fused([l.batch, l.seq_len], l.heads, l.kv_heads, l.head_dim);
+    AttentionShape { deterministic: l.deterministic, ..shape }
 }
 
 fn shared(floats: usize) -> Result<u32> {

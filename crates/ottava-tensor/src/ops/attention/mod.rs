@@ -23,6 +23,8 @@ pub struct AttentionLayout {
     pub kv_heads: usize,
     /// Size of a head `D`.
     pub head_dim: usize,
+    /// Whether the gradient adds up in the same order in every run. Otherwise a GPU may add in the order in which blocks of threads come.
+    pub deterministic: bool,
 }
 
 impl AttentionLayout {

@@ -1,9 +1,9 @@
 use super::*;
 use crate::DType;
-use crate::testing::{Tolerance, assert_close, normals, parity, values};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 fn layout(batch: usize, seq_len: usize, heads: usize, kv_heads: usize, head_dim: usize) -> AttentionLayout {
-    AttentionLayout { batch, seq_len, heads, kv_heads, head_dim }
+    AttentionLayout { batch, seq_len, heads, kv_heads, head_dim, deterministic: false }
 }
 
 #[test]
@@ -16,8 +16,8 @@ fn attention_agrees_across_devices() {
         layout(1, 200, 2, 2, 128),
         layout(1, 37, 3, 1, 6),
     ] {
-        for dtype in [DType::F32, DType::BF16] {
-            let tokens = l.batch * l.seq_len;
+        for (dtype, deterministic) in [(DType::F32, false), (DType::BF16, false), (DType::BF16, true)] {
+            let (l, tokens) = (AttentionLayout { deterministic, ..l }, l.batch * l.seq_len);
             let inputs =
                 [normals("qkv", &[tokens, l.qkv_width()], dtype), normals("do", &[tokens, l.output_width()], dtype)];
             // Probabilities are rounded to BF16 before they multiply values inside cuDNN; in F32 sums run in another order.
@@ -32,6 +32,26 @@ fn attention_agrees_across_devices() {
                 Ok(vec![o, lse, dqkv])
             });
         }
+    }
+}
+
+/// At lengths where sums run over many blocks of threads.
+#[test]
+fn deterministic_gradients_have_the_same_bits_in_every_run() {
+    let Some(gpu) = gpu() else { return };
+    for (seq_len, heads, kv_heads, head_dim) in [(2048, 4, 4, 128), (1111, 6, 2, 64)] {
+        let l = AttentionLayout { deterministic: true, ..layout(2, seq_len, heads, kv_heads, head_dim) };
+        let on_gpu = |name, width| normals(name, &[2 * seq_len, width], DType::BF16).to_device(&gpu).unwrap();
+        let (qkv, d_o) = (on_gpu("qkv", l.qkv_width()), on_gpu("do", l.output_width()));
+        let (o, lse) = attention(&qkv, l).unwrap();
+        let gradient = |l| attention_backward(&d_o, &qkv, &o, &lse, l).unwrap();
+        let first = gradient(l).read_bytes().unwrap();
+        for run in 1..8 {
+            assert!(first == gradient(l).read_bytes().unwrap(), "run {run} differs from the first, {l:?}");
+        }
+        // The same gradient, added up in another order.
+        let atomic = gradient(AttentionLayout { deterministic: false, ..l });
+        assert_close(&format!("{l:?}"), &gradient(l), &atomic, Tolerance::Steps(DType::BF16, 6.0));
     }
 }
 

@@ -1,0 +1,138 @@
+//! Tensors on their way between the host's memory and a GPU's.
+
+use crate::cuda::Transfer;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Copies of tensors from one memory to the other, which run beside the work of the device.
+///
+/// A tensor of the host's memory ([`Home::Host`](crate::Home)) that is fetched has a copy in the GPU's from then on, which ops read and
+/// write instead, until it is written back or [evicted](evict). What lies elsewhere is passed over, so on a CPU nothing happens.
+/// Ops may read what was fetched only after [`Crossing::wait`].
+#[must_use]
+#[derive(Default)]
+pub struct Crossing {
+    // First, so that compute waits before what is copied goes.
+    transfer: Option<Transfer>,
+    _source: Option<Tensor>,
+}
+
+impl Crossing {
+    /// Starts to fetch `tensors`.
+    pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
+        let mut buffers: Vec<_> = tensors.into_iter().filter_map(Tensor::pinned_mut).collect();
+        let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
+            return Ok(Crossing::default());
+        };
+        Ok(Crossing { transfer: Some(Transfer::fetch(&device, &mut buffers)?), _source: None })
+    }
+
+    /// Starts to write `tensors` that were fetched back, which evicts them.
+    pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
+        let mut buffers: Vec<_> = tensors.into_iter().filter_map(Tensor::pinned_mut).collect();
+        let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
+            return Ok(Crossing::default());
+        };
+        Ok(Crossing { transfer: Some(Transfer::write_back(&device, &mut buffers)?), _source: None })
+    }
+
+    /// Starts to copy all of `source`, which lies in the GPU's memory, over `into`, which lies in the host's.
+    pub fn store(source: Tensor, into: &mut Tensor) -> Result<Crossing> {
+        let (expected, got) = (source.device().to_string(), into.device().to_string());
+        let (Some(from), Some(to)) = (source.whole_buffer(), into.pinned_mut()) else {
+            return Err(Error::Placement { what: "store".into(), expected, got });
+        };
+        Ok(Crossing { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
+    }
+
+    /// Has all further work of the device wait for the copies.
+    pub fn wait(self) -> Result<()> {
+        self.transfer.map_or(Ok(()), Transfer::wait)
+    }
+}
+
+/// Forgets the copies of `tensors` that were fetched, and what was written there.
+pub fn evict<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
+    tensors.into_iter().filter_map(Tensor::pinned_mut).for_each(|buffer| buffer.drop_mirror());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Graph, test_device};
+    use crate::device::{Device, Home};
+
+    const N: usize = 3 << 20;
+
+    fn counted(device: &Device, from: usize) -> Tensor {
+        Tensor::from_slice(device, &[N], &values(from)).unwrap()
+    }
+
+    fn values(from: usize) -> Vec<f32> {
+        (from..from + N).map(|i| i as f32).collect()
+    }
+
+    /// What the device writes to a copy is the host's once it is written back, and lost where it is evicted.
+    #[test]
+    fn tensors_go_to_the_device_and_back() {
+        let Some(device) = test_device().map(Device::Cuda) else { return };
+        let mut moved = counted(&device, 0).to_host_memory().unwrap();
+        assert_eq!((moved.home(), moved.to_vec::<f32>().unwrap()), (Home::Host, values(0)));
+        assert!(moved.duplicate().unwrap_err().to_string().contains("not fetched"));
+        for (next, kept) in [(1, false), (2, true), (3, true), (4, false)] {
+            let (before, next) = (moved.to_vec::<f32>().unwrap(), counted(&device, next));
+            Crossing::fetch([&mut moved]).unwrap().wait().unwrap();
+            let seen = moved.duplicate().unwrap();
+            moved.copy_from(0, &next).unwrap();
+            match kept {
+                true => Crossing::write_back([&mut moved]).unwrap().wait().unwrap(),
+                false => evict([&mut moved]),
+            }
+            assert_eq!(seen.to_vec::<f32>().unwrap(), before);
+            let expected = if kept { next.to_vec::<f32>().unwrap() } else { before };
+            assert_eq!(moved.to_vec::<f32>().unwrap(), expected);
+        }
+    }
+
+    /// Each copy waits for compute, and compute for each copy, though all memory is used again at once; also where it is recorded.
+    #[test]
+    fn many_tensors_cross_in_the_order_of_the_calls() {
+        let Some(device) = test_device() else { return };
+        let on = Device::Cuda(device.clone());
+        let mut moved: Vec<_> = (0..6).map(|i| counted(&on, 10 * i).to_host_memory().unwrap()).collect();
+        let mut slots: Vec<_> =
+            (0..6).map(|_| Tensor::zeros_in(&on, &[N], crate::DType::F32, Home::Host).unwrap()).collect();
+        // Turns the tensors round by one, and stores what they were.
+        let mut turn = || -> Result<()> {
+            let mut leaving = Crossing::default();
+            let mut before = last_of(&mut moved)?;
+            for (tensor, slot) in moved.iter_mut().zip(&mut slots) {
+                Crossing::fetch([&mut *tensor])?.wait()?;
+                let now = tensor.duplicate()?;
+                tensor.copy_from(0, &before)?;
+                std::mem::replace(&mut leaving, Crossing::write_back([tensor])?).wait()?;
+                std::mem::replace(&mut leaving, Crossing::store(now.clone(), slot)?).wait()?;
+                before = now;
+            }
+            leaving.wait()
+        };
+        turn().unwrap();
+        let mut graph = Graph::capture(&device, &mut turn).unwrap();
+        for _ in 0..3 {
+            graph.replay().unwrap();
+        }
+        for i in 0..6 {
+            assert_eq!(moved[i].to_vec::<f32>().unwrap()[0], 10.0 * ((i + 6 - 4) % 6) as f32, "{i}");
+            assert_eq!(moved[i].to_vec::<f32>().unwrap()[N - 1], (10 * ((i + 6 - 4) % 6) + N - 1) as f32, "{i}");
+            assert_eq!(slots[i].to_vec::<f32>().unwrap(), values(10 * ((i + 6 - 3) % 6)), "{i}");
+        }
+    }
+
+    fn last_of(moved: &mut [Tensor]) -> Result<Tensor> {
+        let last = moved.last_mut().expect("there are six");
+        Crossing::fetch([&mut *last])?.wait()?;
+        let copy = last.duplicate();
+        evict([last]);
+        copy
+    }
+}
