@@ -126,8 +126,10 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
 // A tile. Where scales are known, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
 // ways of access free of bank conflicts. Otherwise its values, until scales are known, and then the codes of the transposed copy in
 // their places: eights of a row are exchanged instead of words, and neighbours use other halves. The scales of its rows and columns lie
-// beside, or their amaxes, of columns for each warp.
-#define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? 9 * TILE : 4)
+// beside, or what threads have seen of them: of a row up to sixteen, and one more place for access free of bank conflicts; of a column
+// one for each warp.
+#define OF_ROW 17
+#define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? (OF_ROW + 8) * TILE : 4)
 struct alignas(16) Tile {
     float lines[LINES];
     u32 words[SHARING == RowAmaxes ? 4 : TILE * TILE / 4 * (HOLDS ? sizeof(X) : 1)];
@@ -165,8 +167,10 @@ __device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
 __device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadIdx.x / 16; }
 
 // The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
-// likely to be in the cache still.
-__device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
+// likely to be in the cache still. Codes by rows go the other way: the launch for their amaxes has read the start last.
+__device__ __forceinline__ int first_row(bool from_start = SHARING == PerRow) {
+    return (from_start ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * TILE;
+}
 
 __device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
 
@@ -295,14 +299,11 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
             if (to.column_amax) in_columns[k] = larger8(in_columns[k], values[k]);
             of_row = fmaxf(of_row, largest8(values[k]));
         }
-        if (!to.row_amax) return;
-#pragma unroll
-        for (int step = threads / 2; step > 0; step /= 2) of_row = fmaxf(of_row, __shfl_xor_sync(0xFFFFFFFF, of_row, step));
-        if (threadIdx.x % threads == 0) tile.lines[row] = of_row;
+        if (to.row_amax) tile.lines[row * OF_ROW + threadIdx.x % threads] = of_row;
     }
     template <int EIGHTS> __device__ __forceinline__ void raise_amaxes(const int (&columns)[EIGHTS]) const {
         constexpr int threads = TILE / 8 / EIGHTS;
-        float* const of_warps = tile.lines + TILE;
+        float* const of_warps = tile.lines + OF_ROW * TILE;
 #pragma unroll
         for (int k = 0; k < EIGHTS; k++) {
 #pragma unroll
@@ -315,8 +316,11 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         const Line it = line();
         float* const amaxes = it.is_row ? to.row_amax : to.column_amax;
         if (!amaxes || it.number >= it.lines) return;
-        float amax = it.is_row ? tile.lines[it.at] : 0.0f;
-        if (!it.is_row) {
+        float amax = 0.0f;
+        if (it.is_row) {
+#pragma unroll
+            for (int i = 0; i < threads; i++) amax = fmaxf(amax, tile.lines[it.at * OF_ROW + i]);
+        } else {
 #pragma unroll
             for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(of_warps[w * TILE + it.at]));
         }
@@ -488,8 +492,9 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values(raw, row, column)` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
-template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, Source source) {
-    const int row0 = first_row(), column0 = blockIdx.x * TILE;
+template <int LOADS, class Source>
+__device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row()) {
+    const int column0 = blockIdx.x * TILE;
     const float scale = given_scale(to);
     Seen seen;
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};

@@ -322,7 +322,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const int column = blockIdx.x * TILE + eight_column();
     Normed source = {x, rstd, to.columns, wide};
     if (column < to.columns) source.weight = fetch8(weight + column, to.columns - column, wide);
-    quantize_tile<4>(to, source);
+    // From the end also where rows have scales: `rmsnorm_amax` has read that last.
+    quantize_tile<4>(to, source, first_row(false));
 }
 
 // Both passes in one, with one scale per tensor, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of
