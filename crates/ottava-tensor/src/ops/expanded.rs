@@ -43,7 +43,7 @@ impl Curve {
         }
         for (value, code) in values.iter_mut().zip(codes) {
             let size = code.0 & 0x7F;
-            let x = exp2((LOGARITHMS[size as usize] + self.step).mul_add(root, self.middle));
+            let x = exp2((LOGARITHMS[size as usize] + self.step).mul_add(root, self.middle).max(-127.0));
             *value = if size == 0 { 0.0 } else { f32::from_bits(x.to_bits() | u32::from(code.0 & 0x80) << 24) };
         }
     }
@@ -76,7 +76,7 @@ fn log2(x: f32) -> f32 {
     q.mul_add(f, (bits >> 23) as f32)
 }
 
-/// 2 to the power of `x` from -125 to 127.
+/// 2 to the power of `x` from -126 to 127; at -127 zero.
 fn exp2(x: f32) -> f32 {
     // Adding and taking away 1.5 · 2^23 rounds to the nearest integer, which is then in the lower bits.
     const ROUND: f32 = 12_582_912.0;

@@ -22,8 +22,8 @@ struct CastPart {
 };
 struct CastParts { CastPart at[29]; };
 
-// Whether what a thread reads next is on its way while it computes: where that is little, since registers are few.
-constexpr bool AHEAD = sizeof(Raw) <= 80;
+// Blocks of a multiprocessor at least. Where much is read of an element, the loads under way want more registers than more blocks bring.
+constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;
 
 // `chunk` elements of a parameter, or of a row of it where rows have groups: what a block takes.
 struct Piece {
@@ -40,18 +40,16 @@ struct Piece {
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
         return {part, t, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
     }
-    // Calls `each` for all eights of this thread, and for as many that are none as other threads have more.
+    // Calls `each` for all eights of this thread, and for as many that are none as other threads have more. What the next one needs
+    // is on its way meanwhile.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
-        const Tensors& of = part.of;
         Raw next;
-        if (AHEAD && place(start).valid > 0) fetch(next, of, place(start));
+        if (place(start).valid > 0) fetch(next, part.of, place(start));
         for (u64 first = start; first < end; first += 8 * blockDim.x) {
-            const Place here = place(first), there = place(first + 8 * blockDim.x);
-            Raw raw;
-            if (AHEAD) raw = next;
-            if (AHEAD && there.valid > 0) fetch(next, of, there);
-            if (!AHEAD && here.valid > 0) fetch(raw, of, here);
-            each(raw, here);
+            const Raw raw = next;
+            const Place there = place(first + 8 * blockDim.x);
+            if (there.valid > 0) fetch(next, part.of, there);
+            each(raw, place(first));
         }
     }
     // The eight of this thread, `first` being that of the block's first. All threads ask as often.
@@ -62,31 +60,48 @@ struct Piece {
     }
 };
 
-// Raises what the new values' powers of two will follow from.
-extern "C" __global__ void __launch_bounds__(256, 3) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
+// Of values that are not negative.
+__device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(x))); }
+
+// Raises what the new values' powers of two will follow from. Few weights can be the largest: most are not computed.
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
-    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
-    fill_logarithms(logarithms);
+    __shared__ Logarithms logarithms;
+    if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
     Amaxes& to = amaxes[piece.number];
     const Update how = update_of(of, *scalars, *norm, &to);
-    Amaxes seen = {};
+    const auto known_weight = [&] { return SCALED_W ? *(volatile const float*)&to.weight : 0.0f; };
+    float m = 0.0f, v = 0.0f, known = known_weight();
     piece.walk([&](const Raw& raw, const Place& place) {
-        if (place.valid == 0) return;
-        Values x;
-        compute(raw, of, place, how, logarithms, x);
+        const bool any = place.valid > 0;
+        float g[8];
+        Values x = {};
+        if (any) decode_moments(raw, how, logarithms, g, x.m, x.v);
+        if (any) moments8(g, how, x.m, x.v);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if (i >= place.valid) continue;
-            seen = {fmaxf(seen.weight, fabsf(x.w[i])), fmaxf(seen.m, fabsf(x.m[i])), fmaxf(seen.v, fabsf(x.v[i]))};
+            m = fmaxf(m, fabsf(x.m[i]));
+            v = fmaxf(v, fabsf(x.v[i]));
         }
+        if (!SCALED_W) return;
+        const float bound = bound_of_weights(largest8(raw.w) * how.scale, largest_ratio8(x.m, x.v), how);
+        const bool may_be_largest = any && !(bound < known);
+        // Read for the next eight, so that nobody waits for it.
+        known = known_weight();
+        if (!__any_sync(0xFFFFFFFF, may_be_largest)) return;
+        if (any) update8(raw, x, of, place, how, logarithms);
+        float w = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) w = fmaxf(w, fabsf(x.w[i]));
+        w = warp_max(w);
+        if (threadIdx.x % 32 == 0) raise(&to.weight, w);
     });
-    block_raise(SCALED_W ? &to.weight : nullptr, seen.weight);
-    __syncthreads();
-    block_raise(SCALED_M ? &to.m : nullptr, seen.m);
-    __syncthreads();
-    block_raise(SCALED_M ? &to.v : nullptr, seen.v);
+    if (!SCALED_M) return;
+    m = warp_max(m);
+    v = warp_max(v);
+    if (threadIdx.x % 32 < 2) raise(threadIdx.x % 2 ? &to.v : &to.m, threadIdx.x % 2 ? v : m);
 }
 
 // Stores what multiplies the new values back, once nobody reads that of the old ones. A thread for each parameter.
@@ -100,10 +115,10 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const Amax
 }
 
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights where there is one.
-extern "C" __global__ void __launch_bounds__(256, 3) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
-    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
-    fill_logarithms(logarithms);
+    __shared__ Logarithms logarithms;
+    if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
     const Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
@@ -111,22 +126,22 @@ extern "C" __global__ void __launch_bounds__(256, 3) adamw(const float* norm, co
     piece.walk([&](const Raw& raw, const Place& place) {
         const bool any = place.valid > 0;
         Values x = {};
-        if (any) compute(raw, of, place, how, logarithms, x);
+        if (any) update8(raw, x, of, place, how, logarithms);
         const Eight<X> read = write(x, of, place, any, how);
         if (any && piece.part.amax) largest = fmaxf(largest, largest8(read));
     });
     block_raise(piece.part.amax, largest);
 }
 
-// Each block updates a tile of a matrix and casts its new weights. The loads under way want more registers than more blocks bring.
-extern "C" __global__ void __launch_bounds__(256, AHEAD ? 3 : 2)
+// Each block updates a tile of a matrix and casts its new weights.
+extern "C" __global__ void __launch_bounds__(256, BLOCKS)
 adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, float* amax, u64* saturated, u64* underflowed, u64* elements,
            float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;
     int t = 0;
     while (blockIdx.x >= parts.at[t].end) t++;
-    __shared__ float logarithms[MOMENTS == Expanded ? 128 : 1];
-    fill_logarithms(logarithms);
+    __shared__ Logarithms logarithms;
+    if (MOMENTS == Expanded) logarithms.fill();
     const CastPart& part = parts.at[t];
     const Tensors& of = part.of;
     const Update how = update_of(of, *scalars, *norm, amaxes + t);
@@ -169,7 +184,7 @@ adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, floa
         const Place here = place(sweep);
         fetch_row(sweep + 1);
         Values x = {};
-        if (here.valid > 0) compute(raw, of, here, how, logarithms, x);
+        if (here.valid > 0) update8(raw, x, of, here, how, logarithms);
         tile.cast(tile_row(sweep), eight_column(), write(x, of, here, here.valid > 0, how), scale);
     }
     tile.finish();

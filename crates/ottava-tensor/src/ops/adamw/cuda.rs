@@ -5,7 +5,7 @@ use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
 use std::sync::LazyLock;
 
-kernel_source!(SOURCE, "adamw", "stored.cuh", "destination.cuh", "adamw/elements.cuh");
+kernel_source!(SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh");
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
@@ -76,7 +76,7 @@ const PARTS: usize = 36;
 const CAST_PARTS: usize = 29;
 
 /// Elements of one block, where nothing is cast to tiles.
-const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 15;
 
 /// What one launch does alike: how it is compiled, whether it writes codes, and how they are scaled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

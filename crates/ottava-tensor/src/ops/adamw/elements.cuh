@@ -48,37 +48,12 @@ struct Amaxes { float weight, m, v; };
 
 // What all elements of a parameter share.
 struct Update {
-    float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, inverse2;
+    float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, divisor, inverse;
     u64 seed;
     bool usual;
     float grad_scale, scale, m_scale, v_scale;
     float power, m_power, v_power, new_scale;
 };
-
-// Reciprocal, quotient and root by the compiler's own steps, without its test of each operand for exponents where they would not
-// do and the branch after it: `compute` makes one test for all. `r` is the reciprocal of `x`.
-__device__ __forceinline__ float reciprocal(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return __fmaf_rn(r, __fmaf_rn(-x, r, 1.0f), r);
-}
-__device__ __forceinline__ float quotient(float a, float x, float r) {
-    float q = a * r;
-    q = __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
-    // One correction leaves about one quotient in 10^8 a bit off.
-    return __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
-}
-// Of any number that is not infinite: small ones are multiplied by a power of two and back, both exactly.
-__device__ __forceinline__ float root(float x) {
-    const bool small = x < 0x1p-80f;
-    if (small) x *= 0x1p80f;
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    float y = x * r;
-    y = __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
-    if (small) y *= 0x1p-40f;
-    return x == 0.0f ? x : y;
-}
 
 __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm, const Amaxes* amaxes) {
     Update how = {};
@@ -91,7 +66,9 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     how.take2 = s.take2;
     how.correction2 = s.correction2;
     how.epsilon = s.epsilon;
-    how.inverse2 = reciprocal(s.correction2);
+    // Of large roots.
+    how.divisor = s.correction2 * 0x1p40f;
+    how.inverse = 1.0f / how.divisor;
     how.seed = hash(of.seed ^ hash(s.step));
     if (SCALED_G) how.grad_scale = *of.grad_scale;
     if (SCALED_W) {
@@ -140,18 +117,24 @@ struct Raw {
     Eight<W> w;
     Eight<M> m;
     Eight<V> v;
-    uint4 rest;     // of a split weight
+    Eight<bf16> rest;   // of split weights
+    Curve curves[2];    // of expanded moments
 };
-__device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& place) {
+template <bool WIDE> __device__ __forceinline__ void fetch_by(Raw& raw, const Tensors& of, const Place& place) {
     const u64 at = place.at;
-    raw.g = fetch8(of.grad + at, place.valid, place.wide);
-    raw.w = fetch8(of.weight + at, place.valid, place.wide);
-    raw.m = fetch8(of.m + at, place.valid, place.wide);
-    raw.v = fetch8(of.v + at, place.valid, place.wide);
-    if (WEIGHTS == Split) {
-        const Eight<bf16> rest = fetch8((const bf16*)of.rest + at, place.valid, place.wide);
-        raw.rest = rest.words[0];
+    raw.g = fetch8(of.grad + at, place.valid, WIDE);
+    raw.w = fetch8(of.weight + at, place.valid, WIDE);
+    raw.m = fetch8(of.m + at, place.valid, WIDE);
+    raw.v = fetch8(of.v + at, place.valid, WIDE);
+    if (WEIGHTS == Split) raw.rest = fetch8((const bf16*)of.rest + at, place.valid, WIDE);
+    if (MOMENTS == Expanded) {
+        raw.curves[0] = ((const Curve*)of.m_scale)[place.group];
+        raw.curves[1] = ((const Curve*)of.v_scale)[place.group];
     }
+}
+__device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& place) {
+    if (place.wide) fetch_by<true>(raw, of, place);
+    else fetch_by<false>(raw, of, place);
 }
 
 // Values of weights and moments.
@@ -161,84 +144,72 @@ __device__ __forceinline__ void scale8(float* x, float scale) {
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] *= scale;
 }
-// Logarithms of codes, for expanded moments.
-__device__ __forceinline__ void fill_logarithms(float* logarithms) {
-    if (MOMENTS != Expanded) return;
-    for (int i = threadIdx.x; i < 128; i += blockDim.x) {
-        float v[8];
-        Eight<e4m3> code = {};
-        code.at[0].bits = i;
-        unpack8(code, v);
-        logarithms[i] = log2_of(v[0]);
-    }
-    __syncthreads();
-}
-template <class T> __device__ __forceinline__ void expand8(const Eight<T>& codes, const float* groups, const float* logarithms, float* x) {
-    const Curve curve = {groups[0], groups[1], groups[2]};
-    const float root = 1.0f / curve.power;
-    const uint2 words = *(const uint2*)&codes;
-    if (curve.bad()) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = (i < 4 ? words.x : words.y) >> (i % 4 * 8) & 0x7F ? curve.step : 0.0f;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = stretched_back((i < 4 ? words.x : words.y) >> (i % 4 * 8) & 0xFF, logarithms, curve, root);
-}
-
-// The gradient, clipped, and what there is of weights and moments.
-__device__ __forceinline__ void decode(const Raw& raw, const Tensors& of, const Place& place, const Update& how, const float* logarithms, float* g, Values& old) {
+// The gradient, clipped, and the moments that there are.
+__device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, float* m, float* v) {
     unpack8(raw.g, g);
     if (SCALED_G) scale8(g, how.grad_scale);
     scale8(g, how.clip);
+    if constexpr (MOMENTS == Expanded) {
+        expand8(raw.m, raw.curves[0], logarithms, m);
+        expand8(raw.v, raw.curves[1], logarithms, v);
+    } else {
+        unpack8(raw.m, m);
+        unpack8(raw.v, v);
+        if (SCALED_M) scale8(m, how.m_scale);
+        if (SCALED_M) scale8(v, how.v_scale);
+    }
+}
+// The same, and the weights.
+__device__ __forceinline__ void decode(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, Values& old) {
+    decode_moments(raw, how, logarithms, g, old.m, old.v);
     unpack8(raw.w, old.w);
     if (SCALED_W) scale8(old.w, how.scale);
     if (WEIGHTS == Split) {
-        const u32 pairs[4] = {raw.rest.x, raw.rest.y, raw.rest.z, raw.rest.w};
+        const u32 pairs[4] = {raw.rest.words[0].x, raw.rest.words[0].y, raw.rest.words[0].z, raw.rest.words[0].w};
 #pragma unroll
         for (int i = 0; i < 8; i++) old.w[i] = __uint_as_float(__float_as_uint(old.w[i]) + (int)(short)(pairs[i / 2] >> (i % 2 * 16)));
     }
-    if constexpr (MOMENTS == Expanded) {
-        expand8(raw.m, of.m_scale + 3 * place.group, logarithms, old.m);
-        expand8(raw.v, of.v_scale + 3 * place.group, logarithms, old.v);
-    } else {
-        unpack8(raw.m, old.m);
-        unpack8(raw.v, old.v);
-        if (SCALED_M) scale8(old.m, how.m_scale);
-        if (SCALED_M) scale8(old.v, how.v_scale);
+}
+// The new moments of eight elements, in place of the old ones.
+__device__ __forceinline__ void moments8(const float* g, const Update& how, float* m, float* v) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        m[i] = m[i] + (g[i] - m[i]) * how.take1;
+        v[i] = v[i] * how.beta2 + g[i] * g[i] * how.take2;
     }
 }
 
-// The new values of eight elements, in place of the old ones.
-__device__ __forceinline__ void compute(const Raw& raw, const Tensors& of, const Place& place, const Update& how, const float* logarithms, Values& x) {
-    float g[8], nothing = 0.0f;
-    bool exact = how.usual;
-    decode(raw, of, place, how, logarithms, g, x);
+// The largest |m| / √v of eight new moments, close enough for a bound.
+__device__ __forceinline__ float largest_ratio8(const float* m, const float* v) {
+    float ratio = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        x.m[i] = x.m[i] + (g[i] - x.m[i]) * how.take1;
-        x.v[i] = x.v[i] * how.beta2 + g[i] * g[i] * how.take2;
-        const float denominator = quotient(root(x.v[i]), how.correction2, how.inverse2) + how.epsilon;
-        const float q = quotient(x.m[i], denominator, reciprocal(denominator));
-        const float decayed = x.w[i] * how.keep, step = how.step_size * q;
-        x.w[i] = decayed - step;
-        // A quotient is right unless it is tiny, and then it is far from changing a weight of ordinary size.
-        exact &= fabsf(q) >= 0x1p-40f || fabsf(step) < fabsf(decayed) * 0x1p-30f;
-        // Infinity and NaN make it NaN.
-        nothing = __fmaf_rn(x.w[i], 0.0f, nothing);
+        float r;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v[i]));
+        // Zero times infinity is NaN, which counts for nothing.
+        ratio = fmaxf(ratio, fabsf(m[i]) * r);
     }
-    if (exact && nothing == 0.0f) return;
-    // Once more, from memory, with the compiler's own division and root; one by one, by turning them round.
-    Raw again;
-    fetch(again, of, place);
-    decode(again, of, place, how, logarithms, g, x);
+    return ratio;
+}
+// No new weight is larger in size, where the old one is at most `w`. A thousandth is more than all that is rounded; what is out of the
+// ordinary gives infinity or NaN.
+__device__ __forceinline__ float bound_of_weights(float w, float ratio, const Update& how) {
+    return (w * fabsf(how.keep) + fabsf(how.step_size) * how.correction2 * ratio) * 1.001f;
+}
+
+// The new values of eight elements, from memory once more, with the compiler's own division and root; one by one, by turning them
+// round, since that is much code.
+__device__ __forceinline__ void update_again(Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
+    Raw raw;
+    float g[8];
+    fetch(raw, of, place);
+    decode(raw, how, logarithms, g, x);
+    moments8(g, how, x.m, x.v);
 #pragma unroll 1
     for (int k = 0; k < 8; k++) {
-        const float m = x.m[0] + (g[0] - x.m[0]) * how.take1, v = x.v[0] * how.beta2 + g[0] * g[0] * how.take2;
-        const float w = x.w[0] * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
+        const float m = x.m[0], v = x.v[0], w = x.w[0] * how.keep - how.step_size * (m / (sqrtf(v) / how.correction2 + how.epsilon));
 #pragma unroll
         for (int i = 0; i < 7; i++) {
-            g[i] = g[i + 1];
             x.w[i] = x.w[i + 1];
             x.m[i] = x.m[i + 1];
             x.v[i] = x.v[i + 1];
@@ -248,50 +219,60 @@ __device__ __forceinline__ void compute(const Raw& raw, const Tensors& of, const
         x.v[7] = v;
     }
 }
-
-// The curve of a group, whose values sixteen neighbouring threads have. All threads of a warp come here. As integers, absolute values
-// are in order, and one less makes zero the largest.
-__device__ __forceinline__ Curve curve_of_group(const float* x, bool any) {
-    u32 largest = 0, smallest = 0xFFFFFFFF;
+// The same of what was read, in fewer operations, where they are exact.
+__device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
+    float g[8], nothing = 0.0f, least = 1.0f;
+    decode(raw, how, logarithms, g, x);
+    moments8(g, how, x.m, x.v);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const u32 bits = any ? __float_as_uint(x[i]) & 0x7FFFFFFF : 0;
-        largest = max(largest, bits);
-        smallest = min(smallest, bits - 1);
+        const float denominator = quotient_by_nearest(large_root(x.v[i]), how.divisor, how.inverse) + how.epsilon;
+        const float q = quotient(x.m[i], denominator, reciprocal(denominator));
+        x.w[i] = x.w[i] * how.keep - how.step_size * q;
+        least = fminf(least, fabsf(q));
+        // Infinity and NaN make it NaN.
+        nothing = __fmaf_rn(x.w[i], 0.0f, nothing);
     }
+    bool exact = how.usual && nothing == 0.0f;
+    // A quotient is right unless it is tiny, and then it does not change a weight of ordinary size.
+    if (exact && least < 0x1p-40f) {
 #pragma unroll
-    for (int step = 8; step > 0; step /= 2) {
-        largest = max(largest, __shfl_xor_sync(0xFFFFFFFF, largest, step));
-        smallest = min(smallest, __shfl_xor_sync(0xFFFFFFFF, smallest, step));
+        for (int i = 0; i < 8; i++) exact &= fabsf(x.w[i]) >= fabsf(how.step_size) * 0x1p-9f;
     }
-    return curve_of(__uint_as_float(largest), __uint_as_float(smallest + 1));
+    if (!exact) update_again(x, of, place, how, logarithms);
 }
-template <class T> __device__ __forceinline__ void write_expanded(T* codes, float* groups, const Place& place, const float* x, const Curve& curve) {
-    float y[8];
+
+// As `put8`. The compiler takes stores of several words apart in these kernels, and leaves them so.
+template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& e, const Place& place) {
+    if (!place.wide) return put8(p, e, place.valid, false);
+    const u32* words = (const u32*)&e;
+    if (sizeof(T) == 1) asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(words[0]), "r"(words[1]) : "memory");
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = curve.bad() ? (x[i] == 0.0f ? 0.0f : curve.step) : stretched(x[i], curve);
-    put8(codes + place.at, pack8<T>(y), place.valid, place.wide);
-    if (threadIdx.x % 16 == 0) {
-        groups[3 * place.group] = curve.step;
-        groups[3 * place.group + 1] = curve.power;
-        groups[3 * place.group + 2] = curve.middle;
-    }
+    for (int w = 0; w + 4 <= sizeof(e) / 4; w += 4)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
 }
 
 // Writes new values, and gives the weights as layers read them, zero where there are none. All threads of a warp come here, each
 // with a row's eight, or without `any`; sixteen neighbours have a group of what is expanded.
 __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
     if constexpr (MOMENTS == Expanded) {
-        const Curve m = curve_of_group(x.m, any), v = curve_of_group(x.v, any);
-        if (any) write_expanded(of.m, of.m_scale, place, x.m, m);
-        if (any) write_expanded(of.v, of.v_scale, place, x.v, v);
+        Curve m, v;
+        curves_of_groups(x.m, x.v, m, v);
+        if (any) {
+            write8(of.m + place.at, stretched8<M>(x.m, m), place);
+            write8(of.v + place.at, stretched8<V>(x.v, v), place);
+            if (threadIdx.x % 16 == 0) {
+                ((Curve*)of.m_scale)[place.group] = m;
+                ((Curve*)of.v_scale)[place.group] = v;
+            }
+        }
     } else if (any) {
         if (SCALED_M) scale8(x.m, how.m_power);
         if (SCALED_M) scale8(x.v, how.v_power);
         if (MOMENTS == Bfloat16) round_by_chance(x.m, how.seed, place.at, 1);
         if (MOMENTS == Bfloat16) round_by_chance(x.v, how.seed, place.at, 2);
-        put8(of.m + place.at, pack8<M>(x.m), place.valid, place.wide);
-        put8(of.v + place.at, pack8<V>(x.v), place.valid, place.wide);
+        write8(of.m + place.at, pack8<M>(x.m), place);
+        write8(of.v + place.at, pack8<V>(x.v), place);
     }
     Eight<X> read = {};
     if (!any) return read;
@@ -306,11 +287,11 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
         }
         Eight<bf16> rests;
         rests.words[0] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-        put8((bf16*)of.rest + place.at, rests, place.valid, place.wide);
+        write8((bf16*)of.rest + place.at, rests, place);
     }
     if (SCALED_W) scale8(x.w, how.power);
     const Eight<W> kept = pack8<W>(x.w);
-    put8(of.weight + place.at, kept, place.valid, place.wide);
+    write8(of.weight + place.at, kept, place);
     if (SCALED_W) {
         unpack8(kept, x.w);
         scale8(x.w, how.new_scale);
@@ -320,7 +301,7 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
 #pragma unroll
         for (int i = 0; i < 8; i++) if (i >= place.valid) read.at[i] = X{};
     }
-    if (of.copy) put8(of.copy + place.at, read, place.valid, place.wide);
+    if (of.copy) write8(of.copy + place.at, read, place);
     return read;
 }
 

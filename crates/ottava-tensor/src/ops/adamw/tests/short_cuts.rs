@@ -1,0 +1,69 @@
+//! Where the GPU takes a way of its own to the same bits: divisions and roots without the rare cases, weights that cannot be the largest
+//! left out, codes by its own logarithm.
+
+use super::*;
+
+/// Seeded numbers of magnitudes that a normal distribution of exponents gives, each a `range` times as wide; zeros alone, and where a
+/// whole row has never had a gradient.
+fn magnitudes(name: &str, n: usize, range: f32) -> Tensor {
+    let x = ["mantissa", "exponent"].map(|part| normals(&format!("{name} {part}"), &[n], DType::F32));
+    let x = x.map(|x| x.to_vec::<f32>().unwrap());
+    let mut x: Vec<f32> = x[0].iter().zip(&x[1]).map(|(x, e)| x * (e * range).exp2()).collect();
+    let zero = |i: usize| i % 61 == name.len() || (name != "weights" && (i / 8).is_multiple_of(7));
+    x.iter_mut().enumerate().filter(|(i, _)| zero(*i)).for_each(|(_, x)| *x = 0.0);
+    Tensor::from_slice(&Device::Cpu, &[n], &x).unwrap()
+}
+
+/// NaN has other bits on other devices.
+fn without_nan(x: &Tensor) -> Tensor {
+    let values: Vec<f32> = values(x).iter().map(|x| if x.is_nan() { 0.0 } else { *x as f32 }).collect();
+    Tensor::from_slice(x.device(), x.shape(), &values).unwrap()
+}
+
+/// Masters in F32, and in F16, whose power of two follows from the largest of the new ones.
+#[test]
+fn every_magnitude_is_divided_alike() {
+    for range in [0.0, 4.0, 20.0, 60.0] {
+        let number = |x: f32| Tensor::from_slice(&Device::Cpu, &[1], &[x]).unwrap();
+        let [w, m, root, g] = [("weights", range / 4.0), ("m", range), ("root", range), ("grad", range)]
+            .map(|(name, range)| magnitudes(name, 1 << 19, range));
+        let inputs = [w, m, squares(&root), g];
+        let inputs: Vec<_> = inputs.into_iter().chain([number(0.3)]).collect();
+        for (beta2, epsilon) in [(0.95, 1e-8), (0.999, 0.0), (0.5, 3.0), (1.0 - 1e-14, 1e-8)] {
+            for weights in [Weights::Master(None), Weights::ScaledMade(DType::BF16)] {
+                parity(&inputs, Tolerance::Exact, |x| {
+                    let mut case = Case::of(&x[0], &x[3], Stored { weights, ..PLAIN });
+                    case.moments = Moments::Plain { m: x[1].duplicate()?, v: x[2].duplicate()? };
+                    plain_update(&mut [case.parameter(0, None)], &x[4], &AdamW { beta2, epsilon, step: 3, ..HOW });
+                    let weights = [case.master, case.scaled.values, case.scaled.scale_inv];
+                    Ok(weights.iter().chain(&kept(&case.moments)).map(without_nan).collect())
+                });
+            }
+        }
+    }
+}
+
+/// Groups from nearly equal values to all that F32 has, around middles of all sizes.
+#[test]
+fn every_range_is_stretched_alike() {
+    let (rows, columns) = (512, 640);
+    for range in [0.01, 0.3, 1.0, 3.0, 10.0, 25.0, 60.0, 200.0] {
+        let parts = ["place", "middle", "sign"].map(|name| values(&normals(name, &[rows, columns], DType::F32)));
+        let value = |i: usize| {
+            // Evenly within the range, if not quite.
+            let place = (parts[0][i] * 3.0).sin() / 2.0;
+            let middle = parts[1][i / 128 * 128] * (60.0 - range / 4.0);
+            if i % 97 == 5 { 0.0 } else { ((middle + place * range).exp2() * parts[2][i].signum()) as f32 }
+        };
+        let x: Vec<f32> = (0..rows * columns).map(value).collect();
+        let [g, w] =
+            [&x, &vec![1.0; rows * columns]].map(|x| Tensor::from_slice(&Device::Cpu, &[rows, columns], x).unwrap());
+        let norm = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+        let stored = Stored { weights: Weights::Master(None), states: States::Expanded, grad: DType::F32 };
+        // Squares of what is far from 1 are zero or infinite; there the first moments alone tell.
+        parity(&[w, g, norm], Tolerance::Exact, |x| {
+            let written = steps(x, 2, stored);
+            Ok(written.iter().filter(|x| x.dtype() != DType::I16).map(without_nan).collect())
+        });
+    }
+}
