@@ -21,6 +21,10 @@ pub enum Granularity {
     /// One for each square of 128 rows and 128 columns.
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
+    /// One for 128 neighbours along a row, and in the transposed copy one for each square of 128 by 128. What reads the transposed
+    /// copy beside blocks of 1x128 is faster so.
+    #[serde(rename = "mixed-blocks")]
+    MixedBlocks,
     /// One power of two for 32 neighbours along a row: MX of the OCP's specification (v1.0, section 5). On the CPU alone, since Hopper
     /// has no such products.
     #[serde(rename = "mx")]
@@ -32,7 +36,7 @@ impl Granularity {
     pub const fn block(self) -> Option<usize> {
         match self {
             Granularity::PerTensor | Granularity::PerRow => None,
-            Granularity::Blocks1x128 | Granularity::Blocks128x128 => Some(128),
+            Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks => Some(128),
             Granularity::Mx => Some(32),
         }
     }
@@ -40,6 +44,22 @@ impl Granularity {
     /// Whether scales change along the contracted dimension.
     pub const fn is_blocks(self) -> bool {
         self.block().is_some()
+    }
+
+    /// How the codes as they lie share scales.
+    pub const fn of_rows(self) -> Granularity {
+        match self {
+            Granularity::MixedBlocks => Granularity::Blocks1x128,
+            both => both,
+        }
+    }
+
+    /// How the transposed codes share theirs.
+    pub const fn of_columns(self) -> Granularity {
+        match self {
+            Granularity::MixedBlocks => Granularity::Blocks128x128,
+            both => both,
+        }
     }
 
     /// Shape of the codes of a matrix of `rows` that are contracted over `length`: whole multiples of
@@ -54,13 +74,14 @@ impl Granularity {
 
     /// Shape of what multiplies these codes, as cuBLASLt wants it: `[1]`; `[rows]`; for blocks of 1x128 `[length / 128, rows]`, block
     /// by block along the contracted dimension; for blocks of 128x128 `[rows / 128, length / 128]`, whose rows of scales are padded
-    /// to multiples of 4. All count what is padded. Padding is scaled as zeros are, beyond the blocks of 128x128 by zero.
+    /// to multiples of 4. All count what is padded. Padding is scaled as zeros are, beyond the blocks of 128x128 by zero. Of a matrix
+    /// whose copies differ these are the codes as they lie.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = QuantizedTensor::padded(rows);
         match self {
             Granularity::PerTensor => vec![1],
             Granularity::PerRow => vec![padded],
-            Granularity::Blocks1x128 => vec![length.div_ceil(128), padded],
+            Granularity::Blocks1x128 | Granularity::MixedBlocks => vec![length.div_ceil(128), padded],
             Granularity::Mx => vec![length.div_ceil(32), padded],
             Granularity::Blocks128x128 => vec![rows.div_ceil(128), length.div_ceil(128).next_multiple_of(4)],
         }
@@ -71,7 +92,7 @@ impl Granularity {
         match self {
             Granularity::PerTensor => 0,
             Granularity::PerRow => row,
-            Granularity::Blocks1x128 | Granularity::Mx => block * shape[1] + row,
+            Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => block * shape[1] + row,
             Granularity::Blocks128x128 => row / 128 * shape[1] + block,
         }
     }
@@ -84,6 +105,7 @@ impl fmt::Display for Granularity {
             Granularity::PerRow => "per-row",
             Granularity::Blocks1x128 => "1x128",
             Granularity::Blocks128x128 => "128x128",
+            Granularity::MixedBlocks => "1x128, transposed 128x128",
             Granularity::Mx => "mx",
         })
     }

@@ -188,6 +188,7 @@ fn precision_is_checked_with_the_rest() {
         ("high_precision_layers = [\"\"]", "empty pattern"),
         ("non_finite = \"ignore\"", "quarantine"),
         ("wgrad_accumulation = \"slow\"", "exact"),
+        ("wgrad_blocks = \"64x64\"", "`128x128`"),
         ("recipe = \"fp8-block\"\nfprop_accumulation = \"fast\"", "always add up exactly"),
         ("recipe = \"fp8-delayed\"\npower_of_two_scales = true", "not for \"fp8-delayed\""),
         ("recipe = \"fp8-row\"\nsmooth_swiglu = true", "one scale per tensor, of which recipe fp8-row has none"),

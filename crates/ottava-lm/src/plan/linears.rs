@@ -63,18 +63,20 @@ fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> V
     let plan = |(decision, members): (&Decision, Vec<usize>)| {
         let [fprop, dgrad, wgrad] = match &decision.fp8 {
             Some((Casts { input, weight, grad_output }, how)) => {
-                let product = |a: &str, x: &Cast, b: &str, y: &Cast, how: ProductPrecision| {
+                let product = |a: &str, x: String, b: &str, y: String, how: ProductPrecision| {
                     let sums = match how {
                         ProductPrecision::High => return format!("{compute}, exact sums"),
                         ProductPrecision::Fp8(Accumulation::Fast) => "fast sums",
                         ProductPrecision::Fp8(Accumulation::Exact) => "exact sums",
                     };
-                    format!("{a} {} · {b} {}, {sums}", operand(x), operand(y))
+                    format!("{a} {x} · {b} {y}, {sums}")
                 };
+                let rows = |cast: &Cast| operand(cast.format, cast.granularity.of_rows());
+                let columns = |cast: &Cast| operand(cast.format, cast.granularity.of_columns());
                 [
-                    product("x", input, "W", weight, how.fprop),
-                    product("dy", grad_output, "W", weight, how.dgrad),
-                    product("dy", grad_output, "x", input, how.wgrad),
+                    product("x", rows(input), "W", rows(weight), how.fprop),
+                    product("dy", rows(grad_output), "W", columns(weight), how.dgrad),
+                    product("dy", columns(grad_output), "x", columns(input), how.wgrad),
                 ]
             }
             None => [(); 3].map(|()| format!("{compute}, exact sums")),
@@ -98,10 +100,10 @@ fn ranges(numbers: &[usize]) -> String {
     if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
-/// A cast in short: its format, and what shares a scale where that is less than the tensor.
-fn operand(cast: &Cast) -> String {
-    let format = if cast.format == DType::E4M3 { "E4M3" } else { "E5M2" };
-    match cast.granularity {
+/// Codes in short: their format, and what shares a scale where that is less than the tensor.
+fn operand(format: DType, granularity: Granularity) -> String {
+    let format = if format == DType::E4M3 { "E4M3" } else { "E5M2" };
+    match granularity {
         Granularity::PerTensor => format.to_string(),
         granularity => format!("{format} {granularity}"),
     }

@@ -4,7 +4,7 @@ use crate::bench::model;
 use crate::config::RunConfig;
 use crate::level::Level;
 use crate::optim::AdamWOptimizer;
-use crate::recipe::RecipeName;
+use crate::recipe::{Precision, RecipeName, WgradBlocks};
 use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
@@ -74,6 +74,20 @@ fn plans_of_saved_activations_are_what_was_measured() {
         let planned = plan.peak_bytes as f64 / GIB;
         assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
     }
+}
+
+/// Each product with the blocks that it reads, and why squares are among them.
+#[test]
+fn linears_say_which_blocks_their_products_read() {
+    let read = |wgrad_blocks| {
+        let precision = Precision { recipe: RecipeName::Fp8Block, wgrad_blocks, ..Precision::default() };
+        let linear = linears::linears(&llama(), &precision.recipe()).unwrap().swap_remove(0);
+        assert_eq!(linear.fprop, "x E4M3 1x128 · W E4M3 128x128, exact sums");
+        assert_eq!(linear.dgrad, "dy E4M3 1x128 · W E4M3 128x128, exact sums");
+        (linear.wgrad, linear.reason.contains("wgrad_blocks: dy in 128x128"))
+    };
+    assert_eq!(read(WgradBlocks::Square), ("dy E4M3 128x128 · x E4M3 1x128, exact sums".into(), true));
+    assert_eq!(read(WgradBlocks::Along), ("dy E4M3 1x128 · x E4M3 1x128, exact sums".into(), false));
 }
 
 #[test]

@@ -162,7 +162,9 @@ fn scaling(casts: &Casts) -> String {
             let what = match casts.input.granularity {
                 Granularity::PerTensor => "tensor",
                 Granularity::PerRow => "row",
-                Granularity::Blocks1x128 | Granularity::Blocks128x128 => "block of 1x128, of weights of 128x128,",
+                Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Blocks128x128 => {
+                    "block of 1x128, of weights of 128x128,"
+                }
                 Granularity::Mx => "32 neighbours along the sums",
             };
             let rounded = if how.power_of_two || casts.input.granularity == Granularity::Mx {
@@ -170,7 +172,13 @@ fn scaling(casts: &Casts) -> String {
             } else {
                 ""
             };
-            format!("each {what} is scaled by its own amax{rounded}")
+            let squares = match casts.grad_output.granularity {
+                Granularity::MixedBlocks => {
+                    "; wgrad_blocks: dy in 128x128 for wgrad, which is slower with 1x128 in both"
+                }
+                _ => "",
+            };
+            format!("each {what} is scaled by its own amax{rounded}{squares}")
         }
         Scaling::Delayed { how, window, .. } => {
             let reducer = match how.reducer {

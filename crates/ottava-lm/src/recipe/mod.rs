@@ -7,7 +7,7 @@ mod steps;
 
 pub use fp8_pays::{FP8_PAYS, Fp8Pays};
 pub use linears::{Decision, Exceptions, LinearSite};
-pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums};
+pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums, WgradBlocks};
 pub use steps::Steps;
 
 use crate::error::{Error, Result};

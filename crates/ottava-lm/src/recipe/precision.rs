@@ -29,6 +29,17 @@ pub enum Sums {
     Exact,
 }
 
+/// What shares a scale of `dy` in wgrad, where activations have blocks. Its other operand, `x`, has blocks of 1x128 in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WgradBlocks {
+    /// 128 tokens of one output, as in DeepSeek-V3 and Transformer Engine.
+    #[serde(rename = "1x128")]
+    Along,
+    /// 128 tokens of 128 outputs: cuBLASLt multiplies these by 1x128 a quarter faster than 1x128 by 1x128.
+    #[serde(rename = "128x128")]
+    Square,
+}
+
 /// The products of a linear layer, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -80,6 +91,8 @@ pub struct Precision {
     pub dgrad_accumulation: Sums,
     /// The same for gradients by weights; `auto` is `exact`.
     pub wgrad_accumulation: Sums,
+    /// Blocks of `dy` in wgrad with `fp8-block`: `128x128` or `1x128`.
+    pub wgrad_blocks: WgradBlocks,
     /// Products of all linears that read operands in BF16: `fprop`, `dgrad`, `wgrad`.
     pub high_precision_products: Vec<ProductName>,
     /// Steps whose products all read operands in BF16, while histories and scales go on: `100..200`.
@@ -119,6 +132,7 @@ impl Default for Precision {
             fprop_accumulation: Sums::Auto,
             dgrad_accumulation: Sums::Auto,
             wgrad_accumulation: Sums::Auto,
+            wgrad_blocks: WgradBlocks::Square,
             high_precision_products: Vec::new(),
             high_precision_steps: Steps::default(),
             high_precision_layers: Vec::new(),
@@ -237,10 +251,14 @@ impl Precision {
                 (Fp8Format::Hybrid, _) | (Fp8Format::Auto, Granularity::PerTensor) => DType::E5M2,
                 (Fp8Format::E4m3 | Fp8Format::Auto, _) => DType::E4M3,
             };
+            let of_gradients = match (self.wgrad_blocks, activations) {
+                (WgradBlocks::Square, Granularity::Blocks1x128) => Granularity::MixedBlocks,
+                (WgradBlocks::Along | WgradBlocks::Square, activations) => activations,
+            };
             Casts {
                 input: Cast { format: DType::E4M3, granularity: activations, scaling },
                 weight: Cast { format: DType::E4M3, granularity: weights, scaling },
-                grad_output: Cast { format: gradients, granularity: activations, scaling },
+                grad_output: Cast { format: gradients, granularity: of_gradients, scaling },
             }
         });
         let blocks = casts.is_some_and(|casts| casts.input.granularity.is_blocks());

@@ -4,7 +4,7 @@ use ottava_lm::layers::{Linear, LinearConfig};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, kept};
 use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
-use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling};
+use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, normal};
 use ottava_tensor::testing::{gpu, integers, values};
@@ -53,6 +53,8 @@ pub fn mixed() -> Vec<(String, Recipe)> {
     });
     let rounded = Precision { recipe: RecipeName::Fp8Block, power_of_two_scales: true, ..Precision::default() };
     let rounded = ("fp8-block in powers of two".to_string(), rounded.recipe());
+    let along = Precision { recipe: RecipeName::Fp8Block, wgrad_blocks: WgradBlocks::Along, ..Precision::default() };
+    let along = ("fp8-block, wgrad by 1x128".to_string(), along.recipe());
     let smooth = [RecipeName::Fp8Delayed, RecipeName::Fp8Current].map(|recipe| {
         let precision = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() };
         (format!("{}, smooth", recipe.as_str()), precision.recipe())
@@ -67,7 +69,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         })
         .into_iter()
         .chain(products)
-        .chain([rounded])
+        .chain([rounded, along])
         .chain(smooth)
         .collect()
 }

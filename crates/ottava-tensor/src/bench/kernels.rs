@@ -57,6 +57,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         ("quantize_blocks, rows and columns", Granularity::PerRow),
         ("quantize_blocks, 1x128 in both copies", Granularity::Blocks1x128),
         ("quantize_blocks, 128x128 in both copies", Granularity::Blocks128x128),
+        ("quantize_blocks, 1x128, transposed 128x128", Granularity::MixedBlocks),
     ] {
         let (how, both) = (CurrentScaling::default(), Copies::Both);
         row(name, bf16(tc) + 2 * tc, &mut || {
@@ -101,9 +102,11 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
         rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
     })?;
-    for (name, granularity) in
-        [("rope_backward, FP8 by rows", Granularity::PerRow), ("rope_backward, FP8 by 1x128", Granularity::Blocks1x128)]
-    {
+    for (name, granularity) in [
+        ("rope_backward, FP8 by rows", Granularity::PerRow),
+        ("rope_backward, FP8 by 1x128", Granularity::Blocks1x128),
+        ("rope_backward, FP8 by 1x128, transposed 128x128", Granularity::MixedBlocks),
+    ] {
         row(name, bf16(3 * tc) + 6 * tc, &mut || {
             rope_to(&qkv, &table, layout, Rotation::Backward, own(granularity, &mut seen)).map(drop)
         })?;
@@ -149,23 +152,28 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         swiglu_backward_to(&dy, &saved, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
     drop(saved);
+    for (name, granularity) in
+        [("swiglu, FP8 by rows", Granularity::PerRow), ("swiglu, FP8 by 1x128", Granularity::Blocks1x128)]
+    {
+        row(name, bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, own(granularity, &mut seen)).map(drop))?;
+    }
     for (names, granularity) in [
+        (["swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"], Granularity::PerRow),
+        (["swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"], Granularity::Blocks1x128),
         (
-            ["swiglu, FP8 by rows", "swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"],
-            Granularity::PerRow,
-        ),
-        (
-            ["swiglu, FP8 by 1x128", "swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"],
-            Granularity::Blocks1x128,
+            [
+                "swiglu_backward, FP8 by 1x128, transposed 128x128",
+                "swiglu_backward, FP8 by 1x128, transposed 128x128, + activation",
+            ],
+            Granularity::MixedBlocks,
         ),
     ] {
-        row(names[0], bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, own(granularity, &mut seen)).map(drop))?;
-        row(names[1], bf16(3 * tf) + 4 * tf, &mut || {
+        row(names[0], bf16(3 * tf) + 4 * tf, &mut || {
             swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), None).map(drop)
         })?;
-        row(names[2], bf16(3 * tf) + 5 * tf, &mut || {
+        row(names[1], bf16(3 * tf) + 5 * tf, &mut || {
             let (format, copies, how) = (DType::E4M3, Copies::Columns, CurrentScaling::default());
-            let scale = CastScale::Own(granularity, how);
+            let scale = CastScale::Own(granularity.of_rows(), how);
             let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
             swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), Some(activated)).map(drop)
         })?;

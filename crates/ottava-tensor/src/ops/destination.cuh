@@ -1,12 +1,19 @@
 // The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
 // registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes, `SHARING`
 // says which values share a scale. Blocks have 256 threads, unless a kernel says otherwise.
-enum Sharing { PerTensor, PerRow, Blocks1x128, Blocks128x128 };
+//
+// One scale per tensor is given. Others follow from the values: of blocks while their tile is in shared memory. Rows and columns are
+// longer than a tile, so their scales follow from amaxes that a launch of the same kernel before finds, compiled with `RowAmaxes`:
+// it writes nothing else. `MixedBlocks` are of 1x128 in the codes and of 128x128 in the transposed copy.
+enum Sharing { PerTensor, PerRow, RowAmaxes, Blocks1x128, MixedBlocks, Blocks128x128 };
 #define TILE 128
+// Whether the codes, and the transposed copy, have scales of 128 neighbours, or of squares.
+__device__ constexpr bool rows_are_cut(Sharing s) { return s == Blocks1x128 || s == MixedBlocks; }
+__device__ constexpr bool columns_are_cut(Sharing s) { return s == Blocks1x128; }
+__device__ constexpr bool columns_are_squared(Sharing s) { return s == MixedBlocks || s == Blocks128x128; }
 
 // What a kernel writes; laid out as `Destination` in quantize/cuda.rs. `codes` and `transposed` may be null; both are padded with
-// zeros. One scale per tensor is given. Others follow from the values: of blocks while their tile is in shared memory, of rows and
-// columns in a launch of the same kernel before, which `measures` their amaxes and writes nothing else.
+// zeros.
 struct Destination {
     unsigned char *codes, *transposed;
     float *scale_inv, *transposed_scale_inv, *amax;
@@ -18,7 +25,7 @@ struct Destination {
     int pitch, transposed_pitch, scale_pitch, transposed_scale_pitch;
     // Of scales that follow from an amax.
     float epsilon, bound;
-    int power_of_two, measures;
+    int power_of_two;
 
     // The columns from F on, of whole tiles, as a destination of their own.
     __device__ __forceinline__ Destination right_of(int F) const {
@@ -27,19 +34,19 @@ struct Destination {
         if (codes) right.codes += F;
         if (transposed) right.transposed += (u64)F * transposed_pitch;
         if (column_amax) right.column_amax += F;
-        if (SHARING == PerRow || SHARING == Blocks1x128) right.transposed_scale_inv += F;
-        if (SHARING == Blocks1x128) right.scale_inv += (u64)(F / TILE) * scale_pitch;
-        if (SHARING == Blocks128x128) {
-            right.scale_inv += F / TILE;
-            right.transposed_scale_inv += (u64)(F / TILE) * transposed_scale_pitch;
-        }
+        if (SHARING == PerRow || columns_are_cut(SHARING)) right.transposed_scale_inv += F;
+        if (columns_are_squared(SHARING)) right.transposed_scale_inv += (u64)(F / TILE) * transposed_scale_pitch;
+        if (rows_are_cut(SHARING)) right.scale_inv += (u64)(F / TILE) * scale_pitch;
+        if (SHARING == Blocks128x128) right.scale_inv += F / TILE;
         return right;
     }
 };
 
 __device__ __forceinline__ int padded(int n) { return (n + 15) / 16 * 16; }
+// Whether tiles hold values until there are scales.
+#define HOLDS (SHARING >= Blocks1x128)
 // Along the dimension that is contracted, blocks are whole.
-__device__ __forceinline__ int padded_length(int n) { return SHARING == Blocks1x128 || SHARING == Blocks128x128 ? (n + TILE - 1) / TILE * TILE : padded(n); }
+__device__ __forceinline__ int padded_length(int n) { return HOLDS ? (n + TILE - 1) / TILE * TILE : padded(n); }
 
 // Largest finite value, and half the smallest positive one, which still rounds to zero.
 template <class T> struct Fp8;
@@ -88,6 +95,15 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
     return encode8<T>(a);
 }
 
+// By a scale alone, where another copy is counted.
+template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eight<X>& e, float scale) {
+    float v[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= scale;
+    return encode8<T>(v);
+}
+
 // By such scales of eight columns, counted only where no other copy is.
 template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
     float v[8], a[8];
@@ -107,12 +123,16 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
     return encode8<T>(a);
 }
 
-// A tile. With one scale per tensor, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
+// A tile. Where scales are known, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
 // ways of access free of bank conflicts. Otherwise its values, until scales are known, and then the codes of the transposed copy in
-// their places: eights of a row are exchanged instead of words, and neighbours use other halves.
-#define HOLDS (SHARING != PerTensor)
+// their places: eights of a row are exchanged instead of words, and neighbours use other halves. The scales of its rows and columns lie
+// beside, or what threads have seen of them: of a row up to sixteen, and one more place for access free of bank conflicts; of a column
+// one for each warp.
+#define OF_ROW 17
+#define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? (OF_ROW + 8) * TILE : 4)
 struct alignas(16) Tile {
-    u32 words[TILE * TILE / 4 * (HOLDS ? sizeof(X) : 1)];
+    float lines[LINES];
+    u32 words[SHARING == RowAmaxes ? 4 : TILE * TILE / 4 * (HOLDS ? sizeof(X) : 1)];
     __device__ __forceinline__ Eight<X>* held(int row, int eight) { return (Eight<X>*)words + row * (TILE / 8) + (eight ^ row / 16); }
     __device__ __forceinline__ u32* at(int row, int word) {
         if constexpr (!HOLDS) return words + row * (TILE / 4) + (word ^ (row / 16 * 4));
@@ -147,8 +167,10 @@ __device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
 __device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadIdx.x / 16; }
 
 // The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
-// likely to be in the cache still.
-__device__ __forceinline__ int first_row() { return (gridDim.y - 1 - blockIdx.y) * TILE; }
+// likely to be in the cache still. Codes by rows go the other way: the launch for their amaxes has read the start last.
+__device__ __forceinline__ int first_row(bool from_start = SHARING == PerRow) {
+    return (from_start ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * TILE;
+}
 
 __device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
 
@@ -176,12 +198,21 @@ __device__ __forceinline__ float row_largest(float* largest) {
     return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
 }
 
-// A tile of values on its way to codes of type T: first `cast` of all its eights, then `finish`, a barrier (that of `measure`), and `flush`.
-template <class T> struct TileCast {
+// The scale of a row, column or block, negative where its amax comes out beyond the largest code.
+template <class T> __device__ __forceinline__ float flagged_scale(const Destination& to, float amax) {
+    const float scale = own_scale(to, Fp8<T>::largest, amax);
+    return amax * scale > Fp8<T>::largest ? -scale : scale;
+}
+
+// A tile of values on its way to codes of type T: `begin` and a barrier where scales are those of rows, then `cast` of all its eights,
+// `finish`, a barrier (that of `measure`), and `flush`. Threads cast eights of the same columns in all their rows.
+template <class T, Sharing SHARED = SHARING> struct TileCast {
     const Destination& to;
     Tile& tile;
     Seen& seen;
     const int row0, column0;
+    // Of what a thread has seen in its columns, the largest, for `RowAmaxes`.
+    mutable Eight<X> in_columns[2] = {};
 
     __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
         row += row0;
@@ -190,40 +221,129 @@ template <class T> struct TileCast {
             *(uint2*)(to.codes + (u64)row * to.pitch + column) = eight;
     }
 
-    // Takes eight values, zero beyond the matrix, that start at this place of the tile. `scale` is that of the tensor, if there is one.
-    __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
-        if constexpr (HOLDS) {
-            *tile.held(row, column / 8) = values;
-        } else {
-            // Padding is zero even if the scale is infinite.
-            uint2 eight = make_uint2(0, 0);
-            if (row0 + row < to.rows && column0 + column < to.columns) eight = encode8<T>(values, scale, seen);
-            *(uint2*)tile.at(row, column / 4) = eight;
-            write_codes(row, column, eight);
+    // The row or column of the tile that a thread finds the amax or scale of: half of the threads have a column each, the other half a row.
+    struct Line { bool is_row; int at, number, lines; };
+    __device__ __forceinline__ Line line() const {
+        const bool is_row = threadIdx.x >= TILE;
+        const int at = threadIdx.x % TILE;
+        return {is_row, at, (is_row ? row0 : column0) + at, is_row ? to.rows : to.columns};
+    }
+
+    // Finds the scales of rows and columns from their amaxes.
+    __device__ __forceinline__ void begin() const {
+        if constexpr (SHARED == PerRow) {
+            const Line it = line();
+            const float* const amaxes = it.is_row ? to.row_amax : to.column_amax;
+            if (!amaxes || it.number >= padded(it.lines)) return;
+            const float amax = amaxes[it.number], flagged = flagged_scale<T>(to, amax);
+            tile.lines[it.is_row ? it.at : TILE + it.at] = flagged;
+            seen.amax = fmaxf(seen.amax, amax);
+            // A line has the same scale in all tiles across, and the first writes it.
+            if ((it.is_row ? column0 : row0) == 0) (it.is_row ? to.scale_inv : to.transposed_scale_inv)[it.number] = 1.0f / fabsf(flagged);
         }
     }
 
-    // Finds the scales that follow from the values and casts by them. All threads come here, each with values in `held` that it has
-    // put there itself, or after a barrier.
+    // Takes eight values, zero beyond the matrix, that start at this place of the tile. `scale` is that of the tensor, if there is one.
+    __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
+        if constexpr (SHARED == RowAmaxes) {
+            see<1>(row, &values);
+        } else if constexpr (HOLDS) {
+            *tile.held(row, column / 8) = values;
+        } else {
+            // Padding is zero even if the scale is infinite.
+            uint2 eight = make_uint2(0, 0), turned = make_uint2(0, 0);
+            if (row0 + row < to.rows && column0 + column < to.columns) {
+                if constexpr (SHARED == PerTensor) {
+                    turned = eight = encode8<T>(values, scale, seen);
+                } else {
+                    if (to.codes) eight = encode8_by_own<T>(values, tile.lines[row], seen);
+                    if (to.transposed) {
+                        float scales[8];
+                        unpack8(load8(tile.lines + TILE + column), scales);
+                        turned = encode8_by_columns<T>(values, scales, !to.codes, seen);
+                    }
+                }
+            }
+            *(uint2*)tile.at(row, column / 4) = turned;
+            write_codes(row, column, eight);
+        }
+    }
+    // Two eights of a row, for threads that have so many: eight share a row then.
+    __device__ __forceinline__ void cast(int row, const int (&columns)[2], const Eight<X> (&values)[2], float scale) const {
+        if constexpr (SHARED == RowAmaxes) {
+            see<2>(row, values);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 2; k++) cast(row, columns[k], values[k], scale);
+        }
+    }
+
+    // Finds the scales of blocks and casts by them, or raises the amaxes of rows and columns. All threads come here, each with values in
+    // `held` that it has put there itself, or after a barrier.
     __device__ __forceinline__ void finish() const {
-        if constexpr (SHARING == Blocks128x128) finish_square();
-        if constexpr (SHARING == PerRow || SHARING == Blocks1x128) finish_rows_and_columns();
+        if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
+        if constexpr (SHARED == Blocks128x128) finish_square();
+        if constexpr (rows_are_cut(SHARED)) finish_blocks();
+    }
+    __device__ __forceinline__ void finish(const int (&columns)[2]) const {
+        if constexpr (SHARED == RowAmaxes) raise_amaxes<2>(columns);
+        else finish();
+    }
+
+    // Of the eights of a row.
+    template <int EIGHTS> __device__ __forceinline__ void see(int row, const Eight<X>* values) const {
+        constexpr int threads = TILE / 8 / EIGHTS;
+        float of_row = 0.0f;
+#pragma unroll
+        for (int k = 0; k < EIGHTS; k++) {
+            if (to.column_amax) in_columns[k] = larger8(in_columns[k], values[k]);
+            of_row = fmaxf(of_row, largest8(values[k]));
+        }
+        if (to.row_amax) tile.lines[row * OF_ROW + threadIdx.x % threads] = of_row;
+    }
+    template <int EIGHTS> __device__ __forceinline__ void raise_amaxes(const int (&columns)[EIGHTS]) const {
+        constexpr int threads = TILE / 8 / EIGHTS;
+        float* const of_warps = tile.lines + OF_ROW * TILE;
+#pragma unroll
+        for (int k = 0; k < EIGHTS; k++) {
+#pragma unroll
+            for (int step = threads; step < 32; step *= 2) in_columns[k] = larger8(in_columns[k], shuffled8(in_columns[k], step));
+            float v[8];
+            unpack8(in_columns[k], v);
+            if (threadIdx.x % 32 < threads) store8(of_warps + threadIdx.x / 32 * TILE + columns[k], pack8<f32>(v));
+        }
+        __syncthreads();
+        const Line it = line();
+        float* const amaxes = it.is_row ? to.row_amax : to.column_amax;
+        if (!amaxes || it.number >= it.lines) return;
+        float amax = 0.0f;
+        if (it.is_row) {
+#pragma unroll
+            for (int i = 0; i < threads; i++) amax = fmaxf(amax, tile.lines[it.at * OF_ROW + i]);
+        } else {
+#pragma unroll
+            for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(of_warps[w * TILE + it.at]));
+        }
+        atomicMax((u32*)amaxes + it.number, __float_as_uint(amax));
     }
 
     __device__ __forceinline__ Eight<X> held(int k) const { return *tile.held(tile_row(k), eight_column() / 8); }
+
+    // Writes the scale of a square, where it has one: in one thread.
+    __device__ __forceinline__ void write_square(float scale, bool of_rows) const {
+        if (row0 >= to.rows || column0 >= to.columns) return;
+        const int row = row0 / TILE, column = column0 / TILE;
+        if (of_rows && to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
+        if (to.transposed) to.transposed_scale_inv[(u64)column * to.transposed_scale_pitch + row] = 1.0f / scale;
+    }
 
     __device__ __forceinline__ void finish_square() const {
         float largest = 0.0f;
 #pragma unroll
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, largest8(held(k)));
-        const float amax = block_max(largest), scale = own_scale(to, Fp8<T>::largest, amax);
-        const float flagged = amax * scale > Fp8<T>::largest ? -scale : scale;
+        const float amax = block_max(largest), flagged = flagged_scale<T>(to, amax);
         seen.amax = fmaxf(seen.amax, amax);
-        if (threadIdx.x == 0 && row0 < to.rows && column0 < to.columns) {
-            const int row = row0 / TILE, column = column0 / TILE;
-            if (to.codes) to.scale_inv[(u64)row * to.scale_pitch + column] = 1.0f / scale;
-            if (to.transposed) to.transposed_scale_inv[(u64)column * to.transposed_scale_pitch + row] = 1.0f / scale;
-        }
+        if (threadIdx.x == 0) write_square(fabsf(flagged), true);
 #pragma unroll 4
         for (int k = 0; k < 8; k++) {
             const uint2 eight = encode8_by_own<T>(held(k), flagged, seen);
@@ -232,63 +352,61 @@ template <class T> struct TileCast {
         }
     }
 
-    // Half of the threads have a column of the tile each, the other half a row.
-    __device__ __forceinline__ void finish_rows_and_columns() const {
+    // Blocks along the rows, and along the columns or the square.
+    __device__ __forceinline__ void finish_blocks() const {
         __shared__ alignas(16) float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE];
-        const bool is_row = threadIdx.x >= TILE;
-        const int line = threadIdx.x % TILE, number = (is_row ? row0 : column0) + line, lines = is_row ? to.rows : to.columns;
-        const int across = is_row ? column0 : row0;
-        const bool by_rows = to.measures ? to.row_amax != nullptr : to.codes != nullptr;
-        const bool by_columns = to.measures ? to.column_amax != nullptr : to.transposed != nullptr;
-        float* const amaxes = is_row ? to.row_amax : to.column_amax;
+        constexpr bool SQUARE = columns_are_squared(SHARED);
+        const Line it = line();
+        const bool by_rows = to.codes, by_columns = to.transposed;
         float amax = 0.0f;
-        // The tile before this one may be read still.
-        if (SHARING == PerRow) __syncthreads();
-        if (SHARING == Blocks1x128 || to.measures) {
-            if (by_rows) {
-                float largest[8];
+        if (by_rows || SQUARE) {
+            float largest[8];
 #pragma unroll
-                for (int k = 0; k < 8; k++) largest[k] = largest8(held(k));
-                const float largest_of_row = row_largest(largest);
-                if (threadIdx.x % 2 == 0) row_amaxes[tile_row(threadIdx.x % 16 / 2)] = largest_of_row;
-            }
-            if (by_columns) {
-                Eight<X> columns = {};
-#pragma unroll
-                for (int k = 0; k < 8; k++) columns = larger8(columns, held(k));
-                float v[8];
-                unpack8(larger8(columns, shuffled8(columns, 16)), v);
-                if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
-            }
-            __syncthreads();
-            if (is_row && by_rows) amax = row_amaxes[line];
-            if (!is_row && by_columns) {
-#pragma unroll
-                for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(warps[w][line]));
-            }
+            for (int k = 0; k < 8; k++) largest[k] = largest8(held(k));
+            const float largest_of_row = row_largest(largest);
+            if (threadIdx.x % 2 == 0) row_amaxes[tile_row(threadIdx.x % 16 / 2)] = largest_of_row;
         }
-        if (to.measures) {
-            if (amaxes && number < lines) atomicMax((u32*)amaxes + number, __float_as_uint(amax));
-            return;
+        if (by_columns && !SQUARE) {
+            Eight<X> columns = {};
+#pragma unroll
+            for (int k = 0; k < 8; k++) columns = larger8(columns, held(k));
+            float v[8];
+            unpack8(larger8(columns, shuffled8(columns, 16)), v);
+            if (threadIdx.x % 32 < 16) store8(warps[threadIdx.x / 32] + eight_column(), pack8<f32>(v));
         }
-        if ((is_row ? by_rows : by_columns) && number < padded(lines) && column0 < to.columns) {
-            if (SHARING == PerRow) amax = amaxes[number];
-            const float scale = own_scale(to, Fp8<T>::largest, amax);
-            (is_row ? of_rows : of_columns)[line] = amax * scale > Fp8<T>::largest ? -scale : scale;
+        __syncthreads();
+        float square = 0.0f;
+        if constexpr (SQUARE) {
+            const float4 four = ((const float4*)row_amaxes)[threadIdx.x % 32];
+            const float of_four = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
+            const float amax_of_square = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(of_four)));
+            square = flagged_scale<T>(to, amax_of_square);
+            seen.amax = fmaxf(seen.amax, amax_of_square);
+            if (threadIdx.x == 0) write_square(fabsf(square), false);
+        } else if (!it.is_row && by_columns) {
+#pragma unroll
+            for (int w = 0; w < 8; w++) amax = fmaxf(amax, fabsf(warps[w][it.at]));
+        }
+        if (it.is_row && by_rows) amax = row_amaxes[it.at];
+        if ((it.is_row ? by_rows : by_columns && !SQUARE) && it.number < padded(it.lines) && column0 < to.columns) {
+            const float flagged = flagged_scale<T>(to, amax);
+            (it.is_row ? of_rows : of_columns)[it.at] = flagged;
             seen.amax = fmaxf(seen.amax, amax);
-            // Whole rows have the same scale in all tiles across, and the first writes it.
-            float* const scale_inv = is_row ? to.scale_inv : to.transposed_scale_inv;
-            const int pitch = is_row ? to.scale_pitch : to.transposed_scale_pitch;
-            if (SHARING == Blocks1x128) scale_inv[(u64)(across / TILE) * pitch + number] = 1.0f / scale;
-            else if (across == 0) scale_inv[number] = 1.0f / scale;
+            float* const scale_inv = it.is_row ? to.scale_inv : to.transposed_scale_inv;
+            const int pitch = it.is_row ? to.scale_pitch : to.transposed_scale_pitch;
+            scale_inv[(u64)((it.is_row ? column0 : row0) / TILE) * pitch + it.number] = 1.0f / fabsf(flagged);
         }
         __syncthreads();
         float scales[8];
-        unpack8(load8(of_columns + eight_column()), scales);
+        if (!SQUARE) unpack8(load8(of_columns + eight_column()), scales);
         const auto encode = [&](int k, bool by_row, bool by_column) {
             const Eight<X> values = held(k);
             if (by_row) write_codes(tile_row(k), eight_column(), encode8_by_own<T>(values, of_rows[tile_row(k)], seen));
-            if (by_column) *(uint2*)tile.at(tile_row(k), eight_column() / 4) = encode8_by_columns<T>(values, scales, !by_row, seen);
+            if (!by_column) return;
+            uint2 turned;
+            if (SQUARE) turned = by_row ? encode8_uncounted<T>(values, fabsf(square)) : encode8_by_own<T>(values, square, seen);
+            else turned = encode8_by_columns<T>(values, scales, !by_row, seen);
+            *(uint2*)tile.at(tile_row(k), eight_column() / 4) = turned;
         };
         // The usual case by itself, without a branch between the copies.
         if (by_rows && by_columns) {
@@ -313,7 +431,7 @@ template <class T> struct TileCast {
 // for memory. The `first` block of a matrix writes the rest.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
-    if (to.measures) return;
+    if constexpr (SHARING == RowAmaxes) return;
     const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
     if (threadIdx.x % 32 == 0) {
@@ -374,11 +492,14 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
 // count, and `values(raw, row, column)` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
-template <int LOADS, class Source> __device__ __forceinline__ void quantize_tile(const Destination& to, Source source) {
-    const int row0 = first_row(), column0 = blockIdx.x * TILE;
+template <int LOADS, class Source>
+__device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row()) {
+    const int column0 = blockIdx.x * TILE;
     const float scale = given_scale(to);
     Seen seen;
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
+    tile.begin();
+    if (SHARING == PerRow) __syncthreads();
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {
         source.wide = true;
         fill_tile<LOADS, true>(tile, source, scale);

@@ -198,6 +198,8 @@ pub(super) mod tests {
             (Granularity::Blocks1x128, DType::E4M3, Copies::Rows, true),
             (Granularity::Blocks1x128, DType::E5M2, Copies::Columns, false),
             (Granularity::Blocks128x128, DType::E4M3, Copies::Both, false),
+            (Granularity::MixedBlocks, DType::E4M3, Copies::Both, false),
+            (Granularity::MixedBlocks, DType::E5M2, Copies::Columns, true),
         ] {
             let scale = CastScale::Own(granularity, CurrentScaling { epsilon: 0.0, power_of_two });
             let mut expected = CastStatistics::new(device, 3).unwrap();

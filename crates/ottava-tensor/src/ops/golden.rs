@@ -68,20 +68,26 @@ fn block_scaling_matches_transformer_engine() {
     let x = tensor("block/x_bits", DType::BF16);
     for device in devices() {
         let x = x.to_device(&device).unwrap();
-        for (blocks, granularity) in [("1d", Granularity::Blocks1x128), ("2d", Granularity::Blocks128x128)] {
+        for (granularity, of_rows, of_columns) in [
+            (Granularity::Blocks1x128, "1d", "1d"),
+            (Granularity::Blocks128x128, "2d", "2d"),
+            (Granularity::MixedBlocks, "1d", "2d"),
+        ] {
             for (word, power_of_two) in [("False", false), ("True", true)] {
                 let how = CurrentScaling { epsilon: 0.0, power_of_two };
                 let mut seen = CastStatistics::new(&device, 1).unwrap();
                 let q = quantize_blocks(&x, DType::E4M3, granularity, how, Copies::Both, &mut seen, 0).unwrap();
-                let what = format!("block/{blocks}/{word}");
-                let codes = [("bytes", q.codes.unwrap()), ("col_bytes", q.transposed.unwrap())];
-                for (part, got) in codes {
+                let [rows, columns] = [of_rows, of_columns].map(|blocks| format!("block/{blocks}/{word}"));
+                let codes = [(&rows, "bytes", q.codes.unwrap()), (&columns, "col_bytes", q.transposed.unwrap())];
+                for (what, part, got) in codes {
                     let expected = tensor(&format!("{what}/{part}"), DType::E4M3);
                     assert_close(&format!("{what}/{part}"), &expected, &got, Tolerance::Exact);
                 }
-                let scales =
-                    [("scale_inv", q.scale_inv, 256), ("col_scale_inv", *q.transposed_scale_inv.unwrap(), 128)];
-                for (part, got, length) in scales {
+                let scales = [
+                    (&rows, "scale_inv", q.scale_inv, 256, granularity.of_rows()),
+                    (&columns, "col_scale_inv", *q.transposed_scale_inv.unwrap(), 128, granularity.of_columns()),
+                ];
+                for (what, part, got, length, granularity) in scales {
                     let mut expected = tensor(&format!("{what}/{part}"), DType::F32);
                     if granularity == Granularity::Blocks128x128 {
                         // What was recorded beyond the last block is what lay in memory.

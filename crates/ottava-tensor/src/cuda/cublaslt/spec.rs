@@ -38,7 +38,7 @@ impl ScaleMode {
             Granularity::PerTensor => 0,
             Granularity::Mx => 2,
             Granularity::PerRow => 3,
-            Granularity::Blocks1x128 => 4,
+            Granularity::Blocks1x128 | Granularity::MixedBlocks => 4,
             Granularity::Blocks128x128 => 5,
         };
         match self {

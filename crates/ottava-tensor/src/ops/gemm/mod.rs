@@ -61,8 +61,10 @@ impl<'a> Operand<'a> {
     fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
-            Operand::Rows(q) => Some((&q.scale_inv, q.granularity)),
-            Operand::Columns(q) => Some((q.transposed_scale_inv.as_deref().unwrap_or(&q.scale_inv), q.granularity)),
+            Operand::Rows(q) => Some((&q.scale_inv, q.granularity.of_rows())),
+            Operand::Columns(q) => {
+                Some((q.transposed_scale_inv.as_deref().unwrap_or(&q.scale_inv), q.granularity.of_columns()))
+            }
         }
     }
 

@@ -219,6 +219,11 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
                 let qbt = finer(&bt, DType::E4M3, gb, copies).unwrap();
                 let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
                 assert_close("transposed copies", &y, &other, Tolerance::Exact);
+                if ga == Granularity::Blocks128x128 {
+                    let mixed = finer(&at, DType::E5M2, Granularity::MixedBlocks, copies).unwrap();
+                    let other = product(Operand::Columns(&mixed), Operand::Columns(&qbt), DType::F32).unwrap();
+                    assert_close("transposed squares", &y, &other, Tolerance::Exact);
+                }
             }
         }
     }

@@ -15,10 +15,14 @@ macro_rules! variants {
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerTensor")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "PerRow")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerRow")],
+            // Nothing is encoded.
+            &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "RowAmaxes")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "Blocks1x128")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "Blocks1x128")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "Blocks128x128")],
+            &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "MixedBlocks")],
+            &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "MixedBlocks")],
         )*]
     };
 }
@@ -40,17 +44,22 @@ fn sharing(granularity: Granularity) -> Result<&'static str> {
         Granularity::PerRow => "PerRow",
         Granularity::Blocks1x128 => "Blocks1x128",
         Granularity::Blocks128x128 => "Blocks128x128",
+        Granularity::MixedBlocks => "MixedBlocks",
         Granularity::Mx => {
             return Err(Error::Value("MX is emulated on the CPU; Hopper has no MX products".into()));
         }
     })
 }
 
-/// The defines for values of a type on their way to codes like those of `out`.
-fn variant(dtype: DType, out: &QuantizedTensor) -> Result<Defines> {
+/// The defines for values of a type on their way to codes like those of `out`, or where it only `measures`, to their amaxes.
+fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Defines> {
     let storage = launch::storage(dtype)?[0].1;
-    let format = if out.format == DType::E4M3 { "e4m3" } else { "e5m2" };
-    let wanted = [("X", storage), ("FORMAT", format), ("SHARING", sharing(out.granularity)?)];
+    let (format, sharing) = match (measures, out.format) {
+        (true, _) => ("e4m3", "RowAmaxes"),
+        (false, DType::E4M3) => ("e4m3", sharing(out.granularity)?),
+        (false, _) => ("e5m2", sharing(out.granularity)?),
+    };
+    let wanted = [("X", storage), ("FORMAT", format), ("SHARING", sharing)];
     Ok(VARIANTS.iter().find(|v| **v == wanted).expect("all are listed"))
 }
 
@@ -60,10 +69,12 @@ pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3
     [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
 }
 
-/// Dynamic shared memory of `tiles`, which hold codes, or values of `dtype` until there are scales.
+/// Dynamic shared memory of `tiles`, as `Tile` in `destination.cuh` has it: they hold codes, or values of `dtype` until there are scales.
+/// Scales of rows and columns lie beside the codes; what measures these takes less.
 pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: DType) -> u32 {
-    let held = granularity != Granularity::PerTensor;
-    let bytes = tiles * TILE * TILE * if held { dtype.size() } else { 1 };
+    let lines = if granularity == Granularity::PerRow { 2 * TILE } else { 4 };
+    let held = granularity.is_blocks();
+    let bytes = tiles * (TILE * TILE * if held { dtype.size() } else { 1 } + lines * DType::F32.size());
     // What is asked for must be more than needs no asking.
     let asks = bytes + BESIDE_TILES > SHARED_BYTES;
     (if asks { bytes.max(SHARED_BYTES + 16) } else { bytes }) as u32
@@ -82,6 +93,8 @@ pub(in crate::ops) struct Producer<'a> {
     pub shared: u32,
     /// All arguments but the destinations, which are the last.
     pub inputs: &'a [Arg],
+    /// What finds the amaxes of rows and of columns, at these addresses or null, where that is not the kernel itself.
+    pub raise: Option<&'a dyn Fn([u64; 2]) -> Result<()>>,
 }
 
 /// Launches a kernel that writes `outputs`, all of the granularity of the first, which `prepare` allocated.
@@ -98,36 +111,42 @@ pub(in crate::ops) unsafe fn produce(
     if granularity != Granularity::PerTensor && out.rows * out.columns == 0 {
         return Ok(());
     }
-    let kernel = Kernel { source: how.source, defines: variant(how.dtype, out)?, entry: how.entry };
-    let mut amaxes = Vec::new();
-    for (out, _) in &*outputs {
-        amaxes.push(Amaxes::new(out)?);
-    }
-    // Scales of rows and columns want whole ones: a launch for their amaxes, and one for the codes.
-    let launches: &[bool] = if granularity == Granularity::PerRow { &[true, false] } else { &[false] };
-    for &measures in launches {
-        let mut args = how.inputs.to_vec();
-        for ((out, to), amaxes) in outputs.iter_mut().zip(&mut amaxes) {
-            args.extend(destination(out, to, amaxes, how.dtype, measures));
+    let kernel = |defines| Kernel { source: how.source, defines, entry: how.entry };
+    let device = out.scale_inv.device().clone();
+    let (amaxes, casts) = (kernel(variant(how.dtype, out, true)?), kernel(variant(how.dtype, out, false)?));
+    let mut args = how.inputs.to_vec();
+    if granularity != Granularity::PerRow {
+        for (out, to) in outputs {
+            args.extend(destination(out, to, [0; 2], how.dtype));
         }
         // SAFETY: the caller's promise for the inputs, and that of `destination`.
-        unsafe { gpu.launch(&kernel, how.grid, how.block, how.shared, &args)? };
+        return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared, &args) };
     }
-    Ok(())
-}
-
-/// The amaxes of the rows of a matrix and of its columns, those that give scales.
-struct Amaxes([Option<Tensor>; 2]);
-
-impl Amaxes {
-    fn new(out: &QuantizedTensor) -> Result<Amaxes> {
-        let zeros = |copy: &Option<Tensor>, n: usize| match (copy, out.granularity) {
-            (Some(codes), Granularity::PerRow) => {
-                Tensor::zeros(codes.device(), &[QuantizedTensor::padded(n)], DType::F32).map(Some)
-            }
-            _ => Ok(None),
-        };
-        Ok(Amaxes([zeros(&out.codes, out.rows)?, zeros(&out.transposed, out.columns)?]))
+    // Scales of rows and columns want whole ones: a launch for their amaxes, all in one tensor, and one for the codes.
+    let sizes = |out: &QuantizedTensor| {
+        let of = |copy: &Option<Tensor>, n| copy.as_ref().map_or(0, |_| QuantizedTensor::padded(n));
+        [of(&out.codes, out.rows), of(&out.transposed, out.columns)]
+    };
+    let all = outputs.iter().flat_map(|(out, _)| sizes(out)).sum();
+    let mut measured = Tensor::zeros(&device, &[all], DType::F32)?;
+    let mut at = measured.device_ptr_mut();
+    for (out, to) in outputs {
+        let places = sizes(out).map(|n| {
+            let place = if n > 0 { at } else { 0 };
+            at += (n * DType::F32.size()) as u64;
+            place
+        });
+        args.extend(destination(out, to, places, how.dtype));
+        if let Some(raise) = how.raise {
+            raise(places)?;
+        }
+    }
+    // SAFETY: as above, and each of the amaxes has as many places as there are padded rows or columns.
+    unsafe {
+        if how.raise.is_none() {
+            gpu.launch(&amaxes, how.grid, how.block, how.shared, &args)?;
+        }
+        gpu.launch(&casts, how.grid, how.block, how.shared, &args)
     }
 }
 
@@ -142,13 +161,7 @@ fn two(low: u32, high: u32) -> Arg {
 
 /// `Destination` in `destination.cuh`: its words, which the driver copies from consecutive arguments. They name as much memory as
 /// the sizes among them say: `prepare` allocated it, and checked the statistics and the scale.
-fn destination(
-    out: &mut QuantizedTensor,
-    to: &mut Fp8Output,
-    amaxes: &mut Amaxes,
-    dtype: DType,
-    measures: bool,
-) -> [Arg; 16] {
+fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], dtype: DType) -> [Arg; 16] {
     let (scale, how) = match to.scale {
         CastScale::Given(scale) => (scale.device_ptr(), CurrentScaling::default()),
         CastScale::Own(_, how) => (0, how),
@@ -170,11 +183,9 @@ fn destination(
         None => [out.scale_inv.device_ptr_mut(), 0],
     };
     let (slot, statistics) = (to.slot as u64, &mut to.statistics);
-    let [codes, transposed] =
-        if measures { [Arg::Ptr(0); 2] } else { [address(&mut out.codes), address(&mut out.transposed)] };
     [
-        codes,
-        transposed,
+        address(&mut out.codes),
+        address(&mut out.transposed),
         Arg::Ptr(scale_inv[0]),
         Arg::Ptr(scale_inv[1]),
         Arg::Ptr(statistics.amax.device_ptr_mut() + 4 * slot),
@@ -182,13 +193,13 @@ fn destination(
         Arg::Ptr(statistics.underflowed.device_ptr_mut() + 8 * slot),
         Arg::Ptr(statistics.elements.device_ptr_mut() + 8 * slot),
         Arg::Ptr(scale),
-        address(&mut amaxes.0[0]),
-        address(&mut amaxes.0[1]),
+        Arg::Ptr(amaxes[0]),
+        Arg::Ptr(amaxes[1]),
         two(out.rows as u32, out.columns as u32),
         pitches,
         scale_pitches,
         two(how.epsilon.to_bits(), super::blocks::bound(dtype).to_bits()),
-        two(how.power_of_two.into(), measures.into()),
+        two(how.power_of_two.into(), 0),
     ]
 }
 
@@ -206,6 +217,7 @@ pub(in crate::ops) fn quantize(
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, x.dtype()),
         inputs: &[Arg::Ptr(x.device_ptr())],
+        raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns` elements.
     unsafe { produce(gpu, how, &mut [(out, to)]) }
@@ -227,6 +239,7 @@ pub(in crate::ops) fn quantize_scaled(
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, dtype),
         inputs: &[Arg::Ptr(x.values.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
+        raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
     unsafe { produce(gpu, how, &mut [(out, to)]) }

@@ -93,8 +93,11 @@ pub fn quantize_into(
     if granularity != there {
         return Err(Error::Value(format!("quantize_into: {granularity} scales for codes with {there} scales")));
     }
-    let [rows, length] = if into.codes.is_some() { [into.rows, into.columns] } else { [into.columns, into.rows] };
-    into.scale_inv.expect("quantize_into: scale_inv", &granularity.scales_shape(rows, length))?;
+    let shape = match into.codes {
+        Some(_) => granularity.of_rows().scales_shape(into.rows, into.columns),
+        None => granularity.of_columns().scales_shape(into.columns, into.rows),
+    };
+    into.scale_inv.expect("quantize_into: scale_inv", &shape)?;
     cast_into(x, into, &mut to)
 }
 
@@ -117,17 +120,19 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
     let granularity = expect_output(to, device)?;
     let codes = |rows, length| Tensor::empty(device, &granularity.codes_shape(rows, length), to.format);
     // Blocks of 128x128 have scales that no block writes, and an empty matrix has no blocks.
-    let unwritten = granularity == Granularity::Blocks128x128 || rows * columns == 0;
-    let scales = |rows, length| {
+    let scales = |granularity: Granularity, rows, length| {
+        let unwritten = granularity == Granularity::Blocks128x128 || rows * length == 0;
         let shape = granularity.scales_shape(rows, length);
         if unwritten { Tensor::zeros(device, &shape, DType::F32) } else { Tensor::empty(device, &shape, DType::F32) }
     };
+    let of_rows = || scales(granularity.of_rows(), rows, columns);
+    let of_columns = || scales(granularity.of_columns(), columns, rows);
     let (copies, of_both) = (to.copies, granularity != Granularity::PerTensor && to.copies == Copies::Both);
     Ok(QuantizedTensor {
         codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
         transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,
-        scale_inv: if copies.rows() { scales(rows, columns)? } else { scales(columns, rows)? },
-        transposed_scale_inv: of_both.then(|| scales(columns, rows).map(Box::new)).transpose()?,
+        scale_inv: if copies.rows() { of_rows()? } else { of_columns()? },
+        transposed_scale_inv: of_both.then(|| of_columns().map(Box::new)).transpose()?,
         granularity,
         format: to.format,
         rows,

@@ -30,10 +30,10 @@ struct ScaledValues {
 
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4) quantize_scaled(const f16* x, const float* scale_inv, const __grid_constant__ Destination to) {
-    quantize_tile<SHARING == PerTensor ? 8 : 4>(to, ScaledValues{x, *scale_inv, to.columns, to.columns % 8 == 0 && aligned(x)});
+    quantize_tile<HOLDS ? 4 : 8>(to, ScaledValues{x, *scale_inv, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const __grid_constant__ Destination to) {
-    quantize_tile<SHARING == PerTensor ? 8 : 4>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
+    quantize_tile<HOLDS ? 4 : 8>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
 // Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.

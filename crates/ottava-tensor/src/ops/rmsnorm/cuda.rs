@@ -3,7 +3,7 @@ use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
 use crate::ops::{Saved, bias};
-use crate::{DType, QuantizedTensor, Result, Tensor};
+use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
 kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
@@ -48,6 +48,14 @@ pub(super) fn fits_registers(x: &Tensor, weight: &Tensor) -> bool {
     weight.len().is_multiple_of(8) && weight.len() <= 8192 && launch::aligned(&[x, weight])
 }
 
+/// Addresses of amaxes, or null.
+#[derive(Clone, Copy, Default)]
+struct Amaxes {
+    all: u64,
+    rows: u64,
+    columns: u64,
+}
+
 /// `rstd` and the amax alone, where [`fits_registers`] holds.
 pub(super) fn rmsnorm_amax(
     gpu: &CudaDevice,
@@ -57,32 +65,62 @@ pub(super) fn rmsnorm_amax(
     rstd: &mut Tensor,
     amax: &mut Tensor,
 ) -> Result<()> {
+    let amaxes = Amaxes { all: amax.device_ptr_mut(), ..Amaxes::default() };
+    // SAFETY: `amax` has one element and `rstd` one per row.
+    unsafe { raise_amaxes(gpu, x, weight, eps, rstd.device_ptr_mut(), amaxes) }
+}
+
+/// # Safety
+/// `rstd`, and of what is not null `amaxes`, name as many floats as there are rows, one, rows, and columns.
+unsafe fn raise_amaxes(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+    rstd: u64,
+    amaxes: Amaxes,
+) -> Result<()> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
     let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
     let at_once = gpu.sm_count() * (1024 / threads as usize);
     let args = [
-        Arg::Ptr(rstd.device_ptr_mut()),
-        Arg::Ptr(amax.device_ptr_mut()),
+        Arg::Ptr(rstd),
+        Arg::Ptr(amaxes.all),
+        Arg::Ptr(amaxes.rows),
+        Arg::Ptr(amaxes.columns),
         Arg::Ptr(x.device_ptr()),
         Arg::Ptr(weight.device_ptr()),
         Arg::I32(tokens as i32),
         Arg::I32(channels as i32),
         Arg::F32(eps as f32),
     ];
-    // SAFETY: `x` is `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; there is a thread for eight channels.
-    unsafe { gpu.launch(&kernel, [tokens.div_ceil(rows_at_a_time).min(at_once) as u32, 1, 1], threads, 0, &args) }
+    let shared = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
+    let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
+    // SAFETY: `x` is `tokens · channels`, `weight` `channels`; there is a thread for eight channels. The rest is the caller's promise.
+    unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared as u32, &args) }
 }
 
-/// Casts the normalised `x`, whose `rstd` is known.
+/// Casts the normalised `x`, and finds its `rstd` first.
 pub(super) fn rmsnorm_codes(
     gpu: &CudaDevice,
     x: &Tensor,
     weight: &Tensor,
-    rstd: &Tensor,
+    eps: f64,
+    rstd: &mut Tensor,
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
+    // Where rows have scales, the pass for their amaxes has whole ones in hand.
+    let rstd_at = rstd.device_ptr_mut();
+    let raise = |[rows, columns]: [u64; 2]| {
+        // SAFETY: `rstd` has one element per row, and `produce` gives as many places as there are rows and columns.
+        unsafe { raise_amaxes(gpu, x, weight, eps, rstd_at, Amaxes { all: 0, rows, columns }) }
+    };
+    let by_rows = out.granularity == Granularity::PerRow && fits_registers(x, weight);
+    if !by_rows {
+        rmsnorm(gpu, x, weight, eps, None, rstd, None)?;
+    }
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "rmsnorm_codes",
@@ -90,7 +128,8 @@ pub(super) fn rmsnorm_codes(
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &[Arg::Ptr(x.device_ptr()), Arg::Ptr(weight.device_ptr()), Arg::Ptr(rstd.device_ptr())],
+        inputs: &[Arg::Ptr(x.device_ptr()), Arg::Ptr(weight.device_ptr()), Arg::Ptr(rstd_at)],
+        raise: if by_rows { Some(&raise) } else { None },
     };
     // SAFETY: `x` is `out.rows · out.columns`, `rstd` has a value per row and `weight` one per column.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
@@ -139,6 +178,7 @@ pub(super) fn rmsnorm_strips(
             Arg::F32(eps as f32),
             Arg::I32(group as i32),
         ],
+        raise: None,
     };
     // SAFETY: `x` is `rows · columns`, `rstd` has a value per row and `weight` one per column; `fits_strips` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }

@@ -78,8 +78,7 @@ fn on_gpu(
         return Ok(Produced::Fp8(quantized));
     }
     // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
-    cuda::rmsnorm(gpu, x, weight, eps, None, rstd, None)?;
-    cuda::rmsnorm_codes(gpu, x, weight, rstd, &mut quantized, &mut to)?;
+    cuda::rmsnorm_codes(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
 

@@ -42,14 +42,16 @@ __device__ __forceinline__ void clear(float* sums, int n) {
 }
 
 #ifndef FORMAT
-// The amax of rmsnorm, and rstd, for rows of C <= 8192 channels, a multiple of 8, at aligned addresses. Blocks, as many as run at
-// once, take ROWS rows at a time while their next ones are on the way.
+// The amaxes of rmsnorm, of all or of each row and each column, and rstd, for rows of C <= 8192 channels, a multiple of 8, at aligned
+// addresses. Amaxes may be null; for those of columns there is a float of dynamic shared memory for each. Blocks, as many as run at once,
+// take ROWS rows at a time while their next ones are on the way.
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_amax(float* rstd, float* amax, const X* x, const X* weight, int rows, int C, float eps) {
+    rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight, int rows, int C, float eps) {
     __shared__ alignas(16) float sums[2][ROWS][WARPS];
+    extern __shared__ uint4 columns_of_the_launch[];
     const int lane = threadIdx.x % 32, c = 8 * threadIdx.x;
     const bool mine = c < C;
-    Eight<X> next[ROWS] = {};
+    Eight<X> next[ROWS] = {}, in_columns = {};
     float w[8] = {}, largest = 0.0f;
     if (mine) unpack8(load8(weight + c), w);
     const auto fetch = [&](int row0) {
@@ -75,8 +77,24 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             unpack8(now[k], v);
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * w[i];
-            if (mine) largest = fmaxf(largest, largest8(pack8<X>(v)));
+            const Eight<X> y = pack8<X>(v);
+            const float of_row = mine ? largest8(y) : 0.0f;
+            largest = fmaxf(largest, of_row);
+            if (column_amax) in_columns = larger8(in_columns, y);
+            if (row_amax) {
+                const u32 of_warp = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(of_row));
+                if (lane == 0) atomicMax((u32*)row_amax + row0 + k, of_warp);
+            }
         }
+    }
+    if (column_amax) {
+        // Neighbouring threads raise neighbouring amaxes.
+        float* const columns = (float*)columns_of_the_launch;
+        float v[8];
+        unpack8(in_columns, v);
+        if (mine) store8(columns + c, pack8<f32>(v));
+        __syncthreads();
+        for (int i = threadIdx.x; i < C; i += blockDim.x) atomicMax((u32*)column_amax + i, __float_as_uint(fabsf(columns[i])));
     }
     block_raise(amax, largest);
 }
@@ -304,7 +322,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const int column = blockIdx.x * TILE + eight_column();
     Normed source = {x, rstd, to.columns, wide};
     if (column < to.columns) source.weight = fetch8(weight + column, to.columns - column, wide);
-    quantize_tile<4>(to, source);
+    // From the end also where rows have scales: `rmsnorm_amax` has read that last.
+    quantize_tile<4>(to, source, first_row(false));
 }
 
 // Both passes in one, with one scale per tensor, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of

@@ -82,6 +82,7 @@ pub(super) fn rope_codes(
         block: BLOCK,
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
         inputs: &[inputs.as_slice(), &turning(layout, rotation)].concat(),
+        raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }

@@ -82,18 +82,24 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     const int first = pair / half * dim + pair % half;
     const float scale = given_scale(to);
     Seen seen;
-    const auto tile = [&](int k) { return TileCast<FORMAT>{to, tiles_of_the_launch[k], seen, row0, (int)(blockIdx.x * 2 + k) * TILE}; };
+    const TileCast<FORMAT> tiles[2] = {{to, tiles_of_the_launch[0], seen, row0, (int)blockIdx.x * 2 * TILE},
+                                       {to, tiles_of_the_launch[1], seen, row0, (int)(blockIdx.x * 2 + 1) * TILE}};
+    const int columns[2] = {first, first + half};
+#pragma unroll
+    for (int k = 0; k < 2; k++) tiles[k].begin();
+    if (SHARING == PerRow) __syncthreads();
 #pragma unroll 1
     for (int row = threadIdx.x / 8; row < TILE; row += 32) {
-        Eight<X> a[2] = {}, b[2] = {};
+        // Of two tiles, the halves of a head.
+        Eight<X> x8[2][2] = {};
         Eight<float> cos, sin;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const int column = (blockIdx.x * 2 + k) * TILE + first;
             if (row0 + row >= to.rows || column >= to.columns) continue;
             const X* from = x + (u64)(row0 + row) * to.columns + column;
-            a[k] = load8(from);
-            b[k] = load8(from + half);
+            x8[k][0] = load8(from);
+            x8[k][1] = load8(from + half);
         }
         if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
             const float* angles = table + (u64)(start + (row0 + row) % seq_len) * dim + pair % half;
@@ -102,16 +108,17 @@ extern "C" __global__ void __launch_bounds__(256, 3)
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8(a[k], b[k], cos, sin, turn);
-            tile(k).cast(row, first, a[k], scale);
-            tile(k).cast(row, first + half, b[k], scale);
+            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8(x8[k][0], x8[k][1], cos, sin, turn);
+            tiles[k].cast(row, columns, x8[k], scale);
         }
     }
     // Tiles are held by other threads than those that cast them.
     if (HOLDS) __syncthreads();
-    for (int k = 0; k < 2; k++) tile(k).finish();
+#pragma unroll
+    for (int k = 0; k < 2; k++) tiles[k].finish(columns);
     measure(to, seen, [&] {
-        for (int k = 0; k < 2; k++) tile(k).flush();
+#pragma unroll
+        for (int k = 0; k < 2; k++) tiles[k].flush();
     });
 }
 #endif

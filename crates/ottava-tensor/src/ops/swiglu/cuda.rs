@@ -53,6 +53,7 @@ pub(super) fn swiglu_codes(
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
         inputs: &inputs,
+        raise: None,
     };
     // SAFETY: `x` is `out.rows · 2 · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
@@ -87,7 +88,7 @@ pub(super) fn fuses_backward(dy: &Tensor, x: &Saved, to: &Fp8Output, activated: 
     let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
     dy.shape()[1].is_multiple_of(whole)
         && launch::aligned(&[dy, x.values_or_codes()])
-        && activated.is_none_or(|to| to.granularity() == granularity && to.format == DType::E4M3)
+        && activated.is_none_or(|to| to.granularity() == granularity.of_rows() && to.format == DType::E4M3)
 }
 
 pub(super) fn swiglu_backward_codes<'a>(
@@ -114,6 +115,7 @@ pub(super) fn swiglu_backward_codes<'a>(
         block: BLOCK,
         shared: quantize::tile_bytes(1 + outputs.len(), granularity, x.dtype()),
         inputs: &inputs,
+        raise: None,
     };
     // SAFETY: `x` is as many elements as the gradient, `dy` and the activation half of them, and `fuses_backward` holds.
     unsafe { quantize::produce(gpu, how, &mut outputs) }

@@ -1,8 +1,11 @@
 // A row of x `[T, 2F]` holds F gates, then F ups. Everything is done on eight neighbouring channels where rows are aligned.
 __device__ __forceinline__ float sigmoid(float x) {
-    float y;
+    float e, y;
+    // Rounding the exponent loses 2^-17 of the result at most, which 16 bits do not show.
+    if constexpr (sizeof(X) == 2) asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
+    else e = expf(-x);
     // One step from the quotient at most, as the exponential is.
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + expf(-x)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
     return y;
 }
 __device__ __forceinline__ float forward(float gate, float up) { return gate * sigmoid(gate) * up; }
@@ -172,7 +175,7 @@ struct CompressedOnTheWay : Activations {
 // The same grid. F is a multiple of 16, and x aligned.
 extern "C" __global__ void __launch_bounds__(256, 4)
     swiglu_codes_compressing(const X* x, e4m3* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
-    quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, to.measures ? nullptr : codes, scale_inv});
+    quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, SHARING == RowAmaxes ? nullptr : codes, scale_inv});
 }
 
 // A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16,
@@ -187,8 +190,14 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     const Destination right = to.right_of(F);
     const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
     const TileCast<FORMAT> ups = {right, tiles_of_the_launch[1], seen, row0, column0};
-    const TileCast<e4m3> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
+    // As the op that made it casts it, whose scales run along what is contracted.
+    constexpr Sharing OF_ACTIVATION = SHARING == MixedBlocks ? Blocks1x128 : SHARING;
+    const TileCast<e4m3, OF_ACTIVATION> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
     const float scale = given_scale(to), activation_scale = given_scale(activation);
+    gates.begin();
+    ups.begin();
+    if (ACTIVATED) activations.begin();
+    if (SHARING == PerRow) __syncthreads();
 #pragma unroll 1
     for (int sweep = 0; sweep < 8; sweep += 2) {
         typename Saved::Raw gates_raw[2], ups_raw[2];
@@ -238,11 +247,11 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
 }
 
 // Grid (F / 128, T / 128), 256 threads, two tiles. Tiles that hold values leave room for fewer blocks.
-extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
 }
-extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
                                      const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
@@ -250,11 +259,11 @@ extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 4 : 3)
 
 // The same with three tiles.
 struct WithActivation { Destination gradient, activation; };
-extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {
     backward_tiles<true>(to.gradient, to.activation, dy, Exact<X>{x, to.gradient.columns});
 }
-extern "C" __global__ void __launch_bounds__(256, SHARING == PerTensor ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
     swiglu_backward_and_activated_codes_compressed(const X* dy, const e4m3* codes, const unsigned char* scale_inv,
                                                    const __grid_constant__ WithActivation to) {
     backward_tiles<true>(to.gradient, to.activation, dy, Compressed<X>{codes, scale_inv, to.gradient.columns});

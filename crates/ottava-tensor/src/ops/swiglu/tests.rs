@@ -63,6 +63,8 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
                 (DType::F32, DType::E4M3, [own(Granularity::Blocks1x128); 2]),
                 (DType::BF16, DType::E4M3, [own(Granularity::Blocks1x128); 2]),
                 (DType::BF16, DType::E4M3, [own(Granularity::Blocks128x128); 2]),
+                (DType::BF16, DType::E4M3, [own(Granularity::MixedBlocks), own(Granularity::Blocks1x128)]),
+                (DType::BF16, DType::E4M3, [own(Granularity::Blocks1x128), own(Granularity::MixedBlocks)]),
                 (DType::BF16, DType::E4M3, [gradient_scale, own(Granularity::Blocks1x128)]),
             ] {
                 for copies in [Copies::Columns, Copies::Both] {

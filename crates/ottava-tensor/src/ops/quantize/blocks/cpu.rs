@@ -37,7 +37,7 @@ pub(in crate::ops) fn scratch(x: &Tensor, out: &QuantizedTensor) -> usize {
     match (out.granularity, &out.transposed) {
         (_, None) => 0,
         (Granularity::Blocks128x128, Some(_)) if out.codes.is_some() => codes,
-        (Granularity::Blocks128x128, Some(_)) => 2 * codes,
+        (Granularity::Blocks128x128 | Granularity::MixedBlocks, Some(_)) => 2 * codes,
         (_, Some(_)) => x.bytes(),
     }
 }
@@ -50,19 +50,33 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
     let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
     let how = CurrentScaling { power_of_two: how.power_of_two || out.granularity == Granularity::Mx, ..how };
     let scale = |amax: f32| current_scale(amax, largest, super::bound(S::DTYPE), how);
-    if out.granularity == Granularity::Blocks128x128 {
-        return squares::<S, C>(x.host(), scale, out);
-    }
+    let size = [out.rows, out.columns];
+    let QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, .. } = out;
+    let (of_rows, of_columns) = match (codes, transposed, transposed_scale_inv) {
+        (Some(codes), Some(turned), Some(scales)) => (Some((codes, scale_inv)), Some((turned, &mut **scales))),
+        (Some(codes), ..) => (Some((codes, scale_inv)), None),
+        (None, turned, _) => (None, turned.as_mut().map(|turned| (turned, scale_inv))),
+    };
     let length = out.granularity.block().unwrap_or(usize::MAX);
-    let of_rows = out.codes.as_mut().map(|codes| rows::<S, C>(x, length, scale, codes, &mut out.scale_inv));
-    let of_columns = out.transposed.as_mut().map(|codes| {
-        // A cast of its own: its blocks run the other way.
-        let mut turned = host(&[out.columns, out.rows], x.dtype());
-        transpose(x, &mut turned);
-        let scale_inv = out.transposed_scale_inv.as_deref_mut().unwrap_or(&mut out.scale_inv);
-        rows::<S, C>(&turned, length, scale, codes, scale_inv)
-    });
-    of_rows.or(of_columns).unwrap_or_default()
+    let along_rows = |(codes, scale_inv)| rows::<S, C>(x, length, scale, codes, scale_inv);
+    match out.granularity {
+        Granularity::Blocks128x128 => squares::<S, C>(x.host(), size, scale, of_rows, of_columns),
+        Granularity::MixedBlocks => {
+            let seen = of_rows.map(along_rows);
+            let squares = of_columns.map(|copy| squares::<S, C>(x.host(), size, scale, None, Some(copy)));
+            seen.or(squares).unwrap_or_default()
+        }
+        _ => {
+            let seen = of_rows.map(along_rows);
+            let turned = of_columns.map(|(codes, scale_inv)| {
+                // A cast of its own: its blocks run the other way.
+                let mut turned = host(&[size[1], size[0]], x.dtype());
+                transpose(x, &mut turned);
+                rows::<S, C>(&turned, length, scale, codes, scale_inv)
+            });
+            seen.or(turned).unwrap_or_default()
+        }
+    }
 }
 
 fn host(shape: &[usize], dtype: DType) -> Tensor {
@@ -108,16 +122,20 @@ fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     seen.into_iter().fold(Seen::default(), Seen::merge)
 }
 
-/// Casts blocks of 128x128, and moves their codes to the transpose.
+/// Casts blocks of 128x128 of `[rows, columns]` into codes and their scales, those as they lie and those of the transpose.
 fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &[S],
+    [rows, width]: [usize; 2],
     scale: impl Fn(f32) -> f32 + Sync,
-    out: &mut QuantizedTensor,
+    of_rows: Option<(&mut Tensor, &mut Tensor)>,
+    of_columns: Option<(&mut Tensor, &mut Tensor)>,
 ) -> Seen {
     const BLOCK: usize = 128;
-    let (width, keep) = (out.columns, out.codes.is_some());
-    let shape = out.granularity.codes_shape(out.rows, width);
-    let mut codes = out.codes.take().unwrap_or_else(|| host(&shape, out.format));
+    let granularity = Granularity::Blocks128x128;
+    let shape = granularity.codes_shape(rows, width);
+    let (codes, scales_of_rows) = of_rows.unzip();
+    let mut unkept = None;
+    let codes = codes.unwrap_or_else(|| unkept.insert(host(&shape, C::DTYPE)));
     let (seen, scales): (Vec<_>, Vec<Vec<f32>>) = codes
         .host_mut::<C>()
         .par_chunks_mut(shape[1] * BLOCK)
@@ -138,7 +156,7 @@ fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
         })
         .unzip();
     let write = |scale_inv: &mut Tensor, turned: bool| {
-        let (granularity, shape) = (out.granularity, scale_inv.shape().to_vec());
+        let shape = scale_inv.shape().to_vec();
         let scale_inv = scale_inv.host_mut::<f32>();
         for (i, scales) in scales.iter().enumerate() {
             for (j, &scale) in scales.iter().enumerate() {
@@ -147,19 +165,18 @@ fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
             }
         }
     };
-    write(&mut out.scale_inv, !keep);
-    if let Some(scale_inv) = &mut out.transposed_scale_inv {
-        write(scale_inv, true);
+    if let Some(scale_inv) = scales_of_rows {
+        write(scale_inv, false);
     }
-    if let Some(transposed) = &mut out.transposed {
-        let (length, mut turned) = (shape[0], host(&[shape[1], shape[0]], out.format));
-        transpose(&codes, &mut turned);
+    if let Some((transposed, scale_inv)) = of_columns {
+        write(scale_inv, true);
+        let (length, mut turned) = (shape[0], host(&[shape[1], shape[0]], C::DTYPE));
+        transpose(codes, &mut turned);
         // The two copies are padded differently.
         let pitch = transposed.shape()[1];
         for (to, from) in transposed.host_mut::<C>().chunks_mut(pitch).zip(turned.host::<C>().chunks(length)) {
             to[..length].copy_from_slice(from);
         }
     }
-    out.codes = keep.then_some(codes);
     seen.into_iter().fold(Seen::default(), Seen::merge)
 }

@@ -5,7 +5,8 @@ use crate::ops::destination::tests::{all, hostile};
 use crate::ops::{quantize_into, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
-const FINER: [Granularity; 3] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128];
+const FINER: [Granularity; 4] =
+    [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128, Granularity::MixedBlocks];
 
 const PLAIN: CurrentScaling = CurrentScaling { epsilon: 0.0, power_of_two: false };
 
@@ -68,7 +69,7 @@ fn the_transposed_copy_is_the_cast_of_the_transpose() {
         let x = uneven("x", &shape, DType::BF16);
         for granularity in FINER {
             let both = e4m3(&x, granularity, Copies::Both);
-            let turned = e4m3(&transpose(&x).unwrap(), granularity, Copies::Rows);
+            let turned = e4m3(&transpose(&x).unwrap(), granularity.of_columns(), Copies::Rows);
             let alone = e4m3(&x, granularity, Copies::Columns);
             let rest = both.clone().only_transposed();
             for q in [&alone, &rest] {
@@ -122,7 +123,8 @@ fn every_kind_of_amax_has_a_scale() {
             for copies in [Copies::Rows, Copies::Columns] {
                 let q = e4m3(&x, granularity, copies);
                 // The second column has rows and blocks of its own when columns are contracted.
-                let at = if copies == Copies::Columns && granularity != Granularity::Blocks128x128 { 1 } else { 0 };
+                let square = granularity.of_columns() == Granularity::Blocks128x128;
+                let at = if copies == Copies::Columns && !square { 1 } else { 0 };
                 assert_eq!(q.scale_inv.to_vec::<f32>().unwrap()[at], 1.0 / expected, "{amax:e} {granularity:?}");
             }
         }
@@ -153,6 +155,8 @@ fn statistics_count_what_was_lost_once() {
         (Granularity::PerRow, Copies::Both, [2, 3]),
         // Each element is a block of its own along the rows.
         (Granularity::Blocks1x128, Copies::Columns, [1, 0]),
+        (Granularity::MixedBlocks, Copies::Both, [2, 1]),
+        (Granularity::MixedBlocks, Copies::Columns, [2, 1]),
     ] {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
         quantize_blocks(&x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap();
