@@ -125,8 +125,8 @@ impl DryGpu {
     /// where a product reads them.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: Pass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
-        let tiled = shape.seq.next_multiple_of(128);
-        let scores = if shape.deterministic { shape.batch * shape.heads * tiled * tiled * 2 } else { 0 };
+        let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);
+        let scores = if shape.deterministic { shape.batch * shape.heads * tiles * 2 } else { 0 };
         match pass {
             Pass::Forward => 256,
             Pass::Backward if shape.heads != shape.kv_heads => 256 + scores + 2 * per_head,
@@ -163,17 +163,23 @@ mod tests {
     /// Byte for byte what [`super::super::plan_attention`] said on an H200 with cuDNN 9.14.
     #[test]
     fn attention_takes_the_scratch_memory_that_cudnn_planned() {
-        for (batch, heads, kv_heads, head_dim, seq, backward) in [
-            (2, 4, 4, 128, 512, 256),
-            (2, 4, 2, 128, 100, 409_856),
-            (2, 2, 1, 8, 16, 2304),
-            (4, 32, 32, 128, 2048, 256),
-            (8, 32, 8, 128, 1024, 134_217_984),
-            (8, 14, 2, 64, 1024, 29_360_384),
-            (16, 16, 4, 64, 512, 33_554_688),
-            (3, 6, 3, 40, 777, 2_238_208),
+        for (deterministic, batch, heads, kv_heads, head_dim, seq, backward) in [
+            (false, 2, 4, 4, 128, 512, 256),
+            (false, 2, 4, 2, 128, 100, 409_856),
+            (false, 2, 2, 1, 8, 16, 2304),
+            (false, 4, 32, 32, 128, 2048, 256),
+            (false, 8, 32, 8, 128, 1024, 134_217_984),
+            (false, 8, 14, 2, 64, 1024, 29_360_384),
+            (false, 16, 16, 4, 64, 512, 33_554_688),
+            (false, 3, 6, 3, 40, 777, 2_238_208),
+            (true, 2, 4, 4, 128, 512, 4_194_560),
+            (true, 2, 4, 2, 128, 100, 672_000),
+            (true, 2, 2, 1, 8, 16, 67_840),
+            (true, 2, 3, 3, 96, 777, 8_945_920),
+            (true, 2, 3, 3, 96, 4096, 201_326_848),
         ] {
-            let shape = AttentionShape::fused([batch, seq], heads, kv_heads, head_dim);
+            let shape =
+                AttentionShape { deterministic, ..AttentionShape::fused([batch, seq], heads, kv_heads, head_dim) };
             assert_eq!(DryGpu::attention_workspace(&shape, Pass::Forward), 256);
             assert_eq!(DryGpu::attention_workspace(&shape, Pass::Backward), backward, "{shape:?}");
         }
