@@ -1,6 +1,6 @@
 //! Which linears a recipe casts: one decision for each, made here when it is built and when it is planned.
 
-use super::{Casts, FP8_PAYS, ProductPrecision, Products, Recipe, Scaling};
+use super::{Casts, Fp8Pays, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
 use ottava_tensor::Granularity;
 use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
@@ -67,7 +67,7 @@ impl Recipe {
                 return Ok(plain(format!("last_layers_bf16 = {last}")));
             }
         }
-        if let Some(tokens) = slow_at.filter(|&tokens| !FP8_PAYS.holds(tokens, site.outputs, site.inputs)) {
+        if let Some(tokens) = slow_at.filter(|&tokens| !Fp8Pays::of(&casts).holds(tokens, site.outputs, site.inputs)) {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }
         if self.products == Products::HIGH {
@@ -289,9 +289,15 @@ mod tests {
 
     #[test]
     fn slow_linears_stay_where_speed_decides() {
-        let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: true, ..Precision::default() };
+        let precision = Precision { recipe: RecipeName::Fp8Delayed, skip_slow_linears: true, ..Precision::default() };
         assert_eq!(high(&precision.recipe_at(8192)).len(), 24);
         assert_eq!(high(&precision.recipe_at(16384)).len(), 0);
+        let current = Precision { recipe: RecipeName::Fp8Current, ..precision.clone() };
+        assert_eq!(
+            [32768, 65536].map(|tokens| high(&current.recipe_at(tokens)).len()),
+            [24, 0],
+            "which casts in two passes"
+        );
         assert_eq!(high(&precision.recipe()).len(), 0);
         let reason = precision.recipe_at(8192).decide(&sites()[0]).unwrap().reason;
         assert_eq!(reason, "skip_slow_linears: at 8192 tokens FP8 is slower than bfloat16");

@@ -5,7 +5,7 @@ mod linears;
 mod precision;
 mod steps;
 
-pub use fp8_pays::{FP8_PAYS, Fp8Pays};
+pub use fp8_pays::Fp8Pays;
 pub use linears::{Decision, Exceptions, LinearSite};
 pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums, WgradBlocks};
 pub use steps::Steps;
