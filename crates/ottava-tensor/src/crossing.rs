@@ -17,6 +17,9 @@ pub struct Crossing {
     _source: Option<Tensor>,
 }
 
+/// What a dry run calls the memory that they take on the GPU.
+const FETCHED: &str = "tensors that are fetched from the host's memory";
+
 impl Crossing {
     /// Starts to fetch `tensors`.
     pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
@@ -24,6 +27,7 @@ impl Crossing {
         let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
             return Ok(Crossing::default());
         };
+        let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
         Ok(Crossing { transfer: Some(Transfer::fetch(&device, &mut buffers)?), _source: None })
     }
 
