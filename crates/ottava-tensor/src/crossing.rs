@@ -1,8 +1,9 @@
 //! Tensors on their way between the host's memory and a GPU's.
 
-use crate::cuda::Transfer;
+use crate::cuda::{CudaDevice, PinnedBuffer, Transfer};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+use std::sync::Arc;
 
 /// Copies of tensors from one memory to the other, which run beside the work of the device.
 ///
@@ -23,21 +24,26 @@ const FETCHED: &str = "tensors that are fetched from the host's memory";
 impl Crossing {
     /// Starts to fetch `tensors`.
     pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
-        let mut buffers: Vec<_> = tensors.into_iter().filter_map(Tensor::pinned_mut).collect();
-        let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
-            return Ok(Crossing::default());
-        };
-        let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
-        Ok(Crossing { transfer: Some(Transfer::fetch(&device, &mut buffers)?), _source: None })
+        Crossing::start(tensors, |device, buffers| {
+            let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
+            Transfer::fetch(device, buffers)
+        })
     }
 
     /// Starts to write `tensors` that were fetched back, which evicts them.
     pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
+        Crossing::start(tensors, Transfer::write_back)
+    }
+
+    /// Starts `transfer` with those of `tensors` that lie in the host's memory, if any do.
+    fn start<'a>(
+        tensors: impl IntoIterator<Item = &'a mut Tensor>,
+        transfer: impl FnOnce(&Arc<CudaDevice>, &mut [&mut PinnedBuffer]) -> Result<Transfer>,
+    ) -> Result<Crossing> {
         let mut buffers: Vec<_> = tensors.into_iter().filter_map(Tensor::pinned_mut).collect();
-        let Some(device) = buffers.first().map(|buffer| buffer.device().clone()) else {
-            return Ok(Crossing::default());
-        };
-        Ok(Crossing { transfer: Some(Transfer::write_back(&device, &mut buffers)?), _source: None })
+        let device = buffers.first().map(|buffer| buffer.device().clone());
+        let transfer = device.map(|device| transfer(&device, &mut buffers)).transpose()?;
+        Ok(Crossing { transfer, _source: None })
     }
 
     /// Starts to copy all of `source`, which lies in the GPU's memory, over `into`, which lies in the host's.

@@ -304,15 +304,14 @@ impl RunConfig {
         demand(t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
         demand(t.weight_decay >= 0.0, "`training.weight_decay` must not be negative");
         demand(t.max_grad_norm >= 0.0, "`training.max_grad_norm` must not be negative; 0 turns clipping off");
-        let is_share = |share: Option<f64>| share.is_none_or(|share| (0.0..=1.0).contains(&share));
-        demand(
-            is_share(self.memory.offload_optimizer),
-            "`memory.offload_optimizer` is a share: from 0 to 1, or \"auto\"",
-        );
-        demand(
-            is_share(self.memory.offload_parameters),
-            "`memory.offload_parameters` is a share: from 0 to 1, or \"auto\"",
-        );
+        let shares = [
+            ("offload_optimizer", self.memory.offload_optimizer),
+            ("offload_parameters", self.memory.offload_parameters),
+        ];
+        for (key, share) in shares {
+            let words = format!("`memory.{key}` is a share: from 0 to 1, or \"auto\"");
+            demand(share.is_none_or(|share| (0.0..=1.0).contains(&share)), &words);
+        }
         demand(
             !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
             "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which keeps nothing but the inputs of blocks",

@@ -200,3 +200,21 @@ fn precision_is_checked_with_the_rest() {
         assert!(error.contains(reason), "{line}: {error}");
     }
 }
+
+#[test]
+fn what_is_offloaded_is_checked_with_the_rest() {
+    for (lines, reason) in [
+        ("offload_optimizer = 1.5", "`memory.offload_optimizer` is a share"),
+        ("offload_parameters = -0.1", "`memory.offload_parameters` is a share"),
+        ("offload_residuals = true", "for `memory.recompute = \"full\"`"),
+        ("recompute = \"auto\"\noffload_residuals = true", "for `memory.recompute = \"full\"`"),
+    ] {
+        let error = load(&format!("{SMALL}[memory]\n{lines}\n"), &[]).unwrap_err().to_string();
+        assert!(error.contains(reason), "{lines}: {error}");
+    }
+    load(
+        &format!("{SMALL}[memory]\nrecompute = \"full\"\noffload_residuals = true\noffload_parameters = \"auto\"\n"),
+        &[],
+    )
+    .unwrap();
+}

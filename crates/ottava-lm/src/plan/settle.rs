@@ -22,46 +22,30 @@ pub struct Settled {
     device: Device,
 }
 
-/// Shares of the blocks.
-#[derive(Clone, Copy)]
-struct Offloaded {
-    optimizer: f64,
-    parameters: f64,
-}
-
-impl Offloaded {
-    fn with_optimizer(self, optimizer: f64) -> Offloaded {
-        Offloaded { optimizer, ..self }
-    }
-
-    fn with_parameters(self, parameters: f64) -> Offloaded {
-        Offloaded { parameters, ..self }
-    }
-}
+/// Where a setting has its share of the blocks.
+type ShareIn = fn(&mut MemoryConfig) -> &mut Option<f64>;
 
 impl Settled {
     /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
     /// that which takes least.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Settled> {
-        let MemoryConfig { recompute, offload_optimizer, offload_parameters, .. } = config.memory;
-        let plan = |policy, offloaded: Offloaded| -> Result<(RunConfig, MemoryPlan)> {
-            let mut config = config.clone();
-            config.memory.recompute = Some(policy);
-            config.memory.offload_optimizer = Some(offloaded.optimizer);
-            config.memory.offload_parameters = Some(offloaded.parameters);
+        let plan = |memory: &MemoryConfig| -> Result<(RunConfig, MemoryPlan)> {
+            let config = RunConfig { memory: memory.clone(), ..config.clone() };
             let memory = MemoryPlan::new(&config, sizes, device)?;
             Ok((config, memory))
         };
-        let mut offloaded =
-            Offloaded { optimizer: offload_optimizer.unwrap_or(0.0), parameters: offload_parameters.unwrap_or(0.0) };
+        let mut memory = config.memory.clone();
+        let mut policy = *memory.recompute.get_or_insert(Recompute::None);
+        memory.offload_optimizer.get_or_insert(0.0);
+        memory.offload_parameters.get_or_insert(0.0);
         let mut choices = Vec::new();
-        let mut policy = recompute.unwrap_or(Recompute::None);
-        let mut chosen = plan(policy, offloaded)?;
+        let mut chosen = plan(&memory)?;
         let (whole, there) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
-        if recompute.is_none() {
+        if config.memory.recompute.is_none() {
             for next in Recompute::ALL.into_iter().skip(1) {
                 if !chosen.1.fits {
-                    (chosen, policy) = (plan(next, offloaded)?, next);
+                    memory.recompute = Some(next);
+                    (chosen, policy) = (plan(&memory)?, next);
                 }
             }
             let slower = (time_of(policy) - 1.0) * 100.0;
@@ -76,21 +60,26 @@ impl Settled {
             });
         }
         let on_gpu = matches!(device, Device::Cuda(_));
-        let open = [
-            ("offload_optimizer", offload_optimizer.is_none(), Offloaded::with_optimizer as fn(Offloaded, f64) -> _),
-            ("offload_parameters", offload_parameters.is_none(), Offloaded::with_parameters),
+        let shares: [(_, ShareIn); 2] = [
+            ("offload_optimizer", |memory| &mut memory.offload_optimizer),
+            ("offload_parameters", |memory| &mut memory.offload_parameters),
         ];
-        for (key, _, with) in open.into_iter().filter(|(_, open, _)| *open) {
+        let mut asked = config.memory.clone();
+        for (key, share_in) in shares.into_iter().filter(|(_, share_in)| share_in(&mut asked).is_none()) {
+            let mut plan_with = |share| {
+                *share_in(&mut memory) = Some(share);
+                plan(&memory)
+            };
             let (without, host) = (gib(chosen.1.peak_bytes), chosen.1.host_bytes);
             let mut share = 0.0;
             if !chosen.1.fits && on_gpu {
                 // The least number of blocks, between one that does not fit and one that does.
                 let (mut too_few, mut enough) = (0, sizes.layers);
                 let share_of = |blocks: usize| blocks as f64 / sizes.layers as f64;
-                chosen = plan(policy, with(offloaded, 1.0))?;
+                chosen = plan_with(1.0)?;
                 while chosen.1.fits && enough - too_few > 1 {
                     let blocks = (too_few + enough).div_ceil(2);
-                    let tried = plan(policy, with(offloaded, share_of(blocks)))?;
+                    let tried = plan_with(share_of(blocks))?;
                     match tried.1.fits {
                         true => (chosen, enough) = (tried, blocks),
                         false => too_few = blocks,
@@ -98,7 +87,7 @@ impl Settled {
                 }
                 share = share_of(enough);
             }
-            offloaded = with(offloaded, share);
+            *share_in(&mut memory) = Some(share);
             choices.push(match share > 0.0 {
                 false => format!("{key} = \"auto\" is 0: {without:.1} GiB fit the {there:.1} GiB for tensors"),
                 true => {
@@ -110,7 +99,9 @@ impl Settled {
                 }
             });
         }
-        if (offloaded.optimizer > 0.0 || offloaded.parameters > 0.0 || config.memory.offload_residuals) && !on_gpu {
+        let offloads =
+            shares.iter().any(|(_, share_in)| *share_in(&mut memory) > Some(0.0)) || memory.offload_residuals;
+        if offloads && !on_gpu {
             choices.push("offloading changes nothing on the CPU, where there is one memory".into());
         }
         let (config, memory) = chosen;

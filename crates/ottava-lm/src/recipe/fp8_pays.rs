@@ -87,10 +87,10 @@ mod tests {
 
     #[test]
     fn more_of_anything_never_stops_paying() {
-        for (recipe, t) in RECIPES.into_iter().flat_map(|recipe| SIZES.map(|t| (rule(recipe), t))) {
+        for (rule, t) in RECIPES.into_iter().flat_map(|recipe| SIZES.map(|t| (rule(recipe), t))) {
             for (n, k) in SIZES.into_iter().flat_map(|n| SIZES.map(|k| (n, k))) {
-                if recipe.holds(t, n, k) {
-                    assert!(recipe.holds(2 * t, n, k) && recipe.holds(t, 2 * n, k) && recipe.holds(t, n, 2 * k));
+                if rule.holds(t, n, k) {
+                    assert!(rule.holds(2 * t, n, k) && rule.holds(t, 2 * n, k) && rule.holds(t, n, 2 * k));
                 }
             }
         }

@@ -41,13 +41,8 @@ impl PinnedBuffer {
     }
 
     /// Length in bytes.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.bytes
-    }
-
-    /// True for a buffer of no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
     }
 
     /// The address in the host's memory.

@@ -199,7 +199,7 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
         pitches,
         scale_pitches,
         two(how.epsilon.to_bits(), super::blocks::bound(dtype).to_bits()),
-        two(how.power_of_two.into(), 0),
+        Arg::U64(how.power_of_two.into()),
     ]
 }
 
