@@ -7,6 +7,7 @@ mod convergence;
 mod determinism;
 mod fp16;
 mod golden;
+mod golden_settings;
 mod gradients;
 mod high_precision;
 mod memory;

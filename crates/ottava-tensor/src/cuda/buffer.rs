@@ -44,7 +44,10 @@ impl DeviceBuffer {
     /// Copies from the host to byte `offset`, and waits for it.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.address(offset, bytes.len())?;
-        let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else { return Ok(()) };
+        let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else {
+            self.device.trace(|| format!("write {}", bytes.len()));
+            return Ok(());
+        };
         // SAFETY: the range was checked, and the wait keeps `bytes` borrowed until the copy is over.
         unsafe { context.copy_to_device(Lane::Compute, to, bytes.as_ptr(), bytes.len())? };
         self.device.synchronize()
@@ -54,6 +57,7 @@ impl DeviceBuffer {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.address(offset, out.len())?;
         let Some(context) = self.device.context().filter(|_| !out.is_empty()) else {
+            self.device.trace(|| format!("read {}", out.len()));
             out.fill(0);
             return Ok(());
         };
@@ -69,7 +73,10 @@ impl DeviceBuffer {
             return Err(Error::Placement { what: "copy_from: src".to_string(), expected, got });
         }
         let (to, from) = (self.address(offset, bytes)?, src.address(src_offset, bytes)?);
-        let Some(context) = self.device.context().filter(|_| bytes > 0) else { return Ok(()) };
+        let Some(context) = self.device.context().filter(|_| bytes > 0) else {
+            self.device.trace(|| format!("copy {bytes} to +{offset}"));
+            return Ok(());
+        };
         // SAFETY: both ranges were checked; `&mut self` and `&src` are different buffers.
         unsafe { context.copy_on_device(to, from, bytes) }
     }
@@ -77,7 +84,10 @@ impl DeviceBuffer {
     /// Enqueues a fill of `bytes` from byte `offset` with zeros.
     pub fn fill_zero(&mut self, offset: usize, bytes: usize) -> Result<()> {
         let to = self.address(offset, bytes)?;
-        let Some(context) = self.device.context().filter(|_| bytes > 0) else { return Ok(()) };
+        let Some(context) = self.device.context().filter(|_| bytes > 0) else {
+            self.device.trace(|| format!("zero {bytes}"));
+            return Ok(());
+        };
         // SAFETY: the range was checked.
         unsafe { context.fill(to, 0, bytes) }
     }

@@ -3,6 +3,7 @@
 use super::cudnn::{AttentionShape, Pass};
 use super::driver::Context;
 use super::pool::Backing;
+use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::ledger::Ledger;
 use std::collections::BTreeMap;
@@ -117,6 +118,7 @@ impl Backing for Memory {
 #[derive(Default)]
 pub(super) struct DryGpu {
     pub(super) ledger: Arc<Ledger>,
+    pub(super) trace: Trace,
 }
 
 impl DryGpu {

@@ -17,6 +17,7 @@ mod pool;
 mod profile;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod transfer;
 
 pub use buffer::DeviceBuffer;
@@ -177,9 +178,13 @@ impl CudaDevice {
 
     /// Who holds how much of its memory, in a dry run.
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.dry_gpu().map(|dry| &dry.ledger)
+    }
+
+    fn dry_gpu(&self) -> Option<&DryGpu> {
         match &self.does {
             Does::Run(_) => None,
-            Does::Count(dry) => Some(&dry.ledger),
+            Does::Count(dry) => Some(dry),
         }
     }
 
@@ -292,7 +297,10 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        let Some(running) = self.running().filter(|_| !grid.contains(&0)) else { return Ok(()) };
+        let Some(running) = self.running().filter(|_| !grid.contains(&0)) else {
+            self.trace_kernel(kernel, grid, block, args);
+            return Ok(());
+        };
         let function = running.function(kernel)?;
         let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
@@ -308,7 +316,10 @@ impl CudaDevice {
     /// # Safety
     /// The addresses name live memory of this device, as large as the spec makes it.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
-        let Some(running) = self.running() else { return spec.check() };
+        let Some(running) = self.running() else {
+            self.trace(|| trace::describe_gemm(spec));
+            return spec.check();
+        };
         self.profiled(Call::Gemm(*spec), || {
             // SAFETY: the caller's promise.
             unsafe { lock(&running.gemms).run(spec, pointers) }
@@ -326,6 +337,7 @@ impl CudaDevice {
         pointers: &AttentionForward,
     ) -> Result<()> {
         let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        self.trace(|| format!("attention forward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Forward)?;
         self.with_attention(|attention| {
             self.profiled(Call::AttentionForward, || {
@@ -346,6 +358,7 @@ impl CudaDevice {
         pointers: &AttentionBackward,
     ) -> Result<()> {
         let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        self.trace(|| format!("attention backward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
         let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;

@@ -254,6 +254,14 @@ impl<B: Backing> Pool<B> {
         self.stats.allocated -= freed;
     }
 
+    /// How far `address` lies behind the start of the live block that holds it, in bytes; `None` outside all blocks.
+    pub(super) fn offset(&self, address: u64) -> Option<u64> {
+        [&self.small, &self.large].iter().find_map(|heap| {
+            let (&at, block) = heap.blocks.range(..=address).next_back()?;
+            (!block.free && address < at + block.bytes as u64).then(|| address - at)
+        })
+    }
+
     pub(super) fn stats(&self) -> MemoryStats {
         self.stats
     }

@@ -24,6 +24,7 @@ impl Transfer {
         for buffer in &mut *buffers {
             buffer.mirror = Some(device.alloc(buffer.len())?);
         }
+        device.trace(|| format!("fetch {:?}", buffers.iter().map(|buffer| buffer.len()).collect::<Vec<_>>()));
         let done = enqueue(device, Lane::Up, |context| {
             for buffer in buffers {
                 let mirror = buffer.mirror.as_ref().expect("made above");
@@ -39,6 +40,8 @@ impl Transfer {
     /// Starts to copy each of `buffers` from its mirror, and takes that from it.
     pub(crate) fn write_back(device: &Arc<CudaDevice>, buffers: &mut [&mut PinnedBuffer]) -> Result<Transfer> {
         let leaving: Vec<_> = buffers.iter_mut().map(|buffer| buffer.mirror.take()).collect();
+        device
+            .trace(|| format!("write back {:?}", leaving.iter().flatten().map(DeviceBuffer::len).collect::<Vec<_>>()));
         let done = enqueue(device, Lane::Down, |context| {
             for (buffer, mirror) in buffers.iter_mut().zip(&leaving) {
                 let Some(mirror) = mirror else { continue };
@@ -53,6 +56,7 @@ impl Transfer {
     /// Starts to copy all of `source`, which its owner keeps until compute waits, over `into`.
     pub(crate) fn store(source: &DeviceBuffer, into: &mut PinnedBuffer) -> Result<Transfer> {
         source.expect_len(into.len())?;
+        source.device().trace(|| format!("store {}", source.len()));
         let done = enqueue(source.device(), Lane::Down, |context| {
             // SAFETY: as for `write_back`; the lengths were compared.
             unsafe { context.copy_to_host(Lane::Down, into.host_mut(), source.ptr(), into.len()) }
