@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Records crates/ottava-lm/tests/data/referee.safetensors: what PyTorch and transformers compute for two small models.
+"""Records what PyTorch and transformers compute for small models, in crates/ottava-lm/tests/data/referee*.safetensors.
+
+usage: make_referee.py FILE...    FILE is one of the keys of FILES below
 
 Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy`.
 Runs on the CPU in about a minute; one machine writes the same tensors every time.
 """
+
+import sys
 
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-FILE = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data/referee.safetensors"
+FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
 SIZES = dict(
     vocab_size=VOCABULARY,
@@ -28,7 +32,10 @@ SIZES = dict(
 MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig(num_hidden_layers=3, tie_word_embeddings=False, **SIZES)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(num_hidden_layers=2, tie_word_embeddings=True, **SIZES)),
+    # Heads of 16 where the width over the heads is 12.
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(num_hidden_layers=2, tie_word_embeddings=False, head_dim=16, **SIZES)),
 }
+FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"]}
 
 
 def batches(steps, generator):
@@ -77,9 +84,10 @@ def train(model, ids, mode):
     return torch.stack(losses).float(), torch.stack(norms).float()
 
 
-def main():
+def main(file):
     tensors, metadata = {}, {"torch": torch.__version__, "transformers": transformers.__version__}
-    for name, (kind, config) in MODELS.items():
+    for name in FILES[file]:
+        kind, config = MODELS[name]
         torch.manual_seed(17)
         generator = torch.Generator().manual_seed(18)
         config.architectures = [kind.__name__]
@@ -114,8 +122,10 @@ def main():
         for mode in ["f32", "autocast"]:
             apart = (tensors[f"{name}/losses/{mode}"] / reference - 1).abs()
             print(f"{name}: {mode} and bf16 losses are at most {apart.max():.2e} apart")
-    save_file(tensors, FILE, metadata)
-    print(f"{FILE}: {FILE.stat().st_size} bytes, torch {torch.__version__}")
+    path = FOLDER / f"{file}.safetensors"
+    save_file(tensors, path, metadata)
+    print(f"{path}: {path.stat().st_size} bytes, torch {torch.__version__}")
 
 
-main()
+for file in sys.argv[1:] or sys.exit(__doc__):
+    main(file)

@@ -1,5 +1,6 @@
 //! Loss on held-out text.
 
+use crate::context::Sequences;
 use crate::data::{Batch, EvalLoader};
 use crate::error::Result;
 use crate::models::Decoder;
@@ -25,7 +26,8 @@ pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<E
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in loader {
         let (inputs, targets) = to_device(&batch, model.device())?;
-        sum += total(&model.losses(&inputs, &targets, batch.rows)?)?;
+        let sequences = Sequences::new(model.device(), batch.rows, batch.seq_len)?;
+        sum += total(&model.losses(&inputs, &targets, &sequences)?)?;
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
     }
     let loss = sum / tokens.max(1) as f64;

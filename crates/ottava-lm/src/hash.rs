@@ -8,6 +8,11 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
+/// FNV-1a of `name`, from `seed`: a number of its own for each tensor that does not depend on what other tensors there are.
+pub fn name_hash(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
 /// The SHA-256 of `bytes`, in lower-case hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))

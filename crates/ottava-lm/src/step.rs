@@ -1,28 +1,28 @@
-//! One optimizer step: forward and backward of its micro-batches, clipping, AdamW, scales. On a GPU the second step is recorded and
-//! all later ones are replayed.
+//! One optimizer step: forward and backward of its micro-batches, clipping, AdamW, scales. On a GPU the second step of each kind is
+//! captured as a CUDA graph, and later ones are replayed.
 
+use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::Result;
 use crate::evaluate::total;
+use crate::mode::{Mode, StepPrecision};
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// The tensors that all steps of a run share, and the recorded step.
+/// The tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
-    /// Sequences of a micro-batch.
-    rows: usize,
+    /// How the tokens of every micro-batch lie.
+    sequences: Sequences,
     /// Of each micro-batch: I32 `[T]`.
     inputs: Vec<Tensor>,
     targets: Vec<Tensor>,
     results: Results,
-    recording: Recording,
-    /// Whether the recorded step has all products in high precision.
-    high_precision: bool,
-    /// What the loss is multiplied by, so that its gradients do not vanish in FP16.
-    loss_scale: f64,
+    /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
+    captures: [Capture; 2],
+    loss_scale: LossScaleOnDevice,
 }
 
 /// What a step leaves on the device.
@@ -33,11 +33,27 @@ struct Results {
     norm: Tensor,
 }
 
-/// How far the recording is.
-enum Recording {
-    /// Nothing is recorded: there is no GPU, or it was not possible.
+/// The factor of the loss of a step, whose inverse the update applies, so that gradients do not vanish in FP16.
+struct LossScaleOnDevice {
+    value: f64,
+    /// `value / target tokens`, in the real type, `[1]`: backward reads it there, so a captured step never has a stale one.
+    per_token: Tensor,
+}
+
+impl LossScaleOnDevice {
+    fn set(&mut self, value: f64, tokens: usize) -> Result<()> {
+        let per_token = Tensor::from_slice(&Device::Cpu, &[1], &[value / tokens as f64])?;
+        self.per_token.write_bytes(&cast(&per_token, self.per_token.dtype())?.read_bytes()?)?;
+        self.value = value;
+        Ok(())
+    }
+}
+
+/// How far the capture of one kind of step is.
+enum Capture {
+    /// Steps are launched call by call: there is no GPU, or capture failed.
     Never,
-    /// Kernels are to be compiled and products to be timed first, by one step that runs.
+    /// One step has to run first: it compiles kernels and times products.
     AfterThisStep,
     Due,
     Done(Graph),
@@ -56,33 +72,31 @@ impl TrainStep {
     /// Steps of `passes` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, passes: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
         let (device, tokens) = (model.device(), rows * seq_len);
+        let sequences = Sequences::new(device, rows, seq_len)?;
         let ids = || (0..passes).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>();
-        let losses = Tensor::empty(device, &[passes, tokens], real_type(model.recipe().compute))?;
-        Ok(TrainStep {
-            rows,
-            inputs: ids()?,
-            targets: ids()?,
-            results: Results { losses, norm: Tensor::empty(device, &[1], DType::F32)? },
-            recording: match device {
-                Device::Cpu | Device::DryCpu(_) => Recording::Never,
-                Device::Cuda(_) => Recording::AfterThisStep,
-            },
-            high_precision: false,
-            loss_scale: 1.0,
-        })
+        let real = real_type(model.recipe().compute);
+        let losses = Tensor::empty(device, &[passes, tokens], real)?;
+        let (inputs, targets) = (ids()?, ids()?);
+        let results = Results { losses, norm: Tensor::empty(device, &[1], DType::F32)? };
+        let capture = || match device {
+            Device::Cpu | Device::DryCpu(_) => Capture::Never,
+            Device::Cuda(_) => Capture::AfterThisStep,
+        };
+        let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
+        loss_scale.set(1.0, passes * tokens)?;
+        Ok(TrainStep { sequences, inputs, targets, results, captures: [capture(), capture()], loss_scale })
     }
 
     /// The same, always launched call by call.
     pub fn eager(self) -> TrainStep {
-        TrainStep { recording: Recording::Never, ..self }
+        TrainStep { captures: [Capture::Never, Capture::Never], ..self }
     }
 
     /// Multiplies the loss of the coming steps, before its gradients are computed.
-    pub fn set_loss_scale(&mut self, loss_scale: f64) {
-        if loss_scale != std::mem::replace(&mut self.loss_scale, loss_scale)
-            && let Recording::Done(_) = self.recording
-        {
-            self.recording = Recording::Due;
+    pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
+        match loss_scale == self.loss_scale.value {
+            true => Ok(()),
+            false => self.loss_scale.set(loss_scale, self.results.losses.len()),
         }
     }
 
@@ -93,66 +107,66 @@ impl TrainStep {
         Ok(())
     }
 
-    /// Runs the step on what was loaded, and waits for it.
+    /// Runs the step on the loaded micro-batches, and waits for it.
     pub fn run(
         &mut self,
         model: &mut Decoder,
         optimizer: &mut AdamWOptimizer,
         learning_rate: f64,
+        precision: StepPrecision,
     ) -> Result<StepResult> {
-        optimizer.begin_step(learning_rate, self.loss_scale)?;
-        let high_precision = model.scaling().is_high_precision();
-        if high_precision != std::mem::replace(&mut self.high_precision, high_precision)
-            && !matches!(self.recording, Recording::Never)
-        {
-            self.recording = Recording::AfterThisStep;
-        }
-        // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is recorded anew.
-        if let Recording::Done(graph) = &mut self.recording
+        optimizer.begin_step(learning_rate, self.loss_scale.value)?;
+        // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is captured anew.
+        if let Capture::Done(graph) = self.capture(precision)
             && !graph.is_valid()
         {
-            self.recording = Recording::Due;
+            *self.capture(precision) = Capture::Due;
         }
-        match &mut self.recording {
-            Recording::Never => self.enqueue(model, optimizer)?,
-            Recording::AfterThisStep => {
-                self.enqueue(model, optimizer)?;
-                self.recording = Recording::Due;
+        match self.capture(precision) {
+            Capture::Never => self.enqueue(model, optimizer, precision)?,
+            Capture::AfterThisStep => {
+                self.enqueue(model, optimizer, precision)?;
+                *self.capture(precision) = Capture::Due;
             }
-            Recording::Due => self.record(model, optimizer)?,
-            Recording::Done(graph) => {
+            Capture::Due => self.record(model, optimizer, precision)?,
+            Capture::Done(graph) => {
                 graph.replay()?;
                 model.scaling().count_replayed_update();
             }
         }
         let Results { losses, norm } = &self.results;
-        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / self.loss_scale;
+        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / self.loss_scale.value;
         Ok(StepResult { loss: total(losses)? / losses.len() as f64, grad_norm })
     }
 
-    fn record(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
-        let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is recorded") };
-        match Graph::capture(&gpu, || self.enqueue(model, optimizer)) {
+    fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
+        &mut self.captures[usize::from(precision == StepPrecision::High)]
+    }
+
+    /// Captures the step and replays it. Nothing else is in flight: a step holds all its micro-batches from forward to update.
+    fn record(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
+        let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is captured") };
+        match Graph::capture(&gpu, || self.enqueue(model, optimizer, precision)) {
             Ok(mut graph) => {
                 graph.replay()?;
-                self.recording = Recording::Done(graph);
+                *self.capture(precision) = Capture::Done(graph);
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!("steps are not recorded, each kernel is launched by itself: {error}");
-                self.recording = Recording::Never;
+                tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {error}");
+                *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.clear_grad());
-                self.enqueue(model, optimizer)
+                self.enqueue(model, optimizer, precision)
             }
         }
     }
 
     /// All work of a step; nothing in here waits for the device or reads from it.
-    fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
+    fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
         let Results { losses, norm } = &mut self.results;
-        let scale = self.loss_scale / losses.len() as f64;
+        let scale = &self.loss_scale.per_token;
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
-            losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, self.rows, scale)?)?;
+            losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision)?)?;
         }
         let _update = model.device().scope("update");
         norm.copy_from(0, &AdamWOptimizer::grad_norm(&model.parameters())?)?;
@@ -161,9 +175,10 @@ impl TrainStep {
 
     /// The first parameter whose gradient is not finite, after a step whose gradients were not: the step's micro-batches are run
     /// once more, since an update leaves no gradients behind.
-    pub fn first_bad_gradient(&self, model: &mut Decoder) -> Result<Option<String>> {
+    pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
+        let scale = &self.loss_scale.per_token;
         for (inputs, targets) in self.inputs.iter().zip(&self.targets) {
-            model.losses_and_gradients(inputs, targets, self.rows, 1.0 / self.results.losses.len() as f64)?;
+            model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision)?;
         }
         let mut bad = None;
         for param in model.parameters() {
@@ -183,7 +198,7 @@ impl TrainStep {
 fn update(model: &mut Decoder, optimizer: &mut AdamWOptimizer, norm: &Tensor) -> Result<()> {
     let (mut params, scaling) = model.parameters_and_scaling();
     scaling.update()?;
-    optimizer.step(&mut params, scaling, norm)?;
+    optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), norm)?;
     params.into_iter().for_each(|param| param.clear_grad());
     Ok(())
 }

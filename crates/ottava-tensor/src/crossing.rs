@@ -30,6 +30,26 @@ impl Crossing {
         })
     }
 
+    /// Starts to copy `tensors` of the host's memory to new tensors in the GPU's, which ops may read after [`Crossing::wait`].
+    ///
+    /// Errors when one of them does not lie there.
+    pub fn upload(tensors: &[&Tensor]) -> Result<(Vec<Tensor>, Crossing)> {
+        let mut sources = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            sources.push(tensor.pinned().ok_or_else(|| Error::Placement {
+                what: "upload".into(),
+                expected: "a whole tensor of the host's memory".into(),
+                got: tensor.device().to_string(),
+            })?);
+        }
+        let Some(first) = sources.first() else { return Ok((Vec::new(), Crossing::default())) };
+        let device = first.device().clone();
+        let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
+        let (copies, transfer) = Transfer::upload(&device, &sources)?;
+        let copies = tensors.iter().zip(copies).map(|(tensor, copy)| tensor.over(copy)).collect();
+        Ok((copies, Crossing { transfer: Some(transfer), _source: None }))
+    }
+
     /// Starts to write `tensors` that were fetched back, which evicts them.
     pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
         Crossing::start(tensors, Transfer::write_back)
@@ -102,6 +122,20 @@ mod tests {
             let expected = if kept { next.to_vec::<f32>().unwrap() } else { before };
             assert_eq!(moved.to_vec::<f32>().unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn an_upload_leaves_the_host_copy_alone() {
+        let Some(device) = test_device().map(Device::Cuda) else { return };
+        let held: Vec<_> = (1..4).map(|i| counted(&device, i).to_host_memory().unwrap()).collect();
+        let (mut copies, crossing) = Crossing::upload(&held.iter().collect::<Vec<_>>()).unwrap();
+        crossing.wait().unwrap();
+        for (i, (copy, held)) in copies.iter_mut().zip(&held).enumerate() {
+            assert_eq!((copy.home(), copy.to_vec::<f32>().unwrap()), (Home::Device, values(i + 1)));
+            copy.fill_zero().unwrap();
+            assert_eq!(held.to_vec::<f32>().unwrap(), values(i + 1));
+        }
+        assert!(Crossing::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
     }
 
     /// Each copy waits for compute, and compute for each copy, though all memory is used again at once; also where it is recorded.

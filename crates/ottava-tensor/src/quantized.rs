@@ -146,6 +146,11 @@ impl QuantizedTensor {
         n.next_multiple_of(Self::PAD)
     }
 
+    /// The copy that is contracted along the columns, alone.
+    pub fn only_rows(&self) -> QuantizedTensor {
+        QuantizedTensor { transposed: None, transposed_scale_inv: None, ..self.clone() }
+    }
+
     /// Drops the copy that is contracted along the columns, once no product needs it.
     pub fn only_transposed(self) -> QuantizedTensor {
         let scale_inv = self.transposed_scale_inv.map_or(self.scale_inv, |scale_inv| *scale_inv);

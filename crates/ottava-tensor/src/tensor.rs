@@ -312,6 +312,19 @@ impl Tensor {
         }
     }
 
+    /// The memory of a whole tensor of the host's memory.
+    pub(crate) fn pinned(&self) -> Option<&PinnedBuffer> {
+        match &*self.storage {
+            Storage::Pinned(buffer) if buffer.len() == self.bytes() => Some(buffer),
+            _ => None,
+        }
+    }
+
+    /// A tensor of the same shape and type over `buffer`.
+    pub(crate) fn over(&self, buffer: DeviceBuffer) -> Tensor {
+        Tensor { storage: Arc::new(Storage::Cuda(buffer)), offset: 0, ..self.clone() }
+    }
+
     /// The device's memory behind all of a tensor that lies there.
     pub(crate) fn whole_buffer(&self) -> Option<&DeviceBuffer> {
         match &*self.storage {

@@ -2,7 +2,7 @@
 
 use super::expect_positive;
 use crate::error::Result;
-use crate::models::DecoderConfig;
+use crate::models::{Decoder, DecoderConfig};
 use crate::recipe::{Cast, Casts, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::bench::{Operands, Product, Rates, gemm_milliseconds};
 use ottava_tensor::ops::{Accumulation, real_type};
@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmRow {
     /// Whose it is, as `mlp.down_proj`.
-    pub linear: &'static str,
+    pub linear: String,
     /// Which of its three.
     pub product: Product,
     /// The recipe that it is of.
@@ -82,13 +82,14 @@ pub fn gemms(
     mut report: impl FnMut(GemmRow),
 ) -> Result<()> {
     expect_positive(&[tokens])?;
+    let model = Decoder::describe(model, &recipe(RecipeName::Bf16))?;
     for linear in model.block_linears() {
         for product in Product::ALL {
             for &name in recipes {
-                let (recipe, sizes) = (recipe(name), [tokens, linear.n, linear.k]);
+                let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
                 let (milliseconds, out) = milliseconds(device, &recipe, product, sizes, gradients)?;
                 let floor_milliseconds = flops(sizes) / rates.flops(operands(&recipe)) * 1e3;
-                let (linear, recipe, out) = (linear.name, name, out.name());
+                let (linear, recipe, out) = (linear.name_in_block().to_string(), name, out.name());
                 report(GemmRow { linear, product, recipe, sizes, out, milliseconds, floor_milliseconds });
             }
         }

@@ -3,25 +3,26 @@
 use super::expect_positive;
 use super::gemm::{flops, milliseconds, operands, recipe};
 use crate::checkpoint::RandomWeights;
+use crate::context::{Context, Sequences};
 use crate::error::Result;
-use crate::layer::{Context, Layer};
 use crate::layers::{Linear, LinearConfig};
 use crate::level::{Formats, Gradients, Level, Masters};
-use crate::models::DecoderConfig;
-use crate::param::{Builder, GradFormat, Kept, Purpose};
+use crate::mode::Mode;
+use crate::models::{Decoder, DecoderConfig};
+use crate::param::{Builder, Fetched, GradFormat, Kept, Purpose};
 use crate::recipe::{Recipe, RecipeName};
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::{ScalingState, Slots};
-use ottava_tensor::Device;
+use crate::scaling::ScalingState;
 use ottava_tensor::bench::{Product, Rates, time_for};
 use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
 
 /// One linear in one recipe.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinearRow {
     /// Which of a block, as `mlp.down_proj`.
-    pub linear: &'static str,
+    pub linear: String,
     /// The recipe.
     pub recipe: RecipeName,
     /// Tokens, outputs and inputs.
@@ -56,27 +57,26 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
     let kept = Kept { formats, ..Kept::FULL };
-    let (purpose, slots) = (Purpose::Train(kept), Slots::default());
-    let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots, block: None };
+    let mut build = Builder::new(device, recipe, Purpose::Train(kept), &mut weights);
     let parts = &[("linear".into(), outputs)];
-    let config = LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, after_swiglu: false };
+    let config = LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, shared_input: None };
     let mut linear = Linear::new(&mut build, config)?;
     let mut scaling = ScalingState::new(device, build.slots)?;
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
-    let (x, dy) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
+    let (x, dy): (Tensor, Tensor) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
+    let sequences = Sequences::new(device, 1, tokens)?;
     let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
         let mut context = Context {
-            scaling,
-            batch: 1,
-            seq_len: tokens,
-            training: true,
+            casts: scaling.casts(Mode::TRAINING),
+            fetched: Fetched::none(),
+            sequences: &sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
         };
-        let (y, saved) = linear.forward(x.clone().into(), &mut context)?;
+        let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
         drop(y);
-        linear.backward(dy.clone().into(), saved, &mut context)?;
-        linear.parameters(&mut |param| param.clear_grad());
+        linear.backward(dy.clone(), saved, &mut context)?;
+        linear.parameters_mut(&mut |param| param.clear_grad());
         Ok(())
     };
     // A first step, since delayed scales are known from the second on.
@@ -90,8 +90,9 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
 /// Casts the weight for the coming step.
 fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
     let mut params = Vec::new();
-    linear.parameters(&mut |param| params.push(param));
-    params.into_iter().try_for_each(|param| param.quantize(scaling))
+    linear.parameters_mut(&mut |param| params.push(param));
+    let mut casts = scaling.casts(Mode::TRAINING);
+    params.into_iter().try_for_each(|param| param.quantize(&mut casts))
 }
 
 /// Times each linear of a block in every recipe, and hands each row to `report`.
@@ -105,17 +106,18 @@ pub fn linears(
     mut report: impl FnMut(LinearRow),
 ) -> Result<()> {
     expect_positive(tokens)?;
+    let model = Decoder::describe(model, &recipe(RecipeName::Bf16))?;
     for &tokens in tokens {
         for linear in model.block_linears() {
             for &name in recipes {
-                let (recipe, sizes) = (recipe(name), [tokens, linear.n, linear.k]);
+                let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
                 let sums = GradFormat::of(gradients, recipe.compute).sums();
                 let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, sums));
                 let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
-                let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.n + linear.k));
+                let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.outputs + linear.inputs));
                 let floor = 3.0 * flops(sizes) / rates.flops(operands(&recipe)) + cast_bytes as f64 / rates.copy_bytes;
                 report(LinearRow {
-                    linear: linear.name,
+                    linear: linear.name_in_block().to_string(),
                     recipe: name,
                     sizes,
                     milliseconds: layer(device, &recipe, sizes, gradients, ROUND_MILLISECONDS)?,

@@ -29,6 +29,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         tied: false,
         init_std: 0.02,
         rope: RopeScaling { theta: 10_000.0, kind: RopeKind::Default },
+        qk_norm: false,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
@@ -39,6 +40,12 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         tied,
         ..shape(vocabulary, channels, hidden, layers, heads, kv_heads)
     };
+    let qwen3 = |channels, hidden, layers, heads, tied| DecoderConfig {
+        head_dim: 128,
+        qk_norm: true,
+        tied,
+        ..shape(151_936, channels, hidden, layers, heads, 8)
+    };
     vec![
         ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
         ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
@@ -48,6 +55,8 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("qwen2.5-1.5b", qwen(151_936, 1536, 8960, 28, 12, 2, true)),
         ("qwen2.5-3b", qwen(151_936, 2048, 11_008, 36, 16, 2, true)),
         ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
+        ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
+        ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
     ]
 }
 

@@ -7,15 +7,18 @@ use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::level::Level;
-use crate::models::{Decoder, DecoderConfig};
-use crate::optim::AdamWOptimizer;
+use crate::mode::StepPrecision;
+use crate::models::DecoderConfig;
 use crate::plan::Settled;
 use crate::recipe::{Precision, RecipeName};
-use crate::step::TrainStep;
+use crate::run::Run;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::MemoryStats;
 use serde::Serialize;
 use std::time::Instant;
+
+/// Of all steps; what it is changes no time.
+const LEARNING_RATE: f64 = 1e-4;
 
 /// What is timed.
 #[derive(Clone, Debug)]
@@ -84,21 +87,18 @@ impl TrainBench {
         let settled = Settled::new(&config, &sizes, device)?;
         settled.expect_fit()?;
         let Settled { config, memory: planned, .. } = settled;
-        let recipe = config.recipe();
-        let mut model = Decoder::new(&sizes, &recipe, device, config.purpose(), self.seq_len, &mut weights)?;
-        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let mut run = Run::new(&config, &sizes, device, &mut weights)?;
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {
             gpu.reset_peak_memory();
         }
         let begin = Instant::now();
-        model.quantize_weights()?;
+        run.model.quantize_weights()?;
         let mut tokens = RandomTokens { state: 7, vocabulary: sizes.vocabulary as u64 };
-        let mut work = TrainStep::new(&model, 1, self.micro_batch, self.seq_len)?;
         let mut step = || -> Result<(f64, f64)> {
-            work.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;
+            run.step.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;
             let begin = Instant::now();
-            let done = work.run(&mut model, &mut optimizer, 1e-4)?;
+            let done = run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             Ok((begin.elapsed().as_secs_f64(), done.loss))
         };
         step()?;
@@ -110,12 +110,12 @@ impl TrainBench {
         let median = seconds[seconds.len() / 2];
         let mut families = Vec::new();
         if let Device::Cuda(gpu) = device {
-            // Call by call, since a recorded step is one; once before, since memory comes from elsewhere.
-            let mut work = work.eager();
-            work.run(&mut model, &mut optimizer, 1e-4)?;
+            // Call by call, since a captured step is one; once before, since memory comes from elsewhere.
+            run.step = run.step.eager();
+            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             gpu.start_profile();
             let begin = Instant::now();
-            work.run(&mut model, &mut optimizer, 1e-4)?;
+            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
             families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
         }
@@ -125,11 +125,11 @@ impl TrainBench {
             Device::Cpu | Device::DryCpu(_) => MemoryStats::default(),
         };
         Ok(TrainRow {
-            recipe: recipe.name,
+            recipe,
             level,
             tokens_per_second,
             step_milliseconds: median * 1e3,
-            model_flops_per_second: tokens_per_second * sizes.flops_per_token(self.seq_len),
+            model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(self.seq_len),
             planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,
             reserved_memory_bytes: memory.reserved as u64,

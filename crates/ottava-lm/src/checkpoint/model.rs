@@ -3,6 +3,7 @@
 use super::safetensors_write::MAX_FILE_BYTES;
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
 use crate::error::{Error, Result};
+use crate::hash::name_hash;
 use crate::models::{ConfigFile, Decoder, RopeScaling};
 use crate::param::{Init, Param, Part, WeightSource};
 use ottava_tensor::ops::{cast, normal};
@@ -69,12 +70,7 @@ pub struct RandomWeights {
 impl WeightSource for RandomWeights {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
         Ok(match init {
-            Init::Normal(std) => {
-                let seed = part.name.bytes().fold(self.seed ^ 0xCBF2_9CE4_8422_2325, |h, b| {
-                    (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3)
-                });
-                normal(&self.device, &part.shape, std, seed)?
-            }
+            Init::Normal(std) => normal(&self.device, &part.shape, std, name_hash(self.seed, &part.name))?,
             Init::Zeros => Tensor::zeros(&self.device, &part.shape, DType::F32)?,
             Init::Ones => {
                 let ones = vec![1f32; part.shape.iter().product()];

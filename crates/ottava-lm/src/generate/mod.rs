@@ -3,7 +3,7 @@
 use crate::data::Tokenizer;
 use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
-use crate::models::Decoder;
+use crate::models::{Decoder, Logits};
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -22,7 +22,7 @@ pub struct Sampling {
 
 /// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
 pub fn generate(
-    model: &mut Decoder,
+    model: &Decoder,
     tokenizer: &Tokenizer,
     prompt: &str,
     capacity: usize,
@@ -41,13 +41,13 @@ pub fn generate(
         return Err(Error::Config(format!("the prompt has {} tokens; the model has room for {capacity}", ids.len())));
     }
     let prompt_len = ids.len();
-    let mut caches = model.caches(capacity)?;
+    let mut session = model.session(capacity)?;
     let mut done = 0;
     let mut draws = Draws(how.seed);
     while ids.len() < capacity && ids.len() - prompt_len < how.max_new_tokens {
         let new: Vec<i32> = ids[done..].iter().map(|&id| id as i32).collect();
         let new = Tensor::from_slice(model.device(), &[new.len()], &new)?;
-        let logits = model.next_logits(&new, &mut caches, done)?;
+        let logits = model.logits(&new, &mut session, Logits::Last)?;
         done = ids.len();
         let logits = cast(&logits, DType::F32)?.to_device(&Device::Cpu)?.to_vec::<f32>()?;
         let next = choose(&logits, how, &mut draws);

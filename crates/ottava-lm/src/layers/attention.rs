@@ -1,14 +1,17 @@
 //! Causal self-attention with rotary positions and shared key and value heads.
 
-use super::{Linear, LinearConfig, LinearSaved};
+use super::branch::{BranchOperand, Sublayer};
+use super::cast::{OperandCast, SavedOperand};
+use super::{Linear, LinearConfig};
+use crate::context::Context;
 use crate::error::Result;
-use crate::layer::{Context, GemmInput, Layer};
-use crate::param::{Builder, Param};
-use crate::scaling::{Frozen, ScalingState, Slot};
-use ottava_tensor::Tensor;
+use crate::operand::{ResidualGradient, View, Views};
+use crate::param::{Builder, Init, Param, Part};
 use ottava_tensor::ops::{
-    AttentionLayout, Copies, RopeLayout, Rotation, attention, attention_backward, attention_cached, rope, rope_to,
+    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, RopeLayout, Rotation, attention, attention_backward,
+    attention_cached, head_norm, head_norm_backward, rope, rope_to,
 };
+use ottava_tensor::{DType, Device, Tensor};
 
 /// Sizes of an attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -21,16 +24,21 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
+    /// Epsilon of the norms of query and key heads, where they have norms.
+    pub qk_norm_eps: Option<f64>,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has one.
     pub output_bias: bool,
+    /// Standard deviation of initial weights.
+    pub std: f32,
 }
 
-/// `y = o_proj(attention(rope(qkv_proj(x))))`, with Q, K and V in one product.
+/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm there.
 pub struct Attention {
     config: AttentionConfig,
-    qkv: Linear,    /* [(H + 2·H_kv)·D, C] */
+    qkv: Linear, /* [(H + 2·H_kv)·D, C] */
+    norm: Option<HeadNorm>,
     output: Linear, /* [C, H·D] */
     /// Cosines and sines by position, shared by all layers.
     rope_table: Tensor,
@@ -39,72 +47,78 @@ pub struct Attention {
 
 /// Saved by [`Attention`].
 pub struct AttentionSaved {
-    /// Its own input, which the norm before it may make again.
-    pub input: LinearSaved,
-    /// `[T, (H + 2·H_kv)·D]`, rotated; `None` where it is projected again.
+    /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected where heads are normalised; `None` where it is projected again.
     qkv: Option<Tensor>,
     o: Tensor,   /* [T, H·D] */
     lse: Tensor, /* [B, H, S] */
-    output: LinearSaved,
+    output: SavedOperand,
 }
 
-impl AttentionSaved {
-    /// The copies that an input made again needs: to be projected, and for wgrad.
-    pub fn input_copies(&self) -> Copies {
-        if self.qkv.is_none() { Copies::Both } else { Copies::Columns }
+/// RMSNorm of each query and key head.
+struct HeadNorm {
+    q: Param, /* [D] */
+    k: Param, /* [D] */
+    eps: f64,
+    layout: HeadNormLayout,
+}
+
+impl HeadNorm {
+    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, eps: f64) -> Result<HeadNorm> {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
+        let mut weight = |which: &str| {
+            let part = Part { name: format!("{name}.{which}.weight"), shape: vec![head_dim] };
+            Param::new(build, vec![part], Init::Ones)
+        };
+        let (q, k) = (weight("q_norm")?, weight("k_norm")?);
+        Ok(HeadNorm { q, k, eps, layout: HeadNormLayout { heads, kv_heads, head_dim } })
     }
+
+    fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
+        let (q, k) = (&self.q.value()?, &self.k.value()?);
+        Ok(head_norm(qkv, HeadNormWeights { q, k }, self.layout, self.eps)?)
+    }
+
+    fn backward(&mut self, dy: &Tensor, qkv: &Tensor) -> Result<Tensor> {
+        let (q, k) = (&self.q.value()?, &self.k.value()?);
+        let (dq, dk) = (self.q.grad_mut()?, self.k.grad_mut()?);
+        Ok(head_norm_backward(dy, qkv, HeadNormWeights { q, k }, self.layout, self.eps, dq, dk)?)
+    }
+}
+
+/// Q, K and V in backward.
+enum Qkv {
+    Saved(Tensor),
+    OfOperand(View),
 }
 
 /// Keys and values of the tokens so far, of one sequence in one layer: `[capacity, 2·H_kv·D]`.
 pub struct KvCache(Tensor);
 
 impl Attention {
-    /// An attention layer with tensors called `name.q_proj` and so on.
+    /// An attention layer with tensors called `name.q_proj` and so on; `shared_input` is the cast of an operand that another sublayer
+    /// reads too.
     pub fn new(
         build: &mut Builder,
         name: &str,
         config: AttentionConfig,
         rope_table: Tensor,
-        std: f32,
+        shared_input: Option<OperandCast>,
     ) -> Result<Attention> {
         let c = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv = [part("q_proj", q), part("k_proj", kv), part("v_proj", kv)];
         let output = [part("o_proj", c.channels)];
-        let deterministic = build.recipe.deterministic;
-        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias| {
+        build.description.attention_width += q;
+        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, shared_input| {
             let name = &format!("{name}.{proj}");
-            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, after_swiglu: false })
+            Linear::new(build, LinearConfig { name, parts, inputs, bias, std: c.std, shared_input })
         };
-        Ok(Attention {
-            qkv: linear("qkv_proj", &qkv, c.channels, c.qkv_bias)?,
-            output: linear("o_proj", &output, q, c.output_bias)?,
-            config,
-            rope_table,
-            deterministic,
-        })
-    }
-
-    /// The slot that a producer of its input should write to.
-    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        self.qkv.input_slot(scaling)
-    }
-
-    /// Its input, as [`Linear::cast_input`] has it, once more.
-    pub fn cast_input_again(
-        &self,
-        x: GemmInput,
-        copies: Copies,
-        frozen: Frozen,
-        scaling: &mut ScalingState,
-    ) -> Result<GemmInput> {
-        self.qkv.cast_input(x, copies, Some(frozen), scaling)
-    }
-
-    /// The slot that a producer of its output's gradient should measure for.
-    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        self.output.gradient_slot(scaling)
+        let qkv = linear("qkv_proj", &qkv, c.channels, c.qkv_bias, shared_input)?;
+        let output = linear("o_proj", &output, q, c.output_bias, None)?;
+        let norm = c.qk_norm_eps.map(|eps| HeadNorm::new(build, name, &c, eps)).transpose()?;
+        let deterministic = build.recipe.deterministic;
+        Ok(Attention { qkv, norm, output, config, rope_table, deterministic })
     }
 
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
@@ -112,86 +126,147 @@ impl Attention {
         AttentionLayout { batch, seq_len, heads, kv_heads, head_dim, deterministic: self.deterministic }
     }
 
-    fn rope_layout(&self, seq_len: usize, start: usize) -> RopeLayout {
-        RopeLayout { heads: self.config.heads + self.config.kv_heads, head_dim: self.config.head_dim, seq_len, start }
+    /// Queries and keys are rotated.
+    fn rotated(&self) -> RopeLayout {
+        RopeLayout { heads: self.config.heads + self.config.kv_heads, head_dim: self.config.head_dim }
     }
 
     /// An empty cache for `capacity` tokens.
-    pub fn cache(&self, capacity: usize, like: &Tensor) -> Result<KvCache> {
+    pub fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<KvCache> {
         let width = 2 * self.config.kv_heads * self.config.head_dim;
-        Ok(KvCache(Tensor::zeros(like.device(), &[capacity, width], like.dtype())?))
+        Ok(KvCache(Tensor::zeros(device, &[capacity, width], dtype)?))
     }
 
-    /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`, plus `residual`.
+    /// [`Sublayer::forward`] for new tokens of one sequence at positions `start..`, after those in `cache`.
     pub fn forward_cached(
         &self,
-        x: GemmInput,
+        x: &View,
         residual: &Tensor,
         cache: &mut KvCache,
         start: usize,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let (mut qkv, _) = self.qkv.forward(x, context)?;
-        let tokens = qkv.shape()[0];
-        rope(&mut qkv, &self.rope_table, self.rope_layout(tokens, start), Rotation::Forward)?;
-        let o = attention_cached(&qkv, &mut cache.0, self.layout(1, tokens), start)?;
-        Ok(self.output.forward_plus(o.into(), Some(residual), context)?.0)
+        let qkv = self.rotate(self.qkv.fprop(x, None, context)?, context)?;
+        let o = attention_cached(&qkv, &mut cache.0, self.layout(1, qkv.shape()[0]), start)?;
+        Ok(self.output.forward(o, Some(residual), context)?.0)
     }
 
-    /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
-    pub fn forward_plus(
-        &self,
-        x: GemmInput,
-        residual: Option<&Tensor>,
-        context: &mut Context,
-    ) -> Result<(Tensor, AttentionSaved)> {
-        let (mut qkv, input) = self.qkv.forward(x, context)?;
-        rope(&mut qkv, &self.rope_table, self.rope_layout(context.seq_len, 0), Rotation::Forward)?;
-        let (o, lse) = attention(&qkv, self.layout(context.batch, context.seq_len))?;
-        let (y, output) = self.output.forward_plus(o.clone().into(), residual, context)?;
-        let qkv = (!context.recompute.qkv()).then_some(qkv);
-        Ok((y, AttentionSaved { input, qkv, o, lse, output }))
+    /// Q, K and V as attention reads them, of those that the projection gives.
+    fn rotate(&self, mut qkv: Tensor, context: &Context) -> Result<Tensor> {
+        if let Some(norm) = &self.norm {
+            qkv = norm.forward(&qkv)?;
+        }
+        let angles = Angles { table: &self.rope_table, positions: &context.sequences.positions };
+        rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        Ok(qkv)
+    }
+
+    /// Attention of an operand `x`: its output, and what backward needs of everything before the last product.
+    fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Tensor)> {
+        let projected = self.qkv.fprop(&x, None, context)?;
+        drop(x);
+        let unrotated = self.norm.as_ref().map(|_| projected.clone());
+        let qkv = self.rotate(projected, context)?;
+        let (o, lse) = attention(&qkv, self.layout(context.sequences.batch, context.sequences.seq_len))?;
+        let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
+        Ok((qkv, o, lse))
+    }
+
+    /// Q, K and V in backward: as the norm read them, where there is one, and as attention did.
+    fn restore(&self, qkv: Qkv, context: &mut Context) -> Result<(Option<Tensor>, Tensor)> {
+        let projected = match (qkv, &self.norm) {
+            (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
+            (Qkv::Saved(projected), Some(_)) => projected,
+            (Qkv::OfOperand(x), _) => self.qkv.fprop(&x, None, &mut context.recomputation())?,
+        };
+        let unrotated = self.norm.as_ref().map(|_| projected.clone());
+        Ok((unrotated, self.rotate(projected, context)?))
     }
 }
 
-impl Layer for Attention {
-    type Input = GemmInput;
+impl Sublayer for Attention {
     type Saved = AttentionSaved;
 
-    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
-        self.forward_plus(x, None, context)
+    fn input(&self) -> OperandCast {
+        self.qkv.input()
     }
 
-    fn backward(&mut self, dy: GemmInput, saved: AttentionSaved, context: &mut Context) -> Result<Tensor> {
-        let AttentionSaved { input, qkv, o, lse, output } = saved;
-        let dy = self.output.cast_gradient(dy, context.scaling)?;
-        let d_o = self.output.dgrad(&dy, context.scaling)?;
-        let operand = output.operand(|frozen| {
-            self.output.cast_input(o.clone().into(), Copies::Columns, Some(frozen), context.scaling)
-        })?;
-        self.output.wgrad(&dy.for_wgrad(), &operand, context.scaling)?;
-        drop(operand);
-        let input = input.operand(|_| unreachable!("the norm has made a dropped input again"))?;
-        let (layout, turns) = (self.layout(context.batch, context.seq_len), self.rope_layout(context.seq_len, 0));
-        let qkv = match qkv {
-            Some(qkv) => qkv,
+    fn gradient(&self) -> OperandCast {
+        self.output.gradient()
+    }
+
+    fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
+        let (qkv, o, lse) = self.attend(x, context)?;
+        let (y, output) = self.output.forward(o.clone(), Some(residual), context)?;
+        Ok((y, AttentionSaved { qkv, o, lse, output }))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<AttentionSaved> {
+        let (qkv, o, lse) = self.attend(x, context)?;
+        let output = self.output.save(o.clone(), context)?;
+        Ok(AttentionSaved { qkv, o, lse, output })
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: AttentionSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let AttentionSaved { qkv, o, lse, output } = saved;
+        // What is not saved of Q, K and V is projected again, once the gradient by `o` is there.
+        let (qkv, columns) = match qkv {
+            Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),
             None => {
-                let mut qkv = self.qkv.fprop(&input, None, context.scaling)?;
-                rope(&mut qkv, &self.rope_table, turns, Rotation::Forward)?;
-                qkv
+                let Views { rows, columns } = x.views(context)?;
+                (Qkv::OfOperand(rows), columns)
             }
         };
+        let Views { rows, columns: dy } = self.output.cast_gradient(dy, context)?;
+        let d_o = self.output.dgrad(&rows, None, context)?;
+        drop(rows);
+        let operand = output
+            .into_columns()
+            .or_else(|frozen| self.output.input().recast_columns(o.clone(), &frozen, &mut context.casts))?;
+        self.output.wgrad(&dy, &operand, context.mode())?;
+        drop((dy, operand));
+        let (unrotated, qkv) = self.restore(qkv, context)?;
+        let layout = self.layout(context.sequences.batch, context.sequences.seq_len);
         let dqkv = attention_backward(&d_o, &qkv, &o, &lse, layout)?;
         drop((qkv, o, d_o));
-        let slot = self.qkv.gradient_slot(context.scaling);
-        let (dqkv, ()) = context.scaling.produce(slot, Copies::Both, |output| {
-            Ok((rope_to(&dqkv, &self.rope_table, turns, Rotation::Backward, output)?, ()))
-        })?;
-        self.qkv.backward(dqkv, LinearSaved::Kept(input), context)
+        let angles = Angles { table: &self.rope_table, positions: &context.sequences.positions };
+        let rotated = self.rotated();
+        let dqkv = match (&mut self.norm, unrotated) {
+            (Some(norm), Some(unrotated)) => {
+                let mut dqkv = dqkv;
+                rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
+                let dqkv = norm.backward(&dqkv, &unrotated)?;
+                self.qkv.cast_gradient(dqkv.into(), context)?
+            }
+            _ => self
+                .qkv
+                .produce_gradient(context, |output| rope_to(&dqkv, angles, rotated, Rotation::Backward, output))?,
+        };
+        self.qkv.backward_views(dqkv, columns, other.as_ref(), context)
     }
 
-    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.qkv.parameters(visit);
+        if let Some(HeadNorm { q, k, .. }) = &self.norm {
+            visit(q);
+            visit(k);
+        }
         self.output.parameters(visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.qkv.parameters_mut(visit);
+        if let Some(HeadNorm { q, k, .. }) = &mut self.norm {
+            visit(q);
+            visit(k);
+        }
+        self.output.parameters_mut(visit);
     }
 }

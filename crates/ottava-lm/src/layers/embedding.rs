@@ -1,4 +1,4 @@
-//! Token embedding. Its input is not differentiable, so it is no [`crate::layer::Layer`].
+//! Token embedding. Its input is not differentiable, so it is no [`Sublayer`](super::Sublayer).
 
 use crate::error::Result;
 use crate::param::{Builder, Init, Param, Part};
@@ -14,6 +14,7 @@ pub struct Embedding {
 impl Embedding {
     /// A table called `name` + `.weight`.
     pub fn new(build: &mut Builder, name: &str, vocabulary: usize, channels: usize, std: f32) -> Result<Embedding> {
+        build.description.fixed.push(name.to_string());
         let part = Part { name: format!("{name}.weight"), shape: vec![vocabulary, channels] };
         Ok(Embedding { table: Param::new(build, vec![part], Init::Normal(std))? })
     }

@@ -1,17 +1,52 @@
 //! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
 
+use super::Norm;
 use crate::error::Result;
-use crate::param::Param;
+use crate::param::{Builder, Init, Param, Part};
+use crate::recipe::LinearSite;
 use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt};
 use ottava_tensor::{Tensor, ops::real_type};
 
-/// The head's computations, over a weight `[V, C]` that may belong to the embedding.
-pub struct Head;
+/// The last norm, and the product that makes logits of its output. The head stays in high precision in every recipe.
+pub struct Head {
+    /// Before the product.
+    pub norm: Norm,
+    /// `[V, C]`, unless it is the embedding's table.
+    pub weight: Option<Param>,
+}
 
 /// Tokens whose logits are alive at once.
 const CHUNK: usize = 2048;
 
 impl Head {
+    /// A head for `vocabulary` tokens behind a norm; where it is `tied`, its weight is the table of the embedding called so.
+    pub fn new(
+        build: &mut Builder,
+        norm: Norm,
+        vocabulary: usize,
+        channels: usize,
+        std: f32,
+        tied: Option<&str>,
+    ) -> Result<Head> {
+        const NAME: &str = "lm_head";
+        let part = Part { name: format!("{NAME}.weight"), shape: vec![vocabulary, channels] };
+        let weight = match tied {
+            Some(_) => None,
+            None => Some(Param::new(build, vec![part], Init::Normal(std))?),
+        };
+        let name = tied.map_or(NAME.to_string(), |table| format!("{table} (as head)"));
+        build.description.fixed.push(NAME.to_string());
+        build.description.head = Some(LinearSite {
+            name,
+            parts: Vec::new(),
+            outputs: vocabulary,
+            inputs: channels,
+            block: None,
+            after_swiglu: false,
+        });
+        Ok(Head { norm, weight })
+    }
+
     /// `x · Wᵀ`, `[T, V]`.
     pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
         let weight = weight.value()?;
@@ -29,12 +64,12 @@ impl Head {
         Ok(losses)
     }
 
-    /// Losses, and the gradient by `x` of `scale · Σ losses`; adds to the gradient of the weight.
+    /// Losses, and the gradient by `x` of `scale · Σ losses`, with `scale` F32 `[1]` on the device; adds to the gradient of the weight.
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
         targets: &Tensor,
-        scale: f64,
+        scale: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;

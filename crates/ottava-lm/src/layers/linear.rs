@@ -2,21 +2,28 @@
 
 mod smooth;
 
-pub use smooth::Smooth;
+pub use smooth::{ColumnScales, DownProjection, SmoothCasts};
 
-use crate::error::Result;
-use crate::layer::{Context, GemmInput, Layer};
+use super::cast::{OperandCast, SavedOperand, copies_of};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::mode::Mode;
+use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Param, Part};
-use crate::recipe::{LinearSite, ProductPrecision, Products};
-use crate::scaling::{Frozen, ScalingState, Slot};
-use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Accumulation, Copies, Operand, add_bias, bias_gradient, gemm_nt, gemm_nt_plus};
+use crate::recipe::{Casts, LinearSite, ProductPrecision, Products};
+use crate::scaling::Slot;
+use ottava_tensor::ops::{
+    Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
+};
+use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`.
 pub struct Linear {
     weight: Param,       /* [N, K] */
     bias: Option<Param>, /* [N] */
-    fp8: Option<Fp8>,
+    products: Products,
+    input: OperandCast,
+    gradient: OperandCast,
 }
 
 /// What a linear is built from.
@@ -24,7 +31,7 @@ pub struct Linear {
 pub struct LinearConfig<'a> {
     /// Its name in the scaling state.
     pub name: &'a str,
-    /// What it is stacked from: a name in the model folder, without `.weight`, and rows.
+    /// The tensors that it stacks: name in the model folder, without `.weight`, and rows.
     pub parts: &'a [(String, usize)],
     /// Columns.
     pub inputs: usize,
@@ -32,95 +39,27 @@ pub struct LinearConfig<'a> {
     pub bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
-    /// Whether its input comes from SwiGLU, so that recipes may scale its columns one by one. Whoever calls it then asks
-    /// [`Linear::is_smooth`] first.
-    pub after_swiglu: bool,
+    /// The cast of its input, where another linear that reads the same input made it.
+    pub shared_input: Option<OperandCast>,
 }
 
-/// The FP8 side of a linear layer; the weight's own cast is the parameter's.
-struct Fp8 {
-    input: Slot,
-    grad_output: Slot,
-    products: Products,
-    /// The cast of a weight that scales of the input's columns go into, which is none of the parameter's.
-    smooth_weight: Option<Slot>,
+/// What all linears have: weight, bias, and what the recipe decided for them.
+struct Parts {
+    weight: Param,
+    bias: Option<Param>,
+    fp8: Option<(Casts, Products)>,
+    smooth: bool,
 }
 
-impl Fp8 {
-    /// What products read in this step.
-    fn products(&self, scaling: &ScalingState) -> Products {
-        if scaling.is_high_precision() { Products::HIGH } else { self.products }
-    }
-
-    /// Casts `x`, as its slot says, for those of `products` that read codes: the one that contracts it along its columns and wgrad,
-    /// as far as `copies` are wanted. In its first cast of the step, `frozen` is `None` and it is measured; so wgrad's copy is made
-    /// then in any case, where it is the only one.
-    fn cast(
-        slot: Slot,
-        products: [ProductPrecision; 2],
-        x: Tensor,
-        copies: Copies,
-        frozen: Option<Frozen>,
-        scaling: &mut ScalingState,
-    ) -> Result<GemmInput> {
-        let high = |i: usize| products[i] == ProductPrecision::High;
-        let first = frozen.is_none();
-        let wanted = [copies != Copies::Columns, copies != Copies::Rows || (first && high(0))];
-        let Some(copies) = copies_of([0, 1].map(|i| wanted[i] && !high(i))) else {
-            if first {
-                scaling.measure(slot, &x)?;
-            }
-            return Ok(GemmInput::Plain(x));
-        };
-        let (codes, frozen) = match frozen {
-            Some(frozen) => (scaling.quantize_again(slot, &frozen, &x, copies)?, frozen),
-            None => {
-                let frozen = scaling.freeze(slot, &x)?;
-                (scaling.quantize_by(slot, &frozen, &x, copies)?, frozen)
-            }
-        };
-        let keeps_value = [0, 1].iter().any(|&i| wanted[i] && high(i));
-        Ok(if keeps_value { GemmInput::Both(x, Box::new(codes), frozen) } else { GemmInput::Quantized(codes, frozen) })
-    }
-}
-
-/// What backward has of the input.
-pub enum LinearSaved {
-    /// What wgrad reads: the transposed codes of `x`, or `x` `[T, K]` itself.
-    Kept(GemmInput),
-    /// Nothing but how it was cast: whoever made it makes it again.
-    Dropped(Frozen),
-}
-
-impl LinearSaved {
-    /// What backward has of an operand of which forward wanted `copies`.
-    fn of(x: GemmInput, copies: Copies) -> LinearSaved {
-        match x.for_wgrad() {
-            // Its producer will make the transposed codes by the way.
-            GemmInput::Quantized(codes, frozen) if codes.transposed.is_none() => LinearSaved::Dropped(frozen),
-            x if copies == Copies::Rows => LinearSaved::Dropped(x.into_frozen()),
-            x => LinearSaved::Kept(x),
-        }
-    }
-
-    /// The operand, which `again` makes if it was dropped.
-    pub fn operand(self, again: impl FnOnce(Frozen) -> Result<GemmInput>) -> Result<GemmInput> {
-        match self {
-            LinearSaved::Kept(x) => Ok(x),
-            LinearSaved::Dropped(frozen) => again(frozen),
-        }
-    }
-}
-
-impl Linear {
-    /// A linear with weights from the builder.
-    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
-        let LinearConfig { name, parts, inputs, bias, std, after_swiglu } = config;
+impl LinearConfig<'_> {
+    /// Makes weight and bias, asks the recipe, and records both.
+    fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
+        let LinearConfig { name, parts, inputs, bias, std, .. } = *self;
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
             let shape = |rows| std::iter::once(rows).chain(columns).collect();
             parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()
         };
-        let mut weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
+        let weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
         let site = LinearSite {
             name: name.to_string(),
@@ -131,98 +70,90 @@ impl Linear {
             after_swiglu,
         };
         let decision = build.recipe.decide(&site)?;
-        let Some((casts, products)) = decision.fp8 else {
-            weight.move_home()?;
-            return Ok(Linear { weight, bias, fp8: None });
-        };
-        let input = build.slots.add(format!("{name}.input"), casts.input);
-        let reads = [products.fprop, products.dgrad].map(|product| product != ProductPrecision::High);
-        let mut smooth_weight = None;
-        if let Some(copies) = copies_of(reads) {
-            let slot = build.slots.add(format!("{name}.weight"), casts.weight);
-            match decision.smooth {
-                true => smooth_weight = Some(slot),
-                false => weight.cast_in(slot, copies, build.purpose),
+        let parts = Parts { weight, bias, fp8: decision.fp8, smooth: decision.smooth };
+        build.description.linears.push((site, decision));
+        Ok(parts)
+    }
+}
+
+impl Linear {
+    /// A linear with weights from the builder.
+    ///
+    /// Errors when it shares its input with another linear that is not cast like it.
+    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
+        let parts = config.build(build, false)?;
+        Linear::of(build, config, parts)
+    }
+
+    fn of(build: &mut Builder, config: LinearConfig, parts: Parts) -> Result<Linear> {
+        let LinearConfig { name, shared_input, .. } = config;
+        let Parts { mut weight, bias, fp8, .. } = parts;
+        let (mut input, mut gradient) = (OperandCast::NONE, OperandCast::NONE);
+        let products = fp8.map_or(Products::HIGH, |(_, products)| products);
+        let Products { fprop, dgrad, wgrad } = products;
+        if let Some((casts, _)) = fp8 {
+            input = match shared_input {
+                Some(shared) => shared,
+                None => {
+                    let slot = build.slots.add(format!("{name}.input"), casts.input);
+                    OperandCast::new(slot, [fprop, wgrad], false)
+                }
+            };
+            let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
+            if let Some(copies) = copies_of(reads) {
+                weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), copies, build.purpose);
             }
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+            // The gradient of a bias is a sum of the values.
+            gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
+        }
+        if shared_input.is_some_and(|shared| shared != input || !input.serves([fprop, wgrad])) {
+            return Err(Error::Config(format!(
+                "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
+            )));
         }
         weight.move_home()?;
-        let grad_output = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
-        Ok(Linear { weight, bias, fp8: Some(Fp8 { input, grad_output, products, smooth_weight }) })
+        Ok(Linear { weight, bias, products, input, gradient })
     }
 
-    /// The slot of the cast that a producer of this linear's input should write to, if codes are all that its products read.
-    /// One that is smooth reads the input itself first.
-    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        let reads_codes = |fp8: &&Fp8| {
-            let Products { fprop, wgrad, .. } = fp8.products(scaling);
-            fp8.smooth_weight.is_none() && ![fprop, wgrad].contains(&ProductPrecision::High)
-        };
-        self.fp8.as_ref().filter(reads_codes).map(|fp8| fp8.input)
+    /// How its products read the input.
+    pub fn input(&self) -> OperandCast {
+        self.input
     }
 
-    /// The slot of the cast that a producer of this linear's output gradient should write to, if codes are all that its products read.
-    /// A bias needs the gradient itself.
-    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        let reads_codes = |fp8: &&Fp8| {
-            let Products { dgrad, wgrad, .. } = fp8.products(scaling);
-            self.bias.is_none() && ![dgrad, wgrad].contains(&ProductPrecision::High)
-        };
-        self.fp8.as_ref().filter(reads_codes).map(|fp8| fp8.grad_output)
+    /// How its products read the gradient by its output.
+    pub fn gradient(&self) -> OperandCast {
+        self.gradient
     }
 
-    /// [`Layer::forward`], plus `residual` `[T, N]` where there is one, which the product adds on its way out.
-    pub fn forward_plus(
+    /// `x · Wᵀ + b`, plus `residual` `[T, N]` where there is one, which the product adds on its way out.
+    pub fn forward(
         &self,
-        x: GemmInput,
+        x: Tensor,
         residual: Option<&Tensor>,
         context: &mut Context,
-    ) -> Result<(Tensor, LinearSaved)> {
-        let copies = context.operand_copies();
-        let x = self.cast_input(x, copies, None, context.scaling)?;
-        let y = self.fprop(&x, residual, context.scaling)?;
-        Ok((y, LinearSaved::of(x, copies)))
+    ) -> Result<(Tensor, SavedOperand)> {
+        let x = self.input.cast_input(x, context.operand_copies(), &mut context.casts)?;
+        Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
-    /// What [`Linear::forward_plus`] saves, without its output.
-    pub fn save(&self, x: GemmInput, context: &mut Context) -> Result<LinearSaved> {
-        let copies = context.operand_copies();
-        Ok(LinearSaved::of(self.cast_input(x, copies, None, context.scaling)?, copies))
+    /// What [`Linear::forward`] saves, without its output.
+    pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
+        Ok(self.input.cast_input(x, context.operand_copies(), &mut context.casts)?.saved)
     }
 
-    /// An input in the form that products read, for which `copies` are wanted; `frozen` is the scale of one that is made again.
-    pub fn cast_input(
-        &self,
-        x: GemmInput,
-        copies: Copies,
-        frozen: Option<Frozen>,
-        scaling: &mut ScalingState,
-    ) -> Result<GemmInput> {
-        match (x, &self.fp8) {
-            // In a step of high precision, or it would not come here.
-            (GemmInput::Plain(x), Some(Fp8 { smooth_weight: Some(_), .. })) => {
-                if frozen.is_none() {
-                    self.measure_smooth(&x, scaling)?;
-                }
-                Ok(GemmInput::Plain(x))
-            }
-            (GemmInput::Plain(x), Some(fp8)) => {
-                let Products { fprop, wgrad, .. } = fp8.products(scaling);
-                Fp8::cast(fp8.input, [fprop, wgrad], x, copies, frozen, scaling)
-            }
-            (x, _) => Ok(x),
-        }
-    }
-
-    /// `x · Wᵀ + b + residual`, of an operand from [`Linear::cast_input`].
-    pub fn fprop(&self, x: &GemmInput, residual: Option<&Tensor>, scaling: &mut ScalingState) -> Result<Tensor> {
-        match self.products(scaling).fprop {
+    /// `x · Wᵀ + b + residual`, of an input cast by [`Linear::input`].
+    pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let Context { casts, fetched, .. } = context;
+        match self.products(casts.mode).fprop {
             ProductPrecision::Fp8(how) => {
-                let weight = self.weight.codes_for_forward(scaling)?;
-                self.output(Operand::Rows(x.codes()), Operand::Rows(&weight), residual, how)
+                let weight = self.weight.codes_for_forward(fetched, casts)?;
+                self.output(x.rows(), Operand::Rows(&weight), residual, how)
             }
-            ProductPrecision::High => {
-                self.weight.measure_for_forward(scaling)?;
-                self.output(Operand::plain(x.value()), Operand::plain(&self.weight.value()?), residual, PLAIN)
+            high => {
+                self.weight.measure_for_forward(fetched, casts)?;
+                let weight = self.weight.read(fetched)?;
+                self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation())
             }
         }
     }
@@ -240,88 +171,108 @@ impl Linear {
     }
 
     /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
-    pub fn cast_gradient(&mut self, dy: GemmInput, scaling: &mut ScalingState) -> Result<GemmInput> {
+    pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
         if let Some(bias) = &mut self.bias {
-            bias_gradient(dy.value(), bias.grad_mut()?)?;
+            bias_gradient(&dy.value, bias.grad_mut()?)?;
         }
-        match (dy, &self.fp8) {
-            (GemmInput::Plain(dy), Some(fp8)) => {
-                let Products { dgrad, wgrad, .. } = fp8.products(scaling);
-                Fp8::cast(fp8.grad_output, [dgrad, wgrad], dy, Copies::Both, None, scaling)
-            }
-            (GemmInput::Measured(dy, amax), Some(fp8)) => {
-                scaling.quantize_measured(fp8.grad_output, &dy, amax, Copies::Both)
-            }
-            (dy, _) => Ok(dy),
-        }
+        self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
     }
 
-    /// `dy · W`, of a gradient from [`Linear::cast_gradient`].
-    pub fn dgrad(&self, dy: &GemmInput, scaling: &mut ScalingState) -> Result<Tensor> {
+    /// [`Linear::cast_gradient`] of what an op produces.
+    pub fn produce_gradient(
+        &mut self,
+        context: &mut Context,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<Views> {
+        if self.bias.is_some() {
+            let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
+            return self.cast_gradient(dy.into(), context);
+        }
+        self.gradient.produce_gradient(&mut context.casts, op)
+    }
+
+    /// [`Linear::produce_gradient`] by an op that also casts `beside`, an operand of forward, a second time: transposed, by the scale
+    /// `frozen` that it had. Returns both.
+    pub fn produce_gradient_beside(
+        &mut self,
+        beside: Slot,
+        frozen: &FrozenScale,
+        context: &mut Context,
+        op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(Views, View)> {
+        let slot = self.gradient.fused(context.mode());
+        let (made, codes) = context.casts.produce_beside(slot, beside, frozen, op)?;
+        let gradient = match made {
+            Produced::Fp8(codes) => Views::of_codes(codes),
+            value => self.cast_gradient(value.plain().expect("a plain output gives a value").into(), context)?,
+        };
+        Ok((gradient, View::Codes(codes)))
+    }
+
+    /// `dy · W`, plus `other` `[T, K]` where there is one.
+    pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let Context { casts, fetched, .. } = context;
         let out = self.weight.dtype();
-        Ok(match self.products(scaling).dgrad {
+        let product = |b: Operand, how| match other {
+            Some(other) => gemm_nt_plus(dy.rows(), b, other, how),
+            None => gemm_nt(dy.rows(), b, out, how),
+        };
+        Ok(match self.products(casts.mode).dgrad {
             ProductPrecision::Fp8(how) => {
-                let weight = self.weight.codes_for_backward(scaling)?;
-                gemm_nt(Operand::Rows(dy.codes()), Operand::Columns(&weight), out, how)?
+                product(Operand::Columns(&self.weight.codes_for_backward(fetched, casts)?), how)?
             }
-            ProductPrecision::High => {
-                gemm_nt(Operand::plain(dy.value()), Operand::plain_transposed(&self.weight.value()?), out, PLAIN)?
-            }
+            high => product(Operand::plain_transposed(&self.weight.read(fetched)?), high.accumulation())?,
         })
     }
 
     /// Adds `dyᵀ · x` to the gradient of the weight.
-    pub fn wgrad(&mut self, dy: &GemmInput, x: &GemmInput, scaling: &ScalingState) -> Result<()> {
-        match self.products(scaling).wgrad {
-            ProductPrecision::Fp8(how) => {
-                let (a, b) = (Operand::Columns(dy.codes()), Operand::Columns(x.codes()));
-                self.weight.add_product_to_grad(a, b, how)
-            }
-            ProductPrecision::High => {
-                let (a, b) = (Operand::plain_transposed(dy.value()), Operand::plain_transposed(x.value()));
-                self.weight.add_product_to_grad(a, b, PLAIN)
-            }
-        }
+    pub fn wgrad(&mut self, dy: &View, x: &View, mode: Mode) -> Result<()> {
+        let how = self.products(mode).wgrad.accumulation();
+        self.weight.add_product_to_grad(dy.columns(), x.columns(), how)
     }
 
-    fn products(&self, scaling: &ScalingState) -> Products {
-        self.fp8.as_ref().map_or(Products::HIGH, |fp8| fp8.products(scaling))
-    }
-}
-
-impl Layer for Linear {
-    type Input = GemmInput;
-    type Saved = LinearSaved;
-
-    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, LinearSaved)> {
-        self.forward_plus(x, None, context)
-    }
-
-    fn backward(&mut self, dy: GemmInput, saved: LinearSaved, context: &mut Context) -> Result<Tensor> {
-        let x = saved.operand(|_| unreachable!("what a linear alone saves is not dropped"))?;
-        let dy = self.cast_gradient(dy, context.scaling)?;
-        let dx = self.dgrad(&dy, context.scaling)?;
-        self.wgrad(&dy.for_wgrad(), &x, context.scaling)?;
+    /// The gradient by the input, plus `other`, from the gradient `dy` as the products read it and the input `x` as wgrad does; adds to
+    /// the gradient of the weight.
+    pub fn backward_views(
+        &mut self,
+        dy: Views,
+        x: View,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Views { rows, columns } = dy;
+        let dx = self.dgrad(&rows, other, context)?;
+        drop(rows);
+        self.wgrad(&columns, &x, context.mode())?;
         Ok(dx)
     }
 
-    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+    /// The gradient by the input of [`Linear::forward`], of which nothing is recomputed.
+    ///
+    /// Errors where it is, since the linear alone does not know from what.
+    pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
+        let x = saved.into_columns().map_err(|_| Error::Config("a linear by itself recomputes nothing".into()))?;
+        let dy = self.cast_gradient(dy.into(), context)?;
+        self.backward_views(dy, x, None, context)
+    }
+
+    fn products(&self, mode: Mode) -> Products {
+        if mode.is_high_precision() { Products::HIGH } else { self.products }
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.weight);
+        if let Some(bias) = &self.bias {
+            visit(bias);
+        }
+    }
+
+    /// [`Linear::parameters`], to change them.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.weight);
         if let Some(bias) = &mut self.bias {
             visit(bias);
         }
-    }
-}
-
-/// Wide operands are always added up exactly.
-const PLAIN: Accumulation = Accumulation::Exact;
-
-/// The copies that are read along the rows and along the columns, if any is.
-fn copies_of(read: [bool; 2]) -> Option<Copies> {
-    match read {
-        [true, true] => Some(Copies::Both),
-        [true, false] => Some(Copies::Rows),
-        [false, true] => Some(Copies::Columns),
-        [false, false] => None,
     }
 }

@@ -1,182 +1,185 @@
 //! The gated feed-forward layer.
 
-use super::{Linear, LinearConfig, LinearSaved, Smooth};
+use super::branch::{BranchOperand, Sublayer};
+use super::cast::{OperandCast, SavedOperand};
+use super::{ColumnScales, DownProjection, Linear, LinearConfig};
+use crate::context::Context;
 use crate::error::Result;
-use crate::layer::{Context, GemmInput, Layer};
+use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param};
-use crate::scaling::{Frozen, ScalingState, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, Output, Saved, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
+use ottava_tensor::ops::{Output, Saved, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
+
+/// Sizes of an MLP.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpConfig {
+    /// Width `C` of the residual stream.
+    pub channels: usize,
+    /// Width `F` of the activation.
+    pub hidden: usize,
+    /// Whether its linears have biases.
+    pub bias: bool,
+    /// Standard deviation of initial weights.
+    pub std: f32,
+}
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
 pub struct Mlp {
-    gate_up: Linear, /* [2F, C] */
-    down: Linear,    /* [C, F] */
+    gate_up: Linear,      /* [2F, C] */
+    down: DownProjection, /* [C, F] */
 }
 
 /// Saved by [`Mlp`].
 pub struct MlpSaved {
-    /// Its own input, which the norm before it may make again.
-    pub input: LinearSaved,
     hidden: Saved, /* [T, 2F] */
     activated: Activated,
 }
 
 /// What backward has of the activation.
 enum Activated {
-    Linear(LinearSaved),
-    Smooth(Smooth),
+    Plain(SavedOperand),
+    Smooth(ColumnScales),
 }
 
 impl Mlp {
-    /// An MLP from `channels` over `hidden` and back, with tensors called `name.gate_proj` and so on.
-    pub fn new(build: &mut Builder, name: &str, channels: usize, hidden: usize, bias: bool, std: f32) -> Result<Mlp> {
+    /// An MLP with tensors called `name.gate_proj` and so on; `shared_input` is the cast of an operand that another sublayer reads too.
+    pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
+        let MlpConfig { channels, hidden, bias, std } = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let gate_up = [part("gate_proj", hidden), part("up_proj", hidden)];
-        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, after_swiglu| {
-            let name = &format!("{name}.{proj}");
-            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, after_swiglu })
-        };
-        Ok(Mlp {
-            gate_up: linear("gate_up_proj", &gate_up, channels, false)?,
-            down: linear("down_proj", &[part("down_proj", channels)], hidden, true)?,
-        })
+        let down = [part("down_proj", channels)];
+        let (gate_up_name, down_name) = (format!("{name}.gate_up_proj"), format!("{name}.down_proj"));
+        let config = LinearConfig { name: &gate_up_name, parts: &gate_up, inputs: channels, bias, std, shared_input };
+        let gate_up = Linear::new(build, config)?;
+        let config = LinearConfig { name: &down_name, parts: &down, inputs: hidden, shared_input: None, ..config };
+        Ok(Mlp { gate_up, down: DownProjection::new(build, config)? })
     }
 
-    /// The slot that a producer of its input should write to.
-    pub fn input_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        self.gate_up.input_slot(scaling)
-    }
-
-    /// Its input, as [`Linear::cast_input`] has it, once more.
-    pub fn cast_input_again(&self, x: GemmInput, frozen: Frozen, scaling: &mut ScalingState) -> Result<GemmInput> {
-        self.gate_up.cast_input(x, Copies::Columns, Some(frozen), scaling)
-    }
-
-    /// The slot that a producer of its output's gradient should measure for.
-    pub fn gradient_slot(&self, scaling: &ScalingState) -> Option<Slot> {
-        self.down.gradient_slot(scaling)
-    }
-
-    /// [`Layer::forward`], plus `residual` `[T, C]` where there is one.
-    pub fn forward_plus(
+    /// The activation and everything after it; `residual` is `None` where nobody reads the output.
+    fn forward_activated(
         &self,
-        x: GemmInput,
+        hidden: Tensor,
         residual: Option<&Tensor>,
         context: &mut Context,
-    ) -> Result<(Tensor, MlpSaved)> {
-        let (hidden, input) = self.gate_up.forward(x, context)?;
-        if self.down.is_smooth(context.scaling) {
+    ) -> Result<(Option<Tensor>, MlpSaved)> {
+        if let Some(casts) = self.down.smooths(context.mode()) {
             let (activated, hidden) = (swiglu(&hidden)?, context.save(hidden)?);
-            let (y, smooth) = self.down.forward_smooth(activated, residual, context.scaling)?;
-            return Ok((y, MlpSaved { input, hidden, activated: Activated::Smooth(smooth) }));
+            let (y, scales) = self.down.forward_smooth(&activated, casts, residual, context)?;
+            return Ok((Some(y), MlpSaved { hidden, activated: Activated::Smooth(scales) }));
         }
-        let (activated, hidden) = self.activate(hidden, context)?;
-        let (y, activated) = self.down.forward_plus(activated, residual, context)?;
-        Ok((y, MlpSaved { input, hidden, activated: Activated::Linear(activated) }))
-    }
-
-    /// What [`Mlp::forward_plus`] saves, without its output and, mostly, without the product that makes it.
-    pub fn save(&self, x: GemmInput, context: &mut Context) -> Result<MlpSaved> {
-        if self.down.is_smooth(context.scaling) {
-            return Ok(self.forward_plus(x, None, context)?.1);
-        }
-        let (hidden, input) = self.gate_up.forward(x, context)?;
-        let (activated, hidden) = self.activate(hidden, context)?;
-        Ok(MlpSaved { input, hidden, activated: Activated::Linear(self.down.save(activated, context)?) })
-    }
-
-    /// SwiGLU of `hidden` as `down` reads it, and what backward has of `hidden`.
-    fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(GemmInput, Saved)> {
-        // SwiGLU's backward makes the transposed codes by the way, so forward never does.
-        let (slot, copies) = (self.down.input_slot(context.scaling), Copies::Rows);
-        let compresses = context.compresses();
-        let (activated, compressed) = context.scaling.produce(slot, copies, |output| {
+        let down = &self.down.linear;
+        // SwiGLU's backward writes the transposed codes in its own pass, so forward never does.
+        let (copies, compresses) = (context.copies_without_transpose(&down.input()), context.compresses());
+        let (activated, compressed) = down.input().produce_input(copies, &mut context.casts, |output| {
             if compresses && !matches!(output, Output::Amax { .. }) {
                 let (activated, hidden) = swiglu_compressing(&hidden, output)?;
                 return Ok((activated, Some(hidden)));
             }
             Ok((swiglu_to(&hidden, output)?, None))
         })?;
-        Ok((activated, compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed)))
+        self.down.measure_smooth(&activated.rows, context)?;
+        let hidden = compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed);
+        let y = residual.map(|_| down.fprop(&activated.rows, residual, context)).transpose()?;
+        Ok((y, MlpSaved { hidden, activated: Activated::Plain(activated.saved) }))
     }
 
-    /// The gradient by `hidden`, of a gradient `dy` that `down` has cast.
-    fn backward_activated(
+    /// The gradient by `hidden`, as `gate_up` reads it, of a gradient `dy` that `down` has cast; adds to the gradient of `down`.
+    fn backward_activated(&mut self, dy: Views, saved: MlpSaved, context: &mut Context) -> Result<Views> {
+        let MlpSaved { hidden, activated } = saved;
+        match activated {
+            Activated::Plain(activated) => self.backward_plain(dy, hidden, activated, context),
+            Activated::Smooth(scales) => {
+                let Views { rows, columns: dy } = dy;
+                let dactivated = self.down.dgrad_smooth(&rows, &scales, context)?;
+                drop(rows);
+                let dhidden = self.produce_dhidden(&dactivated, &hidden, context)?;
+                drop(dactivated);
+                let activated = swiglu(&hidden.value()?)?;
+                drop(hidden);
+                self.down.wgrad_smooth(&dy, &activated, &scales, context)?;
+                Ok(dhidden)
+            }
+        }
+    }
+
+    fn backward_plain(
         &mut self,
-        dy: GemmInput,
+        dy: Views,
         hidden: Saved,
-        activated: LinearSaved,
+        activated: SavedOperand,
         context: &mut Context,
-    ) -> Result<GemmInput> {
-        let slot = self.down.input_slot(context.scaling);
-        let dactivated = self.down.dgrad(&dy, context.scaling)?;
-        let dy = dy.for_wgrad();
-        let gradient = self.gate_up.gradient_slot(context.scaling);
-        let (dhidden, activated) = match (activated, slot) {
-            // The pass that makes the gradient has all that the activation is made of in its hands.
-            (LinearSaved::Dropped(frozen), Some(slot)) => {
-                context.scaling.produce_beside(gradient, slot, &frozen, |output, activated| {
+    ) -> Result<Views> {
+        let (Views { rows, columns: dy }, input) = (dy, self.down.linear.input());
+        let dactivated = self.down.linear.dgrad(&rows, None, context)?;
+        drop(rows);
+        let (dhidden, activated) = match (activated.into_columns(), input.fused(context.mode())) {
+            // The pass that makes the gradient holds all that the activation is made of.
+            (Err(frozen), Some(slot)) => {
+                self.gate_up.produce_gradient_beside(slot, &frozen, context, |output, activated| {
                     Ok(swiglu_backward_to(&dactivated, &hidden, output, activated)?)
                 })?
             }
             (activated, _) => {
-                let activated = activated.operand(|frozen| {
-                    let activated = swiglu(&hidden.value()?)?.into();
-                    self.down.cast_input(activated, Copies::Columns, Some(frozen), context.scaling)
-                })?;
-                let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
-                    Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
-                })?;
-                (dhidden, activated)
+                let activated = activated
+                    .or_else(|frozen| input.recast_columns(swiglu(&hidden.value()?)?, &frozen, &mut context.casts))?;
+                (self.produce_dhidden(&dactivated, &hidden, context)?, activated)
             }
         };
         drop((hidden, dactivated));
-        self.down.wgrad(&dy, &activated, context.scaling)?;
+        self.down.linear.wgrad(&dy, &activated, context.mode())?;
         Ok(dhidden)
     }
 
-    /// The same, where `down` scaled the columns of its input.
-    fn backward_smooth(
-        &mut self,
-        dy: GemmInput,
-        hidden: Saved,
-        smooth: Smooth,
-        context: &mut Context,
-    ) -> Result<GemmInput> {
-        let dactivated = self.down.dgrad_smooth(&dy, &smooth, context.scaling)?;
-        let dy = dy.for_wgrad();
-        let gradient = self.gate_up.gradient_slot(context.scaling);
-        let (dhidden, ()) = context.scaling.produce(gradient, Copies::Both, |output| {
-            Ok((swiglu_backward_to(&dactivated, &hidden, output, None)?.0, ()))
-        })?;
-        drop(dactivated);
-        let activated = swiglu(&hidden.value()?)?;
-        drop(hidden);
-        self.down.wgrad_smooth(&dy, &activated, &smooth, context.scaling)?;
-        Ok(dhidden)
+    fn produce_dhidden(&mut self, dactivated: &Tensor, hidden: &Saved, context: &mut Context) -> Result<Views> {
+        self.gate_up.produce_gradient(context, |output| Ok(swiglu_backward_to(dactivated, hidden, output, None)?.0))
     }
 }
 
-impl Layer for Mlp {
-    type Input = GemmInput;
+impl Sublayer for Mlp {
     type Saved = MlpSaved;
 
-    fn forward(&self, x: GemmInput, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
-        self.forward_plus(x, None, context)
+    fn input(&self) -> OperandCast {
+        self.gate_up.input()
     }
 
-    fn backward(&mut self, dy: GemmInput, saved: MlpSaved, context: &mut Context) -> Result<Tensor> {
-        let dy = self.down.cast_gradient(dy, context.scaling)?;
-        let dhidden = match saved.activated {
-            Activated::Linear(activated) => self.backward_activated(dy, saved.hidden, activated, context)?,
-            Activated::Smooth(smooth) => self.backward_smooth(dy, saved.hidden, smooth, context)?,
-        };
-        self.gate_up.backward(dhidden, saved.input, context)
+    fn gradient(&self) -> OperandCast {
+        self.down.linear.gradient()
     }
 
-    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+    fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, MlpSaved)> {
+        let hidden = self.gate_up.fprop(&x, None, context)?;
+        drop(x);
+        let (y, saved) = self.forward_activated(hidden, Some(residual), context)?;
+        Ok((y.expect("an output was asked for"), saved))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<MlpSaved> {
+        let hidden = self.gate_up.fprop(&x, None, context)?;
+        drop(x);
+        Ok(self.forward_activated(hidden, None, context)?.1)
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: MlpSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let x = x.columns(context)?;
+        let dy = self.down.linear.cast_gradient(dy, context)?;
+        let dhidden = self.backward_activated(dy, saved, context)?;
+        self.gate_up.backward_views(dhidden, x, other.as_ref(), context)
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.gate_up.parameters(visit);
-        self.down.parameters(visit);
+        self.down.linear.parameters(visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.gate_up.parameters_mut(visit);
+        self.down.linear.parameters_mut(visit);
     }
 }

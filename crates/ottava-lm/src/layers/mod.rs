@@ -2,6 +2,8 @@
 
 mod attention;
 mod block;
+mod branch;
+mod cast;
 mod embedding;
 mod head;
 mod linear;
@@ -10,8 +12,10 @@ mod norm;
 
 pub use attention::{Attention, AttentionConfig, AttentionSaved, KvCache};
 pub use block::{Block, BlockSaved};
+pub use branch::{Branch, BranchOperand, BranchSaved, Sublayer};
+pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use embedding::Embedding;
 pub use head::Head;
-pub use linear::{Linear, LinearConfig, LinearSaved, Smooth};
-pub use mlp::{Mlp, MlpSaved};
+pub use linear::{ColumnScales, DownProjection, Linear, LinearConfig, SmoothCasts};
+pub use mlp::{Mlp, MlpConfig, MlpSaved};
 pub use norm::{Norm, NormSaved};

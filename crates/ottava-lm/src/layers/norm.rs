@@ -1,11 +1,12 @@
-//! Root-mean-square normalisation, written straight into the form that the linear after it reads.
+//! Root-mean-square normalisation, written straight into the form that the linears after it read.
 
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use crate::context::Context;
 use crate::error::Result;
-use crate::layer::{Context, GemmInput};
+use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Param, Part};
-use crate::scaling::{Frozen, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Copies, RmsnormBackward, Saved, rmsnorm_backward, rmsnorm_to};
+use ottava_tensor::ops::{Output, Produced, RmsnormBackward, Saved, rmsnorm, rmsnorm_backward, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -27,53 +28,79 @@ impl Norm {
         Ok(Norm { weight: Param::new(build, vec![part], Init::Ones)?, eps })
     }
 
-    /// Normalises `x` for the cast in `slot`.
-    pub fn forward(&self, x: &Tensor, slot: Option<Slot>, context: &mut Context) -> Result<(GemmInput, NormSaved)> {
-        let weight = self.weight.value()?;
-        let copies = context.operand_copies();
-        let (y, rstd) = context.scaling.produce(slot, copies, |output| rmsnorm_to(x, &weight, self.eps, output))?;
+    /// Normalises `x`.
+    pub fn forward(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
+        let (y, rstd) = rmsnorm(x, &self.weight.value()?, self.eps)?;
         Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
     }
 
-    /// The output of [`Norm::forward`] once more, of the input as it was saved, in `copies`, by the scale that it had.
-    pub fn again(
+    /// Normalises `x` for linears that read it through the cast `reader`.
+    pub fn forward_for(
+        &self,
+        x: &Tensor,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<(CastInput, NormSaved)> {
+        let (weight, copies) = (self.weight.value()?, context.operand_copies());
+        let op = |output: Output| rmsnorm_to(x, &weight, self.eps, output);
+        let (y, rstd) = reader.produce_input(copies, &mut context.casts, op)?;
+        Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
+    }
+
+    /// The operand of [`Norm::forward_for`], of which backward has `operand`, as wgrad reads it.
+    pub fn operand_columns(
         &self,
         saved: &NormSaved,
-        slot: Option<Slot>,
-        frozen: &Frozen,
-        copies: Copies,
+        operand: SavedOperand,
+        reader: &OperandCast,
         context: &mut Context,
-    ) -> Result<GemmInput> {
+    ) -> Result<View> {
+        operand.into_columns().or_else(|frozen| {
+            reader.reproduce_columns(&frozen, &mut context.casts, |output| self.recompute(saved, output))
+        })
+    }
+
+    /// The same, as fprop and wgrad read it.
+    pub fn operand_views(
+        &self,
+        saved: &NormSaved,
+        operand: SavedOperand,
+        reader: &OperandCast,
+        context: &mut Context,
+    ) -> Result<Views> {
+        let frozen = operand.into_frozen();
+        reader.reproduce_both(&frozen, &mut context.casts, |output| self.recompute(saved, output))
+    }
+
+    fn recompute(&self, saved: &NormSaved, output: Output) -> Result<Produced> {
         let (x, weight) = (saved.x.value()?, self.weight.value()?);
-        context.scaling.again(slot, frozen, copies, |output| Ok(rmsnorm_to(&x, &weight, self.eps, output)?.0))
+        Ok(rmsnorm_to(&x, &weight, self.eps, output)?.0)
     }
 
-    /// The gradient by `x`; `around`, if given, is added to it: the gradient that passes by the norm on the residual connection.
-    pub fn backward(&mut self, dy: &Tensor, saved: NormSaved, around: Option<&Tensor>) -> Result<Tensor> {
-        self.backward_beside(dy, saved, RmsnormBackward { dresidual: around, amax: None })
+    /// The gradient by `x`.
+    pub fn backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
+        self.backward_plus(dy, saved, RmsnormBackward { dresidual: None, amax: None })
     }
 
-    /// The same with its amax, where the cast in `next`, which reads it, wants that.
+    /// The gradient by `x`, plus `dresidual`, the gradient that passes by on the residual connection; with its amax, where the cast
+    /// `reader`, which reads it next, needs that.
     pub fn backward_for(
         &mut self,
         dy: &Tensor,
         saved: NormSaved,
-        around: &Tensor,
-        next: Option<Slot>,
+        dresidual: &Tensor,
+        reader: &OperandCast,
         context: &mut Context,
-    ) -> Result<GemmInput> {
-        let mut amax = context.scaling.amax_for(next)?;
-        let beside = RmsnormBackward { dresidual: Some(around), amax: amax.as_mut() };
-        let dx = self.backward_beside(dy, saved, beside)?;
-        Ok(match amax {
-            Some(amax) => GemmInput::Measured(dx, amax),
-            None => GemmInput::Plain(dx),
-        })
+    ) -> Result<ResidualGradient> {
+        let mut amax = reader.amax_for(&mut context.casts)?;
+        let plus = RmsnormBackward { dresidual: Some(dresidual), amax: amax.as_mut() };
+        let value = self.backward_plus(dy, saved, plus)?;
+        Ok(ResidualGradient { value, amax })
     }
 
-    fn backward_beside(&mut self, dy: &Tensor, saved: NormSaved, beside: RmsnormBackward) -> Result<Tensor> {
+    fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: RmsnormBackward) -> Result<Tensor> {
         let weight = self.weight.value()?;
         let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
-        Ok(rmsnorm_backward(dy, x, weight, rstd, grad, beside)?)
+        Ok(rmsnorm_backward(dy, x, weight, rstd, grad, plus)?)
     }
 }

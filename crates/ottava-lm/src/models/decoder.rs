@@ -1,199 +1,32 @@
-//! The decoder that all families share: embedding, blocks, norm, head.
+//! The decoder that all families share, in training and evaluation.
 
-use super::RopeScaling;
-use super::through::{Pass, Residuals, through};
+use super::stage::{Span, Stage, StageSaved};
+use super::{DecoderConfig, Session};
+use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
-use crate::layer::{Context, GemmInput, Layer};
-use crate::layers::{Attention, AttentionConfig, Block, BlockSaved, Embedding, Head, KvCache, Mlp, Norm, NormSaved};
-use crate::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
-use crate::recipe::{Decision, LinearSite, Recipe};
+use crate::layers::Head;
+use crate::mode::{Mode, StepPrecision};
+use crate::param::{Builder, Description, Fetched, Init, Kept, Param, Part, Purpose, WeightSource};
+use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::{ScalingState, Slots};
+use crate::scaling::ScalingState;
 use ottava_tensor::ops::{real_type, rope_table};
-use ottava_tensor::{Crossing, Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor};
 
-/// Sizes of a decoder.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DecoderConfig {
-    /// Tokens `V`.
-    pub vocabulary: usize,
-    /// Width `C` of the residual stream.
-    pub channels: usize,
-    /// Width `F` of the feed-forward layers.
-    pub hidden: usize,
-    /// Blocks.
-    pub layers: usize,
-    /// Query heads `H`.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Size `D` of a head.
-    pub head_dim: usize,
-    /// Positions the model was made for.
-    pub max_positions: usize,
-    /// Epsilon of the norms.
-    pub norm_eps: f64,
-    /// Whether the head shares the embedding's table.
-    pub tied: bool,
-    /// Standard deviation of initial weights.
-    pub init_std: f32,
-    /// Rotary positions.
-    pub rope: RopeScaling,
-    /// Biases on queries, keys and values.
-    pub qkv_bias: bool,
-    /// Bias on the attention's output.
-    pub output_bias: bool,
-    /// Biases in the MLP.
-    pub mlp_bias: bool,
-    /// Tokens that attention looks back, if limited; sequences must not be longer.
-    pub window: Option<usize>,
-}
-
-/// One linear of a model, for plans and parameter counts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LinearShape {
-    /// Its name in the scaling state, without the block's number: `self_attn.qkv_proj`.
-    pub name: &'static str,
-    /// Outputs.
-    pub n: usize,
-    /// Inputs.
-    pub k: usize,
-    /// Whether it has a bias.
-    pub bias: bool,
-    /// The names, in a model folder, of the linears that it stacks.
-    pub parts: &'static [&'static str],
-    /// Whether its input is what SwiGLU gives.
-    pub after_swiglu: bool,
-}
-
-impl DecoderConfig {
-    /// The linears of one block.
-    pub fn block_linears(&self) -> [LinearShape; 4] {
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        [
-            LinearShape {
-                name: "self_attn.qkv_proj",
-                n: q + 2 * kv,
-                k: self.channels,
-                bias: self.qkv_bias,
-                parts: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-                after_swiglu: false,
-            },
-            LinearShape {
-                name: "self_attn.o_proj",
-                n: self.channels,
-                k: q,
-                bias: self.output_bias,
-                parts: &["self_attn.o_proj"],
-                after_swiglu: false,
-            },
-            LinearShape {
-                name: "mlp.gate_up_proj",
-                n: 2 * self.hidden,
-                k: self.channels,
-                bias: self.mlp_bias,
-                parts: &["mlp.gate_proj", "mlp.up_proj"],
-                after_swiglu: false,
-            },
-            LinearShape {
-                name: "mlp.down_proj",
-                n: self.channels,
-                k: self.hidden,
-                bias: self.mlp_bias,
-                parts: &["mlp.down_proj"],
-                after_swiglu: true,
-            },
-        ]
-    }
-
-    /// All linears of the blocks, block by block.
-    pub fn sites(&self) -> Vec<LinearSite> {
-        let site = |block: usize, linear: &LinearShape| LinearSite {
-            name: format!("model.layers.{block}.{}", linear.name),
-            parts: linear.parts.iter().map(|part| format!("model.layers.{block}.{part}")).collect(),
-            outputs: linear.n,
-            inputs: linear.k,
-            block: Some((block, self.layers)),
-            after_swiglu: linear.after_swiglu,
-        };
-        let linears = self.block_linears();
-        (0..self.layers).flat_map(|block| linears.iter().map(move |linear| site(block, linear))).collect()
-    }
-
-    /// What `recipe` does with each linear, block by block, in the order of [`DecoderConfig::block_linears`].
-    ///
-    /// Errors when its exceptions do not fit this model.
-    pub fn decide(&self, recipe: &Recipe) -> Result<Vec<[Decision; 4]>> {
-        let sites = self.sites();
-        recipe.check(&sites, &["lm_head", "model.embed_tokens"])?;
-        let decisions = sites.iter().map(|site| recipe.decide(site)).collect::<Result<Vec<_>>>()?;
-        Ok(decisions.chunks_exact(4).map(|block| block.to_vec().try_into().expect("four linears a block")).collect())
-    }
-
-    /// Number of trained values.
-    pub fn parameters(&self) -> usize {
-        let linear = |l: &LinearShape| l.n * (l.k + usize::from(l.bias));
-        let block: usize = self.block_linears().iter().map(linear).sum::<usize>() + 2 * self.channels;
-        let tables = if self.tied { 1 } else { 2 };
-        tables * self.vocabulary * self.channels + self.layers * block + self.channels
-    }
-
-    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product, and
-    /// causal attention; recomputation and norms are not counted.
-    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
-        let products: usize = self.block_linears().iter().map(|l| l.n * l.k).sum::<usize>() * self.layers;
-        let attention = self.layers * self.heads * self.head_dim * seq_len;
-        6.0 * (products + self.vocabulary * self.channels) as f64 + 6.0 * attention as f64
-    }
-
-    /// What is impossible about these sizes.
-    pub fn check(&self) -> Result<(), String> {
-        let sizes = [
-            ("vocab_size", self.vocabulary),
-            ("hidden_size", self.channels),
-            ("intermediate_size", self.hidden),
-            ("num_hidden_layers", self.layers),
-            ("num_attention_heads", self.heads),
-            ("num_key_value_heads", self.kv_heads),
-            ("head_dim", self.head_dim),
-            ("max_position_embeddings", self.max_positions),
-        ];
-        for (key, value) in sizes {
-            if value == 0 || value > 1 << 24 {
-                return Err(format!("`{key}` is {value}"));
-            }
-        }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(format!(
-                "`num_attention_heads` {} is not a multiple of `num_key_value_heads` {}",
-                self.heads, self.kv_heads
-            ));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
-        }
-        Ok(())
-    }
-}
-
-/// A decoder with its weights and the scaling state of its casts.
+/// A decoder, or a stage of one, with its weights and the scaling state of its casts.
 pub struct Decoder {
     config: DecoderConfig,
     device: Device,
     recipe: Recipe,
     recompute: Recompute,
     saved_activations: SavedActivations,
-    residuals: Residuals,
-    embedding: Embedding,
-    blocks: Vec<Block>,
-    norm: Norm,
-    /// The head's own weight, unless it is tied to the embedding.
-    head: Option<Param>,
+    stage: Stage,
     scaling: ScalingState,
+    description: Description,
 }
 
 impl Decoder {
-    /// Builds the model on `device`, with values from `weights`, for sequences up to `seq_len`.
+    /// Builds the whole model on `device`, with values from `weights`, for sequences up to `seq_len`.
     pub fn new(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -202,51 +35,55 @@ impl Decoder {
         seq_len: usize,
         weights: &mut dyn WeightSource,
     ) -> Result<Decoder> {
+        let decoder = Decoder::part(config, recipe, device, purpose, seq_len, weights, &Span::whole(config.layers))?;
+        decoder.description.check(recipe)?;
+        Ok(decoder)
+    }
+
+    /// Builds the parts of `span` alone.
+    pub fn part(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+        weights: &mut dyn WeightSource,
+        span: &Span,
+    ) -> Result<Decoder> {
         if let Some(window) = config.window.filter(|&window| seq_len > window) {
             return Err(Error::Model(format!(
                 "the model attends to a sliding window of {window} tokens, which is not implemented; keep sequences of {seq_len} within it"
             )));
         }
-        config.decide(recipe)?;
+        recipe.expect_on(device)?;
         let frequencies = config.rope.inverse_frequencies(config.head_dim);
         let table = rope_table(device, &frequencies, seq_len, real_type(recipe.compute))?;
-        let mut build = Builder { device, recipe, purpose, weights, slots: Slots::default(), block: None };
-        let c = config;
-        recipe.expect_on(device)?;
-        let embedding = Embedding::new(&mut build, "model.embed_tokens", c.vocabulary, c.channels, c.init_std)?;
-        let blocks = (0..c.layers).map(|i| block(&mut build, c, i, &table)).collect::<Result<Vec<_>>>()?;
-        build.block = None;
-        let norm = Norm::new(&mut build, "model.norm", c.channels, c.norm_eps)?;
-        let head = match c.tied {
-            true => None,
-            false => {
-                let part = Part { name: "lm_head.weight".into(), shape: vec![c.vocabulary, c.channels] };
-                Some(Param::new(&mut build, vec![part], Init::Normal(c.init_std))?)
-            }
-        };
+        let mut build = Builder::new(device, recipe, purpose, weights);
+        let stage = Stage::new(&mut build, config, span, &table)?;
         let scaling = ScalingState::new(device, build.slots)?;
-        let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
         let kept = match purpose {
             Purpose::Train(kept) => kept,
             Purpose::Infer => Kept::FULL,
         };
         let recompute = kept.recompute;
-        // What a block that is run again keeps, backward consumes at once.
+        // Backward consumes at once what a recomputed block keeps.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
-        let residuals = Residuals::new(kept.offload_residuals && recompute.blocks(), &device);
-        Ok(Decoder {
-            config,
-            device,
-            recipe,
-            recompute,
-            saved_activations,
-            residuals,
-            embedding,
-            blocks,
-            norm,
-            head,
-            scaling,
-        })
+        let description = build.description;
+        let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
+        Ok(Decoder { config, device, recipe, recompute, saved_activations, stage, scaling, description })
+    }
+
+    /// What the model of these sizes is made of under `recipe`, from a dry build: nothing is allocated.
+    ///
+    /// Errors when the recipe's exceptions do not fit the model.
+    pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
+        let device = Device::Cpu.dry();
+        let mut weights = Unset(&device);
+        let mut build = Builder::new(&device, recipe, Purpose::Infer, &mut weights);
+        let table = Tensor::empty(&device, &[1, config.head_dim], real_type(recipe.compute))?;
+        Stage::new(&mut build, config, &Span::whole(config.layers), &table)?;
+        build.description.check(recipe)?;
+        Ok(build.description)
     }
 
     /// Its sizes.
@@ -264,6 +101,11 @@ impl Decoder {
         &self.device
     }
 
+    /// What it is made of.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
     /// The scaling state of its casts.
     pub fn scaling(&mut self) -> &mut ScalingState {
         &mut self.scaling
@@ -271,173 +113,143 @@ impl Decoder {
 
     /// All parameters, always in the same order.
     pub fn parameters(&mut self) -> Vec<&mut Param> {
-        self.parameters_and_scaling().0
+        self.stage.parameters_mut()
     }
 
     /// All parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
-        let mut all = Vec::new();
-        let mut visit = |param| all.push(param);
-        visit(&mut self.embedding.table);
-        for block in &mut self.blocks {
-            block.parameters(&mut visit);
-        }
-        visit(&mut self.norm.weight);
-        if let Some(head) = &mut self.head {
-            visit(head);
-        }
-        (all, &mut self.scaling)
+        (self.stage.parameters_mut(), &mut self.scaling)
     }
 
     /// Casts all weights with the current scales, to be called after building and loading; updates cast the weights they make.
     pub fn quantize_weights(&mut self) -> Result<()> {
-        // These casts belong to the coming step, also where an evaluation went before.
-        self.scaling.observe(true);
         let (params, scaling) = self.parameters_and_scaling();
-        params.into_iter().try_for_each(|param| param.quantize(scaling))?;
+        let mut casts = scaling.casts(Mode::TRAINING);
+        params.into_iter().try_for_each(|param| param.quantize(&mut casts))?;
         // What they lose counts for no step, since the step before may have been another process.
-        self.scaling.losses().map(drop)
+        scaling.losses().map(drop)
     }
 
-    /// Losses `[batch · seq_len]` of I32 `targets` after I32 `inputs`, without gradients; leaves no trace in the scaling state.
-    pub fn losses(&mut self, inputs: &Tensor, targets: &Tensor, batch: usize) -> Result<Tensor> {
-        self.scaling.observe(false);
+    /// Losses `[T]` of I32 `targets` `[T]` after I32 `inputs` `[T]`, without gradients; leaves no trace in the scaling state.
+    pub fn losses(&mut self, inputs: &Tensor, targets: &Tensor, sequences: &Sequences) -> Result<Tensor> {
         let mut context = Context {
-            batch,
-            seq_len: inputs.len() / batch,
-            training: false,
+            casts: self.scaling.casts(Mode::EVALUATION),
+            fetched: Fetched::none(),
+            sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
-            scaling: &mut self.scaling,
         };
-        let mut x = self.embedding.forward(inputs)?;
-        through(Pass::Forward, &mut self.blocks, &mut [], &mut context, |_, block, _, context| {
-            x = block.forward(x.clone(), context)?.0;
-            Ok(())
-        })?;
-        let (x, _) = final_norm(&self.norm, &x, &mut context)?;
-        let weight = self.head.as_ref().unwrap_or(&self.embedding.table);
-        Head::losses(&x, weight, targets)
+        let forward =
+            |_, block: &crate::layers::Block, x: &Tensor, context: &mut Context| Ok(block.forward(x, context)?.0);
+        let normed = self.stage.forward_only(inputs, &mut context, forward)?;
+        Head::losses(&normed, self.head_weight()?, targets)
     }
 
-    /// Losses `[batch · seq_len]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients.
+    fn head_weight(&self) -> Result<&Param> {
+        self.stage.head_weight().ok_or_else(no_head)
+    }
+
+    /// Losses `[T]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients, with `scale` F32 `[1]`
+    /// (F64 for F64) on the device.
     pub fn losses_and_gradients(
         &mut self,
         inputs: &Tensor,
         targets: &Tensor,
-        batch: usize,
-        scale: f64,
+        sequences: &Sequences,
+        scale: &Tensor,
+        precision: StepPrecision,
     ) -> Result<Tensor> {
-        self.scaling.observe(true);
-        let mut context = Context {
-            batch,
-            seq_len: inputs.len() / batch,
-            training: true,
-            recompute: self.recompute,
-            saved_activations: self.saved_activations,
-            scaling: &mut self.scaling,
-        };
-        let forward = self.device.scope("forward");
-        let mut x = self.embedding.forward(inputs)?;
-        let mut saved = Vec::with_capacity(self.blocks.len());
-        let residuals = self.residuals.slots(self.blocks.len(), &x)?;
-        let mut leaving = Crossing::default();
-        through(Pass::Forward, &mut self.blocks, residuals, &mut context, |_, block, slot, context| {
-            let input = x.clone();
-            if let Some(slot) = slot {
-                std::mem::replace(&mut leaving, Crossing::store(input.clone(), slot)?).wait()?;
-                x = block.forward(input, context)?.0;
-            } else {
-                let kept;
-                (x, kept) = block.forward(input, context)?;
-                saved.push(kept);
-            }
-            Ok(())
-        })?;
-        leaving.wait()?;
-        let (normed, kept) = final_norm(&self.norm, &x, &mut context)?;
-        drop(forward);
-        let head = self.device.scope("head");
-        let weight = self.head.as_mut().unwrap_or(&mut self.embedding.table);
-        let (losses, dnormed) = Head::losses_and_gradient(&normed, weight, targets, scale)?;
-        drop(head);
-        let _backward = self.device.scope("backward");
-        let mut dx = Some(GemmInput::Plain(self.norm.backward(&dnormed, kept, None)?));
-        // What leaves a block is first cast by the block before it.
-        let read_by: Vec<_> = self.blocks.iter().map(|block| block.gradient_slot(context.scaling)).collect();
-        through(Pass::Backward, &mut self.blocks, residuals, &mut context, |i, block, slot, context| {
-            let kept = match slot {
-                Some(residual) => BlockSaved::Input(residual.clone()),
-                None => saved.pop().expect("forward has saved something for each block"),
-            };
-            let next = i.checked_sub(1).and_then(|before| read_by[before]);
-            let dy = dx.take().expect("each block leaves one");
-            dx = Some(block.backward_for(dy, kept, next, context)?);
-            Ok(())
-        })?;
-        self.embedding.backward(dx.expect("as above").value(), inputs)?;
+        let (normed, saved) = self.forward(inputs, sequences, precision)?;
+        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale)?;
+        drop(normed);
+        self.backward(dnormed, saved, sequences, precision)?;
         Ok(losses)
     }
 
-    /// Logits `[T, V]` of every position of one sequence of I32 `ids` `[T]`.
-    pub fn logits(&mut self, ids: &Tensor) -> Result<Tensor> {
-        let mut caches = self.caches(ids.len())?;
-        let x = self.forward_cached(ids, &mut caches, 0)?;
-        Head::logits(&x, self.head.as_ref().unwrap_or(&self.embedding.table))
+    /// Forward of a micro-batch, as [`Stage::forward`].
+    pub fn forward(
+        &mut self,
+        x: &Tensor,
+        sequences: &Sequences,
+        precision: StepPrecision,
+    ) -> Result<(Tensor, StageSaved)> {
+        let _scope = self.device.scope("forward");
+        let (stage, mut context) = self.training(sequences, precision);
+        stage.forward(x, &mut context)
     }
 
-    /// Empty caches for `capacity` tokens, one per block.
-    pub fn caches(&self, capacity: usize) -> Result<Vec<KvCache>> {
-        self.blocks.iter().map(|block| block.attention.cache(capacity, &self.embedding.table.value()?)).collect()
+    /// Losses of `targets` after what [`Decoder::forward`] returned, as [`Stage::losses_and_gradient`].
+    ///
+    /// Errors for a stage without the head.
+    pub fn losses_and_gradient(
+        &mut self,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+    ) -> Result<(Tensor, Tensor)> {
+        let _scope = self.device.scope("head");
+        self.stage.losses_and_gradient(normed, targets, scale)?.ok_or_else(no_head)
     }
 
-    /// Logits `[1, V]` after the last of the new tokens `ids` `[T]`, at positions `start..`; `caches` hold the tokens before.
-    pub fn next_logits(&mut self, ids: &Tensor, caches: &mut [KvCache], start: usize) -> Result<Tensor> {
-        let x = self.forward_cached(ids, caches, start)?;
-        let last = x.rows(ids.len() - 1, ids.len())?;
-        Head::logits(&last, self.head.as_ref().unwrap_or(&self.embedding.table))
+    /// Backward of a micro-batch, as [`Stage::backward`].
+    pub fn backward(
+        &mut self,
+        dy: Tensor,
+        saved: StageSaved,
+        sequences: &Sequences,
+        precision: StepPrecision,
+    ) -> Result<Option<Tensor>> {
+        let _scope = self.device.scope("backward");
+        let (stage, mut context) = self.training(sequences, precision);
+        stage.backward(dy, saved, &mut context)
     }
 
-    fn forward_cached(&mut self, ids: &Tensor, caches: &mut [KvCache], start: usize) -> Result<Tensor> {
-        self.scaling.observe(false);
-        let mut context = Context {
-            batch: 1,
-            seq_len: ids.len(),
-            training: false,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-            scaling: &mut self.scaling,
+    fn training<'a>(&'a mut self, sequences: &'a Sequences, precision: StepPrecision) -> (&'a mut Stage, Context<'a>) {
+        let context = Context {
+            casts: self.scaling.casts(Mode::training(precision)),
+            fetched: Fetched::none(),
+            sequences,
+            recompute: self.recompute,
+            saved_activations: self.saved_activations,
         };
-        let mut x = self.embedding.forward(ids)?;
-        through(Pass::Forward, &mut self.blocks, &mut [], &mut context, |i, block, _, context| {
-            x = block.forward_cached(&x, &mut caches[i], start, context)?;
-            Ok(())
-        })?;
-        Ok(final_norm(&self.norm, &x, &mut context)?.0)
+        (&mut self.stage, context)
+    }
+
+    /// A session of generation with room for `capacity` tokens, which borrows nothing of the model.
+    pub fn session(&self, capacity: usize) -> Result<Session> {
+        Session::new(&self.device, self.recipe.compute, self.stage.blocks(), self.scaling.scales().len(), capacity)
+    }
+
+    /// Logits `[V]` of each new token of I32 `ids` `[T]` of one sequence, `[T, V]`, or of the last alone, `[1, V]`; the session holds the
+    /// tokens before, and from then on the new ones too.
+    pub fn logits(&self, ids: &Tensor, session: &mut Session, which: Logits) -> Result<Tensor> {
+        let x = session.forward(&self.stage, self.scaling.scales(), ids)?;
+        let x = match which {
+            Logits::All => x,
+            Logits::Last => x.rows(ids.len() - 1, ids.len())?,
+        };
+        Head::logits(&x, self.head_weight()?)
     }
 }
 
-fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -> Result<Block> {
-    let name = format!("model.layers.{index}");
-    build.block = Some((index, c.layers));
-    let attention = AttentionConfig {
-        channels: c.channels,
-        heads: c.heads,
-        kv_heads: c.kv_heads,
-        head_dim: c.head_dim,
-        qkv_bias: c.qkv_bias,
-        output_bias: c.output_bias,
-    };
-    Ok(Block {
-        attention_norm: Norm::new(build, &format!("{name}.input_layernorm"), c.channels, c.norm_eps)?,
-        attention: Attention::new(build, &format!("{name}.self_attn"), attention, table.clone(), c.init_std)?,
-        mlp_norm: Norm::new(build, &format!("{name}.post_attention_layernorm"), c.channels, c.norm_eps)?,
-        mlp: Mlp::new(build, &format!("{name}.mlp"), c.channels, c.hidden, c.mlp_bias, c.init_std)?,
-    })
+/// Weights of a dry build.
+struct Unset<'a>(&'a Device);
+
+impl WeightSource for Unset<'_> {
+    fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
+        Ok(Tensor::empty(self.0, &part.shape, DType::F32)?)
+    }
 }
 
-/// The norm before the head, which reads it in high precision.
-fn final_norm(norm: &Norm, x: &Tensor, context: &mut Context) -> Result<(Tensor, NormSaved)> {
-    let (y, saved) = norm.forward(x, None, context)?;
-    Ok((y.into_value(), saved))
+/// Of which tokens logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Of every new token.
+    All,
+    /// Of the last one.
+    Last,
+}
+
+fn no_head() -> Error {
+    Error::Model("this stage of the model has no head, and losses and logits are made by the stage that has it".into())
 }

@@ -4,13 +4,20 @@ mod config;
 mod decoder;
 mod llama;
 mod mistral;
+mod prefetch;
 mod qwen2;
+mod qwen3;
 mod rope;
-mod through;
+mod session;
+mod sizes;
+mod stage;
 
 pub use config::ConfigFile;
-pub use decoder::{Decoder, DecoderConfig, LinearShape};
+pub use decoder::{Decoder, Logits};
 pub use rope::{RopeKind, RopeScaling};
+pub use session::Session;
+pub use sizes::DecoderConfig;
+pub use stage::{Span, Stage, StageSaved};
 
 use crate::error::Result;
 
@@ -23,7 +30,7 @@ struct Family {
     read: fn(&ConfigFile) -> Result<DecoderConfig>,
 }
 
-const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY];
+const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
 
 /// Reads the sizes of a model from its `config.json`.
 ///
@@ -77,6 +84,7 @@ fn common(file: &ConfigFile) -> Result<DecoderConfig> {
         tied: file.optional("tie_word_embeddings", false)?,
         init_std: file.optional("initializer_range", 0.02)?,
         rope: RopeScaling::read(file)?,
+        qk_norm: false,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,

@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::level::States;
 use crate::param::{Grad, Master, Param, Weights};
-use crate::scaling::ScalingState;
+use crate::scaling::Casts;
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, global_norm};
 use ottava_tensor::{Crossing, DType, Expanded, Home, Scaled, Tensor};
 use std::collections::VecDeque;
@@ -82,40 +82,38 @@ impl AdamWOptimizer {
 
     /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
     /// changes no weight. The new weights are cast for the products of the next step: where the scale is known, in the same pass.
-    pub fn step(&mut self, params: &mut [&mut Param], scaling: &mut ScalingState, norm: &Tensor) -> Result<()> {
-        let (mut here, mut away) = (Vec::new(), Groups::default());
-        for (seed, (param, moments)) in (0..).zip(params.iter_mut().zip(&mut self.moments)) {
-            let mut updated = Updated { seed, param, moments };
+    pub fn step(&mut self, params: &mut [&mut Param], casts: &mut Casts, norm: &Tensor) -> Result<()> {
+        let (mut on_device, mut offloaded) = (Vec::new(), Groups::default());
+        for (param, moments) in params.iter_mut().zip(&mut self.moments) {
+            let mut updated = Updated { param, moments };
             match updated.tensors().iter().filter(|tensor| tensor.home() == Home::Host).map(|t| t.bytes()).sum() {
-                0 => here.push(updated),
-                bytes => away.push(updated, bytes),
+                0 => on_device.push(updated),
+                bytes => offloaded.push(updated, bytes),
             }
         }
-        // What is here is updated bit by bit, so that the bus has no pause meanwhile.
-        let slice = here.len().div_ceil(away.groups.len() + 1).max(1);
-        let mut slices = here.chunks_mut(slice);
-        let mut groups = away.groups.into_iter();
+        // Parameters on the device are updated in slices that overlap with the transfers.
+        let slice = on_device.len().div_ceil(offloaded.groups.len() + 1).max(1);
+        let mut slices = on_device.chunks_mut(slice);
+        let mut groups = offloaded.groups.into_iter();
         let mut next = groups.next().map(Arriving::fetch).transpose()?;
         let mut leaving = VecDeque::new();
         while let Some(Arriving { mut group, crossing }) = next {
             next = groups.next().map(Arriving::fetch).transpose()?;
-            update(&self.config, slices.next().unwrap_or_default(), scaling, norm, &self.scalars)?;
+            update(&self.config, slices.next().unwrap_or_default(), casts, norm, &self.scalars)?;
             crossing.wait()?;
-            update(&self.config, &mut group, scaling, norm, &self.scalars)?;
+            update(&self.config, &mut group, casts, norm, &self.scalars)?;
             leaving.push_back(Crossing::write_back(group.iter_mut().flat_map(Updated::tensors))?);
             if leaving.len() > Groups::LEAVING {
                 leaving.pop_front().map_or(Ok(()), Crossing::wait)?;
             }
         }
-        slices.try_for_each(|rest| update(&self.config, rest, scaling, norm, &self.scalars))?;
+        slices.try_for_each(|rest| update(&self.config, rest, casts, norm, &self.scalars))?;
         Ok(leaving.into_iter().try_for_each(Crossing::wait)?)
     }
 }
 
 /// A parameter in an update, with its moments.
 struct Updated<'a, 'p> {
-    /// The parameter's place among all.
-    seed: u64,
     param: &'a mut &'p mut Param,
     moments: &'a mut Moments,
 }
@@ -132,19 +130,20 @@ impl Updated<'_, '_> {
 fn update(
     config: &AdamWConfig,
     params: &mut [Updated],
-    scaling: &mut ScalingState,
+    casts: &mut Casts,
     norm: &Tensor,
     scalars: &AdamWScalars,
 ) -> Result<()> {
-    let next = params.iter_mut().map(|updated| updated.param.begin_update(scaling)).collect::<Result<Vec<_>>>()?;
+    let next = params.iter_mut().map(|updated| updated.param.begin_update(casts)).collect::<Result<Vec<_>>>()?;
     let mut parameters = Vec::with_capacity(params.len());
-    for (Updated { seed, param, moments }, next) in params.iter_mut().zip(&next) {
+    for (Updated { param, moments }, next) in params.iter_mut().zip(&next) {
         let weight_decay = if param.decay { config.weight_decay } else { 0.0 };
+        let seed = param.seed();
         let (weight, cast, grad) = param.for_update(next)?;
-        parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed: *seed, cast });
+        parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, cast });
     }
-    adamw(&mut parameters, scaling.statistics_mut(), norm, scalars)?;
-    params.iter_mut().try_for_each(|updated| updated.param.finish_update(scaling))
+    adamw(&mut parameters, casts.statistics(), norm, scalars)?;
+    params.iter_mut().try_for_each(|updated| updated.param.finish_update(casts))
 }
 
 /// Parameters of which something lies in the host's memory, in groups that are fetched at once.

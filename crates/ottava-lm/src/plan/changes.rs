@@ -4,7 +4,7 @@ use super::memory::MemoryPlan;
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::level::Level as OptimizerLevel;
-use crate::models::DecoderConfig;
+use crate::models::{Decoder, DecoderConfig};
 use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::Device;
 use serde::Serialize;
@@ -114,7 +114,8 @@ fn offloads(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
         MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
-    let flops = sizes.flops_per_token(config.data.max_length) * config.tokens_per_step() as f64;
+    let model = Decoder::describe(sizes, &config.recipe())?;
+    let flops = model.flops_per_token(config.data.max_length) * config.tokens_per_step() as f64;
     let step = flops / STEP_RATES[usize::from(config.recipe().casts.is_none())];
     let level = |share| Level {
         setting: vec![format!("memory.offload_optimizer = {share}")],

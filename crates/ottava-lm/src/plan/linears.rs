@@ -1,8 +1,7 @@
 //! What each linear of a model does in a run.
 
-use crate::error::Result;
-use crate::models::{DecoderConfig, LinearShape};
-use crate::recipe::{Cast, Casts, Decision, ProductPrecision, Recipe};
+use crate::param::Description;
+use crate::recipe::{Cast, Casts, Decision, LinearSite, ProductPrecision, Recipe};
 use ottava_tensor::ops::Accumulation;
 use ottava_tensor::{DType, Granularity};
 use serde::Serialize;
@@ -26,40 +25,38 @@ pub struct LinearPlan {
     pub reason: String,
 }
 
-/// The linears of a model of `sizes` under `recipe`, the head last.
-pub(super) fn linears(sizes: &DecoderConfig, recipe: &Recipe) -> Result<Vec<LinearPlan>> {
-    let decisions = sizes.decide(recipe)?;
-    let kinds = sizes.block_linears();
-    let mut linears: Vec<_> = kinds
-        .iter()
-        .enumerate()
-        .flat_map(|(i, linear)| {
-            let blocks: Vec<&Decision> = decisions.iter().map(|block| &block[i]).collect();
-            linear_plans(linear, &blocks, recipe.compute)
-        })
-        .collect();
+/// The linears of a model under `recipe`, the head last: a line for each name and each decision about it.
+pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
+    let mut kinds: Vec<Vec<&(LinearSite, Decision)>> = Vec::new();
+    for linear in &model.linears {
+        match kinds.iter_mut().find(|kind| kind[0].0.name_in_block() == linear.0.name_in_block()) {
+            Some(kind) => kind.push(linear),
+            None => kinds.push(vec![linear]),
+        }
+    }
     let high = format!("{}, exact", recipe.compute);
-    linears.push(LinearPlan {
-        name: if sizes.tied { "model.embed_tokens (as head)".into() } else { "lm_head".into() },
+    let head = model.head.iter().map(|site| LinearPlan {
+        name: site.name.clone(),
         count: 1,
-        shape: [sizes.vocabulary, sizes.channels],
+        shape: [site.outputs, site.inputs],
         fprop: high.clone(),
         dgrad: high.clone(),
-        wgrad: high,
+        wgrad: high.clone(),
         reason: "the head stays in high precision in every recipe".into(),
     });
-    Ok(linears)
+    kinds.iter().flat_map(|kind| linear_plans(kind, recipe.compute)).chain(head).collect()
 }
 
-/// A line for each decision there is about the linears of one name.
-fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> Vec<LinearPlan> {
+/// A line for each decision about the linears of one name, one per block.
+fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<LinearPlan> {
     let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
-    for (block, &decision) in blocks.iter().enumerate() {
+    for (block, (_, decision)) in blocks.iter().enumerate() {
         match groups.iter_mut().find(|(other, _)| *other == decision) {
             Some((_, members)) => members.push(block),
             None => groups.push((decision, vec![block])),
         }
     }
+    let site = &blocks[0].0;
     let plan = |(decision, members): (&Decision, Vec<usize>)| {
         let [fprop, dgrad, wgrad] = match &decision.fp8 {
             Some((Casts { input, weight, grad_output }, how)) => {
@@ -81,11 +78,18 @@ fn linear_plans(linear: &LinearShape, blocks: &[&Decision], compute: DType) -> V
             }
             None => [(); 3].map(|()| format!("{compute}, exact sums")),
         };
-        let LinearShape { name, n, k, .. } = *linear;
         let count = members.len();
         let which = if count == blocks.len() { "*".to_string() } else { ranges(&members) };
-        let name = format!("model.layers.{which}.{name}");
-        LinearPlan { name, count, shape: [n, k], fprop, dgrad, wgrad, reason: decision.reason.clone() }
+        let name = format!("model.layers.{which}.{}", site.name_in_block());
+        LinearPlan {
+            name,
+            count,
+            shape: [site.outputs, site.inputs],
+            fprop,
+            dgrad,
+            wgrad,
+            reason: decision.reason.clone(),
+        }
     };
     groups.into_iter().map(plan).collect()
 }

@@ -2,12 +2,14 @@
 
 use crate::checkpoint::RandomWeights;
 use crate::config::RunConfig;
+use crate::context::Sequences;
 use crate::error::Result;
 use crate::level::Masters;
+use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
-use crate::optim::{AdamWOptimizer, kept};
+use crate::optim::kept;
 use crate::recompute::Recompute;
-use crate::step::TrainStep;
+use crate::run::Run;
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::ledger::Holdings;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
@@ -109,15 +111,13 @@ impl DryRun {
         let ledger = device.ledger().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.training, config.data.max_length);
         let rows = t.per_device_train_batch_size;
-        let build = device.scope("build");
-        let mut weights = RandomWeights { seed: config.seed, device: device.clone() };
-        let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, &mut weights)?;
-        let states = device.scope("optimizer states");
-        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
-        drop(states);
-        model.quantize_weights()?;
         let passes = t.gradient_accumulation_steps;
-        let mut work = TrainStep::new(&model, passes.min(DISTINCT_PASSES), rows, seq_len)?;
+        let mut distinct = config.clone();
+        distinct.training.gradient_accumulation_steps = passes.min(DISTINCT_PASSES);
+        let mut run =
+            Run::new(&distinct, sizes, device, &mut RandomWeights { seed: config.seed, device: device.clone() })?;
+        let build = device.scope("build");
+        run.model.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
         // Inputs, targets and losses of the others.
         let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
@@ -125,22 +125,22 @@ impl DryRun {
         let evaluate = |model: &mut Decoder| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                model.losses(&ids()?, &ids()?, rows).map(drop)
+                model.losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?).map(drop)
             }
             false => Ok(()),
         };
-        evaluate(&mut model)?;
+        evaluate(&mut run.model)?;
         // Later steps find what the first has left; those of high precision hold other operands.
         let some_are_high = !config.precision.high_precision_steps.is_empty();
-        for high in [Some(false), some_are_high.then_some(true)].into_iter().flatten() {
-            model.scaling().set_high_precision(high);
+        let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
+        for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {
-                work.run(&mut model, &mut optimizer, t.learning_rate)?;
+                run.step(t.learning_rate, precision)?;
             }
         }
-        evaluate(&mut model)?;
+        evaluate(&mut run.model)?;
         let peak = ledger.take_peak();
-        save(&mut model, &mut optimizer)?;
+        save(&mut run)?;
         let host = match device {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
@@ -150,7 +150,7 @@ impl DryRun {
 }
 
 /// A checkpoint is written tensor by tensor, each from a copy in the host's memory.
-fn save(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
+fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
     let device = model.device().clone();
     let _scope = device.scope("save");
     let copy = |tensor: &Tensor| match &device {

@@ -13,7 +13,7 @@ pub use memory::{MemoryLine, MemoryPlan};
 pub use settle::Settled;
 
 use crate::error::Result;
-use crate::models::DecoderConfig;
+use crate::models::{Decoder, DecoderConfig};
 use ottava_tensor::Device;
 use ottava_tensor::ops::AttentionBackend;
 use serde::Serialize;
@@ -42,6 +42,7 @@ impl Plan {
     pub fn new(settled: &Settled, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
         let Settled { config, memory, choice, .. } = settled;
         let recipe = config.recipe();
+        let model = Decoder::describe(sizes, &recipe)?;
         let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {
             AttentionBackend::Cpu => "the reference on the CPU".to_string(),
             AttentionBackend::CuDnn => "cuDNN, bfloat16".to_string(),
@@ -51,10 +52,10 @@ impl Plan {
             ),
         };
         Ok(Plan {
-            parameters: sizes.parameters(),
-            flops_per_token: sizes.flops_per_token(config.data.max_length),
+            parameters: model.parameters,
+            flops_per_token: model.flops_per_token(config.data.max_length),
             tokens_per_step: config.tokens_per_step(),
-            linears: linears::linears(sizes, &recipe)?,
+            linears: linears::linears(&model, &recipe),
             attention,
             choice: choice.clone(),
             memory: memory.clone(),

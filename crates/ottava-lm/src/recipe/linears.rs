@@ -35,6 +35,16 @@ pub struct LinearSite {
     pub after_swiglu: bool,
 }
 
+impl LinearSite {
+    /// Its name without the number of its block: `self_attn.qkv_proj`.
+    pub fn name_in_block(&self) -> &str {
+        match self.block.and_then(|(block, _)| self.name.split_once(&format!(".{block}."))) {
+            Some((_, name)) => name,
+            None => &self.name,
+        }
+    }
+}
+
 /// What a recipe does with a linear.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
@@ -92,19 +102,24 @@ impl Recipe {
 
     /// Checks the exceptions against all linears of a model; `fixed` are the names of those that are never cast.
     ///
-    /// Errors when a pattern matches nothing, or parts of a linear.
-    pub fn check(&self, sites: &[LinearSite], fixed: &[&str]) -> Result<()> {
+    /// Errors when a pattern matches nothing.
+    pub fn check<'a>(
+        &self,
+        sites: impl IntoIterator<Item = &'a LinearSite, IntoIter: Clone>,
+        fixed: &[String],
+    ) -> Result<()> {
+        let mut sites = sites.into_iter();
         for pattern in &self.exceptions.patterns {
-            let mut names = sites.iter().flat_map(|site| site.parts.iter().chain([&site.name]));
+            let mut names = sites.clone().flat_map(|site| site.parts.iter().chain([&site.name]));
             if !names.any(|name| names_it(pattern, name)) && !fixed.iter().any(|name| names_it(pattern, name)) {
-                let like = sites.first().and_then(|site| site.parts.first());
+                let like = sites.next().and_then(|site| site.parts.first());
                 return Err(Error::Config(format!(
                     "`precision.high_precision_layers`: `{pattern}` matches no linear of this model{}",
                     like.map_or(String::new(), |name| format!("; the first is called `{name}`"))
                 )));
             }
         }
-        sites.iter().try_for_each(|site| self.matched(site).map(drop))
+        Ok(())
     }
 
     /// The first pattern that matches parts of `site`, if all of them match one.
@@ -239,7 +254,7 @@ mod tests {
     fn parts_of_one_product_are_named_together() {
         let recipe_of_all = recipe(&["*.3.self_attn.q_proj", "*.3.self_attn.k_proj", "*.3.self_attn.v_proj"]);
         assert_eq!(high(&recipe_of_all), ["3.self_attn.qkv_proj"]);
-        let error = recipe(&["*.q_proj", "*.k_proj"]).check(&sites(), &[]).unwrap_err().to_string();
+        let error = recipe(&["*.q_proj", "*.k_proj"]).decide(&sites()[0]).unwrap_err().to_string();
         for part in ["`*.q_proj` matches `model.layers.0.self_attn.q_proj`", "`model.layers.0.self_attn.v_proj`; they"]
         {
             assert!(error.contains(part), "{part} in {error}");
@@ -250,8 +265,8 @@ mod tests {
     fn a_pattern_that_matches_nothing_is_an_error() {
         let error = recipe(&["*.mlp", "*.down_prj"]).check(&sites(), &[]).unwrap_err().to_string();
         assert!(error.contains("`*.down_prj` matches no linear of this model"), "{error}");
-        recipe(&["lm_head"]).check(&sites(), &["lm_head"]).unwrap();
-        recipe(&["lm_head.weight"]).check(&sites(), &["lm_head"]).unwrap();
+        recipe(&["lm_head"]).check(&sites(), &["lm_head".into()]).unwrap();
+        recipe(&["lm_head.weight"]).check(&sites(), &["lm_head".into()]).unwrap();
     }
 
     #[test]

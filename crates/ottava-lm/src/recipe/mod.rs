@@ -72,6 +72,16 @@ pub enum ProductPrecision {
     Fp8(Accumulation),
 }
 
+impl ProductPrecision {
+    /// How the product adds up; wide operands always add up exactly.
+    pub fn accumulation(self) -> Accumulation {
+        match self {
+            ProductPrecision::High => Accumulation::Exact,
+            ProductPrecision::Fp8(accumulation) => accumulation,
+        }
+    }
+}
+
 /// What each product of a linear layer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {

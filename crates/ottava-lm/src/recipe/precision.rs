@@ -1,6 +1,7 @@
 //! The `[precision]` table of a run, and the recipe that it describes.
 
 use super::{Cast, Casts, Exceptions, FirstStep, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
+use crate::mode::StepPrecision;
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Granularity};
 use serde::{Deserialize, Serialize};
@@ -207,6 +208,11 @@ impl Precision {
             problems.push("`precision.high_precision_layers` has an empty pattern, which matches nothing".to_string());
         }
         problems
+    }
+
+    /// What the products of `step` read.
+    pub fn precision_of(&self, step: u64) -> StepPrecision {
+        if self.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
     }
 
     /// How the loss is scaled, where the recipe has small numbers that need it.

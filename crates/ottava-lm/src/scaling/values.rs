@@ -5,25 +5,25 @@ use ottava_tensor::ops::Fp8Output;
 use ottava_tensor::{DType, QuantizedTensor, Scaled, Tensor};
 
 /// A matrix to be cast.
-#[derive(Clone, Copy)]
-pub enum Values<'a> {
-    /// As it is.
-    Plain(&'a Tensor),
+#[derive(Clone)]
+pub enum Values {
+    /// In F32, F16 or BF16.
+    Plain(Tensor),
     /// In F16 with a scale, rounded to this type first.
-    Scaled(&'a Scaled, DType),
+    Scaled(Scaled, DType),
 }
 
-impl<'a> From<&'a Tensor> for Values<'a> {
-    fn from(x: &'a Tensor) -> Values<'a> {
-        Values::Plain(x)
+impl From<&Tensor> for Values {
+    fn from(x: &Tensor) -> Values {
+        Values::Plain(x.clone())
     }
 }
 
-impl Values<'_> {
-    pub(super) fn cast(self, to: Fp8Output) -> Result<QuantizedTensor> {
+impl Values {
+    pub(super) fn cast(&self, to: Fp8Output) -> Result<QuantizedTensor> {
         Ok(match self {
             Values::Plain(x) => to.cast(x)?,
-            Values::Scaled(x, dtype) => to.cast_scaled(x, dtype)?,
+            Values::Scaled(x, dtype) => to.cast_scaled(x, *dtype)?,
         })
     }
 }

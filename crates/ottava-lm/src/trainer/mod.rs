@@ -12,11 +12,13 @@ use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
-use crate::models::{ConfigFile, Decoder, decoder_config};
-use crate::optim::{AdamWOptimizer, LossScale, Overflow, Schedule};
+use crate::mode::StepPrecision;
+use crate::models::{ConfigFile, decoder_config};
+use crate::optim::{LossScale, Overflow, Schedule};
 use crate::plan::Settled;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
-use crate::step::{StepResult, TrainStep};
+use crate::run::Run;
+use crate::step::StepResult;
 use ottava_tensor::Device;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::json;
@@ -33,10 +35,10 @@ pub struct Trainer {
     template: FolderTemplate,
     /// The tokenizer, for samples after the run.
     pub tokenizer: Tokenizer,
-    /// The model, for samples after the run.
-    pub model: Decoder,
-    optimizer: AdamWOptimizer,
-    work: TrainStep,
+    /// The model, for samples after the run, with optimizer and step.
+    pub run: Run,
+    /// What the products of the last step read.
+    precision: StepPrecision,
     loss_scale: Option<LossScale>,
     schedule: Schedule,
     dataset: Arc<TokenDataset>,
@@ -97,25 +99,20 @@ impl Trainer {
             (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
             (None, WeightInit::Random) => None,
         };
-        let recipe = config.recipe();
-        tell_of_exceptions(&sizes, &recipe)?;
-        let mut model =
-            build(&template.config, &recipe, device, config.purpose(), config.data.max_length, weights, config.seed)?;
-        let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let mut run =
+            build(weights, config.seed, device, sizes.tied, |weights| Run::new(&config, &sizes, device, weights))?;
+        tell_of_exceptions(run.model.description(), run.model.recipe());
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
         if let Some((path, progress)) = &resumed {
-            training::restore(path, progress, &mut model, &mut optimizer)?;
+            training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
             loss_scale = progress.loss_scale.clone().or(loss_scale);
         }
-        model.quantize_weights()?;
-        let t = &config.training;
-        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let mut work = TrainStep::new(&model, passes, rows, config.data.max_length)?;
+        run.model.quantize_weights()?;
         if let Some(scale) = &loss_scale {
-            work.set_loss_scale(scale.scale);
+            run.step.set_loss_scale(scale.scale)?;
         }
         let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
         let max_steps = match config.training.max_steps {
@@ -135,7 +132,7 @@ impl Trainer {
         std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
         let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
         let casts = folder.join("casts.jsonl");
-        let measured = model.scaling().measured()?;
+        let measured = run.model.scaling().measured()?;
         // A file of earlier steps ends where the run goes on, also where no more lines follow.
         let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
         let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
@@ -145,9 +142,8 @@ impl Trainer {
             schedule: config.schedule(max_steps),
             template,
             tokenizer,
-            model,
-            optimizer,
-            work,
+            run,
+            precision: StepPrecision::Recipe,
             loss_scale,
             dataset,
             split,
@@ -231,19 +227,19 @@ impl Trainer {
         let t = &self.config.training;
         for pass in 0..t.gradient_accumulation_steps {
             let batch = self.batches.next_batch(t.per_device_train_batch_size);
-            self.work.load(pass, &batch)?;
+            self.run.step.load(pass, &batch)?;
         }
         let tokens = self.config.tokens_per_step();
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
-        let StepResult { loss, grad_norm } = self.work.run(&mut self.model, &mut self.optimizer, learning_rate)?;
+        let StepResult { loss, grad_norm } = self.run.step(learning_rate, self.precision)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
-        if !self.follow_loss_scale(step, finite) {
+        if !self.follow_loss_scale(step, finite)? {
             // What casts met in this step may tell why.
             self.log_casts(step)?;
-            return Err(not_finite(step, loss, self.work.first_bad_gradient(&mut self.model)?));
+            return Err(not_finite(step, loss, self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?));
         }
-        let casts = self.model.scaling().losses()?;
+        let casts = self.run.model.scaling().losses()?;
         warn_of_infinities(step, &casts.non_finite);
         self.step = step;
         self.tokens += tokens;
@@ -254,49 +250,48 @@ impl Trainer {
             grad_norm,
             learning_rate,
             tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
-            peak_memory_bytes: peak_memory(self.model.device()),
+            peak_memory_bytes: peak_memory(self.run.model.device()),
             loss_scale: self.loss_scale.clone(),
-            casts: (!self.model.scaling().is_empty()).then_some(casts),
+            casts: (!self.run.model.scaling().is_empty()).then_some(casts),
             evaluation: None,
             checkpoint: None,
         })
     }
 
     /// Moves the loss scale on after a step. False where gradients were not finite and nothing can be done about it.
-    fn follow_loss_scale(&mut self, step: u64, finite: bool) -> bool {
+    fn follow_loss_scale(&mut self, step: u64, finite: bool) -> Result<bool> {
         let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
-            return finite;
+            return Ok(finite);
         };
         let outcome = scale.update(finite, how);
         if outcome == Overflow::Skipped {
-            self.optimizer.skip_step();
+            self.run.optimizer.skip_step();
             tracing::warn!(
                 "step {step}: gradients are not finite and no weight was changed; the loss scale is {} from here on",
                 scale.scale
             );
         }
-        self.work.set_loss_scale(scale.scale);
-        outcome != Overflow::Hopeless
+        self.run.step.set_loss_scale(scale.scale)?;
+        Ok(outcome != Overflow::Hopeless)
     }
 
     /// Enters or leaves the steps that compute in high precision.
     fn choose_precision(&mut self, step: u64) {
-        let high = self.config.precision.high_precision_steps.contains(step);
-        let scaling = self.model.scaling();
-        if high != scaling.is_high_precision() {
-            let (name, and) = if high {
-                ("bfloat16", "histories and scales go on")
-            } else {
-                (self.config.precision.recipe.as_str(), "with the scales that were kept up")
+        let precision = self.config.precision.precision_of(step);
+        if precision != std::mem::replace(&mut self.precision, precision) {
+            let (name, and) = match precision {
+                StepPrecision::High => ("bfloat16", "histories and scales go on"),
+                StepPrecision::Recipe => {
+                    (self.config.precision.recipe.as_str(), "with the scales that were kept up to date")
+                }
             };
             tracing::info!("from step {step} on, products are computed in {name}; {and}");
-            scaling.set_high_precision(high);
         }
     }
 
     fn log_casts(&mut self, step: u64) -> Result<()> {
         match &mut self.casts {
-            Some(casts) => casts.append(step, &self.model.scaling().measured()?),
+            Some(casts) => casts.append(step, &self.run.model.scaling().measured()?),
             None => Ok(()),
         }
     }
@@ -310,7 +305,7 @@ impl Trainer {
         let batches =
             EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
-        Ok(Some(evaluate(&mut self.model, batches, bytes)?))
+        Ok(Some(evaluate(&mut self.run.model, batches, bytes)?))
     }
 
     fn record(&mut self, done: &StepReport) -> Result<()> {
@@ -360,12 +355,12 @@ impl Trainer {
             loader: self.batches.state(),
             data: self.dataset.meta().key.clone(),
             config: self.config.to_toml(),
-            scaling_slots: self.model.scaling().names(),
+            scaling_slots: self.run.model.scaling().names(),
             loss_scale: self.loss_scale.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
-        let path = training::save(writer, &self.template, &mut self.model, &mut self.optimizer, &progress)?;
+        let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
             keep(&RealFs, &folder, limit, &[self.step])?;

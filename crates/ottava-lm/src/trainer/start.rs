@@ -3,8 +3,7 @@
 use crate::checkpoint::{FolderWeights, Progress, RandomWeights, Verify, latest_complete, training, verify};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
-use crate::param::Purpose;
+use crate::param::{Description, WeightSource};
 use crate::recipe::Recipe;
 use ottava_tensor::Device;
 use std::collections::BTreeMap;
@@ -25,41 +24,33 @@ pub enum Start {
 /// Losses by step.
 pub(super) type Losses = Vec<(u64, f64)>;
 
-/// Builds a model from a folder's weights, or from the seed where `weights` is `None`.
-pub fn build(
-    config: &ConfigFile,
-    recipe: &Recipe,
-    device: &Device,
-    purpose: Purpose,
-    seq_len: usize,
-    weights: Option<&Path>,
+/// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`.
+///
+/// Errors when the folder has tensors that the model, whose head may be `tied`, does not.
+pub fn build<T>(
+    folder: Option<&Path>,
     seed: u64,
-) -> Result<Decoder> {
-    let sizes = decoder_config(config)?;
-    match weights {
-        None => {
-            Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut RandomWeights { seed, device: device.clone() })
-        }
-        Some(folder) => {
-            let mut weights = FolderWeights::open(folder)?;
-            let model = Decoder::new(&sizes, recipe, device, purpose, seq_len, &mut weights)?;
-            weights.finish(sizes.tied)?;
-            Ok(model)
-        }
-    }
+    device: &Device,
+    tied: bool,
+    make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
+) -> Result<T> {
+    let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
+    let mut weights = FolderWeights::open(folder)?;
+    let made = make(&mut weights)?;
+    weights.finish(tied)?;
+    Ok(made)
 }
 
 /// Says how many linears a recipe that casts leaves in high precision, and why: that must not happen silently.
-pub(super) fn tell_of_exceptions(sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
-    let decisions: Vec<_> = sizes.decide(recipe)?.into_iter().flatten().collect();
+pub(super) fn tell_of_exceptions(model: &Description, recipe: &Recipe) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for decision in decisions.iter().filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
+    let decisions = model.linears.iter().map(|(_, decision)| decision);
+    for decision in decisions.filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
         *reasons.entry(&decision.reason).or_default() += 1;
     }
     for (reason, count) in reasons {
-        tracing::warn!("{count} of {} linears stay in {}: {reason}", decisions.len(), recipe.compute);
+        tracing::warn!("{count} of {} linears stay in {}: {reason}", model.linears.len(), recipe.compute);
     }
-    Ok(())
 }
 
 pub(super) fn checkpoints(folder: &Path) -> PathBuf {

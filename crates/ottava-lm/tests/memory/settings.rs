@@ -3,11 +3,11 @@
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::config::RunConfig;
 use ottava_lm::level::{Gradients, Level, Masters};
-use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::AdamWOptimizer;
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::models::DecoderConfig;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::{Recompute, SavedActivations};
-use ottava_lm::step::TrainStep;
+use ottava_lm::run::Run;
 use ottava_tensor::Device;
 
 /// Eleven runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
@@ -75,15 +75,10 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
 
 /// Takes the first steps of a run.
 pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_lm::Result<()> {
-    let (t, seq_len) = (&config.training, config.data.max_length);
-    let mut weights = RandomWeights { seed: config.seed, device: device.clone() };
-    let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, &mut weights)?;
-    let mut optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
-    model.quantize_weights()?;
-    let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-    let mut work = TrainStep::new(&model, passes, rows, seq_len)?;
+    let mut run = Run::new(config, sizes, device, &mut RandomWeights { seed: config.seed, device: device.clone() })?;
+    run.model.quantize_weights()?;
     for _ in 0..2 {
-        work.run(&mut model, &mut optimizer, 1e-3)?;
+        run.step(1e-3, StepPrecision::Recipe)?;
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! How rows are split into micro-batches, and evaluation in between, change nothing.
 
 use crate::setup::{
-    batch, decoder, devices, devices_of, finish_step, gradients, recipe, recipes, relative_error, tiny_llama,
+    batch, decoder, devices, devices_of, finish_step, gradients, logits, losses, losses_and_gradients, recipe, recipes,
+    relative_error, tiny_llama,
 };
 use ottava_lm::models::Decoder;
 use ottava_lm::recipe::{Fp8Format, ProductPrecision, Products, Recipe, RecipeName};
@@ -20,7 +21,7 @@ fn part(batch: &[Tensor; 2], start: usize, end: usize, device: &Device) -> [Tens
 fn micro_batch(decoder: &mut Decoder, batch: &[Tensor; 2], start: usize, end: usize) -> Vec<f64> {
     let [inputs, targets] = part(batch, start, end, decoder.device());
     let scale = 1.0 / (ROWS * TOKENS) as f64;
-    values(&decoder.losses_and_gradients(&inputs, &targets, end - start, scale).unwrap())
+    values(&losses_and_gradients(decoder, &inputs, &targets, end - start, scale).unwrap())
 }
 
 #[test]
@@ -116,8 +117,8 @@ fn evaluation_changes_no_bit() {
                 let evaluation = |decoder: &mut Decoder| {
                     if evaluate {
                         let [inputs, targets] = part(&other, 0, ROWS, &device);
-                        decoder.losses(&inputs, &targets, ROWS).unwrap();
-                        decoder.logits(&inputs.rows(0, TOKENS).unwrap()).unwrap();
+                        losses(decoder, &inputs, &targets, ROWS).unwrap();
+                        logits(decoder, &inputs.rows(0, TOKENS).unwrap());
                     }
                 };
                 for _ in 0..3 {

@@ -1,6 +1,8 @@
 //! What is cast is what was decided, a recipe without casts is BF16, and an infinity is named and passed over.
 
 use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linear, recipe, recipes, tiny_llama};
+use ottava_lm::mode::Mode;
+use ottava_lm::models::Decoder;
 use ottava_lm::recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::ops::{Copies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
@@ -43,14 +45,15 @@ fn reads_weight_codes(recipe: &Recipe) -> bool {
 fn a_model_casts_what_its_plan_says() {
     let config = tiny_llama();
     for (name, recipe) in recipes() {
-        let decisions = config.decide(&recipe).unwrap();
-        let sites = config.sites();
-        let cast = sites.iter().zip(decisions.iter().flatten()).filter(|(_, decision)| decision.fp8.is_some());
+        let model = Decoder::describe(&config, &recipe).unwrap();
+        let cast = model.linears.iter().filter(|(_, decision)| decision.fp8.is_some());
         let expected: Vec<String> = cast
             .flat_map(|(site, _)| ["input", "weight", "grad_output"].map(|operand| format!("{}.{operand}", site.name)))
             .filter(|name| !name.ends_with(".weight") || reads_weight_codes(&recipe))
             .collect();
-        assert_eq!(decoder(&config, &recipe, &Device::Cpu, 0.05).scaling().names(), expected, "{name}");
+        let mut built = decoder(&config, &recipe, &Device::Cpu, 0.05);
+        assert_eq!(built.scaling().names(), expected, "{name}");
+        assert_eq!(*built.description(), model, "{name}: a dry build describes the model");
     }
 }
 
@@ -66,12 +69,13 @@ fn an_infinity_is_named_and_not_remembered() {
         for device in devices() {
             let (linear, mut scaling) =
                 build(&precision.recipe(), &device, |b| linear(b, &[("linear", 16)], 48, false, 0.0));
-            let slot = linear.input_slot(&scaling).unwrap();
+            let slot = linear.input().fused(Mode::TRAINING).unwrap();
             let mut step = |x: &[f32], factor: f32| {
                 let x: Vec<f32> = x.iter().map(|v| v * factor).collect();
                 let x = cast(&Tensor::from_slice(&device, &[32, 48], &x).unwrap(), DType::BF16).unwrap();
-                let frozen = scaling.freeze(slot, &x).unwrap();
-                scaling.quantize_by(slot, &frozen, &x, Copies::Both).unwrap();
+                let mut casts = scaling.casts(Mode::TRAINING);
+                let frozen = casts.freeze(slot, &x).unwrap();
+                casts.quantize(slot, &frozen, &x, Copies::Both).unwrap();
                 scaling.update().unwrap();
                 let (_, scale) = scaling.arrays().unwrap().swap_remove(1);
                 (scaling.losses().unwrap().non_finite, values(&scale)[0])

@@ -9,6 +9,7 @@ use crate::steps::at;
 use ottava_lm::checkpoint::RandomWeights;
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
 use ottava_lm::param::{Kept, Purpose};
@@ -62,13 +63,13 @@ fn train(recipe: &Recipe, kept: Kept, device: &Device, text: &[i32], seed: u64, 
         let start = (seed as usize * steps + step) * rows * TOKENS;
         let [inputs, targets] = text_batch(text, start, rows, TOKENS).map(|ids| ids.to_vec::<i32>().unwrap());
         work.load(0, &Batch { inputs, targets, rows, seq_len: TOKENS }).unwrap();
-        let done = work.run(&mut model, &mut optimizer, schedule.at(step as u64 + 1)).unwrap();
+        let done = work.run(&mut model, &mut optimizer, schedule.at(step as u64 + 1), StepPrecision::Recipe).unwrap();
         assert!(done.loss.is_finite() && done.grad_norm.is_finite(), "step {step}: {done:?}");
     }
     let batches = (0..validation).map(|i| text.len() - 1 - (i + 1) * rows * TOKENS);
     let losses = batches.flat_map(|start| {
         let [inputs, targets] = text_batch(text, start, rows, TOKENS).map(|ids| ids.to_device(device).unwrap());
-        values(&model.losses(&inputs, &targets, rows).unwrap())
+        values(&crate::setup::losses(&mut model, &inputs, &targets, rows).unwrap())
     });
     losses.sum::<f64>() / (validation * rows * TOKENS) as f64
 }

@@ -3,13 +3,14 @@
 //!
 //! A change that means to move them records them again with `OTTAVA_GOLDEN=record`, and says why in its commit.
 
-use crate::setup::{Seeded, batch, recipe, recipes_on, tiny_llama};
+use crate::setup::{Seeded, batch, precision, recipe, recipes_on, tiny_llama};
 use crate::steps;
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{Kept, Purpose};
@@ -104,7 +105,7 @@ fn golden(setting: &Setting) -> Golden {
     let mut counts = Vec::new();
     let seen = steps::run(&setting.recipe, &Device::Cpu, setting.kept, false, |model, step| {
         counts.extend(model.scaling().measured().unwrap().into_iter().map(|cast| (cast.name, cast.counts)));
-        model.scaling().set_high_precision(high.contains(&step));
+        precision(high.contains(&step))
     });
     let losses = seen.iter().filter(|(name, _)| name.starts_with("loss and norm")).map(|(_, v)| v[0] as f32).collect();
     let mut all = Sha256::new();
@@ -161,7 +162,7 @@ fn recorded_traces() -> BTreeMap<String, String> {
 }
 
 /// The calls of the first two steps on a GPU in a dry run: of the first a digest, of the second all of them, then what memory it took.
-fn launches(recipe: &Recipe, kept: Kept, high_precision: bool) -> String {
+fn launches(recipe: &Recipe, kept: Kept, precision: StepPrecision) -> String {
     let device = Device::dry_gpu(GpuModel::h200());
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };
     let (rows, tokens, sizes) = (2, 24, tiny_llama());
@@ -172,14 +173,13 @@ fn launches(recipe: &Recipe, kept: Kept, high_precision: bool) -> String {
     let mut text = String::new();
     gpu.start_trace();
     model.quantize_weights().unwrap();
-    model.scaling().set_high_precision(high_precision);
     let mut step = |model: &mut Decoder, optimizer: &mut AdamWOptimizer| {
         for pass in 0..2 {
             let [inputs, targets] =
                 batch("launches", rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
             work.load(pass, &Batch { inputs, targets, rows, seq_len: tokens }).unwrap();
         }
-        work.run(model, optimizer, 1e-3).unwrap();
+        work.run(model, optimizer, 1e-3, precision).unwrap();
     };
     step(&mut model, &mut optimizer);
     let first = gpu.take_trace();
@@ -196,14 +196,23 @@ fn launches(recipe: &Recipe, kept: Kept, high_precision: bool) -> String {
 fn every_setting_launches_the_recorded_work() {
     let mut seen: BTreeMap<String, String> = settings()
         .into_iter()
-        .map(|setting| (setting.name, launches(&setting.recipe, setting.kept, !setting.high_precision.is_empty())))
+        .map(|setting| {
+            (setting.name, launches(&setting.recipe, setting.kept, precision(!setting.high_precision.is_empty())))
+        })
         .collect();
     let h200 = Device::dry_gpu(GpuModel::h200());
-    seen.extend(recipes_on(&h200).into_iter().map(|(name, recipe)| (name, launches(&recipe, Kept::FULL, false))));
+    seen.extend(
+        recipes_on(&h200)
+            .into_iter()
+            .map(|(name, recipe)| (name, launches(&recipe, Kept::FULL, StepPrecision::Recipe))),
+    );
     let offloaded = Kept { offload_optimizer: Share::of(1.0), offload_parameters: Share::of(0.5), ..Kept::FULL };
-    seen.insert("offloaded".into(), launches(&named(RecipeName::Fp8Delayed), offloaded, false));
+    seen.insert("offloaded".into(), launches(&named(RecipeName::Fp8Delayed), offloaded, StepPrecision::Recipe));
     let residuals = Kept { recompute: Recompute::Full, offload_residuals: true, ..Kept::FULL };
-    seen.insert("residuals offloaded".into(), launches(&named(RecipeName::Fp8Delayed), residuals, false));
+    seen.insert(
+        "residuals offloaded".into(),
+        launches(&named(RecipeName::Fp8Delayed), residuals, StepPrecision::Recipe),
+    );
     if recording() {
         let file = std::fs::File::create(LAUNCHES).expect("the file is made");
         let mut file = GzEncoder::new(file, Compression::best());

@@ -2,15 +2,17 @@
 //!
 //! Upstream gradients are random, since those of a sum hide faults, and sizes are unequal, since squares hide transposes.
 
-use crate::setup::{Seeded, build, config, double, gradients, largest_error, linear};
+use crate::setup::{
+    Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, losses,
+    losses_and_gradients, quantize, sequences, training,
+};
 use ottava_lm::Result;
-use ottava_lm::layer::{Context, GemmInput, Layer};
-use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Mlp, Norm, NormSaved};
+use ottava_lm::layers::{Attention, AttentionConfig, Block, Branch, Embedding, Head, Mlp, MlpConfig, Norm, Sublayer};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::param::{Kept, Param, Purpose};
-use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::param::{Builder, Kept, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
-use ottava_tensor::ops::{IGNORE_INDEX, rope_table};
+use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -48,31 +50,17 @@ fn expect_gradient(what: &str, gradient: &[f64], start: &Tensor, mut loss: impl 
     );
 }
 
-/// The parameters of a layer as a list.
-fn parameters<L: Layer>(layer: &mut L) -> Vec<&mut Param> {
-    let mut all = Vec::new();
-    layer.parameters(&mut |param| all.push(param));
-    all
-}
-
 fn gradient(param: &Param) -> Vec<f64> {
     values(&param.grad.as_ref().expect("a layer built for training").values().unwrap())
 }
 
 /// Checks the gradients of `Σ dy · layer(x)` by `x` and by all parameters, for `batch` sequences in `x`.
-fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
-    let seq_len = x.shape()[0] / batch;
+fn grad_check<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingState), x: Tensor, batch: usize) {
+    let sequences = sequences(&Device::Cpu, batch, x.shape()[0]);
     let mut forward = |layer: &mut L, x: &Tensor, dy: Option<&Tensor>| {
-        let mut context = Context {
-            scaling: &mut scaling,
-            batch,
-            seq_len,
-            training: true,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-        };
-        let (y, saved) = layer.forward(x.clone().into(), &mut context).expect("forward runs");
-        let dx = dy.map(|dy| layer.backward(dy.clone().into(), saved, &mut context).expect("backward runs"));
+        let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+        let (y, saved) = layer.forward(x, &mut context).expect("forward runs");
+        let dx = dy.map(|dy| layer.backward(dy.clone(), saved, &mut context).expect("backward runs"));
         (y, dx)
     };
     let (y, _) = forward(&mut layer, &x, None);
@@ -82,19 +70,19 @@ fn grad_check<L: Layer>(what: &str, (mut layer, mut scaling): (L, ScalingState),
 
     let dx = forward(&mut layer, &x, Some(&dy)).1.expect("backward ran");
     expect_gradient(&format!("{what}: dx"), &values(&dx), &x, |x| loss(&forward(&mut layer, &x, None).0));
-    let once: Vec<Vec<f64>> = parameters(&mut layer).into_iter().map(|p| gradient(p)).collect();
+    let once: Vec<Vec<f64>> = layer.trained().into_iter().map(|p| gradient(p)).collect();
     for (i, once) in once.iter().enumerate() {
-        let param = &mut parameters(&mut layer)[i];
+        let param = &mut layer.trained()[i];
         let (name, start) = (format!("{what}: {}", param.name()), param.value().unwrap());
         expect_gradient(&name, once, &start, |value| {
-            parameters(&mut layer)[i].weights.set_value(value);
+            layer.trained()[i].weights.set_value(value);
             loss(&forward(&mut layer, &x, None).0)
         });
-        parameters(&mut layer)[i].weights.set_value(start);
+        layer.trained()[i].weights.set_value(start);
     }
 
     forward(&mut layer, &x, Some(&dy));
-    for (param, once) in parameters(&mut layer).into_iter().zip(once) {
+    for (param, once) in layer.trained().into_iter().zip(once) {
         let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
         // Only the order of a few additions differs.
         let error = largest_error(&gradient(param), &twice);
@@ -116,44 +104,35 @@ fn linear_backward_is_the_gradient_of_stacked_parts() {
     grad_check("stacked linear", linear, normals("x", &[7, 5], DType::F64), 1);
 }
 
-/// A norm that nothing reads through a cast and nothing passes by.
-struct Alone(Norm);
-
-impl Layer for Alone {
-    type Input = Tensor;
-    type Saved = NormSaved;
-
-    fn forward(&self, x: Tensor, context: &mut Context) -> Result<(Tensor, NormSaved)> {
-        let (GemmInput::Plain(y), saved) = self.0.forward(&x, None, context)? else { panic!("nothing is cast") };
-        Ok((y, saved))
-    }
-
-    fn backward(&mut self, dy: Tensor, saved: NormSaved, _: &mut Context) -> Result<Tensor> {
-        self.0.backward(&dy, saved, None)
-    }
-
-    fn parameters<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        visit(&mut self.0.weight);
-    }
-}
-
 #[test]
 fn norm_backward_is_the_gradient() {
     // An epsilon as large as the mean square shows when it is left out.
     for eps in [1e-6, 0.5] {
-        let norm = build(&double(), &Device::Cpu, |b| Ok(Alone(Norm::new(b, "norm", 7, eps)?)));
+        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, eps));
         grad_check(&format!("norm, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
     }
 }
 
 #[test]
 fn mlp_backward_is_the_gradient() {
-    let mlp = build(&double(), &Device::Cpu, |b| Mlp::new(b, "mlp", 7, 11, true, 0.5));
+    let mlp = MlpConfig { channels: 7, hidden: 11, bias: true, std: 0.5 };
+    let mlp = build(&double(), &Device::Cpu, |b| {
+        Ok(Branch { norm: Norm::new(b, "norm", 7, 1e-5)?, sublayer: Mlp::new(b, "mlp", mlp, None)? })
+    });
     grad_check("mlp", mlp, normals("x", &[5, 7], DType::F64), 1);
 }
 
-const ATTENTION: AttentionConfig =
-    AttentionConfig { channels: 10, heads: 4, kv_heads: 2, head_dim: 6, qkv_bias: true, output_bias: true };
+const ATTENTION: AttentionConfig = AttentionConfig {
+    channels: 10,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 6,
+    qk_norm_eps: None,
+    qkv_bias: true,
+    output_bias: true,
+    std: 0.5,
+};
+const MLP: MlpConfig = MlpConfig { channels: 10, hidden: 13, bias: false, std: 0.5 };
 
 fn angles(positions: usize) -> Tensor {
     rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], positions, DType::F64).expect("a table")
@@ -161,21 +140,76 @@ fn angles(positions: usize) -> Tensor {
 
 #[test]
 fn attention_backward_is_the_gradient() {
-    let attention = build(&double(), &Device::Cpu, |b| Attention::new(b, "attention", ATTENTION, angles(7), 0.5));
+    let attention = build(&double(), &Device::Cpu, |b| {
+        Ok(Branch {
+            norm: Norm::new(b, "norm", 10, 1e-5)?,
+            sublayer: Attention::new(b, "attention", ATTENTION, angles(7), None)?,
+        })
+    });
     grad_check("attention", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+}
+
+#[test]
+fn attention_with_normalised_heads_backward_is_the_gradient() {
+    let config = AttentionConfig { qk_norm_eps: Some(1e-2), ..ATTENTION };
+    let attention = build(&double(), &Device::Cpu, |b| {
+        let norm = Norm::new(b, "norm", 10, 1e-5)?;
+        Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, angles(7), None)? })
+    });
+    grad_check("attention with normalised heads", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
 }
 
 #[test]
 fn block_backward_is_the_gradient() {
     let block = build(&double(), &Device::Cpu, |b| {
         Ok(Block {
-            attention_norm: Norm::new(b, "attention_norm", 10, 1e-5)?,
-            attention: Attention::new(b, "attention", ATTENTION, angles(5), 0.5)?,
-            mlp_norm: Norm::new(b, "mlp_norm", 10, 1e-5)?,
-            mlp: Mlp::new(b, "mlp", 10, 13, false, 0.5)?,
+            attention: Branch {
+                norm: Norm::new(b, "attention_norm", 10, 1e-5)?,
+                sublayer: Attention::new(b, "attention", ATTENTION, angles(5), None)?,
+            },
+            mlp: Branch { norm: Norm::new(b, "mlp_norm", 10, 1e-5)?, sublayer: Mlp::new(b, "mlp", MLP, None)? },
         })
     });
     grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
+}
+
+/// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
+fn parallel(b: &mut Builder) -> Result<Branch<(Attention, Mlp)>> {
+    let norm = Norm::new(b, "norm", 10, 1e-5)?;
+    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
+    let attention = Attention::new(b, "attention", ATTENTION, table, None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, Some(Sublayer::input(&attention)))?;
+    Ok(Branch { norm, sublayer: (attention, mlp) })
+}
+
+#[test]
+fn parallel_branch_backward_is_the_gradient() {
+    let branch = build(&double(), &Device::Cpu, parallel);
+    grad_check("parallel branch", branch, normals("x", &[3 * 5, 10], DType::F64), 3);
+}
+
+/// Two sublayers read codes of one cast: one slot, whose elements are counted once.
+#[test]
+fn a_parallel_branch_casts_its_operand_once() {
+    for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
+        let mut weights = Seeded { std: 0.5 };
+        let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(Kept::FULL), &mut weights);
+        // Exceptions may name one of the two linears.
+        let Ok(mut branch) = parallel(&mut build) else { continue };
+        let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
+        let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+        quantize(branch.trained(), &mut scaling);
+        let x = cast(&normals("x", &[10, 10], DType::F32), recipe.compute).unwrap();
+        let sequences = sequences(&Device::Cpu, 2, 10);
+        let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+        let (y, saved) = branch.forward(&x, &mut context).unwrap();
+        Alone::backward(&mut branch, y, saved, &mut context).unwrap();
+        scaling.update().unwrap();
+        let measured = scaling.measured().unwrap();
+        let of_operand: Vec<_> =
+            measured.iter().filter(|c| c.name.ends_with("_proj.input") && c.counts.elements == 100).collect();
+        assert_eq!((inputs, of_operand.len()), (2, usize::from(!measured.is_empty())), "{name}: {of_operand:?}");
+    }
 }
 
 #[test]
@@ -202,7 +236,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, &targets, scale).unwrap();
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, &targets, &on_device(scale)).unwrap();
     assert_eq!(values(&losses), values(&Head::losses(&x, &weight, &targets).unwrap()), "with and without gradient");
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss =
@@ -214,7 +248,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, &targets, scale).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, &targets, &on_device(scale)).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -226,14 +260,18 @@ fn head_gradient_does_not_depend_on_chunks() {
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, &targets, 1.0).unwrap();
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, &targets, &on_device(1.0)).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
-        let (part, dpart) = Head::losses_and_gradient(&x, &mut halves, &targets, 1.0).unwrap();
+        let (part, dpart) = Head::losses_and_gradient(&x, &mut halves, &targets, &on_device(1.0)).unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }
     assert!(largest_error(&gradient(&whole), &gradient(&halves)) < 1e-13, "only the order of additions differs");
+}
+
+fn on_device(scale: f64) -> Tensor {
+    Tensor::from_slice(&Device::Cpu, &[1], &[scale]).unwrap()
 }
 
 /// Two small blocks of a family.
@@ -253,18 +291,22 @@ fn decoder(keys: Value) -> Decoder {
 fn decoder_grad_check(what: &str, mut decoder: Decoder) {
     let (rows, scale) = (2, 0.37);
     let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
-    let losses = decoder.losses_and_gradients(&inputs, &targets, rows, scale).unwrap();
-    assert_eq!(values(&losses), values(&decoder.losses(&inputs, &targets, rows).unwrap()), "with and without gradient");
+    let seen = losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
+    assert_eq!(
+        values(&seen),
+        values(&losses(&mut decoder, &inputs, &targets, rows).unwrap()),
+        "with and without gradient"
+    );
     let once = gradients(&mut decoder);
     for (i, (name, gradient)) in once.iter().enumerate() {
         let start = decoder.parameters()[i].value().unwrap();
         expect_gradient(&format!("{what}: {name}"), gradient, &start, |value| {
             decoder.parameters()[i].weights.set_value(value);
-            scale * values(&decoder.losses(&inputs, &targets, rows).unwrap()).iter().sum::<f64>()
+            scale * values(&losses(&mut decoder, &inputs, &targets, rows).unwrap()).iter().sum::<f64>()
         });
         decoder.parameters()[i].weights.set_value(start);
     }
-    decoder.losses_and_gradients(&inputs, &targets, rows, scale).unwrap();
+    losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
     for ((name, twice), (_, once)) in gradients(&mut decoder).iter().zip(&once) {
         let expected: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
         assert!(largest_error(twice, &expected) < 1e-13, "{what}: the second backward adds to `{name}`");
@@ -290,6 +332,13 @@ fn qwen2_backward_is_the_gradient() {
 }
 
 #[test]
+fn qwen3_backward_is_the_gradient() {
+    let mut decoder = decoder(family("Qwen3ForCausalLM", true));
+    assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_norm.weight")), "Qwen3 normalises heads");
+    decoder_grad_check("qwen3", decoder);
+}
+
+#[test]
 fn a_tied_table_gets_the_gradients_of_embedding_and_head() {
     let (mut tied, mut untied) =
         (decoder(family("LlamaForCausalLM", true)), decoder(family("LlamaForCausalLM", false)));
@@ -297,7 +346,7 @@ fn a_tied_table_gets_the_gradients_of_embedding_and_head() {
     untied.parameters().pop().expect("the head").weights.set_value(table);
     let (inputs, targets) = (integers("inputs", 10, 11), integers("targets", 10, 11));
     for decoder in [&mut tied, &mut untied] {
-        decoder.losses_and_gradients(&inputs, &targets, 2, 1.0).unwrap();
+        losses_and_gradients(decoder, &inputs, &targets, 2, 1.0).unwrap();
     }
     let (tied, untied) = (gradients(&mut tied), gradients(&mut untied));
     let ((_, embedding), (name, head)) = (&untied[0], untied.last().unwrap());

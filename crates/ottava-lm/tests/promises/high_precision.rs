@@ -1,11 +1,11 @@
 //! Steps that compute in high precision while histories and scales go on.
 
-use crate::setup::{build, devices, linear, recipes_on};
+use crate::setup::{Alone, build, devices, linear, precision, quantize, recipes_on, sequences, training};
 use crate::steps::{LEAN, expect_same, run, without_losses_of_casts};
-use ottava_lm::layer::{Context, Layer};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::Kept;
 use ottava_lm::recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
-use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::recompute::Recompute;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -21,28 +21,21 @@ fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(S
         cast(&x, recipe.compute).unwrap().to_device(device).unwrap()
     };
     let mut seen = Vec::new();
+    let sequences = sequences(device, 1, t);
     for step in 0..8 {
-        scaling.set_high_precision(high.contains(&step));
+        let precision = precision(high.contains(&step));
         // Sizes that rise and fall, so that histories matter.
         let factor = [1.0, 8.0, 0.25, 3.0][step % 4];
-        linear.parameters(&mut |p| p.weights.set_value(random(format!("weight {step}"), &[n, k], factor)));
-        linear.parameters(&mut |p| p.quantize(&mut scaling).unwrap());
+        linear.parameters_mut(&mut |p| p.weights.set_value(random(format!("weight {step}"), &[n, k], factor)));
+        quantize(linear.trained(), &mut scaling);
         for pass in 0..2 {
-            let (batch, seq_len, training, recompute) = (1, t, true, Recompute::None);
-            let mut context = Context {
-                scaling: &mut scaling,
-                batch,
-                seq_len,
-                training,
-                recompute,
-                saved_activations: SavedActivations::Exact,
-            };
+            let mut context = training(&mut scaling, &sequences, precision);
             let x = random(format!("x {step} {pass}"), &[t, k], factor);
             let dy = random(format!("dy {step} {pass}"), &[t, n], 1e-3 * factor);
-            let (_, saved) = linear.forward(x.into(), &mut context).unwrap();
-            linear.backward(dy.into(), saved, &mut context).unwrap();
+            let (_, saved) = linear.forward(x, None, &mut context).unwrap();
+            linear.backward(dy, saved, &mut context).unwrap();
         }
-        linear.parameters(&mut |p| p.clear_grad());
+        linear.parameters_mut(&mut |p| p.clear_grad());
         scaling.update().unwrap();
         let arrays = scaling.arrays().unwrap().into_iter().filter(|(_, a)| a.dtype() == DType::F32);
         seen.push(arrays.map(|(name, array)| (name, values(&array))).collect());
@@ -79,7 +72,7 @@ fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
     for device in devices() {
         for kept in [Kept::FULL, LEAN, Kept { recompute: Recompute::Attention, weight_codes: false, ..LEAN }] {
             let numbers = |recipe: &Recipe, recorded| {
-                let all = run(recipe, &device, kept, recorded, |model, _| model.scaling().set_high_precision(true));
+                let all = run(recipe, &device, kept, recorded, |_, _| StepPrecision::High);
                 // What casts lose, and scales, are no part of it.
                 all.into_iter()
                     .filter(|(name, _)| !["casts", "amax", "scaling."].iter().any(|part| name.contains(part)))
@@ -101,9 +94,7 @@ fn a_detour_changes_no_bit_by_how_steps_are_run() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
             let detour = |kept, recorded| {
-                let all = run(&recipe, &device, kept, recorded, |model, step| {
-                    model.scaling().set_high_precision((1..3).contains(&step));
-                });
+                let all = run(&recipe, &device, kept, recorded, |_, step| precision((1..3).contains(&step)));
                 without_losses_of_casts(&all)
             };
             let expected = detour(LEAN, false);
@@ -112,7 +103,7 @@ fn a_detour_changes_no_bit_by_how_steps_are_run() {
             {
                 expect_same(&format!("{name} on {device}, {kept:?}"), &expected, &detour(kept, recorded));
             }
-            let without = run(&recipe, &device, LEAN, false, |_, _| {});
+            let without = run(&recipe, &device, LEAN, false, |_, _| StepPrecision::Recipe);
             assert!(
                 without_losses_of_casts(&without) != expected,
                 "{name} on {device}: the detour is seen in the losses"

@@ -18,4 +18,5 @@ mod referee;
 mod resume;
 mod setup;
 mod smooth;
+mod stages;
 mod steps;

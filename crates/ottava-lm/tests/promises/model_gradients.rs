@@ -1,16 +1,15 @@
 //! What FP8 does to the gradients of a whole model on real text, against the same model in BF16.
 
 use crate::setup::{
-    Seeded, config, devices, dot, finish_step, fp8_recipes_on, gradients, recipe, text, text_batch, unscaled_gradients,
+    Seeded, config, devices, dot, finish_step, fp8_recipes_on, gradients, losses_and_gradients, recipe, sequences,
+    text, text_batch, unscaled_gradients,
 };
-use ottava_lm::layer::{Context, Layer};
-use ottava_lm::layers::{Attention, AttentionConfig, Block, Embedding, Head, Mlp, Norm};
-use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose};
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::models::{Decoder, DecoderConfig, Span};
+use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
-use ottava_lm::scaling::{ScalingState, Slots};
-use ottava_tensor::ops::{real_type, rope_table};
+use ottava_tensor::ops::cast;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::json;
@@ -91,7 +90,7 @@ fn two_steps_with(recipe: &Recipe, device: &Device, kept: Kept) -> [Gradients; 2
     decoder.quantize_weights().unwrap();
     [0, 1].map(|step| {
         let batch = text_batch(&text, step * 10_000, ROWS, TOKENS).map(|ids| ids.to_device(device).unwrap());
-        decoder.losses_and_gradients(&batch[0], &batch[1], ROWS, 1.0 / (ROWS * TOKENS) as f64).unwrap();
+        losses_and_gradients(&mut decoder, &batch[0], &batch[1], ROWS, 1.0 / (ROWS * TOKENS) as f64).unwrap();
         let seen = gradients(&mut decoder);
         decoder.parameters().into_iter().for_each(|param| param.clear_grad());
         finish_step(&mut decoder);
@@ -149,85 +148,49 @@ fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
     assert!(comparison.norms < 0.97 && comparison.check().is_err(), "{comparison:?}");
 }
 
-/// The first step of the same model, taken apart, where each dgrad comes out `factor` times too large.
+/// The first step of the same model in stages of one block each, where each dgrad comes out `factor` times too large.
 fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
-    let (c, device, mut weights) = (model(), &Device::Cpu, Seeded { std: STD });
-    let purpose = Purpose::Train(Kept::FULL);
-    let mut build = Builder { device, recipe, purpose, weights: &mut weights, slots: Slots::default(), block: None };
-    let table = rope_table(device, &c.rope.inverse_frequencies(c.head_dim), 32, real_type(recipe.compute)).unwrap();
-    let mut embedding = Embedding::new(&mut build, "model.embed_tokens", c.vocabulary, c.channels, STD).unwrap();
-    let attention = AttentionConfig {
-        channels: c.channels,
-        heads: c.heads,
-        kv_heads: c.kv_heads,
-        head_dim: c.head_dim,
-        qkv_bias: false,
-        output_bias: false,
+    let (sizes, device) = (model(), &Device::Cpu);
+    let middle = (0..sizes.layers).map(|i| Span { blocks: i..i + 1, embedding: false, head: false });
+    let first = Span { blocks: 0..0, embedding: true, head: false };
+    let last = Span { blocks: 0..0, embedding: false, head: true };
+    let part = |span| {
+        let purpose = Purpose::Train(Kept::FULL);
+        let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &mut Seeded { std: STD }, &span).unwrap();
+        part.quantize_weights().unwrap();
+        part
     };
-    let mut block = |i: usize| {
-        let name = format!("model.layers.{i}");
-        build.block = Some((i, c.layers));
-        let norm = |build: &mut Builder, which: &str| {
-            Norm::new(build, &format!("{name}.{which}"), c.channels, c.norm_eps).unwrap()
-        };
-        Block {
-            attention_norm: norm(&mut build, "input_layernorm"),
-            attention: Attention::new(&mut build, &format!("{name}.self_attn"), attention, table.clone(), STD).unwrap(),
-            mlp_norm: norm(&mut build, "post_attention_layernorm"),
-            mlp: Mlp::new(&mut build, &format!("{name}.mlp"), c.channels, c.hidden, false, STD).unwrap(),
-        }
-    };
-    let mut blocks: Vec<Block> = (0..c.layers).map(&mut block).collect();
-    let mut norm = Norm::new(&mut build, "model.norm", c.channels, c.norm_eps).unwrap();
-    let head = Part { name: "lm_head.weight".into(), shape: vec![c.vocabulary, c.channels] };
-    let mut head = Param::new(&mut build, vec![head], Init::Normal(STD)).unwrap();
-    let mut scaling = ScalingState::new(device, build.slots).unwrap();
-    blocks.iter_mut().for_each(|block| block.parameters(&mut |param| param.quantize(&mut scaling).unwrap()));
-
-    let [inputs, targets] = text_batch(&text(), 0, ROWS, TOKENS);
-    let mut context = Context {
-        scaling: &mut scaling,
-        batch: ROWS,
-        seq_len: TOKENS,
-        training: true,
-        recompute: Recompute::None,
-        saved_activations: SavedActivations::Exact,
-    };
-    let mut x = embedding.forward(&inputs).unwrap();
+    let mut parts: Vec<Decoder> = [first].into_iter().chain(middle).chain([last]).map(part).collect();
+    let [mut x, targets] = text_batch(&text(), 0, ROWS, TOKENS);
+    let sequences = sequences(device, ROWS, ROWS * TOKENS);
     let mut saved = Vec::new();
-    for block in &blocks {
-        let (y, kept) = block.forward(x, &mut context).unwrap();
+    for part in &mut parts {
+        let kept;
+        (x, kept) = part.forward(&x, &sequences, StepPrecision::Recipe).unwrap();
         saved.push(kept);
-        x = y;
     }
-    let (normed, kept) = norm.forward(&x, None, &mut context).unwrap();
-    let scale = 1.0 / (ROWS * TOKENS) as f64;
-    let (_, dnormed) = Head::losses_and_gradient(normed.value(), &mut head, &targets, scale).unwrap();
-    let mut dy = norm.backward(&dnormed, kept, None).unwrap();
-    for (block, kept) in blocks.iter_mut().zip(saved).rev() {
-        let dx = block.backward(dy.clone(), kept, &mut context).unwrap();
+    let scale = cast(&Tensor::from_slice(device, &[1], &[1.0 / (ROWS * TOKENS) as f64]).unwrap(), DType::F32).unwrap();
+    let head = parts.last_mut().expect("there is one");
+    let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale).unwrap();
+    for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
+        let Some(dx) = part.backward(dy.clone(), kept, &sequences, StepPrecision::Recipe).unwrap() else { break };
+        if i == sizes.layers + 1 {
+            dy = dx;
+            continue;
+        }
         // Attention and MLP are two products deep each; the residual connection beside them has none.
         let (around, through) = (values(&dy), values(&dx));
         let wrong = around.iter().zip(&through).map(|(around, through)| around + factor * factor * (through - around));
         let wrong: Vec<f32> = wrong.map(|v| v as f32).collect();
-        dy = ottava_tensor::ops::cast(&Tensor::from_slice(device, dx.shape(), &wrong).unwrap(), dx.dtype()).unwrap();
+        dy = cast(&Tensor::from_slice(device, dx.shape(), &wrong).unwrap(), dx.dtype()).unwrap();
     }
-    embedding.backward(&dy, &inputs).unwrap();
-
-    let mut seen = Vec::new();
     // The first product of each pair got its gradient through the second.
-    let mut visit = |param: &mut Param| {
-        let inner = ["q_proj", "gate_proj"].iter().any(|name| param.name().contains(name));
+    let gradient = |(name, gradient): (String, Vec<f64>)| {
+        let inner = ["q_proj", "gate_proj"].iter().any(|part| name.contains(part));
         let factor = if inner { factor } else { 1.0 };
-        let gradient =
-            values(&param.grad.as_ref().expect("a gradient").values().unwrap()).iter().map(|v| v * factor).collect();
-        seen.push((param.name().to_string(), gradient));
+        (name, gradient.into_iter().map(|v| v * factor).collect())
     };
-    visit(&mut embedding.table);
-    blocks.iter_mut().for_each(|block| block.parameters(&mut |param| visit(param)));
-    visit(&mut norm.weight);
-    visit(&mut head);
-    seen
+    parts.iter_mut().flat_map(gradients).map(gradient).collect()
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! What FP8 does to the three products of a linear layer, against the same products in F64.
 
 use crate::setup::{
-    build, devices, dot, fp8_recipes_on, linear, recipe, recipes_on, relative_error, unscaled_gradients,
+    Alone, build, devices, dot, fp8_recipes_on, linear, quantize, recipe, recipes_on, relative_error, sequences,
+    training, unscaled_gradients,
 };
-use ottava_lm::layer::{Context, Layer};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -116,25 +116,19 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
     let (mut linear, mut scaling) = build(recipe, device, |b| linear(b, &[("linear", n)], k, false, 0.0));
     let place = |x: &Tensor| cast(x, recipe.compute).unwrap().to_device(device).unwrap();
     let mut results = [before, now].map(|operands| {
-        linear.parameters(&mut |weight| {
+        linear.parameters_mut(&mut |weight| {
             weight.weights.set_value(place(&operands.weight));
             weight.clear_grad();
         });
-        linear.parameters(&mut |param| param.quantize(&mut scaling).unwrap());
+        quantize(linear.trained(), &mut scaling);
         let x = place(&operands.x);
-        let mut context = Context {
-            scaling: &mut scaling,
-            batch: 1,
-            seq_len: x.shape()[0],
-            training: true,
-            recompute: Recompute::None,
-            saved_activations: SavedActivations::Exact,
-        };
-        let (y, saved) = linear.forward(x.clone().into(), &mut context).unwrap();
-        let dx = linear.backward(place(&operands.dy).into(), saved, &mut context).unwrap();
+        let sequences = sequences(device, 1, x.shape()[0]);
+        let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+        let (y, saved) = linear.forward(x.clone(), None, &mut context).unwrap();
+        let dx = linear.backward(place(&operands.dy), saved, &mut context).unwrap();
         scaling.update().unwrap();
         let mut dweight = Vec::new();
-        linear.parameters(&mut |weight| dweight = values(&weight.grad.as_ref().unwrap().values().unwrap()));
+        linear.parameters_mut(&mut |weight| dweight = values(&weight.grad.as_ref().unwrap().values().unwrap()));
         [values(&y), values(&dx), dweight]
     });
     std::mem::take(&mut results[1])

@@ -1,7 +1,9 @@
 //! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches. What is
 //! kept in FP8 changes gradients alone.
 
-use crate::setup::{Seeded, batch, config, devices_of, finish_step, gradients, recipes, tiny_llama};
+use crate::setup::{
+    Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipes, tiny_llama,
+};
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Kept, Purpose};
 use ottava_lm::recipe::Recipe;
@@ -24,7 +26,8 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> 
         decoder.parameters().into_iter().for_each(|p| p.clear_grad());
         for (start, end) in [(0, 2), (2, 5)] {
             let part = |ids: &Tensor| ids.rows(start * TOKENS, end * TOKENS).unwrap().to_device(device).unwrap();
-            let losses = decoder.losses_and_gradients(&part(&data[0]), &part(&data[1]), end - start, 0.01).unwrap();
+            let losses =
+                losses_and_gradients(&mut decoder, &part(&data[0]), &part(&data[1]), end - start, 0.01).unwrap();
             seen.push((format!("losses of step {step}, rows from {start}"), values(&losses)));
         }
         seen.extend(

@@ -1,7 +1,7 @@
 //! The same small models in PyTorch: logits, loss and gradients in F32, and fifty AdamW steps in F32 and BF16.
 //! `tests/data/README.md` says where the numbers come from.
 
-use crate::setup::{Training, devices, gradients, largest_error, recipe, relative_error};
+use crate::setup::{Training, devices, gradients, largest_error, logits, losses_and_gradients, recipe, relative_error};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::{Init, Kept, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
@@ -10,11 +10,17 @@ use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 static FILE: &[u8] = include_bytes!("../data/referee.safetensors");
-const MODELS: [&str; 2] = ["llama", "qwen2"];
+static QWEN3: &[u8] = include_bytes!("../data/referee_qwen3.safetensors");
+const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+/// The recorded file of a model's tensors, whose names start with the model's.
+fn file_of(name: &str) -> &'static [u8] {
+    if name.starts_with("qwen3") { QWEN3 } else { FILE }
+}
 
 /// The tensor `name` that PyTorch wrote.
 fn recorded(name: &str) -> Tensor {
-    let file = SafeTensors::deserialize(FILE).expect("the recorded file is whole");
+    let file = SafeTensors::deserialize(file_of(name)).expect("the recorded file is whole");
     let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
     let dtype = match view.dtype() {
         safetensors::Dtype::I32 => DType::I32,
@@ -33,7 +39,7 @@ impl WeightSource for Recorded {
 }
 
 fn decoder(model: &'static str, name: RecipeName, device: &Device) -> Decoder {
-    let (_, metadata) = SafeTensors::read_metadata(FILE).expect("the recorded file is whole");
+    let (_, metadata) = SafeTensors::read_metadata(file_of(model)).expect("the recorded file is whole");
     let keys = metadata.metadata().as_ref().expect("metadata")[&format!("{model}/config")].clone();
     let keys = serde_json::from_str(&keys).expect("a JSON object");
     let config = decoder_config(&ConfigFile::from_values(model, keys)).expect("transformers wrote this configuration");
@@ -63,14 +69,14 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             let [inputs, targets] = batch.each_ref().map(|ids| ids.to_device(&device).unwrap());
             let mut decoder = decoder(model, RecipeName::Fp32, &device);
             let tokens = inputs.len() / rows;
-            let mut logits = Vec::new();
+            let mut seen_logits = Vec::new();
             for row in 0..rows {
-                logits
-                    .extend(values(&decoder.logits(&inputs.rows(row * tokens, (row + 1) * tokens).unwrap()).unwrap()));
+                seen_logits.extend(values(&logits(&decoder, &inputs.rows(row * tokens, (row + 1) * tokens).unwrap())));
             }
-            let logits_error = largest_error(&logits, &values(&recorded(&format!("{model}/logits"))));
+            let logits_error = largest_error(&seen_logits, &values(&recorded(&format!("{model}/logits"))));
 
-            let losses = decoder.losses_and_gradients(&inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
+            let losses =
+                losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
             let loss = values(&losses).iter().sum::<f64>() / losses.len() as f64;
             let recorded_loss = values(&recorded(&format!("{model}/loss")))[0];
             let loss_error = (loss / recorded_loss - 1.0).abs();
@@ -92,7 +98,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
                     (error, largest, compared) = (error.max(errors[0]), largest.max(errors[1]), compared + 1);
                 }
             }
-            let written = SafeTensors::deserialize(FILE).unwrap();
+            let written = SafeTensors::deserialize(file_of(model)).unwrap();
             let prefix = format!("{model}/gradients/");
             assert_eq!(
                 compared,

@@ -167,7 +167,7 @@ fn exceptions_may_change_when_a_run_goes_on() {
     let run = inputs.path().join("run");
     let mut config = config(inputs.path(), &run, RecipeName::Fp8Delayed);
     let history = |trainer: &mut Trainer| {
-        let scaling = trainer.model.scaling();
+        let scaling = trainer.run.model.scaling();
         let (names, arrays) = (scaling.names(), scaling.arrays().unwrap());
         let values = arrays[0].1.to_vec::<f32>().unwrap();
         let columns = names.len();
@@ -237,7 +237,7 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     let mut trainer = Trainer::new(config(inputs.path(), &run, RecipeName::Fp32), &Device::Cpu, &Start::New).unwrap();
     let poisoned = "model.layers.1.mlp.down_proj.weight";
     let before: Vec<Vec<u8>> = {
-        let mut params = trainer.model.parameters();
+        let mut params = trainer.run.model.parameters();
         let param = params.iter_mut().find(|p| p.name() == poisoned).unwrap();
         let mut values = param.value().unwrap().to_vec::<f32>().unwrap();
         values[5] = f32::NAN;
@@ -249,6 +249,6 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     assert_eq!(error.exit_code(), 4);
     assert!(error.to_string().starts_with("step 1: the loss is NaN"), "{error}");
     let after: Vec<Vec<u8>> =
-        trainer.model.parameters().iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect();
+        trainer.run.model.parameters().iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect();
     assert!(before == after, "no weight was changed");
 }

@@ -1,12 +1,19 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
-use ottava_lm::layers::{Linear, LinearConfig};
-use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_lm::context::{Context, Sequences};
+use ottava_lm::layers::{
+    Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand, Sublayer,
+};
+use ottava_lm::mode::{Mode, StepPrecision};
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, Logits, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, kept};
-use ottava_lm::param::{Builder, Init, Kept, Param, Part, Purpose, WeightSource};
+use ottava_lm::param::{Builder, Fetched, Init, Kept, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
-use ottava_lm::scaling::{CastLosses, ScalingState, Slots};
-use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, normal};
+use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::scaling::{CastLosses, ScalingState};
+use ottava_tensor::ops::{
+    AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal, real_type,
+};
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -145,8 +152,8 @@ pub fn build<L>(
     device: &Device,
     make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
 ) -> (L, ScalingState) {
-    let (purpose, slots) = (Purpose::Train(Kept::FULL), Slots::default());
-    let mut build = Builder { device, recipe, purpose, weights: &mut Seeded { std: 0.5 }, slots, block: None };
+    let mut weights = Seeded { std: 0.5 };
+    let mut build = Builder::new(device, recipe, Purpose::Train(Kept::FULL), &mut weights);
     let layer = make(&mut build).expect("the layer is built");
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
 }
@@ -160,7 +167,7 @@ pub fn linear(
     std: f32,
 ) -> ottava_lm::Result<Linear> {
     let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
-    Linear::new(build, LinearConfig { name: "linear", parts: &parts, inputs, bias, std, after_swiglu: false })
+    Linear::new(build, LinearConfig { name: "linear", parts: &parts, inputs, bias, std, shared_input: None })
 }
 
 /// A model from keys of `config.json`.
@@ -183,6 +190,141 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
         .expect("it is built");
     decoder.quantize_weights().expect("its weights are cast");
     decoder
+}
+
+/// A pass over `sequences` that keeps everything for backward.
+pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
+    Context {
+        casts: scaling.casts(Mode::training(precision)),
+        fetched: Fetched::none(),
+        sequences,
+        recompute: Recompute::None,
+        saved_activations: SavedActivations::Exact,
+    }
+}
+
+/// `rows` sequences of equal length, of `tokens` in all.
+pub fn sequences(device: &Device, rows: usize, tokens: usize) -> Sequences {
+    Sequences::new(device, rows, tokens / rows).expect("memory")
+}
+
+/// A factor of the loss, as backward of `recipe` reads it.
+pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
+    let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).expect("one value");
+    cast(&scale, real_type(recipe.compute)).and_then(|scale| scale.to_device(device)).expect("memory")
+}
+
+/// Losses without gradients.
+pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
+    let sequences = sequences(decoder.device(), rows, inputs.len());
+    decoder.losses(inputs, targets, &sequences)
+}
+
+/// Losses, and the gradients of `scale · Σ losses`, by the recipe.
+pub fn losses_and_gradients(
+    decoder: &mut Decoder,
+    inputs: &Tensor,
+    targets: &Tensor,
+    rows: usize,
+    scale: f64,
+) -> ottava_lm::Result<Tensor> {
+    let scale = on_device(decoder.recipe(), decoder.device(), scale);
+    let sequences = sequences(decoder.device(), rows, inputs.len());
+    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe)
+}
+
+pub fn precision(high: bool) -> StepPrecision {
+    if high { StepPrecision::High } else { StepPrecision::Recipe }
+}
+
+/// Logits of all tokens of one sequence.
+pub fn logits(decoder: &Decoder, ids: &Tensor) -> Tensor {
+    let mut session = decoder.session(ids.len()).expect("memory");
+    decoder.logits(ids, &mut session, Logits::All).expect("forward runs")
+}
+
+/// Casts parameters for the coming step.
+pub fn quantize<'a>(params: impl IntoIterator<Item = &'a mut Param>, scaling: &mut ScalingState) {
+    let mut casts = scaling.casts(Mode::TRAINING);
+    params.into_iter().for_each(|param| param.quantize(&mut casts).expect("it is cast"));
+}
+
+/// A sublayer as a function of the value that it reads, with nothing behind a norm and nothing beside it.
+pub trait Alone {
+    type Saved;
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, Self::Saved)>;
+    fn backward(&mut self, dy: Tensor, saved: Self::Saved, context: &mut Context) -> ottava_lm::Result<Tensor>;
+    fn trained(&mut self) -> Vec<&mut Param>;
+}
+
+impl Alone for Linear {
+    type Saved = SavedOperand;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, SavedOperand)> {
+        Linear::forward(self, x.clone(), None, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> ottava_lm::Result<Tensor> {
+        Linear::backward(self, dy, saved, context)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl<S: Sublayer> Alone for Branch<S> {
+    type Saved = BranchSaved<S>;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, BranchSaved<S>)> {
+        Branch::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: BranchSaved<S>, context: &mut Context) -> ottava_lm::Result<Tensor> {
+        Ok(Branch::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl Alone for Block {
+    type Saved = BlockSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, BlockSaved)> {
+        Block::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: BlockSaved, context: &mut Context) -> ottava_lm::Result<Tensor> {
+        Ok(Block::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
+    }
+}
+
+impl Alone for Norm {
+    type Saved = NormSaved;
+
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, NormSaved)> {
+        Norm::forward(self, x, context)
+    }
+
+    fn backward(&mut self, dy: Tensor, saved: NormSaved, _: &mut Context) -> ottava_lm::Result<Tensor> {
+        Norm::backward(self, &dy, saved)
+    }
+
+    fn trained(&mut self) -> Vec<&mut Param> {
+        vec![&mut self.weight]
+    }
 }
 
 /// Ends a step for scales and weights, as an update does. Returns what its casts lost.
@@ -247,7 +389,7 @@ impl Training {
         let losses = {
             let (inputs, targets) = (self.place(inputs), self.place(targets));
             let scale = 1.0 / targets.len() as f64;
-            self.decoder.losses_and_gradients(&inputs, &targets, rows, scale).expect("forward and backward run")
+            losses_and_gradients(&mut self.decoder, &inputs, &targets, rows, scale).expect("forward and backward run")
         };
         self.step += 1;
         let norm = AdamWOptimizer::grad_norm(&self.decoder.parameters()).expect("a norm");

@@ -1,11 +1,10 @@
 //! What Smooth-SwiGLU is for: outliers in one channel of the activation, for good or all of a sudden.
 
-use crate::setup::{build, devices, dot, relative_error};
-use ottava_lm::layer::{Context, Layer};
-use ottava_lm::layers::Mlp;
+use crate::setup::{Alone, build, devices, dot, precision, quantize, relative_error, sequences, training};
+use ottava_lm::layers::{Branch, Mlp, MlpConfig, Norm};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::Param;
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
-use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::cast;
 use ottava_tensor::testing::{normals, values};
@@ -18,13 +17,13 @@ const HIDDEN: usize = 112;
 /// The channel of the activation with outliers.
 const CHANNEL: usize = 17;
 
-fn precision(recipe: RecipeName, smooth_swiglu: bool) -> Precision {
+fn settings(recipe: RecipeName, smooth_swiglu: bool) -> Precision {
     Precision { recipe, smooth_swiglu, amax_history_len: 4, ..Precision::default() }
 }
 
 /// FP8 in the down projection alone, so that outliers of the weight before it are none of what is seen.
 fn down_alone(recipe: RecipeName, smooth: bool) -> Recipe {
-    Precision { high_precision_layers: vec!["*.gate_up_proj".into()], ..precision(recipe, smooth) }.recipe()
+    Precision { high_precision_layers: vec!["*.gate_up_proj".into()], ..settings(recipe, smooth) }.recipe()
 }
 
 /// Normal values, each times `factor` of its row and column.
@@ -44,7 +43,8 @@ type Results = Vec<Vec<f64>>;
 
 /// One step of an MLP with these weights.
 fn step(
-    mlp: &mut Mlp,
+    mlp: &mut Branch<Mlp>,
+    precision: StepPrecision,
     scaling: &mut ScalingState,
     device: &Device,
     compute: DType,
@@ -55,32 +55,38 @@ fn step(
         let x = cast(&Tensor::from_slice(&Device::Cpu, shape, &x).unwrap(), DType::BF16).unwrap();
         cast(&x, compute).unwrap().to_device(device).unwrap()
     };
-    let mut new = weights.iter();
-    mlp.parameters(&mut |param: &mut Param| {
-        param.weights.set_value(place(param.weights.shape(), new.next().expect("two weights")));
+    let ones = vec![1.0; CHANNELS];
+    let mut new = std::iter::once(&ones).chain(weights);
+    mlp.parameters_mut(&mut |param: &mut Param| {
+        param.weights.set_value(place(param.weights.shape(), new.next().expect("a norm and two weights")));
         param.clear_grad();
     });
-    mlp.parameters(&mut |param| param.quantize(scaling).unwrap());
+    quantize(mlp.trained(), scaling);
     let [x, dy] = ["x", "dy"].map(|name| {
         let shape = [TOKENS, CHANNELS];
         place(&shape, &values(&normals(name, &shape, DType::F32)))
     });
-    let (training, recompute) = (true, Recompute::None);
-    let mut context =
-        Context { scaling, batch: 1, seq_len: TOKENS, training, recompute, saved_activations: SavedActivations::Exact };
-    let (y, saved) = mlp.forward(x.into(), &mut context).unwrap();
-    let dx = mlp.backward(dy.into(), saved, &mut context).unwrap();
+    let sequences = sequences(device, 1, TOKENS);
+    let mut context = training(scaling, &sequences, precision);
+    let (y, saved) = mlp.forward(&x, &mut context).unwrap();
+    let dx = Alone::backward(mlp, dy.clone(), saved, &mut context).unwrap();
     scaling.update().unwrap();
-    let mut results = vec![values(&y), values(&dx)];
-    mlp.parameters(&mut |param| results.push(values(&param.grad.as_ref().unwrap().values().unwrap())));
+    // Without what passes by on the residual connection.
+    let beside = |y: &Tensor, x: &Tensor| values(y).into_iter().zip(values(x)).map(|(y, x)| y - x).collect();
+    let mut results = vec![beside(&y, &x), beside(&dx, &dy)];
+    let weights = mlp.trained().into_iter().skip(1);
+    results.extend(weights.map(|param| values(&param.grad.as_ref().unwrap().values().unwrap())));
     results
 }
 
 /// The last of as many steps as there are `weights`, and the scaling state after it.
 fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) -> (Results, ScalingState) {
-    let (mut mlp, mut scaling) = build(recipe, device, |b| Mlp::new(b, "mlp", CHANNELS, HIDDEN, false, 0.0));
-    scaling.set_high_precision(high);
-    let all = weights.iter().map(|weights| step(&mut mlp, &mut scaling, device, recipe.compute, weights));
+    let config = MlpConfig { channels: CHANNELS, hidden: HIDDEN, bias: false, std: 0.0 };
+    let (mut mlp, mut scaling) = build(recipe, device, |b| {
+        Ok(Branch { norm: Norm::new(b, "norm", CHANNELS, 1e-5)?, sublayer: Mlp::new(b, "mlp", config, None)? })
+    });
+    let all =
+        weights.iter().map(|weights| step(&mut mlp, precision(high), &mut scaling, device, recipe.compute, weights));
     (all.last().expect("a step"), scaling)
 }
 
@@ -134,9 +140,9 @@ fn sudden_outliers_do_not_saturate() {
 fn smooth_gradients_point_where_those_in_bf16_do() {
     let calm = weights(1.0, 1.0);
     for device in devices() {
-        let expected = steps(&precision(RecipeName::Bf16, false).recipe(), &device, from_ref(&calm));
+        let expected = steps(&settings(RecipeName::Bf16, false).recipe(), &device, from_ref(&calm));
         for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
-            let seen = steps(&precision(name, true).recipe(), &device, &[calm.clone(), calm.clone()]);
+            let seen = steps(&settings(name, true).recipe(), &device, &[calm.clone(), calm.clone()]);
             for (what, (seen, expected)) in
                 ["y", "dx", "dW of gate and up", "dW of down"].iter().zip(seen.iter().zip(&expected))
             {

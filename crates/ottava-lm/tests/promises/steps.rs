@@ -1,12 +1,13 @@
 //! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
 
-use crate::setup::{Seeded, batch, devices, recipes_on, tiny_llama};
+use crate::setup::{Seeded, batch, devices, losses, recipe, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, kept as kept_of};
 use ottava_lm::param::{Kept, Purpose};
-use ottava_lm::recipe::Recipe;
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::{integers, values};
@@ -22,7 +23,7 @@ pub fn run(
     device: &Device,
     kept: Kept,
     recorded: bool,
-    mut before: impl FnMut(&mut Decoder, usize),
+    mut before: impl FnMut(&mut Decoder, usize) -> StepPrecision,
 ) -> Vec<(String, Vec<f64>)> {
     // Updates cannot be added to float16.
     let masters = match kept.formats.masters {
@@ -40,13 +41,13 @@ pub fn run(
     let mut work = if recorded { work } else { work.eager() };
     let mut seen = Vec::new();
     for step in 0..STEPS {
-        before(&mut model, step);
+        let precision = before(&mut model, step);
         for pass in 0..2 {
             let [inputs, targets] = batch(&format!("step {step}, {pass}"), ROWS, TOKENS, sizes.vocabulary)
                 .map(|ids| ids.to_vec::<i32>().unwrap());
             work.load(pass, &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS }).unwrap();
         }
-        let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64).unwrap();
+        let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64, precision).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
         let lost = model.scaling().losses().unwrap();
         seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
@@ -108,20 +109,61 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                 Kept { recompute: Recompute::NormSwiglu, ..at(Level::O3) },
                 at(Level::Coat),
             ] {
-                let eager = run(&recipe, &device, kept, false, |_, _| {});
+                let eager = run(&recipe, &device, kept, false, |_, _| StepPrecision::Recipe);
                 expect_same(
                     &format!("{name} on {device}, {kept:?}"),
                     &eager,
-                    &run(&recipe, &device, kept, true, |_, _| {}),
+                    &run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe),
                 );
                 // An evaluation takes and returns memory between steps.
                 let evaluate = |model: &mut Decoder, _| {
                     let ids = integers("ids", 2 * TOKENS, 96).to_device(&device).unwrap();
-                    model.losses(&ids, &ids, 2).unwrap();
+                    losses(model, &ids, &ids, 2).unwrap();
+                    StepPrecision::Recipe
                 };
                 let evaluated = run(&recipe, &device, kept, true, evaluate);
                 expect_same(&format!("{name} on {device}, {kept:?}, evaluated"), &eager, &evaluated);
             }
+        }
+    }
+}
+
+/// Steps by the recipe and in high precision alternate, each captured once and replayed, with an evaluation between. The loss scale
+/// changes twice: no captured step has a stale one.
+#[test]
+fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
+    for device in devices() {
+        for name in [RecipeName::Fp16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Block] {
+            let recipe = recipe(name, Fp8Format::Auto);
+            let run = |captured: bool| {
+                let sizes = tiny_llama();
+                let purpose = Purpose::Train(Kept::FULL);
+                let mut model = Decoder::new(&sizes, &recipe, &device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+                model.quantize_weights().unwrap();
+                let config =
+                    AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+                let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
+                let work = TrainStep::new(&model, 1, ROWS, TOKENS).unwrap();
+                let mut work = if captured { work } else { work.eager() };
+                let mut seen = Vec::new();
+                for step in 0..12 {
+                    if step % 4 == 0 {
+                        work.set_loss_scale([1.0, 1024.0, 8.0][step / 4]).unwrap();
+                    }
+                    let [inputs, targets] = batch(&format!("scale {step}"), ROWS, TOKENS, sizes.vocabulary)
+                        .map(|ids| ids.to_vec::<i32>().unwrap());
+                    work.load(0, &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS }).unwrap();
+                    let kind = if step % 3 == 2 { StepPrecision::High } else { StepPrecision::Recipe };
+                    let done = work.run(&mut model, &mut optimizer, 1e-3, kind).unwrap();
+                    seen.push((format!("step {step}"), vec![done.loss, done.grad_norm]));
+                }
+                let params = model.parameters();
+                seen.extend(
+                    params.into_iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))),
+                );
+                seen
+            };
+            expect_same(&format!("{} on {device}", name.as_str()), &run(false), &run(true));
         }
     }
 }
@@ -131,10 +173,14 @@ fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_prod
     for device in devices() {
         for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
             for kept in [Kept::FULL, LEAN, at(Level::O3)] {
-                let cast_by_update = run(&recipe, &device, kept, false, |_, _| {});
-                let cast_again = run(&recipe, &device, kept, false, |model, _| model.quantize_weights().unwrap());
+                let cast_by_update = run(&recipe, &device, kept, false, |_, _| StepPrecision::Recipe);
+                let cast_again = run(&recipe, &device, kept, false, |model, _| {
+                    model.quantize_weights().unwrap();
+                    StepPrecision::Recipe
+                });
                 expect_same(&format!("{name} on {device}, {kept:?}"), &cast_by_update, &cast_again);
-                let cast_by_products = run(&recipe, &device, Kept { weight_codes: false, ..kept }, false, |_, _| {});
+                let cast_by_products =
+                    run(&recipe, &device, Kept { weight_codes: false, ..kept }, false, |_, _| StepPrecision::Recipe);
                 let [once, often] = [&cast_by_update, &cast_by_products].map(|all| without_losses_of_casts(all));
                 expect_same(&format!("{name} on {device}, {kept:?}, without codes"), &once, &often);
             }
@@ -154,7 +200,7 @@ fn where_tensors_are_kept_changes_no_bit() {
             for kept in
                 [Kept::FULL, Kept { formats: remainder, ..Kept::FULL }, at(Level::O2), at(Level::O3), at(Level::Coat)]
             {
-                let here = run(&recipe, &device, kept, true, |_, _| {});
+                let here = run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe);
                 let [half, all] = [0.5, 1.0].map(Share::of);
                 for there in [
                     Kept { offload_optimizer: half, ..kept },
@@ -163,8 +209,8 @@ fn where_tensors_are_kept_changes_no_bit() {
                     Kept { offload_parameters: all, offload_optimizer: half, ..kept },
                     Kept { recompute: Recompute::Full, offload_residuals: true, offload_parameters: all, ..kept },
                 ] {
-                    let [here, there_run] =
-                        [&here, &run(&recipe, &device, there, true, |_, _| {})].map(|all| without_losses_of_casts(all));
+                    let [here, there_run] = [&here, &run(&recipe, &device, there, true, |_, _| StepPrecision::Recipe)]
+                        .map(|all| without_losses_of_casts(all));
                     expect_same(&format!("{name} on {device}, {there:?}"), &here, &there_run);
                 }
             }

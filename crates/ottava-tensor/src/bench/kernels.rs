@@ -97,10 +97,13 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let (head_dim, seq_len) = (128.min(c), t.min(4096));
     let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect();
     let table = rope_table(device, &frequencies, seq_len, DType::F32)?;
-    let layout = RopeLayout { heads: 2 * c / head_dim, head_dim, seq_len, start: 0 };
-    row("rope", bf16(4 * tc), &mut || rope(&mut qkv, &table, layout, Rotation::Forward))?;
+    let layout = RopeLayout { heads: 2 * c / head_dim, head_dim };
+    let positions: Vec<i32> = (0..t).map(|row| (row % seq_len) as i32).collect();
+    let positions = &Tensor::from_slice(device, &[t], &positions)?;
+    let angles = Angles { table: &table, positions };
+    row("rope", bf16(4 * tc), &mut || rope(&mut qkv, angles, layout, Rotation::Forward))?;
     row("rope_backward, FP8", bf16(3 * tc) + 6 * tc, &mut || {
-        rope_to(&qkv, &table, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
+        rope_to(&qkv, angles, layout, Rotation::Backward, both(&scale, &mut seen)).map(drop)
     })?;
     for (name, granularity) in [
         ("rope_backward, FP8 by rows", Granularity::PerRow),
@@ -108,11 +111,11 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         ("rope_backward, FP8 by 1x128, transposed 128x128", Granularity::MixedBlocks),
     ] {
         row(name, bf16(3 * tc) + 6 * tc, &mut || {
-            rope_to(&qkv, &table, layout, Rotation::Backward, own(granularity, &mut seen)).map(drop)
+            rope_to(&qkv, angles, layout, Rotation::Backward, own(granularity, &mut seen)).map(drop)
         })?;
     }
     row("rope_backward, amax", bf16(3 * tc), &mut || {
-        rope_to(&qkv, &table, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
+        rope_to(&qkv, angles, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
     })?;
     row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
@@ -193,13 +196,14 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let targets = ids.rows(0, chunk)?;
     let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
     row("cross_entropy", bf16(chunk * vocabulary), &mut || cross_entropy(&logits, &targets).map(drop))?;
+    let one = Tensor::from_slice(device, &[1], &[1f32])?;
     row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
+        cross_entropy_gradient(&mut logits, &targets, &one).map(drop)
     })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = random(&[chunk, vocabulary], DType::BF16)?;
     row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
-        cross_entropy_gradient(&mut logits, &targets, 1.0).map(drop)
+        cross_entropy_gradient(&mut logits, &targets, &one).map(drop)
     })?;
     drop(logits);
 

@@ -41,7 +41,7 @@ impl PinnedBuffer {
     }
 
     /// Length in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 

@@ -37,6 +37,21 @@ impl Transfer {
         Ok(Transfer { done, leaving: Vec::new() })
     }
 
+    /// Starts to copy each of `sources` to new memory of the device.
+    pub(crate) fn upload(device: &Arc<CudaDevice>, sources: &[&PinnedBuffer]) -> Result<(Vec<DeviceBuffer>, Transfer)> {
+        let copies = sources.iter().map(|source| device.alloc(source.len())).collect::<Result<Vec<_>>>()?;
+        device.trace(|| format!("fetch {:?}", sources.iter().map(|source| source.len()).collect::<Vec<_>>()));
+        let done = enqueue(device, Lane::Up, |context| {
+            for (source, copy) in sources.iter().zip(&copies) {
+                // SAFETY: both have as many bytes. Nothing that is enqueued uses the copy, and the host's memory is not written
+                // before the device has come to rest.
+                unsafe { context.copy_to_device(Lane::Up, copy.ptr(), source.host(), source.len())? };
+            }
+            Ok(())
+        })?;
+        Ok((copies, Transfer { done, leaving: Vec::new() }))
+    }
+
     /// Starts to copy each of `buffers` from its mirror, and takes that from it.
     pub(crate) fn write_back(device: &Arc<CudaDevice>, buffers: &mut [&mut PinnedBuffer]) -> Result<Transfer> {
         let leaving: Vec<_> = buffers.iter_mut().map(|buffer| buffer.mirror.take()).collect();

@@ -75,7 +75,7 @@ const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]
 /// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
 pub fn kernels() -> Vec<(&'static Source, Defines)> {
     use super::*;
-    let typed: [&'static Source; 11] = [
+    let typed: [&'static Source; 12] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
@@ -84,6 +84,7 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
         &cross_entropy::SOURCE,
         &embedding::SOURCE,
         &gemm::SOURCE,
+        &head_norm::SOURCE,
         &rmsnorm::SOURCE,
         &rope::SOURCE,
         &swiglu::SOURCE,

@@ -16,6 +16,7 @@ mod gemm;
 mod global_norm;
 #[cfg(test)]
 mod golden;
+mod head_norm;
 pub(crate) mod launch;
 mod quantize;
 mod random;
@@ -38,6 +39,7 @@ pub use destination::{CastScale, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::global_norm;
+pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use launch::kernels;
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{
@@ -45,7 +47,7 @@ pub use quantize::{
 };
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
-pub use rope::{RopeLayout, Rotation, rope, rope_table, rope_to};
+pub use rope::{Angles, RopeLayout, Rotation, rope, rope_table, rope_to};
 pub use scaled::{scaled, split, unscaled};
 pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to};
 pub use transpose::transpose;

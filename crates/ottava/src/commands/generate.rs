@@ -49,14 +49,14 @@ impl Generate {
         // Positions beyond what is asked for would only cost memory.
         let wanted = tokenizer.encode(&self.prompt)?.len() + 1 + self.max_new_tokens;
         let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-        let mut model = self.how.load(&model, &config, capacity)?;
+        let model = self.how.load(&model, &config, capacity)?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
             seed: self.seed,
         };
-        let text = generate(&mut model, &tokenizer, &self.prompt, capacity, &how)?;
+        let text = generate(&model, &tokenizer, &self.prompt, capacity, &how)?;
         match self.json {
             true => print_json(&json!({"prompt": self.prompt, "text": text})),
             false => println!("{}{text}", self.prompt),

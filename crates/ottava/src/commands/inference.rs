@@ -3,7 +3,7 @@
 use clap::Args;
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::models::{ConfigFile, Decoder};
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::recipe::{Recipe, RecipeName};
 use ottava_lm::trainer::build;
@@ -45,7 +45,10 @@ impl Inference {
         let recipe = self.recipe(folder)?;
         tracing::info!("recipe: {}", recipe.name.as_str());
         let device = crate::device::open(self.device)?;
-        let mut model = build(config, &recipe, &device, Purpose::Infer, seq_len, Some(folder), 0)?;
+        let sizes = decoder_config(config)?;
+        let mut model = build(Some(folder), 0, &device, sizes.tied, |weights| {
+            Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
+        })?;
         model.quantize_weights()?;
         Ok(model)
     }

@@ -49,10 +49,9 @@ impl Train {
         let device = crate::device::open(config.device)?;
         let progress = Progress::new(config.training.logging_steps);
         let mut trainer = Trainer::new(config.clone(), &device, &start)?;
-        let sizes = trainer.model.config();
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
-            sizes.parameters(),
+            trainer.run.model.description().parameters,
             config.precision.recipe.as_str(),
             config.tokens_per_step()
         ));
@@ -104,7 +103,7 @@ fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
                 top_p: g.top_p,
                 seed: config.seed.wrapping_add(i as u64),
             };
-            let text = generate(&mut trainer.model, &trainer.tokenizer, prompt, config.data.max_length, &how)?;
+            let text = generate(&trainer.run.model, &trainer.tokenizer, prompt, config.data.max_length, &how)?;
             Ok(format!("{prompt}{text}"))
         })
         .collect()

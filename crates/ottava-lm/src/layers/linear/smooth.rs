@@ -4,93 +4,111 @@
 //! no channel's outliers decide how the others are cast, and no amax of the input surprises a history.
 //! Fishman et al. 2024, arXiv:2409.12517, section 4.
 
-use super::Linear;
+use super::super::cast::OperandCast;
+use super::{Linear, LinearConfig};
+use crate::context::Context;
 use crate::error::Result;
-use crate::layer::GemmInput;
-use crate::recipe::ProductPrecision;
-use crate::scaling::{Frozen, ScalingState, Slot};
+use crate::mode::Mode;
+use crate::operand::{FrozenScale, View};
+use crate::param::Builder;
+use crate::scaling::Slot;
 use ottava_tensor::ops::{
-    Accumulation, Copies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
+    Copies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 
-/// What backward has of an input that its producer makes again: how it and the weight were scaled and cast.
-pub struct Smooth {
-    scales: Tensor, /* [K] */
-    input: Frozen,
-    weight: Frozen,
+/// The linear after SwiGLU, whose input a recipe may smooth.
+pub struct DownProjection {
+    /// The linear itself. Where its input is smoothed, its own casts are those of the output gradient alone.
+    pub linear: Linear,
+    smooth: Option<SmoothCasts>,
 }
 
-impl Linear {
-    /// Whether the columns of its input are scaled one by one in this step.
-    pub fn is_smooth(&self, scaling: &ScalingState) -> bool {
-        self.fp8.as_ref().is_some_and(|fp8| fp8.smooth_weight.is_some()) && !scaling.is_high_precision()
+/// The casts of a smoothed input, and of the weight that its scales go into.
+#[derive(Clone, Copy, Debug)]
+pub struct SmoothCasts {
+    input: Slot,
+    weight: Slot,
+}
+
+/// What backward has of a smoothed input: the scales of its columns, and those by which input and weight were cast.
+pub struct ColumnScales {
+    casts: SmoothCasts,
+    columns: Tensor, /* [K] */
+    input: FrozenScale,
+    weight: FrozenScale,
+}
+
+impl DownProjection {
+    /// A linear after SwiGLU.
+    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<DownProjection> {
+        let mut parts = config.build(build, true)?;
+        let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {
+            return Ok(DownProjection { linear: Linear::of(build, config, parts)?, smooth: None });
+        };
+        let name = config.name;
+        let input = build.slots.add(format!("{name}.input"), casts.input);
+        // The weight depends on the input's scales, so no update can cast it: its cast is no cast of the parameter.
+        let weight = build.slots.add(format!("{name}.weight"), casts.weight);
+        parts.weight.move_home()?;
+        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+        let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
+        let linear = Linear { weight: parts.weight, bias: parts.bias, products, input: OperandCast::NONE, gradient };
+        Ok(DownProjection { linear, smooth: Some(SmoothCasts { input, weight }) })
     }
 
-    /// [`Linear::forward_plus`] of a linear that [is smooth](Linear::is_smooth).
+    /// The casts of a smoothed input, where products of this mode smooth it.
+    pub fn smooths(&self, mode: Mode) -> Option<SmoothCasts> {
+        self.smooth.filter(|_| !mode.is_high_precision())
+    }
+
+    /// `x · Wᵀ + b`, plus `residual` `[T, N]` where there is one, of an input that is smoothed.
     pub fn forward_smooth(
         &self,
-        x: Tensor,
+        x: &Tensor,
+        casts: SmoothCasts,
         residual: Option<&Tensor>,
-        scaling: &mut ScalingState,
-    ) -> Result<(Tensor, Smooth)> {
-        let (input_slot, weight_slot) = self.smooth_slots();
-        let scales = column_scales(&x)?;
-        let x = scale_columns(&x, &scales)?;
-        let input = scaling.freeze(input_slot, &x)?;
-        let x = scaling.quantize_by(input_slot, &input, &x, Copies::Rows)?;
-        let scaled = unscale_columns(&self.weight.value()?, &scales)?;
-        let weight = scaling.freeze(weight_slot, &scaled)?;
-        let scaled = scaling.quantize_by(weight_slot, &weight, &scaled, Copies::Rows)?;
-        let how = fp8(self.products(scaling).fprop);
-        let y = self.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
-        Ok((y, Smooth { scales, input, weight }))
+        context: &mut Context,
+    ) -> Result<(Tensor, ColumnScales)> {
+        let SmoothCasts { input: input_slot, weight: weight_slot } = casts;
+        let Context { casts: pass, fetched, .. } = context;
+        let columns = column_scales(x)?;
+        let x = scale_columns(x, &columns)?;
+        let input = pass.freeze(input_slot, &x)?;
+        let x = pass.quantize(input_slot, &input, &x, Copies::Rows)?;
+        let scaled = unscale_columns(&self.linear.weight.read(fetched)?, &columns)?;
+        let weight = pass.freeze(weight_slot, &scaled)?;
+        let scaled = pass.quantize(weight_slot, &weight, &scaled, Copies::Rows)?;
+        let how = self.linear.products.fprop.accumulation();
+        let y = self.linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
+        Ok((y, ColumnScales { casts, columns, input, weight }))
     }
 
-    /// Measures what [`Linear::forward_smooth`] would cast.
-    pub(super) fn measure_smooth(&self, x: &Tensor, scaling: &mut ScalingState) -> Result<()> {
-        let (input, weight) = self.smooth_slots();
-        let scales = column_scales(x)?;
-        scaling.measure(input, &scale_columns(x, &scales)?)?;
-        scaling.measure(weight, &unscale_columns(&self.weight.value()?, &scales)?)
+    /// Measures what [`DownProjection::forward_smooth`] would cast of `x`, in a step that does not smooth it.
+    pub fn measure_smooth(&self, x: &View, context: &mut Context) -> Result<()> {
+        let (Some(SmoothCasts { input, weight }), View::Value(x)) = (self.smooth, x) else { return Ok(()) };
+        let Context { casts, fetched, .. } = context;
+        let columns = column_scales(x)?;
+        casts.measure(input, &scale_columns(x, &columns)?)?;
+        casts.measure(weight, &unscale_columns(&self.linear.weight.read(fetched)?, &columns)?)
     }
 
-    /// `dy · W`, as `(dy · (W / s)) · s`, of a gradient from [`Linear::cast_gradient`].
-    pub fn dgrad_smooth(&self, dy: &GemmInput, smooth: &Smooth, scaling: &mut ScalingState) -> Result<Tensor> {
-        let (_, slot) = self.smooth_slots();
-        let weight = unscale_columns(&self.weight.value()?, &smooth.scales)?;
-        let weight = scaling.quantize_again(slot, &smooth.weight, &weight, Copies::Columns)?;
-        let (out, how) = (self.weight.dtype(), fp8(self.products(scaling).dgrad));
-        let dx = gemm_nt(Operand::Rows(dy.codes()), Operand::Columns(&weight), out, how)?;
-        Ok(scale_columns(&dx, &smooth.scales)?)
+    /// `dy · W`, as `(dy · (W / s)) · s`.
+    pub fn dgrad_smooth(&self, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
+        let Context { casts, fetched, .. } = context;
+        let weight = unscale_columns(&self.linear.weight.read(fetched)?, &scales.columns)?;
+        let weight = casts.requantize(scales.casts.weight, &scales.weight, &weight, Copies::Columns)?;
+        let (out, how) = (self.linear.weight.dtype(), self.linear.products.dgrad.accumulation());
+        let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;
+        Ok(scale_columns(&dx, &scales.columns)?)
     }
 
     /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight.
-    pub fn wgrad_smooth(
-        &mut self,
-        dy: &GemmInput,
-        x: &Tensor,
-        smooth: &Smooth,
-        scaling: &mut ScalingState,
-    ) -> Result<()> {
-        let (slot, _) = self.smooth_slots();
-        let x = scale_columns(x, &smooth.scales)?;
-        let x = scaling.quantize_again(slot, &smooth.input, &x, Copies::Columns)?;
-        let how = fp8(self.products(scaling).wgrad);
-        let product = gemm_nt(Operand::Columns(dy.codes()), Operand::Columns(&x), DType::F32, how)?;
-        self.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &smooth.scales)?))
-    }
-
-    /// The casts of the input and of the weight.
-    fn smooth_slots(&self) -> (Slot, Slot) {
-        let fp8 = self.fp8.as_ref().expect("a smooth linear is cast");
-        (fp8.input, fp8.smooth_weight.expect("its weight is cast here"))
-    }
-}
-
-fn fp8(product: ProductPrecision) -> Accumulation {
-    match product {
-        ProductPrecision::Fp8(how) => how,
-        ProductPrecision::High => unreachable!("all products of a smooth linear read codes"),
+    pub fn wgrad_smooth(&mut self, dy: &View, x: &Tensor, scales: &ColumnScales, context: &mut Context) -> Result<()> {
+        let x = scale_columns(x, &scales.columns)?;
+        let x = context.casts.requantize(scales.casts.input, &scales.input, &x, Copies::Columns)?;
+        let how = self.linear.products.wgrad.accumulation();
+        let product = gemm_nt(dy.columns(), Operand::Columns(&x), DType::F32, how)?;
+        self.linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }
 }

@@ -16,12 +16,13 @@ pub(super) fn cross_entropy(logits: &Tensor, targets: &Tensor, losses: &mut Tens
     });
 }
 
-pub(super) fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: f64, losses: &mut Tensor) {
+pub(super) fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: &Tensor, losses: &mut Tensor) {
     let vocabulary = logits.shape()[1];
     with_float!(logits.dtype(), S => {
+        let scale = scale.host::<<S as Float>::Real>()[0];
         let rows = logits.host_mut::<S>().par_chunks_mut(vocabulary).zip(targets.host::<i32>());
         losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (logits, &target))| {
-            *loss = row_gradient(logits, target, <S as Float>::Real::of(scale));
+            *loss = row_gradient(logits, target, scale);
         });
     });
 }

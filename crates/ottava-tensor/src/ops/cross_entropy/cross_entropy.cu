@@ -70,12 +70,13 @@ extern "C" __global__ void cross_entropy(float* losses, const X* logits, const i
 
 // What of a row fits into dynamic shared memory is read once: `kept` eights. The rest is likely to be in the cache still.
 extern "C" __global__ void __launch_bounds__(768, 2)
-    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, float scale, int kept) {
+    cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, const float* scale_of_loss, int kept) {
     extern __shared__ uint4 row_of_the_launch[];
     Eight<X>* keep = (Eight<X>*)row_of_the_launch;
     X* row = logits + (u64)blockIdx.x * V;
     const int target = targets[blockIdx.x];
     const bool ignored = target == IGNORE_INDEX;
+    const float scale = *scale_of_loss;
     const float lse = ignored ? 0.0f : log_sum_exp<8 / (int)sizeof(X)>(row, V, keep, kept);
     const float at_target = ignored ? 0.0f : load(row[target]);
     if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - at_target;

@@ -29,7 +29,7 @@ pub(super) fn cross_entropy_gradient(
     gpu: &CudaDevice,
     logits: &mut Tensor,
     targets: &Tensor,
-    scale: f64,
+    scale: &Tensor,
     losses: &mut Tensor,
 ) -> Result<()> {
     let [tokens, vocabulary] = logits.dims("cross_entropy: logits")?;
@@ -43,10 +43,10 @@ pub(super) fn cross_entropy_gradient(
         Arg::Ptr(logits.device_ptr_mut()),
         Arg::Ptr(targets.device_ptr()),
         Arg::I32(vocabulary as i32),
-        Arg::F32(scale as f32),
+        Arg::Ptr(scale.device_ptr()),
         Arg::I32((kept / eight) as i32),
     ];
     // More than the kept row, so that a launch that needs more than 48 KiB with its static part asks for it.
-    // SAFETY: as in `cross_entropy`; shared memory holds `kept` bytes.
+    // SAFETY: as in `cross_entropy`; `scale` has one element; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
 }

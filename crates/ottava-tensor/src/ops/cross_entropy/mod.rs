@@ -27,8 +27,13 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 }
 
 /// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - onehot(target))`, zero for ignored targets.
-pub fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: f64) -> Result<Tensor> {
+///
+/// `scale` F32 `[1]` (F64 for F64) lies on the device, so that a captured step reads the present one.
+pub fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: &Tensor) -> Result<Tensor> {
     let mut losses = prepare(logits, targets)?;
+    scale.expect("cross_entropy: scale", &[1])?;
+    scale.expect_dtype("cross_entropy: scale", &[real_type(logits.dtype())])?;
+    scale.expect_device("cross_entropy: scale", logits.device())?;
     match logits.device().clone() {
         Device::Cpu => cpu::cross_entropy_gradient(logits, targets, scale, &mut losses),
         Device::DryCpu(_) => {}

@@ -1,16 +1,19 @@
-use super::{RopeLayout, Rotation};
-use crate::Tensor;
+use super::{Angles, RopeLayout, Rotation};
 use crate::element::{Float, with_float};
+use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
 
-pub(super) fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation) {
-    let width = x.shape()[1];
-    let dim = layout.head_dim;
+pub(super) fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
+    let (width, dim, ends) = (x.shape()[1], layout.head_dim, angles.table.shape()[0]);
+    let positions: &[i32] = angles.positions.host();
+    if let Some(position) = positions.iter().find(|&&position| position < 0 || position as usize >= ends) {
+        return Err(Error::Value(format!("rope: position {position} is needed, the table has 0..{ends}")));
+    }
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let table: &[R] = table.host();
+        let table: &[R] = angles.table.host();
         x.host_mut::<S>().par_chunks_mut(width).enumerate().for_each(|(t, row)| {
-            let position = layout.start + t % layout.seq_len;
+            let position = positions[t] as usize;
             let (cos, sin) = table[position * dim..][..dim].split_at(dim / 2);
             for head in row.chunks_exact_mut(dim).take(layout.heads) {
                 let (first, second) = head.split_at_mut(dim / 2);
@@ -23,4 +26,5 @@ pub(super) fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation:
             }
         });
     });
+    Ok(())
 }

@@ -1,4 +1,4 @@
-use super::{RopeLayout, Rotation};
+use super::{Angles, RopeLayout, Rotation};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
@@ -8,13 +8,12 @@ use crate::{QuantizedTensor, Result, Tensor};
 kernel_source!("rope");
 kernel_source!(FP8_SOURCE, "rope", "destination.cuh");
 
-/// What every kernel ends its arguments with: which columns turn, how far, and which way.
-fn turning(layout: RopeLayout, rotation: Rotation) -> [Arg; 5] {
+/// The last arguments of every kernel: which columns turn, how far, and which way.
+fn turning(positions: &Tensor, layout: RopeLayout, rotation: Rotation) -> [Arg; 4] {
     [
         Arg::I32(layout.heads as i32),
         Arg::I32(layout.head_dim as i32),
-        Arg::I32(layout.seq_len as i32),
-        Arg::I32(layout.start as i32),
+        Arg::Ptr(positions.device_ptr()),
         Arg::F32(if rotation == Rotation::Forward { 1.0 } else { -1.0 }),
     ]
 }
@@ -22,23 +21,23 @@ fn turning(layout: RopeLayout, rotation: Rotation) -> [Arg; 5] {
 pub(super) fn rope(
     gpu: &CudaDevice,
     x: &mut Tensor,
-    table: &Tensor,
+    angles: Angles,
     layout: RopeLayout,
     rotation: Rotation,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rope" };
-    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(table.device_ptr()), Arg::I32(width as i32)];
-    let args = [args.as_slice(), &turning(layout, rotation)].concat();
-    // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, and the table has a row for every position, both checked
-    // by the op.
+    let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(angles.table.device_ptr()), Arg::I32(width as i32)];
+    let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
+    // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, there is a position for each row, both checked
+    // by the op, and the table has a row for every position by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn rope_amax(
     gpu: &CudaDevice,
     x: &Tensor,
-    table: &Tensor,
+    angles: Angles,
     layout: RopeLayout,
     rotation: Rotation,
     amax: &mut Tensor,
@@ -48,11 +47,11 @@ pub(super) fn rope_amax(
     let args = [
         Arg::Ptr(amax.device_ptr_mut()),
         Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(table.device_ptr()),
+        Arg::Ptr(angles.table.device_ptr()),
         Arg::I32(tokens as i32),
         Arg::I32(width as i32),
     ];
-    let args = [args.as_slice(), &turning(layout, rotation)].concat();
+    let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
     // SAFETY: as in `rope`; `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
 }
@@ -67,13 +66,13 @@ pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
 pub(super) fn rope_codes(
     gpu: &CudaDevice,
     x: &Tensor,
-    table: &Tensor,
+    angles: Angles,
     layout: RopeLayout,
     rotation: Rotation,
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let inputs = [Arg::Ptr(x.device_ptr()), Arg::Ptr(table.device_ptr())];
+    let inputs = [Arg::Ptr(x.device_ptr()), Arg::Ptr(angles.table.device_ptr())];
     let how = Producer {
         source: &FP8_SOURCE,
         entry: "rope_codes",
@@ -81,7 +80,7 @@ pub(super) fn rope_codes(
         grid: quantize::tiles(out.rows, out.columns, 2),
         block: BLOCK,
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
-        inputs: &[inputs.as_slice(), &turning(layout, rotation)].concat(),
+        inputs: &[inputs.as_slice(), &turning(angles.positions, layout, rotation)].concat(),
         raise: None,
     };
     // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.

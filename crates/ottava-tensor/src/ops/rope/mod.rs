@@ -18,10 +18,15 @@ pub struct RopeLayout {
     pub heads: usize,
     /// Size `D` of a head.
     pub head_dim: usize,
-    /// Rows per sequence: row `t` stands at position `start + t % seq_len`.
-    pub seq_len: usize,
-    /// Position of the first row of each sequence.
-    pub start: usize,
+}
+
+/// The angles of a matrix's rows, by their positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Angles<'a> {
+    /// F32 `[P, D]` (F64 for F64): for each position `D/2` cosines, then `D/2` sines.
+    pub table: &'a Tensor,
+    /// I32 `[T]`: the position of each row, below `P`. It is data, so a captured step serves any packing of documents.
+    pub positions: &'a Tensor,
 }
 
 /// The way to turn.
@@ -35,56 +40,54 @@ pub enum Rotation {
 
 /// Rotates in place: `(a, b) -> (a·cos - b·sin, b·cos + a·sin)` for each pair of a head.
 ///
-/// `x` `[T, W]`; `table` F32 `[P, D]` (F64 for F64) holds for each position `D/2` cosines, then `D/2` sines.
-pub fn rope(x: &mut Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation) -> Result<()> {
-    check(x, table, layout)?;
+/// `x` `[T, W]`; `angles` are those of its rows.
+pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
+    check(x, angles, layout)?;
     match x.device().clone() {
-        Device::Cpu => cpu::rope(x, table, layout, rotation),
+        Device::Cpu => cpu::rope(x, angles, layout, rotation)?,
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::rope(&gpu, x, table, layout, rotation)?,
+        Device::Cuda(gpu) => cuda::rope(&gpu, x, angles, layout, rotation)?,
     }
     Ok(())
 }
 
 /// [`rope`] of a copy, written to `output`; `x` stays as it is.
-pub fn rope_to(x: &Tensor, table: &Tensor, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
-    check(x, table, layout)?;
+pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
+    check(x, angles, layout)?;
     match (x.device(), output) {
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(x, table, layout) => {
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses(x, angles.table, layout) => {
             let [rows, columns] = x.dims("rope: x")?;
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-            cuda::rope_codes(gpu, x, table, layout, rotation, &mut quantized, &mut to)?;
+            cuda::rope_codes(gpu, x, angles, layout, rotation, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::rope_amax(gpu, x, table, layout, rotation, amax)?;
+            cuda::rope_amax(gpu, x, angles, layout, rotation, amax)?;
             Ok(Produced::Measured)
         }
         (_, output) => {
             let mut y = x.duplicate()?;
-            rope(&mut y, table, layout, rotation)?;
+            rope(&mut y, angles, layout, rotation)?;
             output.deliver(y)
         }
     }
 }
 
-fn check(x: &Tensor, table: &Tensor, layout: RopeLayout) -> Result<()> {
-    let [_, width] = x.dims("rope: x")?;
-    let [positions, dim] = table.dims("rope: table")?;
+fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()> {
+    let Angles { table, positions } = angles;
+    let [tokens, width] = x.dims("rope: x")?;
+    let [_, dim] = table.dims("rope: table")?;
     expect_compute("rope: x", x)?;
     table.expect_dtype("rope: table", &[super::real_type(x.dtype())])?;
     table.expect_device("rope: table", x.device())?;
+    positions.expect("rope: positions", &[tokens])?;
+    positions.expect_dtype("rope: positions", &[DType::I32])?;
+    positions.expect_device("rope: positions", x.device())?;
     if dim != layout.head_dim || dim % 2 != 0 || layout.heads * dim > width {
         return Err(Error::Value(format!(
             "rope: {} heads of {} do not fit rows of {width} and a table of {dim}",
             layout.heads, layout.head_dim
-        )));
-    }
-    if layout.start + layout.seq_len > positions {
-        return Err(Error::Value(format!(
-            "rope: positions up to {} are needed, the table ends at {positions}",
-            layout.start + layout.seq_len
         )));
     }
     Ok(())

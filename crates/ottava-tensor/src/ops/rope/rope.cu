@@ -19,9 +19,9 @@ __device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin,
 }
 
 // Grid over rows; threads stride over the pairs of its rotated heads, eight at a time where rows are aligned.
-extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, int seq_len, int start, float turn) {
+extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, const int* __restrict__ positions, float turn) {
     X* row = x + (u64)blockIdx.x * width;
-    const float* angles = table + (u64)(start + blockIdx.x % seq_len) * dim;
+    const float* angles = table + (u64)positions[blockIdx.x] * dim;
     const int half = dim / 2;
     if (half % 8 == 0 && width % 8 == 0 && aligned(x, table)) {
         const int eights = half / 8;
@@ -43,13 +43,13 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
 
 // The largest absolute value of the turned matrix, of which nothing is written. Blocks take every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X* __restrict__ x, const float* __restrict__ table, int rows,
-                                                            int width, int heads, int dim, int seq_len, int start, float turn) {
+                                                            int width, int heads, int dim, const int* __restrict__ positions, float turn) {
     const int half = dim / 2, turned = heads * dim;
     const bool wide = half % 8 == 0 && width % 8 == 0 && aligned(x, table);
     float largest = 0.0f;
     for (int t = blockIdx.x; t < rows; t += gridDim.x) {
         const X* row = x + (u64)t * width;
-        const float* angles = table + (u64)(start + t % seq_len) * dim;
+        const float* angles = table + (u64)positions[t] * dim;
         if (wide) {
             const int eights = half / 8;
 #pragma unroll 2
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
 // Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
 extern "C" __global__ void __launch_bounds__(256, 3)
-    rope_codes(const X* x, const float* table, int heads, int dim, int seq_len, int start, float turn, const __grid_constant__ Destination to) {
+    rope_codes(const X* x, const float* table, int heads, int dim, const int* __restrict__ positions, float turn, const __grid_constant__ Destination to) {
     const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
     const int first = pair / half * dim + pair % half;
     const float scale = given_scale(to);
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             x8[k][1] = load8(from + half);
         }
         if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
-            const float* angles = table + (u64)(start + (row0 + row) % seq_len) * dim + pair % half;
+            const float* angles = table + (u64)positions[row0 + row] * dim + pair % half;
             cos = load8(angles);
             sin = load8(angles + half);
         }

@@ -2,17 +2,27 @@ use super::*;
 use crate::ops::destination::tests::{destinations, hostile};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 
+/// Positions of `rows` tokens in sequences of `seq_len` from `start` on.
+fn positions(rows: usize, seq_len: usize, start: usize) -> Tensor {
+    let positions: Vec<i32> = (0..rows).map(|t| (start + t % seq_len) as i32).collect();
+    Tensor::from_slice(&Device::Cpu, &[rows], &positions).unwrap()
+}
+
+fn angles<'a>(table: &'a Tensor, positions: &'a Tensor) -> Angles<'a> {
+    Angles { table, positions }
+}
+
 #[test]
 fn rope_agrees_across_devices() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.1, 0.01], 20, DType::F32).unwrap();
     for (sequences, seq_len, heads, start) in [(1, 1, 1, 0), (2, 7, 3, 5), (3, 13, 2, 7)] {
-        let layout = RopeLayout { heads, head_dim: 6, seq_len, start };
+        let layout = RopeLayout { heads, head_dim: 6 };
         for dtype in [DType::F32, DType::BF16] {
             let x = normals("x", &[sequences * seq_len, heads * 6 + 4], dtype);
-            parity(&[x, table.clone()], Tolerance::Exact, |t| {
+            parity(&[x, table.clone(), positions(sequences * seq_len, seq_len, start)], Tolerance::Exact, |t| {
                 let (mut forward, mut backward) = (t[0].duplicate()?, t[0].duplicate()?);
-                rope(&mut forward, &t[1], layout, Rotation::Forward)?;
-                rope(&mut backward, &t[1], layout, Rotation::Backward)?;
+                rope(&mut forward, angles(&t[1], &t[2]), layout, Rotation::Forward)?;
+                rope(&mut backward, angles(&t[1], &t[2]), layout, Rotation::Backward)?;
                 Ok(vec![forward, backward])
             });
         }
@@ -22,13 +32,13 @@ fn rope_agrees_across_devices() {
 #[test]
 fn backward_undoes_forward_and_leaves_values_alone() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.3], 9, DType::F64).unwrap();
-    let layout = RopeLayout { heads: 2, head_dim: 4, seq_len: 3, start: 6 };
+    let (layout, at) = (RopeLayout { heads: 2, head_dim: 4 }, positions(6, 3, 6));
     let x = normals("x", &[6, 11], DType::F64);
     let mut y = x.duplicate().unwrap();
-    rope(&mut y, &table, layout, Rotation::Forward).unwrap();
+    rope(&mut y, angles(&table, &at), layout, Rotation::Forward).unwrap();
     assert_eq!(values(&y)[8..11], values(&x)[8..11], "columns beyond the heads stay");
     assert!((values(&y)[0] - values(&x)[0]).abs() > 1e-3, "position 6 is rotated");
-    rope(&mut y, &table, layout, Rotation::Backward).unwrap();
+    rope(&mut y, angles(&table, &at), layout, Rotation::Backward).unwrap();
     assert_close("there and back", &x, &y, Tolerance::Steps(DType::F64, 4.0));
 }
 
@@ -36,8 +46,14 @@ fn backward_undoes_forward_and_leaves_values_alone() {
 fn positions_beyond_the_table_are_an_error() {
     let table = rope_table(&Device::Cpu, &[1.0], 4, DType::F32).unwrap();
     let mut x = normals("x", &[3, 2], DType::F32);
-    let layout = RopeLayout { heads: 1, head_dim: 2, seq_len: 3, start: 2 };
-    assert!(rope(&mut x, &table, layout, Rotation::Forward).unwrap_err().to_string().contains("positions up to 5"));
+    let layout = RopeLayout { heads: 1, head_dim: 2 };
+    for wrong in [[0, 4, 1], [0, -1, 1]] {
+        let at = Tensor::from_slice(&Device::Cpu, &[3], &wrong).unwrap();
+        let error = rope(&mut x, angles(&table, &at), layout, Rotation::Forward).unwrap_err().to_string();
+        assert!(error.contains(&format!("position {}", wrong[1])), "{error}");
+    }
+    let short = positions(2, 3, 0);
+    assert!(rope(&mut x, angles(&table, &short), layout, Rotation::Forward).is_err(), "a position for each row");
 }
 
 #[test]
@@ -48,11 +64,11 @@ fn rope_writes_to_every_destination() {
     {
         let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 0.9f64.powi(i as i32)).collect();
         let table = rope_table(&Device::Cpu, &frequencies, 60, DType::F32).unwrap();
-        let layout = RopeLayout { heads, head_dim, seq_len: 50, start: 7 };
+        let layout = RopeLayout { heads, head_dim };
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let inputs = [hostile("x", &[rows, width], dtype), table.clone()];
+            let inputs = [hostile("x", &[rows, width], dtype), table.clone(), positions(rows, 50, 7)];
             for rotation in [Rotation::Forward, Rotation::Backward] {
-                destinations(&inputs, |x, output| rope_to(&x[0], &x[1], layout, rotation, output));
+                destinations(&inputs, |x, output| rope_to(&x[0], angles(&x[1], &x[2]), layout, rotation, output));
             }
         }
     }

@@ -1,14 +1,14 @@
-//! How a parameter keeps its weights and its gradient.
+//! The weights of a parameter: those that an optimizer updates, and those that layers read.
 
-use super::{MASTERS, WEIGHTS};
 use crate::error::Result;
-use crate::level::{Gradients, Masters};
+use crate::level::Masters;
 use crate::scaling::Values;
-use ottava_tensor::ops::{
-    Accumulation, AdamWWeight, Gradient, Operand, WeightCopy, cast, gemm_nt, gemm_nt_add, real_type, scaled, split,
-    unscaled,
-};
+use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
 use ottava_tensor::{DType, Device, Scaled, Tensor};
+
+/// The names of their memory in a dry run.
+pub(super) const WEIGHTS: &str = "weights";
+pub(super) const MASTERS: &str = "master weights";
 
 /// The weights of a parameter: those that an optimizer updates, and those that layers read.
 pub struct Weights {
@@ -68,19 +68,26 @@ impl Weights {
 
     /// The weights as layers read them.
     pub fn value(&self) -> Result<Tensor> {
-        Ok(match (&self.value, &self.master) {
-            (Some(value), _) => value.clone(),
-            (None, Some(Master::Scaled(master))) => unscaled(master, self.dtype)?,
-            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
-        })
+        self.value_from(None)
     }
 
-    /// The weights as casts read them.
-    pub fn for_cast(&self) -> Values<'_> {
+    /// The weights as layers read them; `copy` stands for what lies in the host's memory.
+    pub fn value_from(&self, copy: Option<&Tensor>) -> Result<Tensor> {
+        match self.values_from(copy) {
+            Values::Plain(value) => Ok(value),
+            Values::Scaled(master, dtype) => Ok(unscaled(&master, dtype)?),
+        }
+    }
+
+    /// The weights as casts read them; `copy` stands for what lies in the host's memory.
+    pub fn values_from(&self, copy: Option<&Tensor>) -> Values {
+        let read = |own: &Tensor| copy.unwrap_or(own).clone();
         match (&self.value, &self.master) {
-            (Some(value), _) => Values::Plain(value),
-            (None, Some(Master::Scaled(master))) => Values::Scaled(master, self.dtype),
-            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
+            (Some(value), _) => Values::Plain(read(value)),
+            (None, Some(Master::Scaled(Scaled { values, scale_inv }))) => {
+                Values::Scaled(Scaled { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
+            }
+            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
         }
     }
 
@@ -89,9 +96,8 @@ impl Weights {
         self.value = Some(value);
     }
 
-    /// Drops the weights as layers read them, where a master in F16 can make them: products read FP8 codes of them, and whoever casts
-    /// them makes them for that.
-    pub fn made_when_asked(&mut self) {
+    /// Drops the weights as layers read them where an F16 master can make them: products read FP8 codes, and casts read the master.
+    pub fn drop_value(&mut self) {
         if matches!(self.master, Some(Master::Scaled(_))) {
             self.value = None;
         }
@@ -118,11 +124,20 @@ impl Weights {
     }
 
     /// What layers read, or make what they read of.
-    pub fn read_mut(&mut self) -> &mut Tensor {
+    fn read_mut(&mut self) -> &mut Tensor {
         match (&mut self.value, &mut self.master) {
             (Some(value), _) => value,
             (None, Some(Master::Scaled(master))) => &mut master.values,
-            (None, _) => unreachable!("only what a master in F16 makes is dropped"),
+            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
+        }
+    }
+
+    /// [`Weights::read_mut`], to look at.
+    pub fn read_from(&self) -> &Tensor {
+        match (&self.value, &self.master) {
+            (Some(value), _) => value,
+            (None, Some(Master::Scaled(master))) => &master.values,
+            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
         }
     }
 
@@ -148,107 +163,7 @@ impl Weights {
                 true => AdamWWeight::Stochastic { weight },
                 false => AdamWWeight::Master { master: weight, copy: made },
             },
-            (_, None) => unreachable!("only what a master in F16 makes is dropped"),
+            (_, None) => unreachable!("only a value that an F16 master can make is dropped"),
         }
-    }
-}
-
-/// The gradient of a parameter.
-#[derive(Clone, Debug)]
-pub enum Grad {
-    /// F64, F32 or BF16.
-    Plain(Tensor),
-    /// E4M3.
-    Scaled(Scaled),
-}
-
-/// How a parameter keeps its gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradFormat {
-    /// In this type.
-    Plain(DType),
-    /// In E4M3; products add up in this type, before they are cast.
-    Scaled(DType),
-}
-
-impl GradFormat {
-    /// Of a matrix, in a model that computes in `compute`. Only what 16 bits are enough for is kept in less than F32.
-    pub fn of(gradients: Gradients, compute: DType) -> GradFormat {
-        match (gradients, compute) {
-            (Gradients::Bfloat16, DType::BF16) => GradFormat::Plain(DType::BF16),
-            (Gradients::Float8, DType::BF16) => GradFormat::Scaled(DType::BF16),
-            (Gradients::Float8, DType::F32 | DType::F16) => GradFormat::Scaled(DType::F32),
-            _ => GradFormat::Plain(real_type(compute)),
-        }
-    }
-
-    /// The type of what is kept.
-    pub fn dtype(self) -> DType {
-        match self {
-            GradFormat::Plain(dtype) => dtype,
-            GradFormat::Scaled(_) => DType::E4M3,
-        }
-    }
-
-    /// The type in which contributions add up.
-    pub fn sums(self) -> DType {
-        match self {
-            GradFormat::Plain(dtype) | GradFormat::Scaled(dtype) => dtype,
-        }
-    }
-}
-
-impl Grad {
-    /// As an optimizer reads it.
-    pub fn read(&self) -> Gradient<'_> {
-        match self {
-            Grad::Plain(grad) => Gradient::Plain(grad),
-            Grad::Scaled(grad) => Gradient::Scaled(grad),
-        }
-    }
-
-    /// Its values, in a type that they are kept in or, where they have a scale, in F32.
-    pub fn values(&self) -> Result<Tensor> {
-        Ok(match self {
-            Grad::Plain(grad) => grad.clone(),
-            Grad::Scaled(grad) => unscaled(grad, DType::F32)?,
-        })
-    }
-
-    /// `a · bᵀ`, plus what there is of it; the first contribution of a step is the gradient.
-    pub fn plus_product(
-        grad: Option<Grad>,
-        format: GradFormat,
-        a: Operand,
-        b: Operand,
-        accumulation: Accumulation,
-    ) -> Result<Grad> {
-        Grad::plus(grad, format, |sum| {
-            Ok(match sum {
-                Some(mut sum) => {
-                    gemm_nt_add(a, b, &mut sum, accumulation)?;
-                    sum
-                }
-                None => gemm_nt(a, b, format.sums(), accumulation)?,
-            })
-        })
-    }
-
-    /// What `add` makes of the gradient that there is, in the type of sums.
-    pub fn plus(
-        grad: Option<Grad>,
-        format: GradFormat,
-        add: impl FnOnce(Option<Tensor>) -> Result<Tensor>,
-    ) -> Result<Grad> {
-        let sum = match grad {
-            None => None,
-            Some(Grad::Plain(sum)) => Some(sum),
-            Some(Grad::Scaled(grad)) => Some(unscaled(&grad, format.sums())?),
-        };
-        let sum = add(sum)?;
-        Ok(match format {
-            GradFormat::Plain(_) => Grad::Plain(sum),
-            GradFormat::Scaled(_) => Grad::Scaled(scaled(&sum, DType::E4M3)?),
-        })
     }
 }

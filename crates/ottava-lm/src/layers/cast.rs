@@ -1,0 +1,239 @@
+//! The cast of a matrix that two products of a linear read, each along another dimension.
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::mode::Mode;
+use crate::operand::{FrozenScale, View, Views};
+use crate::recipe::ProductPrecision;
+use crate::scaling::{Casts, Slot};
+use ottava_tensor::ops::{Copies, Output, Produced};
+use ottava_tensor::{QuantizedTensor, Tensor};
+
+/// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
+///
+/// The first product contracts the columns of the matrix, wgrad its rows. An op that produces the matrix is handed over as a closure:
+/// the cast decides whether it writes codes, its amax or the value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperandCast {
+    /// `None` where no product reads codes.
+    slot: Option<Slot>,
+    products: [ProductPrecision; 2],
+    /// Whether the value itself is needed too, as for the gradient of a bias.
+    needs_value: bool,
+}
+
+/// An input as fprop reads it, and what backward has of it.
+pub struct CastInput {
+    /// Read by fprop.
+    pub rows: View,
+    /// Read by backward.
+    pub saved: SavedOperand,
+}
+
+/// What backward has of an operand.
+#[derive(Clone)]
+pub struct SavedOperand {
+    /// What wgrad reads; `None` where the operand is recomputed.
+    columns: Option<View>,
+    /// The scale by which a recomputed operand is cast again.
+    frozen: FrozenScale,
+}
+
+impl SavedOperand {
+    /// What wgrad reads, or the scale of an operand that has to be recomputed.
+    pub fn into_columns(self) -> Result<View, FrozenScale> {
+        self.columns.ok_or(self.frozen)
+    }
+
+    /// The scale by which the operand is cast again.
+    pub fn into_frozen(self) -> FrozenScale {
+        self.frozen
+    }
+}
+
+impl OperandCast {
+    /// No cast: both products read the value.
+    pub const NONE: OperandCast = OperandCast { slot: None, products: [ProductPrecision::High; 2], needs_value: false };
+
+    /// The cast in `slot` for those of `products` that read codes.
+    pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
+        OperandCast { slot: Some(slot), products, needs_value }
+    }
+
+    /// The slot that a producer can write codes to: where codes are all that is read.
+    pub fn fused(&self, mode: Mode) -> Option<Slot> {
+        let all_read_codes = !mode.is_high_precision() && !self.products.contains(&ProductPrecision::High);
+        self.slot.filter(|_| all_read_codes && !self.needs_value)
+    }
+
+    /// Whether it is the cast for products that read so.
+    pub fn serves(&self, products: [ProductPrecision; 2]) -> bool {
+        self.products == products
+    }
+
+    /// Whether the first product, and wgrad, read codes.
+    fn reads_codes(&self, mode: Mode) -> [bool; 2] {
+        self.products.map(|product| product != ProductPrecision::High && !mode.is_high_precision())
+    }
+
+    /// Runs an op that produces an input. Backward gets a copy where `copies` says so.
+    pub fn produce_input<T>(
+        &self,
+        copies: Copies,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
+    ) -> Result<(CastInput, T)> {
+        match self.fused(casts.mode) {
+            Some(slot) => {
+                let (codes, frozen, rest) = casts.produce(slot, copies, op)?;
+                let columns = (copies == Copies::Both).then(|| View::Codes(codes.clone().only_transposed()));
+                Ok((CastInput { rows: View::Codes(codes.only_rows()), saved: SavedOperand { columns, frozen } }, rest))
+            }
+            None => {
+                let (value, rest) = op(Output::Plain)?;
+                Ok((self.cast_input(plain(value), copies, casts)?, rest))
+            }
+        }
+    }
+
+    /// Casts an input for the first time in a step, and measures it. Backward gets a copy where `copies` says so.
+    pub fn cast_input(&self, x: Tensor, copies: Copies, casts: &mut Casts) -> Result<CastInput> {
+        let codes = self.quantize(&x, copies, casts)?;
+        let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
+        let codes = codes.map(|(codes, _)| codes);
+        let [first, second] = self.reads_codes(casts.mode);
+        let rows = view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
+        let columns = (copies == Copies::Both).then(|| view(second, &x, codes.map(QuantizedTensor::only_transposed)));
+        Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
+    }
+
+    /// What wgrad reads of an operand that `op` produces once more.
+    pub fn reproduce_columns(
+        &self,
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<View> {
+        match self.fused(casts.mode) {
+            Some(slot) => Ok(View::Codes(casts.reproduce(slot, frozen, Copies::Columns, op)?.only_transposed())),
+            None => self.recast_columns(plain(op(Output::Plain)?), frozen, casts),
+        }
+    }
+
+    /// What both products read of an operand that `op` produces once more.
+    pub fn reproduce_both(
+        &self,
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<Views> {
+        if let Some(slot) = self.fused(casts.mode) {
+            return Ok(Views::of_codes(casts.reproduce(slot, frozen, Copies::Both, op)?));
+        }
+        let x = plain(op(Output::Plain)?);
+        let [first, second] = self.reads_codes(casts.mode);
+        let codes = self.requantize(&x, [first, second], frozen, casts)?;
+        Ok(Views {
+            rows: view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: view(second, &x, codes.map(QuantizedTensor::only_transposed)),
+        })
+    }
+
+    /// What wgrad reads of an operand whose value is at hand once more.
+    pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
+        let [_, second] = self.reads_codes(casts.mode);
+        let codes = self.requantize(&x, [false, second], frozen, casts)?;
+        Ok(view(second, &x, codes.map(QuantizedTensor::only_transposed)))
+    }
+
+    /// Runs an op that produces an output gradient.
+    pub fn produce_gradient(
+        &self,
+        casts: &mut Casts,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
+    ) -> Result<Views> {
+        match self.fused(casts.mode) {
+            Some(slot) => Ok(Views::of_codes(casts.produce(slot, Copies::Both, |output| Ok((op(output)?, ())))?.0)),
+            None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
+        }
+    }
+
+    /// A cleared F32 `[1]` for an op that makes a gradient, where this cast, which reads it, will need its amax.
+    pub fn amax_for(&self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        self.fused(casts.mode).map_or(Ok(None), |slot| casts.amax_for(slot))
+    }
+
+    /// Casts an output gradient and measures it; `amax` is its amax, from [`OperandCast::amax_for`].
+    pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, casts: &mut Casts) -> Result<Views> {
+        if let (Some(slot), Some(amax)) = (self.slot, amax) {
+            let frozen = casts.own_scale(slot, amax)?;
+            return Ok(Views::of_codes(casts.quantize(slot, &frozen, dy, Copies::Both)?));
+        }
+        let codes = self.quantize(dy, Copies::Both, casts)?.map(|(codes, _)| codes);
+        let [first, second] = self.reads_codes(casts.mode);
+        Ok(Views {
+            rows: view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: view(second, dy, codes.map(QuantizedTensor::only_transposed)),
+        })
+    }
+
+    /// The codes that products read, from a first cast; `None` where they read the value, which is measured then. Wgrad's copy is made
+    /// in any case where it is the only one, since otherwise nothing would be measured.
+    fn quantize(
+        &self,
+        x: &Tensor,
+        copies: Copies,
+        casts: &mut Casts,
+    ) -> Result<Option<(QuantizedTensor, FrozenScale)>> {
+        let Some(slot) = self.slot else { return Ok(None) };
+        let [first, second] = self.reads_codes(casts.mode);
+        let Some(copies) = copies_of([first, second && (copies == Copies::Both || !first)]) else {
+            casts.measure(slot, x)?;
+            return Ok(None);
+        };
+        let frozen = casts.freeze(slot, x)?;
+        Ok(Some((casts.quantize(slot, &frozen, x, copies)?, frozen)))
+    }
+
+    /// Codes of a value that was cast before in this step, for the products that are to `read` them.
+    fn requantize(
+        &self,
+        x: &Tensor,
+        read: [bool; 2],
+        frozen: &FrozenScale,
+        casts: &mut Casts,
+    ) -> Result<Option<QuantizedTensor>> {
+        match (self.slot, copies_of(read)) {
+            (Some(slot), Some(copies)) => Ok(Some(casts.requantize(slot, frozen, x, copies)?)),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Context<'_> {
+    /// The copies of an input whose transposed codes the producer's backward writes in its own pass, as that of SwiGLU does.
+    pub fn copies_without_transpose(&self, reader: &OperandCast) -> Copies {
+        if reader.fused(self.mode()).is_some() { Copies::Rows } else { self.operand_copies() }
+    }
+}
+
+/// The copies that are read along the rows and along the columns, if any is.
+pub(super) fn copies_of(read: [bool; 2]) -> Option<Copies> {
+    match read {
+        [true, true] => Some(Copies::Both),
+        [true, false] => Some(Copies::Rows),
+        [false, true] => Some(Copies::Columns),
+        [false, false] => None,
+    }
+}
+
+fn view(reads_codes: bool, x: &Tensor, codes: Option<QuantizedTensor>) -> View {
+    match codes {
+        Some(codes) if reads_codes => View::Codes(codes),
+        _ => View::Value(x.clone()),
+    }
+}
+
+fn plain(value: Produced) -> Tensor {
+    value.plain().expect("a plain output gives a value")
+}

@@ -1,0 +1,85 @@
+//! The order of a stage's blocks in forward and backward, with what lies in the host's memory fetched one block ahead.
+
+use crate::context::Context;
+use crate::error::Result;
+use crate::layers::Block;
+use crate::param::Fetched;
+use ottava_tensor::{Crossing, Device, Home, Tensor};
+
+/// Copies on their way to the device for one block: its weights, and the tensors asked for beside them.
+type Coming = (Fetched, Vec<Tensor>, Crossing);
+
+fn fetch(block: &Block, input: Option<&Tensor>) -> Result<Coming> {
+    let mut params = Vec::new();
+    block.parameters(&mut |param| params.push(param));
+    Fetched::start(&params, &input.into_iter().collect::<Vec<_>>())
+}
+
+/// Does `work` with each block, from the first to the last.
+pub(super) fn forward_blocks(
+    blocks: &[Block],
+    context: &mut Context,
+    mut work: impl FnMut(usize, &Block, &mut Context) -> Result<()>,
+) -> Result<()> {
+    let mut coming = blocks.first().map(|block| fetch(block, None)).transpose()?;
+    for (i, block) in blocks.iter().enumerate() {
+        let next = blocks.get(i + 1).map(|block| fetch(block, None)).transpose()?;
+        let (fetched, _, crossing) = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        crossing.wait()?;
+        work(i, block, &mut context.with_weights(&fetched))?;
+    }
+    Ok(())
+}
+
+/// Does `work` with each block, from the last to the first, and with a copy on the device of its entry of `inputs`, if there are any.
+pub(super) fn backward_blocks(
+    blocks: &mut [Block],
+    inputs: &[Tensor],
+    context: &mut Context,
+    mut work: impl FnMut(usize, &mut Block, Option<Tensor>, &mut Context) -> Result<()>,
+) -> Result<()> {
+    let mut coming = blocks.last().map(|block| fetch(block, inputs.last())).transpose()?;
+    for i in (0..blocks.len()).rev() {
+        let next = i.checked_sub(1).map(|before| fetch(&blocks[before], inputs.get(before))).transpose()?;
+        let (fetched, mut copies, crossing) = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        crossing.wait()?;
+        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&fetched))?;
+    }
+    Ok(())
+}
+
+/// Room in the host's memory for the inputs of blocks, from forward to backward.
+#[derive(Default)]
+pub(super) struct ResidualBuffers {
+    wanted: bool,
+    /// Sets that no micro-batch holds. A captured step names those that it used, so none is freed.
+    free: Vec<Vec<Tensor>>,
+}
+
+impl ResidualBuffers {
+    /// None, unless they are `wanted` on a device that has a memory of its own.
+    pub(super) fn new(wanted: bool, device: &Device) -> ResidualBuffers {
+        ResidualBuffers { wanted: wanted && matches!(device, Device::Cuda(_)), free: Vec::new() }
+    }
+
+    /// Room for a micro-batch in flight: one tensor like `x` for each of `blocks`; empty where inputs stay on the device.
+    pub(super) fn take(&mut self, blocks: usize, x: &Tensor) -> Result<Vec<Tensor>> {
+        if !self.wanted {
+            return Ok(Vec::new());
+        }
+        match self.free.iter().position(|set| set[0].shape() == x.shape()) {
+            Some(place) => Ok(self.free.swap_remove(place)),
+            None => {
+                let buffer = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), Home::Host);
+                Ok((0..blocks).map(buffer).collect::<Result<_, _>>()?)
+            }
+        }
+    }
+
+    /// Takes a set back once backward has consumed it.
+    pub(super) fn give_back(&mut self, set: Vec<Tensor>) {
+        if !set.is_empty() {
+            self.free.push(set);
+        }
+    }
+}

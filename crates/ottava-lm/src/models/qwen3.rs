@@ -1,0 +1,15 @@
+//! Qwen3, dense: Llama's blocks with normalised queries and keys, and heads of a size of their own. Yang et al. 2025, arXiv:2505.09388.
+
+use super::{ConfigFile, DecoderConfig, Family, common};
+use crate::error::Result;
+
+pub(super) const FAMILY: Family = Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", read };
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let bias = file.optional("attention_bias", false)?;
+    let uses_window = file.optional("use_sliding_window", false)?;
+    let window = file.optional("sliding_window", None)?.filter(|_| uses_window);
+    // Where the file does not say, heads have 128 elements, whatever the width of the stream.
+    let head_dim = file.optional("head_dim", 128)?;
+    Ok(DecoderConfig { head_dim, qk_norm: true, qkv_bias: bias, output_bias: bias, window, ..common(file)? })
+}

@@ -1,0 +1,41 @@
+//! What a model is made of, recorded while it is built: the one source of plans, benchmarks and warnings.
+
+use crate::error::Result;
+use crate::recipe::{Decision, LinearSite, Recipe};
+
+/// The linears of a model with what its recipe does with them, its parameters, and the work of a token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Description {
+    /// The linears of the blocks, in the order in which they were built.
+    pub linears: Vec<(LinearSite, Decision)>,
+    /// The output head: a product too, but never cast.
+    pub head: Option<LinearSite>,
+    /// Names of weights that exceptions may name although no recipe casts them.
+    pub fixed: Vec<String>,
+    /// Trained values.
+    pub parameters: usize,
+    /// Sum over all attention layers of the query heads' width, `H · D`.
+    pub attention_width: usize,
+}
+
+impl Description {
+    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product, and
+    /// causal attention; recomputation and norms are not counted.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
+        let products: usize = sites.map(|site| site.outputs * site.inputs).sum();
+        6.0 * products as f64 + 6.0 * (self.attention_width * seq_len) as f64
+    }
+
+    /// The linears of the first block.
+    pub fn block_linears(&self) -> impl Iterator<Item = &LinearSite> {
+        self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
+    }
+
+    /// Checks the exceptions of `recipe` against all linears.
+    ///
+    /// Errors when a pattern matches nothing.
+    pub fn check(&self, recipe: &Recipe) -> Result<()> {
+        recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
+    }
+}

@@ -1,0 +1,46 @@
+//! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
+
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::mode::StepPrecision;
+use crate::models::{Decoder, DecoderConfig};
+use crate::optim::AdamWOptimizer;
+use crate::param::WeightSource;
+use crate::step::{StepResult, TrainStep};
+use ottava_tensor::Device;
+
+/// A model in training.
+pub struct Run {
+    /// The model.
+    pub model: Decoder,
+    /// What updates it.
+    pub optimizer: AdamWOptimizer,
+    /// Its steps.
+    pub step: TrainStep,
+}
+
+impl Run {
+    /// The run of `config` for a model of these sizes, with values from `weights`. Its weights are not cast before
+    /// [`Decoder::quantize_weights`], since a resumed run restores scales first.
+    pub fn new(
+        config: &RunConfig,
+        sizes: &DecoderConfig,
+        device: &Device,
+        weights: &mut dyn WeightSource,
+    ) -> Result<Run> {
+        let _scope = device.scope("build");
+        let (t, seq_len) = (&config.training, config.data.max_length);
+        let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, weights)?;
+        let states = device.scope("optimizer states");
+        let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        drop(states);
+        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+        let step = TrainStep::new(&model, passes, rows, seq_len)?;
+        Ok(Run { model, optimizer, step })
+    }
+
+    /// Runs a step on the micro-batches that were loaded into [`Run::step`].
+    pub fn step(&mut self, learning_rate: f64, precision: StepPrecision) -> Result<StepResult> {
+        self.step.run(&mut self.model, &mut self.optimizer, learning_rate, precision)
+    }
+}

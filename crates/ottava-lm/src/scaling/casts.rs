@@ -1,0 +1,207 @@
+//! The casts of one pass: they read scales and record what they measure.
+
+use super::scales::{Scale, Scales, Slot};
+use super::values::Values;
+use crate::error::Result;
+use crate::mode::Mode;
+use crate::operand::FrozenScale;
+use ottava_tensor::ops::{self, CastStatistics, Copies, Fp8Output, Output, Produced};
+use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
+
+/// Where casts measure.
+pub struct Recorder {
+    /// Of casts that count.
+    pub(super) statistics: CastStatistics,
+    /// Of casts that do not: evaluation, and operands that are cast a second time.
+    unread: CastStatistics,
+    /// F32 `[1]` each, zero.
+    spare_amaxes: Vec<Tensor>,
+}
+
+impl Recorder {
+    /// For a model with `n` casts.
+    pub fn new(device: &Device, n: usize) -> Result<Recorder> {
+        let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
+        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new() })
+    }
+
+    fn of(&mut self, measures: bool) -> &mut CastStatistics {
+        if measures { &mut self.statistics } else { &mut self.unread }
+    }
+}
+
+/// The casts of one pass.
+pub struct Casts<'a> {
+    /// What they multiply by.
+    pub scales: &'a Scales,
+    /// Where they measure.
+    pub recorder: &'a mut Recorder,
+    /// What the pass is for.
+    pub mode: Mode,
+}
+
+impl Casts<'_> {
+    /// The same casts in another mode, for as long as the result lives.
+    pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
+        Casts { scales: self.scales, recorder: self.recorder, mode }
+    }
+
+    /// Where casts of this pass measure.
+    pub fn statistics(&mut self) -> &mut CastStatistics {
+        self.recorder.of(self.mode.measures())
+    }
+
+    /// Runs an op that produces an operand, and has it write the codes that the cast in `slot` asks for: in the same pass where the
+    /// scale is known; where the scale depends on the value, the op runs twice, for its amax and for its codes. The op's other
+    /// results come along.
+    pub fn produce<T>(
+        &mut self,
+        slot: Slot,
+        copies: Copies,
+        mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
+    ) -> Result<(QuantizedTensor, FrozenScale, T)> {
+        let format = self.scales.format(slot);
+        let (scale, frozen) = self.scale_for(slot, |output| Ok(op(output).map(drop)?))?;
+        let to =
+            Fp8Output { format, scale: scale.of_cast(), copies, statistics: self.statistics(), slot: slot.index() };
+        let (codes, rest) = op(Output::Fp8(to))?;
+        Ok((codes_of(codes), frozen, rest))
+    }
+
+    /// Runs an op that produces one operand, for the cast in `slot`, and casts another one of its inputs a second time: transposed,
+    /// for the cast in `beside`, by the scale that it had. Returns what the op made (its value where it has no cast) and
+    /// the codes of the second. Only backward does this, which always measures.
+    pub fn produce_beside(
+        &mut self,
+        slot: Option<Slot>,
+        beside: Slot,
+        frozen: &FrozenScale,
+        mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
+    ) -> Result<(Produced, QuantizedTensor)> {
+        let scale_beside = self.scales.of(beside, frozen)?;
+        let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
+        let Recorder { statistics, unread, .. } = &mut *self.recorder;
+        let (format, scale) = (self.scales.format(beside), scale_beside.of_cast());
+        let to_beside = Fp8Output { format, scale, copies: Copies::Columns, statistics: unread, slot: beside.index() };
+        let (made, codes) = match (slot, &own) {
+            (Some(slot), Some((scale, _))) => {
+                let (format, scale) = (self.scales.format(slot), scale.of_cast());
+                let to = Fp8Output { format, scale, copies: Copies::Both, statistics, slot: slot.index() };
+                op(Output::Fp8(to), Some(to_beside))?
+            }
+            _ => op(Output::Plain, Some(to_beside))?,
+        };
+        Ok((made, codes.expect("it was asked for")))
+    }
+
+    /// The scale of what an op is about to produce; where it needs the amax, `measure` has the op tell that first.
+    fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, FrozenScale)> {
+        let frozen = match self.amax_for(slot)? {
+            None => FrozenScale::default(),
+            Some(mut amax) => {
+                measure(Output::Amax { amax: &mut amax })?;
+                self.own_scale(slot, amax)?
+            }
+        };
+        Ok((self.scales.of(slot, &frozen)?, frozen))
+    }
+
+    /// Runs an op of [`Casts::produce`] once more, by the scale that its operand had. Nothing is measured a second time.
+    pub fn reproduce(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        copies: Copies,
+        op: impl FnOnce(Output) -> Result<Produced>,
+    ) -> Result<QuantizedTensor> {
+        let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);
+        let statistics = &mut self.recorder.unread;
+        let to = Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() };
+        Ok(codes_of(op(Output::Fp8(to))?))
+    }
+
+    /// Measures a value that nobody casts.
+    pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        Ok(ops::measure(x, self.statistics(), slot.index())?)
+    }
+
+    /// A cleared F32 `[1]` for an op that makes a value whose amax the cast in `slot` will need; `None` where it does not.
+    pub fn amax_for(&mut self, slot: Slot) -> Result<Option<Tensor>> {
+        if self.scales.known(slot)?.is_some() {
+            return Ok(None);
+        }
+        match self.recorder.spare_amaxes.pop() {
+            Some(amax) => Ok(Some(amax)),
+            None => Ok(Some(Tensor::zeros(self.recorder.statistics.amax.device(), &[1], DType::F32)?)),
+        }
+    }
+
+    /// The scale that `x` has in this step, where it is its own.
+    pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<FrozenScale> {
+        match self.amax_for(slot)? {
+            None => Ok(FrozenScale::default()),
+            Some(mut amax) => {
+                ops::raise_amax(x, &mut amax)?;
+                self.own_scale(slot, amax)
+            }
+        }
+    }
+
+    /// The scale of a tensor with an `amax` from [`Casts::amax_for`].
+    pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
+        let scale = ops::take_scale(&mut amax, self.scales.format(slot), self.scales.current_scaling(slot))?;
+        self.recorder.spare_amaxes.push(amax);
+        Ok(FrozenScale::own(scale))
+    }
+
+    /// Casts a value by a scale from [`Casts::freeze`] and measures it.
+    pub fn quantize(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: impl Into<Values>,
+        copies: Copies,
+    ) -> Result<QuantizedTensor> {
+        self.cast(slot, frozen, x.into(), copies, self.mode.measures())
+    }
+
+    /// Casts once more a value that was cast before in this step, by the scale that it had. Nothing is measured a second time.
+    pub fn requantize(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: impl Into<Values>,
+        copies: Copies,
+    ) -> Result<QuantizedTensor> {
+        self.cast(slot, frozen, x.into(), copies, false)
+    }
+
+    fn cast(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: Values,
+        copies: Copies,
+        measures: bool,
+    ) -> Result<QuantizedTensor> {
+        let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);
+        let statistics = self.recorder.of(measures);
+        x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
+    }
+
+    /// As [`Casts::quantize`], into codes of an earlier cast.
+    pub fn quantize_into(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: &Tensor,
+        into: &mut QuantizedTensor,
+    ) -> Result<()> {
+        let scale = self.scales.of(slot, frozen)?;
+        Ok(ops::quantize_into(x, scale.of_cast(), into, self.statistics(), slot.index())?)
+    }
+}
+
+fn codes_of(produced: Produced) -> QuantizedTensor {
+    produced.fp8().expect("an FP8 output gives codes")
+}

@@ -1,0 +1,141 @@
+//! What scales each cast of a step: read by casts, changed by the update alone.
+
+use crate::error::Result;
+use crate::operand::FrozenScale;
+use crate::recipe::{Cast, FirstStep, Scaling};
+use ottava_tensor::ops::{CastScale, CurrentScaling, DelayedScales, DelayedScaling};
+use ottava_tensor::{DType, Device, Granularity, Tensor};
+
+/// Index of one cast in the scaling state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(usize);
+
+/// Collects the casts of a model while it is built.
+#[derive(Default)]
+pub struct Slots(Vec<(String, Cast)>);
+
+impl Slot {
+    /// Its entry in statistics.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+impl Slots {
+    /// A slot for the cast called `name`.
+    pub fn add(&mut self, name: String, cast: Cast) -> Slot {
+        self.0.push((name, cast));
+        Slot(self.0.len() - 1)
+    }
+}
+
+/// How the weights that an update is about to make will be cast.
+pub enum NextCast {
+    /// By a scale, F32 `[1]`, that is known.
+    Known(Tensor),
+    /// By a scale of their own, from their amax.
+    Measured,
+    /// By scales of their blocks of 128x128, which the update finds.
+    Blocks(CurrentScaling),
+    /// By scales that a cast finds from the finished weights.
+    Later,
+}
+
+/// What scales a cast of a slot: an owned [`CastScale`].
+pub(super) enum Scale {
+    Given(Tensor),
+    Own(Granularity, CurrentScaling),
+}
+
+impl Scale {
+    pub(super) fn of_cast(&self) -> CastScale<'_> {
+        match self {
+            Scale::Given(scale) => CastScale::Given(scale),
+            Scale::Own(granularity, how) => CastScale::Own(*granularity, *how),
+        }
+    }
+}
+
+/// Delayed scaling of a run.
+pub(super) struct Delayed {
+    pub(super) how: DelayedScaling,
+    pub(super) first_step: FirstStep,
+    /// Updates so far; before the first, scales mean nothing.
+    pub(super) updates: u64,
+}
+
+/// The scales of all casts of a model, as one step reads them.
+pub struct Scales {
+    pub(super) slots: Vec<(String, Cast)>,
+    /// Histories and scales; where no scale is delayed, what counts infinities. `None` without casts.
+    pub(super) arrays: Option<DelayedScales>,
+    pub(super) delayed: Option<Delayed>,
+}
+
+impl Scales {
+    pub(super) fn new(device: &Device, Slots(slots): Slots) -> Result<Scales> {
+        let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
+            Scaling::Delayed { how, window, first_step } => Some((Delayed { how, first_step, updates: 0 }, window)),
+            Scaling::Current(_) => None,
+        });
+        let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
+        let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
+        let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
+        Ok(Scales { slots, arrays, delayed })
+    }
+
+    /// How many casts there are.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// True when the model has no FP8 casts.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    pub(super) fn format(&self, slot: Slot) -> DType {
+        self.slots[slot.0].1.format
+    }
+
+    /// What scales casts of `slot` in this step, unless it depends on the amax of the very tensor.
+    pub(super) fn known(&self, slot: Slot) -> Result<Option<Scale>> {
+        let Cast { granularity, scaling, .. } = self.slots[slot.0].1;
+        match (scaling, &self.delayed, &self.arrays) {
+            (Scaling::Current(how), ..) if granularity != Granularity::PerTensor => {
+                Ok(Some(Scale::Own(granularity, how)))
+            }
+            (Scaling::Current(_), ..) | (_, None, _) | (_, _, None) => Ok(None),
+            (_, Some(delayed), _) if delayed.updates == 0 && delayed.first_step == FirstStep::Current => Ok(None),
+            (_, Some(_), Some(arrays)) => Ok(Some(Scale::Given(arrays.scale.rows(slot.0, slot.0 + 1)?))),
+        }
+    }
+
+    /// What scales a cast of `slot` whose own scale, if it needs one, is `frozen`.
+    pub(super) fn of(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
+        match (frozen.scale(), self.known(slot)?) {
+            (Some(own), _) => Ok(Scale::Given(own.clone())),
+            (None, Some(known)) => Ok(known),
+            (None, None) => unreachable!("a cast without a scale of its slot has one of its own"),
+        }
+    }
+
+    /// How weights that an update is about to make will be cast by the cast in `slot`.
+    pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
+        Ok(match self.known(slot)? {
+            Some(Scale::Given(scale)) => NextCast::Known(scale),
+            Some(Scale::Own(Granularity::Blocks128x128, how)) if self.format(slot) == DType::E4M3 => {
+                NextCast::Blocks(how)
+            }
+            Some(Scale::Own(..)) => NextCast::Later,
+            None => NextCast::Measured,
+        })
+    }
+
+    pub(super) fn current_scaling(&self, slot: Slot) -> CurrentScaling {
+        match self.slots[slot.0].1.scaling {
+            Scaling::Current(how) => how,
+            Scaling::Delayed { .. } => CurrentScaling::default(),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The scaling state of a run, between its steps: update, losses, checkpoint.
+
+use super::casts::{Casts, Recorder};
+use super::measured::{CastCounts, CastLosses, CastRecord, LastStep};
+use super::scales::{Delayed, Scales, Slots};
+use crate::error::{Error, Result};
+use crate::mode::Mode;
+use crate::recipe::{Cast, FirstStep, Scaling};
+use ottava_tensor::ops::{self, AmaxReducer, CastStatistics, DelayedScaling, NonFinite};
+use ottava_tensor::{Device, Tensor};
+
+/// The scales, histories and measurements of all casts of a model.
+pub struct ScalingState {
+    scales: Scales,
+    recorder: Recorder,
+    last_step: LastStep,
+    /// Saturated, underflowed and all elements when losses were last asked for.
+    counted: [i64; 3],
+    /// Updates with an infinity, by slot, when losses were last asked for.
+    counted_non_finite: Vec<i64>,
+}
+
+/// The update where no scale is delayed: amaxes are counted and cleared.
+const COUNT: DelayedScaling =
+    DelayedScaling { reducer: AmaxReducer::MostRecent, margin: 0, interval: 1, non_finite: NonFinite::Quarantine };
+
+impl ScalingState {
+    /// Fresh state for `slots` on `device`.
+    pub fn new(device: &Device, slots: Slots) -> Result<ScalingState> {
+        let scales = Scales::new(device, slots)?;
+        let n = scales.len();
+        Ok(ScalingState {
+            scales,
+            recorder: Recorder::new(device, n)?,
+            last_step: LastStep::new(device, n)?,
+            counted: [0; 3],
+            counted_non_finite: vec![0; n],
+        })
+    }
+
+    /// What scales casts in this step.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
+    /// The casts of a pass.
+    pub fn casts(&mut self, mode: Mode) -> Casts<'_> {
+        Casts { scales: &self.scales, recorder: &mut self.recorder, mode }
+    }
+
+    /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.
+    pub fn update(&mut self) -> Result<()> {
+        let Scales { arrays: Some(arrays), delayed, .. } = &mut self.scales else { return Ok(()) };
+        let how = delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
+        let amax = &mut self.recorder.statistics.amax;
+        self.last_step.keep(amax, &arrays.scale)?;
+        ops::delayed_scaling(amax, arrays, how)?;
+        self.count_replayed_update();
+        Ok(())
+    }
+
+    /// Counts an update whose work was recorded and is enqueued again.
+    pub fn count_replayed_update(&mut self) {
+        if let Some(delayed) = &mut self.scales.delayed {
+            delayed.updates += 1;
+        }
+    }
+
+    /// What casts have lost since this was last asked.
+    pub fn losses(&mut self) -> Result<CastLosses> {
+        let sum = |t: &Tensor| -> Result<i64> { Ok(t.to_vec::<i64>()?.iter().sum()) };
+        let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
+        let counts = [sum(saturated)?, sum(underflowed)?, sum(elements)?];
+        let before = std::mem::replace(&mut self.counted, counts);
+        let since = |i: usize| (counts[i] - before[i]) as f64;
+        let share = |i: usize| since(i) / since(2).max(1.0);
+        let mut non_finite = Vec::new();
+        if let Some(arrays) = &self.scales.arrays {
+            let now = arrays.non_finite.to_vec::<i64>()?;
+            let slots = self.scales.slots.iter().zip(now.iter().zip(&self.counted_non_finite));
+            non_finite.extend(slots.filter(|(_, (now, before))| now > before).map(|((name, _), _)| name.clone()));
+            self.counted_non_finite = now;
+        }
+        Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
+    }
+
+    /// What each cast has measured, in the order of the slots; reads from the device.
+    pub fn measured(&self) -> Result<Vec<CastRecord>> {
+        let Scales { slots, arrays: Some(arrays), delayed } = &self.scales else { return Ok(Vec::new()) };
+        let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
+        let [saturated, underflowed, elements, non_finite] =
+            [saturated, underflowed, elements, &arrays.non_finite].map(|t| t.to_vec::<i64>());
+        let (saturated, underflowed, elements, non_finite) = (saturated?, underflowed?, elements?, non_finite?);
+        let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
+        // In a first step each cast had scales of its own.
+        let known = |delayed: &Delayed| delayed.updates > 1 || delayed.first_step == FirstStep::Unscaled;
+        let known = delayed.as_ref().is_some_and(known);
+        let record = |(i, (name, cast)): (usize, &(String, Cast))| CastRecord {
+            name: name.clone(),
+            largest: cast.format.max_finite().unwrap_or(f32::MAX),
+            amax: amax[i],
+            scale: (known && matches!(cast.scaling, Scaling::Delayed { .. })).then_some(scale[i]),
+            counts: CastCounts {
+                elements: elements[i],
+                saturated: saturated[i],
+                underflowed: underflowed[i],
+                non_finite: non_finite[i],
+            },
+        };
+        Ok(slots.iter().enumerate().map(record).collect())
+    }
+
+    /// True when the model has no FP8 casts.
+    pub fn is_empty(&self) -> bool {
+        self.scales.is_empty()
+    }
+
+    /// Names of the slots, in order, for the checkpoint's manifest.
+    pub fn names(&self) -> Vec<String> {
+        self.scales.slots.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The arrays that a checkpoint keeps, by name. Empty unless scaling is delayed.
+    pub fn arrays(&self) -> Result<Vec<(String, Tensor)>> {
+        let Scales { arrays: Some(scales), delayed: Some(delayed), .. } = &self.scales else { return Ok(Vec::new()) };
+        let updates = Tensor::from_slice(&Device::Cpu, &[1], &[delayed.updates as i64])?;
+        let mut arrays = vec![
+            ("scaling.amax_history".to_string(), scales.history.clone()),
+            ("scaling.scale".to_string(), scales.scale.clone()),
+            ("scaling.largest".to_string(), scales.largest.clone()),
+            ("scaling.updates".to_string(), updates),
+        ];
+        if delayed.how.interval > 1 {
+            arrays.push(("scaling.wait".to_string(), scales.wait.clone()));
+        }
+        Ok(arrays)
+    }
+
+    /// Takes over arrays that [`ScalingState::arrays`] gave, in a run whose slots are called `names`.
+    ///
+    /// Each cast takes over what its namesake had. Where there is none, because its linear was in high precision, the coming step is
+    /// a first step once more. Errors when histories have another length; a recipe without delayed scaling takes nothing.
+    pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
+        let Scales { arrays: Some(scales), delayed: Some(delayed), slots } = &mut self.scales else { return Ok(()) };
+        let [window, n] = scales.history.dims("amax history")?;
+        let (history, scale, largest) =
+            (array("scaling.amax_history")?, array("scaling.scale")?, array("scaling.largest")?);
+        if history.shape() != [window, names.len()] || [&scale, &largest].map(Tensor::len) != [names.len(); 2] {
+            return Err(Error::Checkpoint(format!(
+                "the checkpoint's amax history has shape {:?} for {} casts, this run's `amax_history_len` makes it {window} rows",
+                history.shape(),
+                names.len()
+            )));
+        }
+        // A run that computes scales after every step has nothing to wait for.
+        let wait = match array("scaling.wait") {
+            Ok(wait) => wait.to_vec::<i64>()?,
+            Err(_) => vec![0; names.len()],
+        };
+        let [history, scale, largest] = [history, scale, largest].map(|t| t.to_vec::<f32>());
+        let (history, scale, largest, now) = (history?, scale?, largest?, scales.largest.to_vec::<f32>()?);
+        let (mut new_history, mut new_scale, mut new_wait) = (vec![0f32; window * n], vec![1f32; n], vec![0i64; n]);
+        delayed.updates = array("scaling.updates")?.to_vec::<i64>()?[0] as u64;
+        for (i, (name, _)) in slots.iter().enumerate() {
+            let Some(old) = names.iter().position(|other| other == name) else {
+                delayed.updates = 0;
+                continue;
+            };
+            (0..window).for_each(|row| new_history[row * n + i] = history[row * names.len() + old]);
+            // A cast may have another format than it had; its scale keeps the same tensor within the range.
+            new_scale[i] = (scale[old] * (now[i] / largest[old])).min(f32::MAX);
+            new_wait[i] = wait[old].min(i64::from(delayed.how.interval) - 1);
+        }
+        let device = scales.history.device().clone();
+        scales.history = Tensor::from_slice(&device, &[window, n], &new_history)?;
+        scales.scale = Tensor::from_slice(&device, &[n], &new_scale)?;
+        scales.wait = Tensor::from_slice(&device, &[n], &new_wait)?;
+        Ok(())
+    }
+}

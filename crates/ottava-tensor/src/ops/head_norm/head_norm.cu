@@ -1,0 +1,109 @@
+// Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head: neighbours where
+// `lanes` times eight is the size of a head, else every 32nd, of heads up to 256.
+
+__device__ __forceinline__ float group_sum(float v, int lanes) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset);
+    return v;
+}
+
+struct Head {
+    int lane, dim;
+    bool wide;
+    __device__ __forceinline__ int column(int j) const { return wide ? lane * 8 + j : lane + 32 * j; }
+    __device__ __forceinline__ void read(const X* from, float (&v)[8]) const {
+        if (wide) return unpack8(load8(from + lane * 8), v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = column(j) < dim ? load(from[column(j)]) : 0.0f;
+    }
+    __device__ __forceinline__ void write(X* to, const float (&v)[8]) const {
+        if (wide) return store8(to + lane * 8, pack8<X>(v));
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (column(j) < dim) store(&to[column(j)], v[j]);
+    }
+};
+
+__device__ __forceinline__ float rstd_of(const float (&x)[8], const Head& head, int lanes, float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += x[j] * x[j];
+    return 1.0f / sqrtf(group_sum(sum, lanes) / head.dim + eps);
+}
+
+extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, const X* wq, const X* wk, int rows, int heads, int kv_heads,
+                                                            int dim, int lanes, float eps) {
+    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
+    const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
+    const u64 total = (u64)rows * all;
+    float q[8], k[8];
+    head.read(wq, q);
+    head.read(wk, k);
+    // Threads of a warp leave the loop together, since they add up together.
+    for (u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp; first < total; first += (u64)gridDim.x * groups) {
+        const u64 p = first + threadIdx.x % 32 / lanes;
+        const bool mine = p < total;
+        const int h = p % all;
+        float v[8] = {};
+        if (mine) head.read(x + p * dim, v);
+        const float rstd = rstd_of(v, head, lanes, eps);
+        if (h < heads + kv_heads)
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = v[j] * rstd * (h < heads ? q[j] : k[j]);
+        if (mine) head.write(y + p * dim, v);
+    }
+}
+
+// Each block writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`, `[blocks, dim]`.
+extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
+                                                                     const X* wq, const X* wk, int rows, int heads, int kv_heads, int dim,
+                                                                     int lanes, float eps) {
+    __shared__ float sums[2][256 * 8];
+    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
+    const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
+    const u64 total = (u64)rows * all;
+    float q[8], k[8], sum_q[8] = {}, sum_k[8] = {};
+    head.read(wq, q);
+    head.read(wk, k);
+    for (u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp; first < total; first += (u64)gridDim.x * groups) {
+        const u64 p = first + threadIdx.x % 32 / lanes;
+        const bool mine = p < total;
+        const int h = p % all;
+        float v[8] = {}, g[8] = {};
+        if (mine) {
+            head.read(x + p * dim, v);
+            head.read(dy + p * dim, g);
+        }
+        const float rstd = rstd_of(v, head, lanes, eps);
+        float projection = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) projection += g[j] * (h < heads ? q[j] : k[j]) * (v[j] * rstd);
+        projection = group_sum(projection, lanes) / dim;
+        if (mine && h < heads + kv_heads) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const float normed = v[j] * rstd, dw = g[j] * normed;
+                if (h < heads) sum_q[j] += dw;
+                else sum_k[j] += dw;
+                g[j] = rstd * (g[j] * (h < heads ? q[j] : k[j]) - normed * projection);
+            }
+        }
+        if (mine) head.write(dx + p * dim, g);
+    }
+    // A row of sums per group, added up in the order of the groups.
+    const int group = threadIdx.x / lanes, padded = lanes * 8;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        sums[0][group * padded + head.column(j)] = sum_q[j];
+        sums[1][group * padded + head.column(j)] = sum_k[j];
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < dim; c += blockDim.x) {
+        float of_q = 0.0f, of_k = 0.0f;
+        for (int g = 0; g < groups; g++) {
+            of_q += sums[0][g * padded + c];
+            of_k += sums[1][g * padded + c];
+        }
+        partial_q[(u64)blockIdx.x * dim + c] = of_q;
+        partial_k[(u64)blockIdx.x * dim + c] = of_k;
+    }
+}
