@@ -2,7 +2,8 @@
 
 pub mod allocator;
 
-use crate::ops::{cast, normal, real_type};
+use crate::cuda::{CudaDevice, arch_of, compile_all};
+use crate::ops::{cast, kernels, normal, real_type};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::OnceLock;
 
@@ -25,11 +26,16 @@ impl Tolerance {
 }
 
 /// The GPU, or `None` with a line on standard error when this machine has none. A GPU that is there but does not open is a failure,
-/// and so is its absence with `OTTAVA_REQUIRE_GPU` set.
+/// and so is its absence with `OTTAVA_REQUIRE_GPU` set. The first call compiles every kernel to the disk cache, on all cores.
 pub fn gpu() -> Option<Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
-    GPU.get_or_init(|| match crate::cuda::CudaDevice::count() {
-        Ok(n) if n > 0 => Some(Device::cuda(0).expect("the GPU of this machine opens")),
+    GPU.get_or_init(|| match CudaDevice::count() {
+        Ok(n) if n > 0 => {
+            let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
+            // A kernel that does not compile fails the tests that launch it.
+            drop(compile_all(&kernels(), &arch_of(gpu.capability())));
+            Some(Device::Cuda(gpu))
+        }
         _ => {
             assert!(
                 std::env::var_os("OTTAVA_REQUIRE_GPU").is_none(),

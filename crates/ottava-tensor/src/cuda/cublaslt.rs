@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// Device pointers of one product.
 #[derive(Clone, Copy)]
@@ -94,14 +95,20 @@ const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 const WORKSPACE: usize = 32 << 20;
 /// What cuBLASLt 13.1 wants the address of a scale to be a multiple of, in bytes; at 4 it does not run the product.
 const SCALE_ALIGNMENT: u64 = 16;
-/// How many of the library's proposals are looked at, and how many of those race.
+/// How many of the library's proposals are timed once, and how many of those, the fastest, are timed under load.
 const PROPOSALS: usize = 32;
 const FINALISTS: usize = 6;
-/// Turns of the race.
+/// How often each finalist is timed under load.
 const ROUNDS: usize = 2;
-/// Milliseconds of the warm-up before it and of each turn. Under load the power limit sets the pace, after some milliseconds.
+/// Milliseconds of load before the first round. Under load the power limit sets the clock, after some milliseconds. The first timing of all
+/// proposals is load too and counts, but it has pauses in which kernels are loaded; so at least `SETTLE` come without a pause.
 const WARM_UP: f32 = 80.0;
+const SETTLE: f32 = 20.0;
+/// Milliseconds of each timing under load.
 const TURN: f32 = 12.0;
+/// A finalist this many times slower than the fastest one in the first round is not timed again: to win, its second time would have to be
+/// better by more than the difference, and times under load repeat to a few percent.
+const HOPELESS: f32 = 1.1;
 /// Products of fewer milliseconds are no load, and not worth as much time: so many runs have to do.
 const SMALL: f32 = 0.05;
 const RUNS_OF_SMALL: usize = 5;
@@ -258,7 +265,9 @@ impl Gemms {
             }
             (Some(None), []) => *pointers,
         };
-        // A first look at all, then a race of the best under load and in turns, so that a chip that grows warm slows all of them alike.
+        // All proposals once, then the best under load and in rounds, so that a chip that grows warm slows all of them alike.
+        let _quiet = self.library.context.quiet();
+        let start = Instant::now();
         let mut refusal = None;
         let mut field = Vec::new();
         for Candidate { algorithm, .. } in proposals {
@@ -268,24 +277,30 @@ impl Gemms {
                 Err(error) => refusal = Some(error),
             }
         }
+        // Each ran twice, once timed.
+        let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
         field.sort_by(|a, b| a.0.total_cmp(&b.0));
         field.truncate(FINALISTS);
-        let mut totals = vec![0.0; field.len()];
+        // Milliseconds in all rounds, for each that is still in.
+        let mut totals: Vec<(f32, Algorithm)> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
         if let [(time, leader), _, ..] = field.as_slice() {
             let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
+            let warm_up = (WARM_UP - load).max(SETTLE);
             // SAFETY: as above.
-            unsafe { plan.time(&self.library, leader, &target, self.workspace, runs(WARM_UP))? };
+            unsafe { plan.time(&self.library, leader, &target, self.workspace, runs(warm_up))? };
             for _ in 0..ROUNDS {
-                for ((_, algorithm), total) in field.iter().zip(&mut totals) {
+                for (total, algorithm) in &mut totals {
                     // SAFETY: as above.
                     *total += unsafe { plan.time(&self.library, algorithm, &target, self.workspace, runs(TURN))? };
                 }
+                let fastest = totals.iter().map(|(total, _)| *total).fold(f32::INFINITY, f32::min);
+                totals.retain(|(total, _)| *total <= fastest * HOPELESS);
             }
         }
-        let best = field.iter().zip(&totals).min_by(|a, b| a.1.total_cmp(b.1));
-        match (best, refusal) {
-            (Some(((_, algorithm), _)), _) => {
-                tracing::debug!("{key}: milliseconds of the race {totals:?}");
+        match (totals.iter().min_by(|a, b| a.0.total_cmp(&b.0)), refusal) {
+            (Some((_, algorithm)), _) => {
+                let times: Vec<f32> = totals.iter().map(|(total, _)| *total).collect();
+                tracing::debug!("{key}: chosen in {:.0?}, finalists took {times:?} ms", start.elapsed());
                 plan.algorithm = *algorithm;
                 self.choices.insert(key, *algorithm);
                 Ok(plan)

@@ -16,6 +16,7 @@ use backend::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What one attention call computes. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with heads
 /// contiguous and a free distance between tokens, so that `q`, `k` and `v` may lie in one buffer.
@@ -279,7 +280,10 @@ impl Attention {
     pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: Pass) -> Result<usize> {
         self.context.bind()?;
         if !self.plans.contains_key(&(*shape, pass)) {
+            let _quiet = self.context.quiet();
+            let start = Instant::now();
             let plan = pass.graph(self.api, shape)?.plan(On::Session(&self.session))?;
+            tracing::debug!("attention {pass:?} of {shape:?} planned in {:.2?}", start.elapsed());
             self.plans.insert((*shape, pass), plan);
         }
         Ok(self.plans[&(*shape, pass)].workspace)

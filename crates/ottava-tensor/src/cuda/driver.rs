@@ -175,6 +175,8 @@ pub(super) struct Context {
     launches: Mutex<VecDeque<&'static str>>,
     /// The first fault of the device: later errors only repeat that the context is dead.
     fault: OnceLock<String>,
+    /// Held while products are timed, and while code is loaded.
+    quiet: Mutex<()>,
 }
 
 // SAFETY: the driver API may be called from any thread; each method binds the context to its thread first.
@@ -220,6 +222,7 @@ impl Context {
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
             launches: Mutex::default(),
             fault: OnceLock::new(),
+            quiet: Mutex::default(),
         };
         // SAFETY: the driver writes one handle; `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
@@ -284,6 +287,12 @@ impl Context {
             launches.pop_front();
         }
         launches.push_back(what);
+    }
+
+    /// Excludes other holders until the guard is dropped. Loading code may wait for the whole device (CUDA guide, "Lazy loading"), so it must
+    /// not happen in another thread while products are timed.
+    pub(super) fn quiet(&self) -> MutexGuard<'_, ()> {
+        lock(&self.quiet)
     }
 
     /// Waits until the stream is empty.

@@ -1,5 +1,6 @@
 //! A GPU in a dry run: the pool of a real one over memory that does not exist.
 
+use super::ahead::Workload;
 use super::cudnn::{AttentionShape, Pass};
 use super::driver::Context;
 use super::pool::Backing;
@@ -119,6 +120,8 @@ impl Backing for Memory {
 pub(super) struct DryGpu {
     pub(super) ledger: Arc<Ledger>,
     pub(super) trace: Trace,
+    /// What was launched so far.
+    pub(super) workload: Mutex<Workload>,
 }
 
 impl DryGpu {
@@ -160,6 +163,18 @@ mod tests {
         assert_eq!((requested, free, total), (30 * MIB, 20 * MIB, 100 * MIB));
         drop(kept);
         Tensor::empty(&device, &[90 * MIB], DType::E4M3).expect("idle segments go back first");
+    }
+
+    #[test]
+    fn a_dry_run_records_each_pass_of_attention_once() {
+        let gpu = crate::cuda::CudaDevice::dry(GpuModel::h200());
+        let shape = AttentionShape::fused([1, 64], 2, 2, 32);
+        for pass in [Pass::Forward, Pass::Forward, Pass::Backward] {
+            gpu.attention_workspace(&shape, pass).unwrap();
+        }
+        let planned = gpu.workload().unwrap().attention;
+        assert_eq!(planned, [(shape, Pass::Forward), (shape, Pass::Backward)]);
+        gpu.prepare(gpu.workload().unwrap());
     }
 
     /// Byte for byte what [`super::super::plan_attention`] said on an H200 with cuDNN 9.14.

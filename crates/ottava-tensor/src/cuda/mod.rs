@@ -4,12 +4,14 @@
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
 //! the calls, but for copies between the two memories (`transfer.rs`). In a dry run a device is all of this but the context: calls are checked, memory is counted, nothing is enqueued.
 
+mod ahead;
 mod buffer;
 mod cublaslt;
 mod cudnn;
 mod driver;
 mod dry;
 mod graph;
+mod kernel;
 mod load;
 mod nvrtc;
 mod pinned;
@@ -20,6 +22,7 @@ mod tests;
 mod trace;
 mod transfer;
 
+pub use ahead::{Workload, compile_all};
 pub use buffer::DeviceBuffer;
 pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
@@ -28,8 +31,9 @@ pub use cudnn::{AttentionShape, plan_attention};
 pub use driver::Event;
 pub use dry::GpuModel;
 pub use graph::Graph;
+pub use kernel::{Arg, Defines, Kernel, KernelModule, Source};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
-pub use nvrtc::{CACHE_VARIABLE, Source, arch_of, compile};
+pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
 pub use profile::Call;
@@ -37,6 +41,7 @@ pub(crate) use transfer::Transfer;
 
 use crate::error::Result;
 use crate::ledger::Ledger;
+use ahead::{Background, Cubins, Task};
 use cublaslt::Gemms;
 use cudnn::{Attention, Pass};
 use driver::{Context, Function, Module, lock};
@@ -49,60 +54,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// One kernel: its source, how it is compiled and its name in there.
-#[derive(Debug)]
-pub struct Kernel {
-    /// The text it lives in.
-    pub source: &'static Source,
-    /// Macros, each passed as `-DNAME=VALUE`.
-    pub defines: &'static [(&'static str, &'static str)],
-    /// The `extern "C"` name.
-    pub entry: &'static str,
-}
-
-/// One argument of a kernel, of the C type it stands for.
-#[derive(Clone, Copy, Debug)]
-pub enum Arg {
-    /// A pointer into device memory.
-    Ptr(u64),
-    /// `int`
-    I32(i32),
-    /// `unsigned`
-    U32(u32),
-    /// `long long`
-    I64(i64),
-    /// `unsigned long long`, or `size_t`
-    U64(u64),
-    /// `float`
-    F32(f32),
-}
-
-impl Arg {
-    /// The argument's bytes from the lowest on, as many as its type has.
-    fn bits(self) -> u64 {
-        match self {
-            Arg::Ptr(value) | Arg::U64(value) => value,
-            Arg::I64(value) => value as u64,
-            Arg::I32(value) => u64::from(value as u32),
-            Arg::U32(value) => u64::from(value),
-            Arg::F32(value) => u64::from(value.to_bits()),
-        }
-    }
-}
-
-/// The macros a module is compiled with.
-type Defines = &'static [(&'static str, &'static str)];
-/// A module: the address of its source's text, which is as good as the text, and its macros.
-type ModuleKey = (usize, Defines);
-
 /// What a dry run calls the memory that attention takes while it runs.
 const ATTENTION: &str = "scratch of attention";
 
 /// Modules loaded so far and kernels found in them.
 #[derive(Default)]
 struct Kernels {
-    modules: HashMap<ModuleKey, Arc<Module>>,
-    functions: HashMap<(ModuleKey, &'static str), Function>,
+    modules: HashMap<KernelModule, Arc<Module>>,
+    functions: HashMap<(KernelModule, &'static str), Function>,
 }
 
 /// A GPU.
@@ -124,11 +83,13 @@ enum Does {
 
 /// What runs work on a GPU that is there.
 struct Running {
-    arch: String,
+    // First: its threads use what comes below.
+    background: Background,
+    cubins: Arc<Cubins>,
     kernels: RwLock<Kernels>,
     gemms: Mutex<Gemms>,
     /// Opened by the first attention: nothing else needs cuDNN.
-    attention: Mutex<Option<Attention>>,
+    attention: Arc<Mutex<Option<Attention>>>,
     // Last, so that what uses the context goes first.
     context: Arc<Context>,
 }
@@ -155,10 +116,11 @@ impl CudaDevice {
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
             does: Does::Run(Box::new(Running {
-                arch: arch_of(context.capability),
+                background: Background::default(),
+                cubins: Arc::new(Cubins::new(arch_of(context.capability))),
                 kernels: RwLock::default(),
                 gemms,
-                attention: Mutex::default(),
+                attention: Arc::default(),
                 context,
             })),
         }))
@@ -186,6 +148,35 @@ impl CudaDevice {
             Does::Run(_) => None,
             Does::Count(dry) => Some(dry),
         }
+    }
+
+    /// What was launched so far, in a dry run. `None` on a GPU that is there.
+    pub fn workload(&self) -> Option<Workload> {
+        self.dry_gpu().map(|dry| lock(&dry.workload).clone())
+    }
+
+    /// Compiles the kernels of `workload` on all cores and plans its attention, and returns at once: the work goes on in other threads.
+    /// A call whose preparation is under way waits for it. A preparation that fails is done again by the call that needs it, which
+    /// reports the error. Does nothing in a dry run.
+    pub fn prepare(&self, workload: Workload) {
+        let Some(running) = self.running() else { return };
+        let (attention, context) = (running.attention.clone(), running.context.clone());
+        let plan: Task = Box::new(move || {
+            for (shape, pass) in &workload.attention {
+                if let Err(error) = with_attention(&attention, &context, |attention| attention.prepare(shape, *pass)) {
+                    tracing::debug!("attention was not planned ahead: {error}");
+                }
+            }
+        });
+        let compile = workload.kernels.into_iter().map(|module| -> Task {
+            let cubins = running.cubins.clone();
+            Box::new(move || {
+                if let Err(error) = cubins.get(&module) {
+                    tracing::debug!("{} was not compiled ahead: {error}", module.source.name);
+                }
+            })
+        });
+        running.background.start(std::iter::once(plan).chain(compile).collect());
     }
 
     fn running(&self) -> Option<&Running> {
@@ -297,9 +288,16 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
-        let Some(running) = self.running().filter(|_| !grid.contains(&0)) else {
-            self.trace_kernel(kernel, grid, block, args);
-            return Ok(());
+        let running = match &self.does {
+            Does::Run(_) if grid.contains(&0) => return Ok(()),
+            Does::Run(running) => running,
+            Does::Count(dry) => {
+                self.trace_kernel(kernel, grid, block, args);
+                if !grid.contains(&0) {
+                    lock(&dry.workload).add_kernel(kernel.module());
+                }
+                return Ok(());
+            }
         };
         let function = running.function(kernel)?;
         let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
@@ -339,7 +337,8 @@ impl CudaDevice {
         let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
         self.trace(|| format!("attention forward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Forward)?;
-        self.with_attention(|attention| {
+        let Some(running) = self.running() else { return Ok(()) };
+        running.with_attention(|attention| {
             self.profiled(Call::AttentionForward, || {
                 // SAFETY: the caller's promise, and a workspace of the size asked for.
                 unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
@@ -362,7 +361,8 @@ impl CudaDevice {
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
         let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;
-        self.with_attention(|attention| {
+        let Some(running) = self.running() else { return Ok(()) };
+        running.with_attention(|attention| {
             self.profiled(Call::AttentionBackward, || {
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
                 unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
@@ -371,22 +371,13 @@ impl CudaDevice {
     }
 
     fn attention_workspace(self: &Arc<Self>, shape: &AttentionShape, pass: Pass) -> Result<DeviceBuffer> {
-        let mut bytes = DryGpu::attention_workspace(shape, pass);
-        self.with_attention(|attention| {
-            bytes = attention.prepare(shape, pass)?;
-            Ok(())
-        })?;
-        self.alloc(bytes)
-    }
-
-    fn with_attention(&self, work: impl FnOnce(&mut Attention) -> Result<()>) -> Result<()> {
-        let Some(running) = self.running() else { return Ok(()) };
-        let mut attention = lock(&running.attention);
-        let attention = match &mut *attention {
-            Some(attention) => attention,
-            none => none.insert(Attention::open(&running.context)?),
-        };
-        work(attention)
+        self.alloc(match &self.does {
+            Does::Run(running) => running.with_attention(|attention| attention.prepare(shape, pass))?,
+            Does::Count(dry) => {
+                lock(&dry.workload).add_attention(shape, pass);
+                DryGpu::attention_workspace(shape, pass)
+            }
+        })
     }
 
     /// Called by a buffer on its way out.
@@ -403,7 +394,7 @@ impl CudaDevice {
 impl Running {
     /// The kernel, compiled and loaded on first use.
     fn function(&self, kernel: &Kernel) -> Result<Function> {
-        let module_key = (kernel.source.text.as_ptr() as usize, kernel.defines);
+        let module_key = kernel.module();
         let known = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = known.functions.get(&(module_key, kernel.entry)) {
             return Ok(function.clone());
@@ -413,7 +404,7 @@ impl Running {
         let module = match kernels.modules.get(&module_key) {
             Some(module) => module.clone(),
             None => {
-                let cubin = compile(kernel.source, kernel.defines, &self.arch)?;
+                let cubin = self.cubins.get(&module_key)?;
                 let module = Arc::new(Module::load(&self.context, &cubin, kernel.source.name)?);
                 kernels.modules.insert(module_key, module.clone());
                 module
@@ -423,6 +414,23 @@ impl Running {
         kernels.functions.insert((module_key, kernel.entry), function.clone());
         Ok(function)
     }
+
+    fn with_attention<R>(&self, work: impl FnOnce(&mut Attention) -> Result<R>) -> Result<R> {
+        with_attention(&self.attention, &self.context, work)
+    }
+}
+
+/// Gives `work` the attention of a device, opened on first use.
+fn with_attention<R>(
+    attention: &Mutex<Option<Attention>>,
+    context: &Arc<Context>,
+    work: impl FnOnce(&mut Attention) -> Result<R>,
+) -> Result<R> {
+    let mut attention = lock(attention);
+    work(match &mut *attention {
+        Some(attention) => attention,
+        none => none.insert(Attention::open(context)?),
+    })
 }
 
 impl fmt::Debug for CudaDevice {

@@ -1,5 +1,6 @@
 //! NVRTC: CUDA C++ compiled at run time to a cubin, and kept on disk. Needs no GPU and no CUDA toolkit.
 
+use super::kernel::{KernelModule, Source};
 use super::load::{LibraryReport, NVRTC, Problem, SearchPath, SharedLibrary, functions};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -8,15 +9,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// CUDA C++ that belongs to one op, complete: nothing is added to it.
-#[derive(Debug)]
-pub struct Source {
-    /// The op, as it appears in error messages.
-    pub name: &'static str,
-    /// The text of the translation unit.
-    pub text: &'static str,
-}
+use std::time::Instant;
 
 /// Environment variable with the folder for compiled kernels and GEMM choices.
 pub const CACHE_VARIABLE: &str = "OTTAVA_CACHE_DIR";
@@ -70,13 +63,13 @@ pub fn arch_of(capability: (i32, i32)) -> String {
     }
 }
 
-/// Compiles `source` for `arch` (as `sm_90a`) with `defines` as macros, or takes the result of an earlier call from
+/// Compiles `module` for `arch` (as `sm_90a`), or takes the result of an earlier call from
 /// disk. Multiply and add are never contracted, so that kernels agree with the CPU bit for bit.
 ///
 /// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or
 /// written costs time, nothing else.
-pub fn compile(source: &Source, defines: &[(&str, &str)], arch: &str) -> Result<Vec<u8>> {
-    let api = api()?;
+pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
+    let (api, KernelModule { source, defines }) = (api()?, module);
     let mut options = vec![
         format!("--gpu-architecture={arch}"),
         "-std=c++17".to_string(),
@@ -91,7 +84,12 @@ pub fn compile(source: &Source, defines: &[(&str, &str)], arch: &str) -> Result<
         key.update(part);
     }
     let file = cache_folder().join("kernels").join(format!("{}-{}.cubin", source.name, hex(&key.finalize())));
-    cached(&file, || api.compile(source, &options))
+    cached(&file, || {
+        let start = Instant::now();
+        let cubin = api.compile(source, &options)?;
+        tracing::debug!("{} {defines:?} compiled in {:.2?}", source.name, start.elapsed());
+        Ok(cubin)
+    })
 }
 
 impl Api {
@@ -283,15 +281,16 @@ mod tests {
             eprintln!("skipped: {problem}");
             return;
         }
-        let good = Source {
+        static GOOD: Source = Source {
             name: "scale",
             text: r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
         };
-        let cubin = compile(&good, &[("X", "float")], "sm_90a").expect("a kernel");
+        let good = KernelModule { source: &GOOD, defines: &[("X", "float")] };
+        let cubin = compile(&good, "sm_90a").expect("a kernel");
         assert_eq!(&cubin[..4], b"\x7fELF");
 
-        let bad = Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }" };
-        let error = compile(&bad, &[], "sm_90a").expect_err("no such variable");
+        static BAD: Source = Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }" };
+        let error = compile(&KernelModule { source: &BAD, defines: &[] }, "sm_90a").expect_err("no such variable");
         assert!(
             matches!(&error, Error::Compile { kernel, log } if kernel == "bad" && log.contains("nothing")),
             "{error}"

@@ -1,10 +1,9 @@
 //! What every `cuda.rs` needs: sources with the common header, storage types as defines, grid sizes.
 
-use crate::cuda::Source;
+use crate::cuda::{KernelModule, Source};
 use crate::{DType, Error, Result, Tensor};
 
-/// Defines given to the compiler with a kernel.
-pub(crate) type Defines = &'static [(&'static str, &'static str)];
+pub(crate) use crate::cuda::Defines;
 
 /// Declares `SOURCE`, the kernel file of this folder after the common header; or a static of another name, with more headers between.
 macro_rules! kernel_source {
@@ -73,8 +72,11 @@ pub(crate) fn storage(dtype: DType) -> Result<Defines> {
 const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
 
 /// Every kernel file with every set of defines it is compiled with, so that all can be compiled ahead of a run.
-pub fn kernels() -> Vec<(&'static Source, Defines)> {
+pub fn kernels() -> Vec<KernelModule> {
     use super::*;
+    fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
+        variants.into_iter().map(move |defines| KernelModule { source, defines })
+    }
     let typed: [&'static Source; 12] = [
         &add::SOURCE,
         &attention::SOURCE,
@@ -89,34 +91,47 @@ pub fn kernels() -> Vec<(&'static Source, Defines)> {
         &rope::SOURCE,
         &swiglu::SOURCE,
     ];
-    let mut all: Vec<(&'static Source, Defines)> = Vec::new();
-    all.extend(typed.iter().flat_map(|&source| STORAGE.iter().map(move |&defines| (source, defines))));
-    all.extend(adamw::variants().map(|defines| (&adamw::SOURCE, defines)));
-    all.extend(cast::VARIANTS.iter().map(|&defines| (&cast::SOURCE, defines)));
-    for source in [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE] {
-        all.extend(quantize::VARIANTS.iter().map(|&defines| (source, defines)));
-    }
-    all.extend(global_norm::VARIANTS.iter().map(|&defines| (&global_norm::SOURCE, defines)));
-    all.extend(scaled::VARIANTS.iter().map(|&defines| (&scaled::SOURCE, defines)));
-    all.extend(transpose::VARIANTS.iter().map(|&defines| (&transpose::SOURCE, defines)));
-    for source in [&delayed_scaling::SOURCE, &random::SOURCE] {
-        all.push((source, &[]));
-    }
+    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE];
+    let untyped = [&delayed_scaling::SOURCE, &random::SOURCE];
+    let mut all: Vec<KernelModule> = Vec::new();
+    all.extend(typed.into_iter().flat_map(|source| of(source, STORAGE.iter().copied())));
+    all.extend(of(&adamw::SOURCE, adamw::variants()));
+    all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
+    all.extend(producers.into_iter().flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
+    all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
+    all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
+    all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
+    all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));
     all
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::cuda::{Defines, GpuModel, Workload, compile_all};
+    use crate::{DType, Device, Tensor};
+
+    #[test]
+    fn a_dry_run_records_each_kernel_once_in_the_order_of_first_use() {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+        assert_eq!(gpu.workload(), Some(Workload::default()));
+        let x = Tensor::zeros(&device, &[2, 64], DType::BF16).unwrap();
+        for _ in 0..2 {
+            crate::ops::cast(&crate::ops::add(&x, &x).unwrap(), DType::F32).unwrap();
+        }
+        let recorded = gpu.workload().unwrap().kernels;
+        let recorded: Vec<_> = recorded.iter().map(|module| (module.source.name, module.defines)).collect();
+        let expected: [(_, Defines); 2] = [("add", &[("X", "bf16")]), ("cast", &[("FROM", "bf16"), ("TO", "f32")])];
+        assert_eq!(recorded, expected);
+    }
+
     /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
     #[test]
     fn every_kernel_compiles_for_hopper() {
-        let mut compiled = 0;
-        for (source, defines) in super::kernels() {
-            match crate::cuda::compile(source, defines, "sm_90a") {
-                Ok(cubin) => {
-                    assert!(cubin.starts_with(b"\x7fELF"), "{} gave something else than a cubin", source.name);
-                    compiled += 1;
-                }
+        let modules = super::kernels();
+        for (module, outcome) in modules.iter().zip(compile_all(&modules, "sm_90a")) {
+            match outcome {
+                Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{} is not a cubin", module.source.name),
                 Err(error @ crate::Error::Library { .. }) => {
                     assert!(std::env::var_os("OTTAVA_REQUIRE_NVRTC").is_none(), "{error}");
                     return eprintln!("skipped: {error}");
@@ -124,6 +139,6 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
-        println!("{compiled} kernel files compiled for sm_90a");
+        println!("{} kernel files compiled for sm_90a", modules.len());
     }
 }

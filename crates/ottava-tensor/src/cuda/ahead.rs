@@ -1,0 +1,178 @@
+//! Work done ahead of its first use, on other threads: kernels compiled, attention planned.
+//!
+//! A first training step launches some 30 kernels, which NVRTC takes seconds to compile one after the other. What a run will
+//! launch is known from a dry run of it, so all cores compile while the model is loaded.
+
+use super::cudnn::{AttentionShape, Pass};
+use super::driver::lock;
+use super::kernel::KernelModule;
+use super::nvrtc::compile;
+use crate::error::Result;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{JoinHandle, available_parallelism};
+
+/// What a run launches, in the order of first use. A dry run records it ([`CudaDevice::workload`](super::CudaDevice::workload)),
+/// a real device prepares it ([`CudaDevice::prepare`](super::CudaDevice::prepare)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Workload {
+    /// Sources to compile, with their macros.
+    pub kernels: Vec<KernelModule>,
+    /// Attention to plan.
+    pub(super) attention: Vec<(AttentionShape, Pass)>,
+}
+
+impl Workload {
+    pub(super) fn add_kernel(&mut self, module: KernelModule) {
+        if !self.kernels.contains(&module) {
+            self.kernels.push(module);
+        }
+    }
+
+    pub(super) fn add_attention(&mut self, shape: &AttentionShape, pass: Pass) {
+        if !self.attention.contains(&(*shape, pass)) {
+            self.attention.push((*shape, pass));
+        }
+    }
+}
+
+/// Compiles `modules` for `arch` (as `sm_90a`) on all cores, or takes them from the disk cache; the results are in the order of
+/// `modules`. Errors as [`compile`].
+pub fn compile_all(modules: &[KernelModule], arch: &str) -> Vec<Result<Vec<u8>>> {
+    modules.par_iter().map(|module| compile(module, arch)).collect()
+}
+
+/// Empty until the compilation ends; `None` when it failed.
+type Cell = Arc<OnceLock<Option<Vec<u8>>>>;
+
+/// Cubins for one architecture. Each is compiled once, by the thread that asks first; others wait for it.
+pub(super) struct Cubins {
+    arch: String,
+    cells: Mutex<HashMap<KernelModule, Cell>>,
+}
+
+impl Cubins {
+    pub(super) fn new(arch: String) -> Cubins {
+        Cubins { arch, cells: Mutex::default() }
+    }
+
+    /// The cubin of `module`. Errors as [`compile`].
+    pub(super) fn get(&self, module: &KernelModule) -> Result<Vec<u8>> {
+        self.get_with(module, || compile(module, &self.arch))
+    }
+
+    fn get_with(&self, module: &KernelModule, build: impl Fn() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let cell = lock(&self.cells).entry(*module).or_default().clone();
+        match cell.get_or_init(|| build().ok()) {
+            Some(cubin) => Ok(cubin.clone()),
+            // Errors are not kept: compiling again gives the caller its own.
+            None => build(),
+        }
+    }
+}
+
+/// A piece of background work.
+pub(super) type Task = Box<dyn FnOnce() + Send>;
+
+/// Threads that work through tasks. Dropping it skips the tasks that have not begun and waits for the others, since a process must not
+/// exit while a library works.
+#[derive(Default)]
+pub(super) struct Background {
+    stopped: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Background {
+    /// Starts `tasks` in their order, on as many threads as there are cores, and returns at once.
+    pub(super) fn start(&self, tasks: Vec<Task>) {
+        let cores = available_parallelism().map_or(1, usize::from);
+        let count = cores.min(tasks.len());
+        let queue = Arc::new(Mutex::new(tasks.into_iter()));
+        let work = move |queue: &Mutex<std::vec::IntoIter<Task>>, stopped: &AtomicBool| {
+            let next = || lock(queue).next().filter(|_| !stopped.load(Ordering::Relaxed));
+            while let Some(task) = next() {
+                task();
+            }
+        };
+        lock(&self.threads).extend((0..count).map(|_| {
+            let (queue, stopped) = (queue.clone(), self.stopped.clone());
+            std::thread::spawn(move || work(&queue, &stopped))
+        }));
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        for thread in lock(&self.threads).drain(..) {
+            // A task that panicked has printed its message; what it was to prepare is done at first use.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::kernel::Source;
+    use crate::error::Error;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    static SOURCE: Source = Source { name: "empty", text: "" };
+    const MODULE: KernelModule = KernelModule { source: &SOURCE, defines: &[("X", "f32")] };
+
+    #[test]
+    fn a_cubin_in_flight_is_waited_for_and_compiled_once() {
+        let (cubins, builds, begun) = (Cubins::new("sm_90a".into()), AtomicUsize::new(0), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cubins.get_with(&MODULE, || {
+                    builds.fetch_add(1, Ordering::Relaxed);
+                    begun.wait();
+                    std::thread::sleep(Duration::from_millis(50));
+                    Ok(vec![1])
+                })
+            });
+            begun.wait();
+            let cubin = cubins.get_with(&MODULE, || {
+                builds.fetch_add(1, Ordering::Relaxed);
+                Ok(vec![2])
+            });
+            assert_eq!((cubin.expect("a cubin"), builds.load(Ordering::Relaxed)), (vec![1], 1));
+        });
+        let other = KernelModule { defines: &[("X", "bf16")], ..MODULE };
+        assert_eq!(cubins.get_with(&other, || Ok(vec![3])).expect("a cubin"), [3]);
+    }
+
+    #[test]
+    fn every_caller_gets_the_error_of_a_failed_compilation() {
+        let cubins = Cubins::new("sm_90a".into());
+        for _ in 0..2 {
+            let error = cubins.get_with(&MODULE, || Err(Error::Value("wrong".into()))).expect_err("an error");
+            assert_eq!(error.to_string(), "wrong");
+        }
+    }
+
+    #[test]
+    fn dropping_waits_for_tasks_that_began_and_skips_the_rest() {
+        let cores = available_parallelism().map_or(1, usize::from);
+        let (ended, started) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(cores + 1)));
+        let background = Background::default();
+        let task = |_| -> Task {
+            let (ended, started) = (ended.clone(), started.clone());
+            Box::new(move || {
+                started.wait();
+                std::thread::sleep(Duration::from_millis(50));
+                ended.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        background.start((0..3 * cores).map(task).collect());
+        started.wait();
+        drop(background);
+        assert_eq!(ended.load(Ordering::Relaxed), cores);
+    }
+}

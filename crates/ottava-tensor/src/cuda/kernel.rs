@@ -1,0 +1,93 @@
+//! What a launch names: kernels, the sources they are compiled from, and their arguments.
+
+use std::hash::{Hash, Hasher};
+
+/// CUDA C++ that belongs to one op, complete: nothing is added to it.
+#[derive(Debug)]
+pub struct Source {
+    /// The op, as it appears in error messages.
+    pub name: &'static str,
+    /// The text of the translation unit.
+    pub text: &'static str,
+}
+
+/// Macros that a source is compiled with, each passed as `-DNAME=VALUE`.
+pub type Defines = &'static [(&'static str, &'static str)];
+
+/// A source and its macros: what NVRTC compiles in one go, to a cubin of one or several kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelModule {
+    /// The text.
+    pub source: &'static Source,
+    /// The macros.
+    pub defines: Defines,
+}
+
+impl KernelModule {
+    /// The address of the text, which identifies a static source without hashing it.
+    fn key(&self) -> (usize, Defines) {
+        (self.source.text.as_ptr() as usize, self.defines)
+    }
+}
+
+impl PartialEq for KernelModule {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for KernelModule {}
+
+impl Hash for KernelModule {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key().hash(state);
+    }
+}
+
+/// One kernel: its source, how it is compiled and its name in there.
+#[derive(Debug)]
+pub struct Kernel {
+    /// The text it lives in.
+    pub source: &'static Source,
+    /// The macros.
+    pub defines: Defines,
+    /// The `extern "C"` name.
+    pub entry: &'static str,
+}
+
+impl Kernel {
+    /// The module that holds it.
+    pub fn module(&self) -> KernelModule {
+        KernelModule { source: self.source, defines: self.defines }
+    }
+}
+
+/// One argument of a kernel, of the C type it stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg {
+    /// A pointer into device memory.
+    Ptr(u64),
+    /// `int`
+    I32(i32),
+    /// `unsigned`
+    U32(u32),
+    /// `long long`
+    I64(i64),
+    /// `unsigned long long`, or `size_t`
+    U64(u64),
+    /// `float`
+    F32(f32),
+}
+
+impl Arg {
+    /// The argument's bytes from the lowest on, as many as its type has.
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Arg::Ptr(value) | Arg::U64(value) => value,
+            Arg::I64(value) => value as u64,
+            Arg::I32(value) => u64::from(value as u32),
+            Arg::U32(value) => u64::from(value),
+            Arg::F32(value) => u64::from(value.to_bits()),
+        }
+    }
+}
