@@ -4,6 +4,7 @@ mod event;
 
 pub use event::Event;
 
+use super::kernel::DEFAULT_SHARED_BYTES;
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, functions};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -76,8 +77,6 @@ const HOST_MAPPED: u32 = 2;
 /// Lets memory come from the driver meanwhile, which has nothing to do with the stream.
 const CAPTURE_RELAXED: i32 = 2;
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
-/// Shared memory a kernel may ask for without raising the function's limit, in bytes.
-const DEFAULT_SHARED: u32 = 48 << 10;
 /// How many launches are remembered for the message of a fault.
 const REMEMBERED_LAUNCHES: usize = 8;
 
@@ -410,7 +409,7 @@ impl Context {
         args: &mut [*mut c_void],
     ) -> Result<()> {
         self.bind()?;
-        if shared_bytes > DEFAULT_SHARED {
+        if shared_bytes as usize > DEFAULT_SHARED_BYTES {
             // SAFETY: the function lives as long as its module, which `function` holds.
             let status =
                 unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };

@@ -62,6 +62,9 @@ impl Kernel {
     }
 }
 
+/// Bytes of dynamic shared memory that any kernel may ask for; a launch with more raises the limit of the function first.
+pub(crate) const DEFAULT_SHARED_BYTES: usize = 48 << 10;
+
 /// One argument of a kernel, of the C type it stands for.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg {

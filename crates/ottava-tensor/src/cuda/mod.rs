@@ -31,6 +31,7 @@ pub use cudnn::{AttentionShape, plan_attention};
 pub use driver::Event;
 pub use dry::GpuModel;
 pub use graph::Graph;
+pub(crate) use kernel::DEFAULT_SHARED_BYTES;
 pub use kernel::{Arg, Defines, Kernel, KernelModule, Source};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, inventory};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};

@@ -6,6 +6,13 @@ struct bf16 { unsigned short bits; };
 struct e4m3 { unsigned char bits; };
 struct e5m2 { unsigned char bits; };
 typedef float f32;
+
+// Largest finite value, as `DType::max_finite`.
+template <class T> struct Format;
+template <> struct Format<f16> { static constexpr float largest = 65504.0f; };
+template <> struct Format<e4m3> { static constexpr float largest = 448.0f; };
+template <> struct Format<e5m2> { static constexpr float largest = 57344.0f; };
+
 typedef long long i64;
 typedef unsigned long long u64;
 typedef unsigned int u32;

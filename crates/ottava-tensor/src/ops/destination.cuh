@@ -48,10 +48,10 @@ __device__ __forceinline__ int padded(int n) { return (n + 15) / 16 * 16; }
 // Along the dimension that is contracted, blocks are whole.
 __device__ __forceinline__ int padded_length(int n) { return HOLDS ? (n + TILE - 1) / TILE * TILE : padded(n); }
 
-// Largest finite value, and half the smallest positive one, which still rounds to zero.
-template <class T> struct Fp8;
-template <> struct Fp8<e4m3> { static constexpr float largest = 448.0f, vanishing = 0x1p-10f; };
-template <> struct Fp8<e5m2> { static constexpr float largest = 57344.0f, vanishing = 0x1p-17f; };
+// Half the smallest positive value, the largest input that rounds to zero.
+template <class T> struct Underflow;
+template <> struct Underflow<e4m3> { static constexpr float bound = 0x1p-10f; };
+template <> struct Underflow<e5m2> { static constexpr float bound = 0x1p-17f; };
 
 // What one thread saw.
 struct Seen {
@@ -62,11 +62,11 @@ struct Seen {
 // Counts what eight values lose, `a` after scaling.
 template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Fp8<T>::largest;
+    for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Format<T>::largest;
 }
 template <class T> __device__ __forceinline__ void count_lost(const float* v, const float* a, Seen& seen) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Fp8<T>::vanishing;
+    for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Underflow<T>::bound;
 }
 
 // Codes of eight values in two words, by one scale. They are counted only where their extremes tell that something is lost: the
@@ -78,8 +78,8 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
     const float largest = largest8(e);
     seen.amax = fmaxf(seen.amax, largest);
-    if (largest * scale > Fp8<T>::largest) count_beyond<T>(a, seen);
-    if (smallest8(e) * scale <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
+    if (largest * scale > Format<T>::largest) count_beyond<T>(a, seen);
+    if (smallest8(e) * scale <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     return encode8<T>(a);
 }
 
@@ -91,7 +91,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
 #pragma unroll
     for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
     if (flagged < 0.0f) count_beyond<T>(a, seen);
-    if (smallest8(e) * scale <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
+    if (smallest8(e) * scale <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     return encode8<T>(a);
 }
 
@@ -117,8 +117,8 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
             largest = fmaxf(largest, fabsf(a[i]));
             smallest = fminf(smallest, fabsf(a[i]));
         }
-        if (largest > Fp8<T>::largest) count_beyond<T>(a, seen);
-        if (smallest <= Fp8<T>::vanishing) count_lost<T>(v, a, seen);
+        if (largest > Format<T>::largest) count_beyond<T>(a, seen);
+        if (smallest <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     }
     return encode8<T>(a);
 }
@@ -200,8 +200,8 @@ __device__ __forceinline__ float row_largest(float* largest) {
 
 // The scale of a row, column or block, negative where its amax comes out beyond the largest code.
 template <class T> __device__ __forceinline__ float flagged_scale(const Destination& to, float amax) {
-    const float scale = own_scale(to, Fp8<T>::largest, amax);
-    return amax * scale > Fp8<T>::largest ? -scale : scale;
+    const float scale = own_scale(to, Format<T>::largest, amax);
+    return amax * scale > Format<T>::largest ? -scale : scale;
 }
 
 // A tile of values on its way to codes of type T: `begin` and a barrier where scales are those of rows, then `cast` of all its eights,

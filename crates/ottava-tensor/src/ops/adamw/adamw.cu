@@ -1,13 +1,13 @@
 // Many parameters in one launch, with `elements.cuh` before.
 
-// As many parameters as the arguments of a kernel hold; both numbers are also in cuda.rs. `end` counts blocks.
+// Tables of `PARTS` and `CAST_PARTS` parameters (cuda.rs). `end` counts blocks.
 struct Part {
     Tensors of;
     float* amax;
     u32 rows, columns;
     u64 end;
 };
-struct Parts { Part at[36]; };
+struct Parts { Part at[PARTS]; };
 
 struct CastPart {
     Tensors of;
@@ -20,7 +20,7 @@ struct CastPart {
     int rows, columns;
     u32 slot, end;
 };
-struct CastParts { CastPart at[29]; };
+struct CastParts { CastPart at[CAST_PARTS]; };
 
 // Blocks of a multiprocessor at least. Where much is read of an element, the loads under way want more registers than more blocks bring.
 constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;

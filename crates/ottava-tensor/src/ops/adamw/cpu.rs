@@ -8,8 +8,8 @@ use rayon::prelude::*;
 /// Elements that one thread takes at a time.
 const CHUNK: usize = 1 << 14;
 
-/// Largest finite values of a weight's, the first and the second moment's type.
-pub(super) const LARGEST: [f32; 3] = [65_504.0, 448.0, 65_504.0];
+/// Types of a scaled weight, first and second moment.
+const SCALED_TYPES: [DType; 3] = [DType::F16, DType::E4M3, DType::F16];
 
 pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
     let norm = norm.host::<f32>()[0];
@@ -23,7 +23,10 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
             amax = update(parameter, clip, how, None);
         }
         let mut powers = [[1.0; 2]; 3];
-        (0..3).for_each(|i| powers[i] = scaled::cpu::power_for(amax[i], LARGEST[i]));
+        for (i, dtype) in SCALED_TYPES.into_iter().enumerate() {
+            let largest = dtype.max_finite().expect("a type that is scaled has one");
+            powers[i] = scaled::cpu::power_for(amax[i], largest);
+        }
         update(parameter, clip, how, Some(powers.map(|[power, _]| power)));
         finish(parameter, powers.map(|[_, back]| back));
         let AdamWParameter { weight, cast, .. } = parameter;

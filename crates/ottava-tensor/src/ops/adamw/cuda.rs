@@ -5,7 +5,13 @@ use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
 use std::sync::LazyLock;
 
-kernel_source!(SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh");
+kernel_source!(
+    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh";
+    /// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
+    const PARTS: usize = 36;
+    /// Parameters that one launch takes which also casts.
+    const CAST_PARTS: usize = 29
+);
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
@@ -70,10 +76,6 @@ pub(crate) fn variants() -> impl Iterator<Item = Defines> {
     let pairs = |v: &Variant| v.gradient == (v.moments + v.weights) % GRADIENTS.len() && (v.read, v.codes) == (2, 0);
     Variant::all().filter(move |v| plain(v) || pairs(v)).map(Variant::defines)
 }
-
-/// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
-const PARTS: usize = 36;
-const CAST_PARTS: usize = 29;
 
 /// Elements of one block, where nothing is cast to tiles.
 const CHUNK: usize = 1 << 15;

@@ -40,11 +40,12 @@ struct Tensors {
     const float* grad_scale;
 };
 
-// Largest values of weights and moments, which powers of two follow from: three for each parameter of the launch.
+// Largest absolute values of a parameter's weight and moments, which their powers of two follow from.
 struct Amaxes { float weight, m, v; };
-#define LARGEST_WEIGHT 65504.0f
-#define LARGEST_M 448.0f
-#define LARGEST_V 65504.0f
+// Largest finite values of the types that scaled weights and moments are stored in.
+constexpr float LARGEST_WEIGHT = Format<WeightType<ScaledMaster>::T>::largest;
+constexpr float LARGEST_M = Format<MomentTypes<ScaledMoments>::M>::largest;
+constexpr float LARGEST_V = Format<MomentTypes<ScaledMoments>::V>::largest;
 
 // What all elements of a parameter share.
 struct Update {

@@ -1,13 +1,10 @@
 use super::{AttentionBackend, AttentionLayout};
-use crate::cuda::{Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, Kernel};
+use crate::cuda::{Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("attention");
-
-/// Shared memory that every block may use without asking for more.
-const SHARED_BYTES: usize = 48 << 10;
 
 /// Addresses of queries, keys and values in a fused buffer.
 fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
@@ -23,7 +20,7 @@ fn fused(l: AttentionLayout) -> AttentionShape {
 fn shared(floats: usize) -> Result<u32> {
     // The compiler reads four scores at a time, beyond the last one where their number is no multiple of four.
     let bytes = floats.next_multiple_of(4) * size_of::<f32>();
-    if bytes > SHARED_BYTES {
+    if bytes > DEFAULT_SHARED_BYTES {
         return Err(Error::Value(format!(
             "attention: {floats} scores do not fit this GPU path, which is for float32 and unusual head sizes; use bfloat16"
         )));

@@ -45,5 +45,5 @@ fn launch(gpu: &CudaDevice, entry: &'static str, like: &Tensor, compressed: [Arg
     let [codes, scale_inv] = compressed;
     let args = [codes, scale_inv, values, Arg::U64(rows as u64), Arg::I32(columns as i32)];
     // SAFETY: values and codes are `rows · columns`, and there is a scale for each started `GROUP` of a row.
-    unsafe { gpu.launch(&kernel, launch::elements(rows * columns.div_ceil(GROUP)), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * columns.div_ceil(GROUP)), BLOCK, 0, &args) }
 }

@@ -3,13 +3,14 @@ use crate::ops::Gradient;
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::{DType, Result, Tensor};
 
-kernel_source!("global_norm");
+kernel_source!(
+    "global_norm";
+    /// Tensors that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
+    const CAPACITY: usize = 120
+);
 
 /// The types of gradients.
 pub(crate) const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
-
-/// Tensors that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
-const CAPACITY: usize = 120;
 
 /// Elements of one block: so many that finding its tensor costs little.
 const CHUNK: usize = 1 << 18;

@@ -1,6 +1,5 @@
 // `X` is the type of the tensors of one launch; what is E4M3 has a scale.
-// As many tensors as the arguments of a kernel hold; `CAPACITY` is also in cuda.rs. `end` counts blocks.
-#define CAPACITY 120
+// A table of `CAPACITY` tensors (cuda.rs). `end` counts blocks.
 // Eights of a thread that are on their way at a time.
 #define LOADS 4
 struct Part { const X* x; const float* scale; u64 n, end; };

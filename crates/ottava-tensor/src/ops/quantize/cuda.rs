@@ -1,7 +1,7 @@
 use super::{CurrentScaling, Fp8Output};
-use crate::cuda::{Arg, CudaDevice, Kernel, Source};
+use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Kernel, Source};
 use crate::ops::destination::CastScale;
-use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
+use crate::ops::launch::{self, BLOCK, Defines, TILE, kernel_source};
 use crate::quantized::{Granularity, QuantizedTensor};
 use crate::stored::Scaled;
 use crate::{DType, Error, Result, Tensor};
@@ -30,11 +30,7 @@ macro_rules! variants {
 /// What `destination.cuh` is compiled with.
 pub(crate) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
 
-/// Side of the tiles in `destination.cuh`.
-const TILE: usize = 128;
-
-/// Shared memory that every launch may use without asking for more, and what kernels use of it beside their tiles at most.
-const SHARED_BYTES: usize = 48 << 10;
+/// Bytes of shared memory that kernels use beside their tiles, at most.
 const BESIDE_TILES: usize = 8 << 10;
 
 /// `SHARING` in `destination.cuh`.
@@ -76,8 +72,8 @@ pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: 
     let held = granularity.is_blocks();
     let bytes = tiles * (TILE * TILE * if held { dtype.size() } else { 1 } + lines * DType::F32.size());
     // What is asked for must be more than needs no asking.
-    let asks = bytes + BESIDE_TILES > SHARED_BYTES;
-    (if asks { bytes.max(SHARED_BYTES + 16) } else { bytes }) as u32
+    let asks = bytes + BESIDE_TILES > DEFAULT_SHARED_BYTES;
+    (if asks { bytes.max(DEFAULT_SHARED_BYTES + 16) } else { bytes }) as u32
 }
 
 /// A kernel that ends in `destination.cuh`.
@@ -256,7 +252,7 @@ pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize
     let at = amax.device_ptr_mut() + 4 * entry as u64;
     let args = [Arg::Ptr(at), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
     // SAFETY: `amax` has the entry and `x` `x.len()` elements.
-    unsafe { gpu.launch(&kernel, launch::readers(x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0, &args) }
 }
 
 pub(super) fn take_scale(

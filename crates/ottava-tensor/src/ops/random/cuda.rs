@@ -9,5 +9,5 @@ pub(super) fn normal(gpu: &CudaDevice, x: &mut Tensor, std: f32, seed: u64) -> R
     let n = x.len();
     let args = [Arg::Ptr(x.device_ptr_mut()), Arg::U64(n as u64), Arg::F32(std), Arg::U64(seed)];
     // SAFETY: `x` has `n` elements.
-    unsafe { gpu.launch(&kernel, launch::elements(n), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, n), BLOCK, 0, &args) }
 }

@@ -6,7 +6,11 @@ use crate::ops::{Saved, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
-kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
+kernel_source!(
+    FP8_SOURCE, "rmsnorm", "destination.cuh";
+    /// Rows of a strip of `rmsnorm_strips`.
+    const STRIP: usize = 32
+);
 
 /// Blocks of the backward pass on one multiprocessor at most, each with its part of dweight; and the shared memory that their
 /// rows on the way may fill.
@@ -135,8 +139,7 @@ pub(super) fn rmsnorm_codes(
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Rows of a strip of `rmsnorm_strips`, and the shared memory that its codes may fill.
-const STRIP: usize = 32;
+/// Bytes of shared memory that the codes of a strip may fill.
 const STRIP_BYTES: usize = 224 << 10;
 
 /// Whether one pass does what [`rmsnorm`] and [`rmsnorm_codes`] do in two: whole strips fit into shared memory, and there are

@@ -330,7 +330,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 // 32 rows in turn: fewer would write less than a sector of each row of the transpose. In a block, groups of threads take ROWS
 // rows of the strip at a time, while their next rows are on the way. The codes of a strip lie in dynamic shared memory, if a
 // transpose is wanted, until they are turned.
-#define STRIP 32
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_strips(float* rstd, const X* x, const X* weight, float eps, int group_threads, const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];

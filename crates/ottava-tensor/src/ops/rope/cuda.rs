@@ -53,7 +53,7 @@ pub(super) fn rope_amax(
     ];
     let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
     // SAFETY: as in `rope`; `amax` has one element.
-    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
 /// Whether a tile of codes holds whole heads, and all reads start at multiples of 16 bytes.

@@ -36,7 +36,7 @@ pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut Scal
         Arg::U64(x.len() as u64),
     ];
     // SAFETY: `x` and `values` have as many elements as the last argument says, of the types in the defines; the others one F32 each.
-    unsafe { gpu.launch(&kernel, eights(x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, eights(gpu, x.len()), BLOCK, 0, &args) }
 }
 
 pub(super) fn unscaled(gpu: &CudaDevice, x: &Scaled, y: &mut Tensor) -> Result<()> {
@@ -48,7 +48,7 @@ pub(super) fn unscaled(gpu: &CudaDevice, x: &Scaled, y: &mut Tensor) -> Result<(
         Arg::U64(x.values.len() as u64),
     ];
     // SAFETY: as above.
-    unsafe { gpu.launch(&kernel, eights(y.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, eights(gpu, y.len()), BLOCK, 0, &args) }
 }
 
 pub(super) fn split(gpu: &CudaDevice, x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) -> Result<()> {
@@ -60,5 +60,5 @@ pub(super) fn split(gpu: &CudaDevice, x: &Tensor, upper: &mut Tensor, rest: &mut
         Arg::U64(x.len() as u64),
     ];
     // SAFETY: all three have as many elements as the last argument says, of the types of the kernel.
-    unsafe { gpu.launch(&kernel, elements(x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements(gpu, x.len()), BLOCK, 0, &args) }
 }

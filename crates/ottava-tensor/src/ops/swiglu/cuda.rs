@@ -26,7 +26,7 @@ pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Re
         Arg::I32((width / 2) as i32),
     ];
     // SAFETY: `x` is `tokens · width`, and `amax` has one element.
-    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
 /// Whether [`swiglu_codes`] can compress what it reads.
@@ -78,7 +78,7 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Saved, ama
     args.extend(x.device_ptrs());
     args.extend([Arg::I32(tokens as i32), Arg::I32(hidden as i32)]);
     // SAFETY: `dy` is `tokens · hidden`, `x` has rows of twice the width, and `amax` has one element.
-    unsafe { gpu.launch(&kernel, launch::readers(tokens), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
 /// Whether both halves of a row of codes start at whole sixteens, or whole blocks, all reads at multiples of 16 bytes, and the two
