@@ -1,6 +1,7 @@
 //! Tensors on their way between the host's memory and a GPU's.
 
 use crate::cuda::{CudaDevice, PinnedBuffer, Transfer};
+use crate::device::Home;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -81,6 +82,18 @@ impl Crossing {
     }
 }
 
+impl Tensor {
+    /// The same elements in pinned host memory, which ops of the device can read. A tensor that is in host memory is returned as it is.
+    pub fn to_host_memory(&self) -> Result<Tensor> {
+        if !self.is_on_gpu() {
+            return Ok(self.clone());
+        }
+        let mut moved = Tensor::zeros_in(self.device(), self.shape(), self.dtype(), Home::Host)?;
+        Crossing::store(self.clone(), &mut moved)?.wait()?;
+        Ok(moved)
+    }
+}
+
 /// Forgets the copies of `tensors` that were fetched, and what was written there.
 pub fn evict<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
     tensors.into_iter().filter_map(Tensor::pinned_mut).for_each(|buffer| buffer.drop_mirror());
@@ -90,7 +103,7 @@ pub fn evict<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
 mod tests {
     use super::*;
     use crate::cuda::{Graph, test_device};
-    use crate::device::{Device, Home};
+    use crate::device::Device;
 
     const N: usize = 3 << 20;
 

@@ -1,6 +1,5 @@
 //! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
 
-use crate::crossing::Crossing;
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, Home, Storage};
 use crate::dtype::DType;
@@ -44,18 +43,6 @@ impl Tensor {
                 Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.into(), dtype })
             }
         }
-    }
-
-    /// The same elements in the host's memory, where ops of the device reach them still.
-    pub fn to_host_memory(&self) -> Result<Tensor> {
-        match &*self.storage {
-            Storage::Cuda(_) => {}
-            // It is there.
-            Storage::Pinned(_) | Storage::Host(_) | Storage::Dry(_) => return Ok(self.clone()),
-        }
-        let mut moved = Tensor::zeros_in(&self.device, &self.shape, self.dtype, Home::Host)?;
-        Crossing::store(self.clone(), &mut moved)?.wait()?;
-        Ok(moved)
     }
 
     /// Copies `values`, row by row, to `device`. Errors when their number is not the product of `shape`.
@@ -351,6 +338,11 @@ impl Tensor {
     fn byte_range(&self) -> std::ops::Range<usize> {
         let start = self.offset * self.dtype.size();
         start..start + self.bytes()
+    }
+
+    /// Whether ops of a GPU read the elements from its own memory.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        matches!(&*self.storage, Storage::Cuda(_))
     }
 
     fn storage_mut(&mut self) -> &mut Storage {

@@ -1,11 +1,14 @@
 //! Rules of this project that no compiler checks: floors, `unsafe`, leftovers, the shape of op folders, the length of files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The floor of each module at the top of a library crate. A file imports from its own floor or from lower ones.
-const FLOORS: &[(&str, &[(&str, u8)])] = &[
+/// The floors of a crate: by module at its top, or by file where a folder needs it (`"folder/file"`); the longest match counts.
+type Floors = &'static [(&'static str, u8)];
+
+/// The library crates with their floors, lower crates first. A file imports from its own floor or from lower ones.
+const FLOORS: &[(&str, Floors)] = &[
     (
         "ottava-tensor",
         &[
@@ -13,6 +16,7 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
             ("element", 0),
             ("error", 0),
             ("fp8", 0),
+            ("granularity", 0),
             ("mapped", 0),
             ("cuda", 1),
             ("crossing", 1),
@@ -53,6 +57,12 @@ const FLOORS: &[(&str, &[(&str, u8)])] = &[
         ],
     ),
 ];
+
+/// Crates whose files do not import each other in a circle.
+const ACYCLIC: &[&str] = &["ottava-tensor"];
+
+/// Folders of folders that each count as one file for [`ACYCLIC`]: contract, reference and launch of an op name each other.
+const UNITS: &[&str] = &["ops"];
 
 /// The most lines a file may have; a longer one wants to be two.
 const MAX_LINES: usize = 700;
@@ -158,45 +168,6 @@ fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count()
 }
 
-/// The first names of a path or of a group of paths: `a` of `a::b`, `a` and `c` of `{a::b, c::{d, e}}`.
-fn first_names(path: &str) -> Vec<String> {
-    let name = |text: &str| text.trim_start().chars().take_while(|&c| is_word(c)).collect::<String>();
-    let Some(group) = path.trim_start().strip_prefix('{') else { return vec![name(path)] };
-    let (mut depth, mut names, mut start) = (0, Vec::new(), 0);
-    for (i, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            ',' | '}' if depth == 0 => {
-                names.push(name(&group[start..i]));
-                start = i + 1;
-                if c == '}' {
-                    break;
-                }
-            }
-            '}' => depth -= 1,
-            _ => {}
-        }
-    }
-    names.retain(|name| !name.is_empty() && name != "self");
-    names
-}
-
-/// Where the names at the root of a crate come from: modules themselves, and what `lib.rs` exports from them.
-fn origins(krate: &str, modules: &[(&'static str, u8)]) -> HashMap<String, &'static str> {
-    let mut origins: HashMap<String, &'static str> =
-        modules.iter().map(|&(module, _)| (module.to_string(), module)).collect();
-    let path = root().join("crates").join(krate).join("src/lib.rs");
-    let code = code_of(&fs::read_to_string(path).expect("lib.rs is there"));
-    for export in code.split("pub use ").skip(1) {
-        let export = export.split(';').next().unwrap_or_default();
-        let (module, names) = export.split_once("::").expect("an export has a path");
-        let &(module, _) =
-            modules.iter().find(|(name, _)| *name == module).expect("lib.rs exports from modules of the table");
-        origins.extend(first_names(names).into_iter().map(|name| (name, module)));
-    }
-    origins
-}
-
 /// How deep in its crate the module of a file lies; 0 is the root. Test files that another file includes lie one deeper.
 fn depth(in_src: &Path) -> usize {
     let stem = in_src.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
@@ -208,57 +179,396 @@ fn depth(in_src: &Path) -> usize {
     in_src.components().count() - 1 + own
 }
 
-#[test]
-fn files_import_from_their_floor_or_below() {
-    let mut problems = Vec::new();
-    for (position, (krate, modules)) in FLOORS.iter().enumerate() {
-        let src = format!("crates/{krate}/src");
-        // A crate sees itself and those listed before it.
-        let visible: Vec<_> = FLOORS[..=position]
-            .iter()
-            .map(|(name, modules)| {
-                let prefix = if name == krate { "crate".to_string() } else { name.replace('-', "_") };
-                (prefix, origins(name, modules), *modules)
+/// A path as its segments.
+type Names = Vec<String>;
+
+/// An import of a file: `use a::b as c` is `c` for `[a, b]`.
+struct Import {
+    public: bool,
+    path: Names,
+    name: String,
+}
+
+/// A source file of a crate, as far as imports go.
+struct Module {
+    file: PathBuf,
+    /// `use` declarations, groups taken apart.
+    imports: Vec<Import>,
+    /// Paths of two and more segments elsewhere in the code.
+    paths: Vec<Names>,
+    /// Whether there is nothing but `mod`, `use` and attributes.
+    only_exports: bool,
+}
+
+/// The source files of a crate by the paths of their modules. Code under `#[cfg(test)]` is left out: tests may import anything.
+struct Modules(BTreeMap<Names, Module>);
+
+impl Modules {
+    /// `files` are paths below `src`, each with its code.
+    fn new<'a>(files: impl IntoIterator<Item = (&'a Path, &'a str)>) -> Modules {
+        let (mut modules, mut tests) = (BTreeMap::new(), Vec::new());
+        for (file, code) in files {
+            let mut path: Names =
+                file.with_extension("").iter().map(|part| part.to_string_lossy().into_owned()).collect();
+            path.pop_if(|last| ["mod", "lib", "main"].contains(&last.as_str()));
+            let (code, test_modules) = without_tests(code);
+            tests.extend(test_modules.into_iter().map(|name| [path.clone(), vec![name]].concat()));
+            let (imports, rest) = take_imports(&code);
+            let only_exports = rest.lines().all(|line| {
+                let line = line.trim();
+                line.is_empty() || line.starts_with('#') || line.ends_with(';') && words(line, "mod").next().is_some()
+            });
+            modules.insert(path, Module { file: file.into(), imports, paths: paths_of(&rest), only_exports });
+        }
+        modules.retain(|path, _| !tests.iter().any(|test| path.starts_with(test)));
+        Modules(modules)
+    }
+
+    /// The path from the crate's root that `path` stands for in `module`; `None` for names from elsewhere.
+    fn from_root(&self, module: &[String], path: &[String]) -> Option<Names> {
+        self.by_name(module, path).or_else(|| {
+            let imports = &self.0.get(module)?.imports;
+            imports.iter().filter(|import| import.name == "*").find_map(|import| {
+                let all = self.by_name(module, &import.path[..import.path.len() - 1])?;
+                let first = [all.as_slice(), &path[..1]].concat();
+                self.0.contains_key(&first).then(|| [all.as_slice(), path].concat())
             })
-            .collect();
-        for file in files(&src, &["rs"]) {
-            let in_src = file.path.strip_prefix(&src).expect("a file of src").to_path_buf();
-            let top = in_src.iter().next().and_then(|c| c.to_str()).unwrap_or_default();
-            let top = top.trim_end_matches(".rs");
-            if top == "lib" {
+        })
+    }
+
+    /// [`Modules::from_root`] without imports of everything.
+    fn by_name(&self, module: &[String], path: &[String]) -> Option<Names> {
+        let (first, rest) = path.split_first()?;
+        let from = |base: &[String], rest: &[String]| Some([base, rest].concat());
+        match first.as_str() {
+            "crate" => from(&[], rest),
+            "self" => from(module, rest),
+            "super" => {
+                let supers = path.iter().take_while(|name| *name == "super").count();
+                from(&module[..module.len().checked_sub(supers)?], &path[supers..])
+            }
+            _ if self.0.contains_key(&[module, &path[..1]].concat()) => from(module, path),
+            _ => {
+                let imports = &self.0.get(module)?.imports;
+                let import = imports.iter().find(|import| import.name == *first && import.path[0] != *first)?;
+                from(&self.by_name(module, &import.path)?, rest)
+            }
+        }
+    }
+
+    /// The module in which the item at `path` from the root is defined, and whether the path is that of the module itself.
+    fn definition(&self, path: &[String], steps: usize) -> (Names, bool) {
+        let mut module = Names::new();
+        for (i, name) in path.iter().enumerate() {
+            let inner = [module.as_slice(), std::slice::from_ref(name)].concat();
+            if self.0.contains_key(&inner) {
+                module = inner;
                 continue;
             }
-            let Some(&(_, own)) = modules.iter().find(|(module, _)| *module == top) else {
-                problems.push(format!("{}: `{top}` has no floor in the table of this test", file.path.display()));
+            let import = self.0.get(&module).and_then(|m| m.imports.iter().find(|import| import.name == *name));
+            let target = import.filter(|_| steps < 16).and_then(|import| self.from_root(&module, &import.path));
+            return match target {
+                Some(target) => self.definition(&[&target, &path[i + 1..]].concat(), steps + 1),
+                None => (module, false),
+            };
+        }
+        (module, true)
+    }
+
+    /// The modules that `module` imports from, each with the path that names it. What a file exports again it does not import, nor does
+    /// a file that only exports count.
+    fn imported_by(&self, module: &[String]) -> BTreeMap<Names, String> {
+        let of = &self.0[module];
+        let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path);
+        let found = imports.chain(&of.paths).filter_map(|path| {
+            let (target, is_module) = self.definition(&self.from_root(module, path)?, 0);
+            let counts = target != module && !target.is_empty() && !(is_module && self.0[&target].only_exports);
+            counts.then(|| (target, path.join("::")))
+        });
+        found.collect()
+    }
+
+    /// The first circle of imports, as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
+    fn cycle(&self, units: &[&str]) -> Option<String> {
+        let unit = |module: &Names| match module.as_slice() {
+            [folder, inner, ..] if units.contains(&folder.as_str()) => vec![folder.clone(), inner.clone()],
+            _ => module.clone(),
+        };
+        let mut edges: BTreeMap<Names, BTreeMap<Names, String>> = BTreeMap::new();
+        for module in self.0.keys() {
+            let from = unit(module);
+            let targets = self.imported_by(module).into_iter().map(|(target, path)| (unit(&target), path));
+            let targets: Vec<_> = targets.filter(|(target, _)| *target != from).collect();
+            edges.entry(from).or_default().extend(targets);
+        }
+        let file = |module: &Names| self.0[module].file.display().to_string();
+        let mut done = BTreeSet::new();
+        edges.keys().find_map(|start| {
+            let mut trail = vec![start.clone()];
+            let circle = circle_from(&edges, &mut trail, &mut done)?;
+            let steps = circle.windows(2).map(|pair| format!(" -> {} ({})", file(&pair[1]), edges[&pair[0]][&pair[1]]));
+            Some(file(&circle[0]) + &steps.collect::<String>())
+        })
+    }
+
+    /// Imports of `krate` from a higher floor. A `prefix` is how files of `krate` name a visible crate, itself or a lower one.
+    fn upward_imports(&self, floors: Floors, visible: &[(String, &Modules, Floors)]) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (module, of) in self.0.iter().filter(|(module, _)| !module.is_empty()) {
+            let file = of.file.display();
+            let Some(own) = floor(floors, module) else {
+                problems.push(format!("{file}: `{}` has no floor in the table of this test", module[0]));
                 continue;
             };
-            for (prefix, origins, modules) in &visible {
-                for at in words(&file.code, prefix).filter(|at| file.code[at + prefix.len()..].starts_with("::")) {
-                    let path = &file.code[at + prefix.len() + 2..];
-                    for name in first_names(path) {
-                        let place = file.at(line_of(&file.code, at));
-                        let floor = origins.get(&name).and_then(|origin| modules.iter().find(|(m, _)| m == origin));
-                        match floor {
-                            None => {
-                                problems.push(format!("{place}: {prefix}::{name} comes from no module of the table"))
-                            }
-                            Some((_, floor)) if *floor > own => problems
-                                .push(format!("{place}: floor {own} imports {prefix}::{name} from floor {floor}")),
-                            Some(_) => {}
-                        }
+            let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path).chain(&of.paths);
+            for path in imports {
+                let other = visible.iter().find(|(prefix, ..)| *prefix == path[0]);
+                let (modules, floors, from_root) = match other {
+                    Some((prefix, modules, floors)) if prefix != "crate" => {
+                        (*modules, *floors, Some(path[1..].to_vec()))
                     }
+                    _ => (self, floors, self.from_root(module, path)),
+                };
+                let Some(from_root) = from_root else { continue };
+                let (target, _) = modules.definition(&from_root, 0);
+                match floor(floors, &target) {
+                    Some(floor) if floor > own => {
+                        problems.push(format!("{file}: floor {own} imports {} from floor {floor}", path.join("::")))
+                    }
+                    _ => {}
                 }
             }
-            for (number, line) in file.code.lines().enumerate() {
+        }
+        problems
+    }
+}
+
+/// The floor of a module: that of the longest entry that it lies in.
+fn floor(floors: Floors, module: &[String]) -> Option<u8> {
+    let within = |entry: &str| entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count();
+    floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)
+}
+
+/// A circle that is reached from the end of `trail`, its first module repeated at its end. `done` are modules that reach none.
+fn circle_from(
+    edges: &BTreeMap<Names, BTreeMap<Names, String>>,
+    trail: &mut Vec<Names>,
+    done: &mut BTreeSet<Names>,
+) -> Option<Vec<Names>> {
+    let last = trail.last().expect("a trail has a start").clone();
+    if done.contains(&last) {
+        return None;
+    }
+    for next in edges.get(&last).into_iter().flat_map(BTreeMap::keys) {
+        if let Some(at) = trail.iter().position(|module| module == next) {
+            return Some([&trail[at..], &[next.clone()]].concat());
+        }
+        trail.push(next.clone());
+        if let Some(circle) = circle_from(edges, trail, done) {
+            return Some(circle);
+        }
+        trail.pop();
+    }
+    done.insert(last);
+    None
+}
+
+/// `code` without items under `#[cfg(test)]`, and the names of the modules in other files among those.
+fn without_tests(code: &str) -> (String, Names) {
+    let (mut kept, mut modules, mut rest) = (String::new(), Vec::new(), code);
+    while let Some((before, item)) = rest.split_once("#[cfg(test)]") {
+        kept += before;
+        let end = item.find([';', '{']).unwrap_or(item.len());
+        if item[end..].starts_with(';') {
+            let name = words(&item[..end], "mod").next().map(|at| item[at + 3..end].trim().to_string());
+            modules.extend(name);
+        }
+        let mut depth = 0;
+        let length = item.char_indices().skip_while(|&(i, _)| i < end).find_map(|(i, c)| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            (depth == 0).then_some(i + 1)
+        });
+        rest = &item[length.unwrap_or(item.len())..];
+    }
+    (kept + rest, modules)
+}
+
+/// The `use` declarations of `code`, and the code without them.
+fn take_imports(code: &str) -> (Vec<Import>, String) {
+    let (mut imports, mut rest, mut end) = (Vec::new(), String::new(), 0);
+    for at in words(code, "use").filter(|&at| code[at + 3..].starts_with(' ')) {
+        let Some(length) = code[at..].find(';').filter(|_| at >= end) else { continue };
+        let line = code[..at].rfind(['\n', ';', '{', '}']).map_or(0, |i| i + 1);
+        rest += &code[end..line.max(end)];
+        let public = code[line..at].trim_start().starts_with("pub");
+        for (path, name) in taken_apart(&code[at + 4..at + length]) {
+            imports.push(Import { public, path, name });
+        }
+        end = at + length + 1;
+    }
+    (imports, rest + &code[end..])
+}
+
+/// The paths of a `use`, each with the name that it gets: `a::{self, b as c}` are `a` as `a` and `a::b` as `c`.
+fn taken_apart(tree: &str) -> Vec<(Names, String)> {
+    let names =
+        |path: &str| path.split("::").map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
+    let Some((before, group)) = tree.split_once('{') else {
+        let (path, alias) = tree.split_once(" as ").unwrap_or((tree, ""));
+        let path: Names = names(path);
+        let name = if alias.is_empty() { path.last().cloned() } else { Some(alias.trim().to_string()) };
+        return name.map(|name| (path, name)).into_iter().collect();
+    };
+    let (before, mut depth, mut start, mut all): (Names, _, _, _) = (names(before), 0, 0, Vec::new());
+    for (i, c) in group.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth < 0 || depth == 0 && c == ',' {
+            all.extend(taken_apart(&group[start..i]).into_iter().map(|(path, name)| match path.as_slice() {
+                [own] if own == "self" => (before.clone(), before.last().cloned().unwrap_or_default()),
+                _ => ([before.as_slice(), &path].concat(), name),
+            }));
+            start = i + 1;
+        }
+    }
+    all
+}
+
+/// The paths of two and more segments in `code`, but for those that say who sees an item.
+fn paths_of(code: &str) -> Vec<Names> {
+    let (mut paths, mut end) = (Vec::new(), 0);
+    while let Some(at) = code[end..].find(is_word).map(|at| end + at) {
+        let mut names = Vec::new();
+        end = at;
+        loop {
+            let length = code[end..].find(|c| !is_word(c)).unwrap_or(code.len() - end);
+            names.push(code[end..end + length].to_string());
+            end += length;
+            if !code[end..].strip_prefix("::").is_some_and(|after| after.starts_with(is_word)) {
+                break;
+            }
+            end += 2;
+        }
+        if names.len() > 1 && !code[..at].ends_with([':', '.']) && !code[..at].ends_with("(in ") {
+            paths.push(names);
+        }
+    }
+    paths
+}
+
+/// The modules of a library crate.
+fn modules_of(krate: &str) -> Modules {
+    let src = format!("crates/{krate}/src");
+    let files = files(&src, &["rs"]);
+    Modules::new(files.iter().map(|file| (file.path.strip_prefix(&src).expect("a file of src"), file.code.as_str())))
+}
+
+#[test]
+fn files_import_from_their_floor_or_below() {
+    let crates: Vec<_> = FLOORS.iter().map(|(krate, floors)| (*krate, modules_of(krate), *floors)).collect();
+    let mut problems = Vec::new();
+    for (position, (krate, modules, floors)) in crates.iter().enumerate() {
+        // A crate sees itself and those listed before it.
+        let prefix = |name: &str| if name == *krate { "crate".to_string() } else { name.replace('-', "_") };
+        let visible: Vec<_> = crates[..=position].iter().map(|(name, m, floors)| (prefix(name), m, *floors)).collect();
+        problems.extend(modules.upward_imports(floors, &visible));
+    }
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+}
+
+#[test]
+fn roots_are_named_crate() {
+    let mut problems = Vec::new();
+    for (krate, _) in FLOORS {
+        let src = format!("crates/{krate}/src");
+        for file in files(&src, &["rs"]) {
+            let in_src = file.path.strip_prefix(&src).expect("a file of src");
+            for (number, line) in file.code.lines().enumerate().filter(|_| in_src != Path::new("lib.rs")) {
                 let import = line.strip_prefix("pub(crate) ").or(line.strip_prefix("pub ")).unwrap_or(line);
                 let steps = import.strip_prefix("use ").map_or(0, |path| path.matches("super::").count());
-                if steps >= depth(&in_src) {
+                if steps >= depth(in_src) {
                     problems.push(format!("{}: reaches the crate's root by `super`; write `crate`", file.at(number)));
                 }
             }
         }
     }
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+}
+
+#[test]
+fn files_do_not_import_each_other_in_a_circle() {
+    for krate in ACYCLIC {
+        assert_eq!(modules_of(krate).cycle(UNITS), None, "{krate}");
+    }
+}
+
+/// Modules of planted sources.
+fn planted(files: &[(&str, &str)]) -> Modules {
+    Modules::new(files.iter().map(|(file, code)| (Path::new(file), *code)))
+}
+
+#[test]
+fn a_planted_circle_is_named() {
+    let exports = "mod low;\nmod high;\npub use high::{High, other as Renamed};";
+    let high = "use super::low::Low;\npub struct High(Low);";
+    let cases = [
+        ("", None),
+        ("use super::high::High;", Some("super::high::High")),
+        ("use crate::a::{High as H};", Some("crate::a::High")),
+        ("use crate::a;\nfn f() { a::Renamed::new(); }", Some("a::Renamed::new")),
+        ("use super::*;\nfn f() { high::f(); }", Some("high::f")),
+        ("fn f(x: &super::High) {}", Some("super::High")),
+        ("pub use super::high::High;\npub(in crate::a::high) struct Low;", None),
+        ("#[cfg(test)]\nmod tests {\n    use crate::a::High;\n}", None),
+    ];
+    for (low, path) in cases {
+        let modules =
+            planted(&[("lib.rs", "pub mod a;"), ("a/mod.rs", exports), ("a/low.rs", low), ("a/high.rs", high)]);
+        let expected = path.map(|path| format!("a/high.rs -> a/low.rs (super::low::Low) -> a/high.rs ({path})"));
+        assert_eq!(modules.cycle(&[]), expected, "{low}");
+    }
+}
+
+#[test]
+fn parents_that_hold_code_and_folders_that_count_as_one_are_told_apart() {
+    let files = [
+        ("lib.rs", "mod ops;"),
+        ("ops/mod.rs", "mod add;\nmod cast;\npub use add::add;"),
+        ("ops/add/mod.rs", "mod cpu;\npub fn add() { cpu::add() }\npub struct Kind;"),
+        ("ops/add/cpu.rs", "use super::Kind;\npub fn add() {}"),
+        ("ops/cast.rs", "use super::add;"),
+    ];
+    assert!(planted(&files).cycle(&[]).is_some_and(|circle| circle.starts_with("ops/add/mod.rs -> ops/add/cpu.rs")));
+    assert_eq!(planted(&files).cycle(&["ops"]), None);
+    let mut files = files;
+    files[3].1 = "use crate::ops::cast::Cast;";
+    let circle = planted(&files).cycle(&["ops"]).expect("a circle of two ops");
+    assert!(circle.contains("ops/cast.rs"), "{circle}");
+}
+
+#[test]
+fn a_planted_upward_import_is_named() {
+    const LOWER: Floors = &[("base", 0), ("base/top", 1)];
+    const UPPER: Floors = &[("layer", 2), ("model", 3)];
+    let lower = planted(&[
+        ("lib.rs", "pub mod base;\npub use base::top::Top;"),
+        ("base/mod.rs", "pub mod low;\npub mod top;"),
+        ("base/low.rs", "use super::top;"),
+        ("base/top.rs", "use super::low::Low;"),
+    ]);
+    let problems = lower.upward_imports(LOWER, &[("crate".into(), &lower, LOWER)]);
+    assert_eq!(problems, ["base/low.rs: floor 0 imports super::top from floor 1"]);
+    let upper = planted(&[
+        ("lib.rs", "pub use model::Model;"),
+        ("layer.rs", "use lower::Top;\nfn f() { crate::Model::new(); }"),
+        ("model.rs", "use crate::layer::Layer;"),
+        ("odd.rs", ""),
+    ]);
+    let problems = upper.upward_imports(UPPER, &[("lower".into(), &lower, LOWER), ("crate".into(), &upper, UPPER)]);
+    let expected = [
+        "layer.rs: floor 2 imports crate::Model::new from floor 3",
+        "odd.rs: `odd` has no floor in the table of this test",
+    ];
+    assert_eq!(problems, expected);
 }
 
 #[test]
@@ -354,7 +664,8 @@ fn no_file_is_too_long() {
 fn comments_and_strings_are_no_code() {
     let text = "a /* x\n */ b \"c // d\\\"\" e // f\n'\\'' 'g' &'h i r#\"j\"k\"# l br\"m\" '\\n' n";
     assert_eq!(code_of(text), "a \n b \"\" e \n'' '' &'h i \"\" l br\"\" '' n");
-    assert_eq!(first_names("{a::b, c::{d, e}, self}; f"), ["a", "c"]);
-    assert_eq!(first_names("a::b"), ["a"]);
+    let paths: Vec<_> = taken_apart("a::{b, c::{self, d as e}}").into_iter().map(|(p, n)| (p.join("::"), n)).collect();
+    let expected = [("a::b", "b"), ("a::c", "c"), ("a::c::d", "e")];
+    assert_eq!(paths, expected.map(|(path, name)| (path.to_string(), name.to_string())));
     assert_eq!(depth(Path::new("a/b.rs")), 2);
 }

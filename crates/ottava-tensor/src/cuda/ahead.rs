@@ -4,8 +4,8 @@
 //! launch is known from a dry run of it, so all cores compile while the model is loaded.
 
 use super::cudnn::{AttentionShape, Pass};
-use super::driver::lock;
 use super::kernel::KernelModule;
+use super::lock::lock;
 use super::nvrtc::compile;
 use crate::error::Result;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};

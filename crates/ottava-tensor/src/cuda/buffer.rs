@@ -1,6 +1,6 @@
 //! A range of device memory with an owner.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::driver::Lane;
 use crate::error::{Error, Result};
 use crate::ledger::Entry;
@@ -16,11 +16,15 @@ pub struct DeviceBuffer {
     _entry: Option<Entry>,
 }
 
-impl DeviceBuffer {
-    pub(super) fn new(device: Arc<CudaDevice>, pointer: u64, bytes: usize, entry: Option<Entry>) -> DeviceBuffer {
-        DeviceBuffer { device, pointer, bytes, _entry: entry }
+impl CudaDevice {
+    /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
+        let (pointer, entry) = self.take_memory(bytes)?;
+        Ok(DeviceBuffer { device: self.clone(), pointer, bytes, _entry: entry })
     }
+}
 
+impl DeviceBuffer {
     /// The device address, a multiple of 256.
     pub fn ptr(&self) -> u64 {
         self.pointer
@@ -115,6 +119,6 @@ fn outside(range: &Range<usize>, length: usize) -> Error {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        self.device.give_back(self.pointer, self.bytes);
+        self.device.free_memory(self.pointer, self.bytes);
     }
 }

@@ -6,11 +6,11 @@
 mod choices;
 mod spec;
 
-use super::driver::{Context, Event, Handle, library_error};
+use super::driver::{Context, Event, Handle, library_error, supported};
 use super::load::{CUBLASLT, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use choices::Choices;
+use choices::{Algorithm, Choices};
 pub use spec::{GemmSpec, Major, ScaleMode};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -31,11 +31,6 @@ pub(crate) struct GemmPointers {
     pub(crate) out: u64,
 }
 
-/// What one algorithm is, opaque to us (`cublasLtMatmulAlgo_t`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Algorithm([u64; 8]);
-
 /// An algorithm and what it needs (`cublasLtMatmulHeuristicResult_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -48,7 +43,7 @@ struct Candidate {
 }
 
 const NO_CANDIDATE: Candidate =
-    Candidate { algorithm: Algorithm([0; 8]), workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
+    Candidate { algorithm: Algorithm::NONE, workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
 
 functions! {
     struct Api {
@@ -129,8 +124,7 @@ fn cuda_type(dtype: DType) -> Result<i32> {
 
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
-    OPENED
-        .get_or_init(|| SharedLibrary::open(&CUBLASLT.for_this_driver(), SearchPath::of_process()).and_then(Api::load))
+    OPENED.get_or_init(|| SharedLibrary::open(&supported(&CUBLASLT), SearchPath::of_process()).and_then(Api::load))
 }
 
 /// Opens cuBLASLt, or says why it cannot be used.
@@ -416,7 +410,7 @@ impl Plan {
             desc,
             scale: spec.scale,
             beta: if spec.accumulate { 1.0 } else { 0.0 },
-            algorithm: NO_CANDIDATE.algorithm,
+            algorithm: Algorithm::NONE,
         };
         // The library wants the first operand as [N, K] and the second as [K, M], both by columns.
         plan.set(lt, DESC_TRANSPOSE_A, &i32::from(spec.b_layout == Major::K))?;

@@ -5,12 +5,13 @@ mod event;
 pub use event::Event;
 
 use super::kernel::DEFAULT_SHARED_BYTES;
-use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, functions};
+use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
+use super::lock::lock;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A driver object: context, stream, event, module, function or graph.
 pub(super) type Handle = *mut c_void;
@@ -108,6 +109,17 @@ pub(super) fn cuda_version() -> Option<(i32, i32)> {
     (status == SUCCESS).then_some((version / 1000, version % 1000 / 10))
 }
 
+/// `library` without the versions that the installed driver is too old for. Names are newest first and end in the CUDA version they need;
+/// without a driver all will do, since compiling needs none.
+pub(super) fn supported(library: &Wanted) -> Wanted {
+    let too_new = |name: &&&str| {
+        let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
+        cuda_version().zip(needs).is_some_and(|((major, _), needs)| major < needs)
+    };
+    let skipped = library.sonames.iter().take_while(too_new).count();
+    Wanted { sonames: &library.sonames[skipped.min(library.sonames.len() - 1)..], ..*library }
+}
+
 pub(super) fn report() -> LibraryReport {
     LibraryReport::new(
         &DRIVER,
@@ -182,11 +194,6 @@ pub(super) struct Context {
 unsafe impl Send for Context {}
 // SAFETY: as above; what changes on our side lies behind a Mutex or a OnceLock.
 unsafe impl Sync for Context {}
-
-/// The guard of a mutex whose data stays sound when a holder panicked.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Context {
     /// Opens GPU `ordinal` of those the driver shows.

@@ -3,6 +3,7 @@
 use super::ahead::Workload;
 use super::cudnn::{AttentionShape, Pass};
 use super::driver::Context;
+use super::lock::lock;
 use super::pool::Backing;
 use super::trace::Trace;
 use crate::error::{Error, Result};
@@ -67,7 +68,7 @@ impl DryMemory {
     }
 
     fn taken(&self) -> usize {
-        super::driver::lock(&self.live).values().sum()
+        lock(&self.live).values().sum()
     }
 }
 
@@ -80,7 +81,7 @@ impl Backing for Memory {
             Memory::Driver(context) => context.allocate(bytes),
             Memory::Dry(memory) if memory.taken().saturating_add(bytes) > memory.capacity => Ok(None),
             Memory::Dry(memory) => {
-                let mut live = super::driver::lock(&memory.live);
+                let mut live = lock(&memory.live);
                 let end = live.last_key_value().map_or(0, |(at, size)| at + *size as u64);
                 let address = (end + 1).next_multiple_of(SEGMENT_ALIGNMENT);
                 live.insert(address, bytes);
@@ -94,7 +95,7 @@ impl Backing for Memory {
             // SAFETY: the pool waits for the stream before it gives an unused segment back.
             Memory::Driver(context) => unsafe { context.free(pointer) },
             Memory::Dry(memory) => {
-                super::driver::lock(&memory.live).remove(&pointer);
+                lock(&memory.live).remove(&pointer);
                 Ok(())
             }
         }
@@ -163,18 +164,6 @@ mod tests {
         assert_eq!((requested, free, total), (30 * MIB, 20 * MIB, 100 * MIB));
         drop(kept);
         Tensor::empty(&device, &[90 * MIB], DType::E4M3).expect("idle segments go back first");
-    }
-
-    #[test]
-    fn a_dry_run_records_each_pass_of_attention_once() {
-        let gpu = crate::cuda::CudaDevice::dry(GpuModel::h200());
-        let shape = AttentionShape::fused([1, 64], 2, 2, 32);
-        for pass in [Pass::Forward, Pass::Forward, Pass::Backward] {
-            gpu.attention_workspace(&shape, pass).unwrap();
-        }
-        let planned = gpu.workload().unwrap().attention;
-        assert_eq!(planned, [(shape, Pass::Forward), (shape, Pass::Backward)]);
-        gpu.prepare(gpu.workload().unwrap());
     }
 
     /// Byte for byte what [`super::super::plan_attention`] said on an H200 with cuDNN 9.14.

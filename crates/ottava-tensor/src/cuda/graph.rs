@@ -1,7 +1,8 @@
 //! CUDA graphs: the work of a step recorded once and enqueued again with one call.
 
-use super::CudaDevice;
-use super::driver::{Handle, lock};
+use super::device::CudaDevice;
+use super::driver::Handle;
+use super::lock::lock;
 use super::pool::Footprint;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -22,9 +23,9 @@ impl Graph {
     /// compiling and timing cannot be recorded; nothing may wait for the device meanwhile. Work that fails is not recorded, and whatever it has enqueued does not run.
     pub fn capture<E: From<Error>>(device: &Arc<CudaDevice>, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         device.context().map_or(Ok(()), |context| context.begin_capture())?;
-        lock(&device.pool).begin_recording();
+        lock(device.pool()).begin_recording();
         let outcome = work();
-        let footprint = lock(&device.pool).end_recording();
+        let footprint = lock(device.pool()).end_recording();
         // The stream must leave the recording state also when the work failed, and then says so itself.
         let graph = device.context().map(|context| context.end_capture()).transpose();
         outcome?;
@@ -34,7 +35,7 @@ impl Graph {
     /// Whether all memory that was in use during the recording still belongs to the same owners, and what was given back
     /// meanwhile to nobody: otherwise the work must be recorded anew.
     pub fn is_valid(&mut self) -> bool {
-        lock(&self.device.pool).holds(&mut self.footprint)
+        lock(self.device.pool()).holds(&mut self.footprint)
     }
 
     /// Enqueues the recorded work. An error where it is no longer valid.

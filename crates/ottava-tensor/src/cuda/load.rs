@@ -68,19 +68,6 @@ pub(super) const NCCL: Wanted = Wanted {
     remedy: "Needed for several GPUs only. Try `pip install nvidia-nccl-cu13` (CUDA 13) or `nvidia-nccl-cu12`",
 };
 
-impl Wanted {
-    /// The same library without the versions that the installed driver is too old for. Names are newest first and
-    /// end in the CUDA version they need; without a driver all will do, since compiling needs none.
-    pub(super) fn for_this_driver(&self) -> Wanted {
-        let too_new = |name: &&&str| {
-            let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
-            super::driver::cuda_version().zip(needs).is_some_and(|((major, _), needs)| major < needs)
-        };
-        let skipped = self.sonames.iter().take_while(too_new).count();
-        Wanted { sonames: &self.sonames[skipped.min(self.sonames.len() - 1)..], ..*self }
-    }
-}
-
 /// An open library and the file it came from.
 pub(super) struct SharedLibrary {
     pub(super) name: &'static str,
@@ -378,41 +365,6 @@ impl LibraryReport {
     }
 }
 
-/// Opens each library and says what was found. Works on a machine without any of them.
-pub fn inventory() -> Vec<LibraryReport> {
-    vec![
-        super::driver::report(),
-        super::nvrtc::report(),
-        super::cublaslt::report(),
-        super::cudnn::report(),
-        nccl_report(),
-    ]
-}
-
-functions! {
-    /// What is asked of NCCL here; the collectives have their own file.
-    struct NcclVersion {
-        get_version = ncclGetVersion(*mut i32) -> i32;
-    }
-}
-
-fn nccl_report() -> LibraryReport {
-    static OPENED: OnceLock<Result<NcclVersion, Problem>> = OnceLock::new();
-    let opened =
-        OPENED.get_or_init(|| SharedLibrary::open(&NCCL, SearchPath::of_process()).and_then(NcclVersion::load));
-    LibraryReport::new(
-        &NCCL,
-        opened,
-        |nccl| &nccl.library,
-        |nccl| {
-            let mut version = 0;
-            // SAFETY: NCCL writes one int.
-            let status = unsafe { (nccl.get_version)(&mut version) };
-            (status == 0).then(|| dotted(version as usize))
-        },
-    )
-}
-
 /// `91900` as `9.19.0`, the numbering of cuBLASLt, cuDNN 9 and NCCL.
 pub(super) fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
@@ -479,16 +431,6 @@ mod tests {
         assert!(library.path.as_deref().is_some_and(Path::is_absolute));
         let problem = Absent::load(library).err().expect("these functions exist nowhere");
         assert!(problem.reason.contains("ottava_no_such_function, ottava_nor_this_one"), "{}", problem.reason);
-    }
-
-    #[test]
-    fn the_inventory_lists_every_library_with_a_path_or_a_problem() {
-        let reports = inventory();
-        assert_eq!(reports.len(), 5);
-        for report in reports {
-            assert_eq!(report.path.is_some(), report.problem.is_none(), "{report:?}");
-            eprintln!("{report:?}");
-        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! NVRTC: CUDA C++ compiled at run time to a cubin, and kept on disk. Needs no GPU and no CUDA toolkit.
 
+use super::driver::supported;
 use super::kernel::{KernelModule, Source};
 use super::load::{LibraryReport, NVRTC, Problem, SearchPath, SharedLibrary, functions};
 use crate::error::{Error, Result};
@@ -35,7 +36,7 @@ functions! {
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
-        let library = SharedLibrary::open(&NVRTC.for_this_driver(), SearchPath::of_process())?;
+        let library = SharedLibrary::open(&supported(&NVRTC), SearchPath::of_process())?;
         // NVRTC opens this one by its bare name, which the linker cannot find in a Python package.
         library.preload_sibling("libnvrtc-builtins.so.");
         Api::load(library)

@@ -1,10 +1,10 @@
 //! A range of the host's memory that kernels can reach.
 
-use super::{CudaDevice, DeviceBuffer};
+use super::buffer::DeviceBuffer;
+use super::device::CudaDevice;
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Host memory that is never moved, at the same address for the host and for the kernels of a device. A dry run has none.
 ///
@@ -23,15 +23,22 @@ unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above; `&self` only reads.
 unsafe impl Sync for PinnedBuffer {}
 
+impl CudaDevice {
+    /// `bytes` of zeros in pinned host memory, which kernels read and write over the bus. `Error::HostMemory` when there is none.
+    pub fn alloc_host(self: &Arc<Self>, bytes: usize) -> Result<PinnedBuffer> {
+        PinnedBuffer::new(self, bytes)
+    }
+}
+
 impl PinnedBuffer {
-    pub(super) fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<PinnedBuffer> {
+    fn new(device: &Arc<CudaDevice>, bytes: usize) -> Result<PinnedBuffer> {
         let mut pointer = std::ptr::null_mut();
         if let Some(context) = device.context().filter(|_| bytes > 0) {
             pointer = context.allocate_host(bytes)?.ok_or(Error::HostMemory { requested: bytes })?;
             // SAFETY: the driver gave as many bytes.
             unsafe { pointer.write_bytes(0, bytes) };
         }
-        device.host_bytes.fetch_add(bytes, Ordering::Relaxed);
+        device.count_host_bytes(bytes as isize);
         Ok(PinnedBuffer { device: device.clone(), pointer, bytes, mirror: None })
     }
 
@@ -111,7 +118,7 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        self.device.host_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.device.count_host_bytes(-(self.bytes as isize));
         if let Some(context) = self.device.context().filter(|_| !self.pointer.is_null()) {
             // An error has nowhere to go from here; the memory ends with the process.
             let _ = self.device.synchronize();

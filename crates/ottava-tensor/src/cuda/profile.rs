@@ -1,9 +1,10 @@
 //! Device time by call, while somebody asks for it.
 
-use super::driver::{Event, lock};
-use super::{CudaDevice, GemmSpec};
+use super::cublaslt::GemmSpec;
+use super::driver::{Context, Event};
+use super::lock::lock;
 use crate::error::Result;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What device time was spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,28 +20,29 @@ pub enum Call {
 }
 
 /// Calls since the profile began, with the events around each; `None` while there is no profile.
-pub(super) type Profile = Mutex<Option<Vec<(Call, Event, Event)>>>;
+#[derive(Default)]
+pub(super) struct Profile(Mutex<Option<Vec<(Call, Event, Event)>>>);
 
-impl CudaDevice {
-    /// Takes the device time of every call from now on, for which each waits a little.
-    pub fn start_profile(&self) {
-        *lock(&self.profile) = Some(Vec::new());
+impl Profile {
+    pub(super) fn start(&self) {
+        *lock(&self.0) = Some(Vec::new());
     }
 
     /// Ends the profile, and gives the milliseconds of each call since it began. Waits for them.
-    pub fn take_profile(&self) -> Result<Vec<(Call, f64)>> {
-        let calls = lock(&self.profile).take().unwrap_or_default();
+    pub(super) fn take(&self) -> Result<Vec<(Call, f64)>> {
+        let calls = lock(&self.0).take().unwrap_or_default();
         calls.iter().map(|(call, start, end)| Ok((*call, f64::from(start.milliseconds_until(end)?)))).collect()
     }
 
-    pub(super) fn profiled(&self, call: Call, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
-        if lock(&self.profile).is_none() {
+    /// Runs `enqueue`, between two events while there is a profile.
+    pub(super) fn time(&self, context: &Arc<Context>, call: Call, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
+        if lock(&self.0).is_none() {
             return enqueue();
         }
-        let start = self.record()?;
+        let start = Event::record(context)?;
         enqueue()?;
-        let end = self.record()?;
-        if let Some(calls) = &mut *lock(&self.profile) {
+        let end = Event::record(context)?;
+        if let Some(calls) = &mut *lock(&self.0) {
             calls.push((call, start, end));
         }
         Ok(())

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::dtype::DType;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use DType::{BF16, E4M3, E5M2, F16, F32};
+use std::sync::Arc;
 
 /// Reproducible random numbers (SplitMix64).
 struct Random(u64);

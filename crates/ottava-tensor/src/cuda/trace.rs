@@ -1,57 +1,54 @@
-//! The work that a dry run was given, one line per call, so that a test can compare it with a recorded one.
+//! The trace of a dry run: one line per call, which tests compare with a recorded one.
 
-use super::driver::lock;
-use super::{Arg, CudaDevice, GemmSpec, Kernel, Major, ScaleMode};
+use super::cublaslt::{GemmSpec, Major, ScaleMode};
+use super::kernel::{Arg, Kernel};
+use super::lock::lock;
 use std::sync::Mutex;
 
-/// Lines since the trace began; `None` while there is no trace.
-pub(super) type Trace = Mutex<Option<Vec<String>>>;
+/// Lines of the trace in progress; `None` outside a trace.
+#[derive(Default)]
+pub(super) struct Trace(Mutex<Option<Vec<String>>>);
 
-impl CudaDevice {
-    /// Starts to note every kernel, product, attention, copy and fill that this device is given. Nothing outside a dry run.
-    pub fn start_trace(&self) {
-        if let Some(dry) = self.dry_gpu() {
-            *lock(&dry.trace) = Some(Vec::new());
-        }
+impl Trace {
+    pub(super) fn start(&self) {
+        *lock(&self.0) = Some(Vec::new());
     }
 
-    /// Ends the trace, and returns its lines. A pointer is `*`, with its distance in bytes from the start of its allocation.
-    pub fn take_trace(&self) -> Vec<String> {
-        self.dry_gpu().and_then(|dry| lock(&dry.trace).take()).unwrap_or_default()
+    pub(super) fn take(&self) -> Vec<String> {
+        lock(&self.0).take().unwrap_or_default()
     }
 
-    pub(super) fn trace(&self, line: impl FnOnce() -> String) {
-        if let Some(dry) = self.dry_gpu()
-            && let Some(lines) = &mut *lock(&dry.trace)
-        {
+    pub(super) fn add(&self, line: impl FnOnce() -> String) {
+        if let Some(lines) = &mut *lock(&self.0) {
             lines.push(line());
         }
     }
+}
 
-    pub(super) fn trace_kernel(&self, kernel: &Kernel, grid: [u32; 3], block: u32, args: &[Arg]) {
-        self.trace(|| {
-            let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            let args: Vec<_> = args.iter().map(|arg| self.describe_arg(*arg)).collect();
-            let [x, y, z] = grid;
-            format!("{}({}) <{x},{y},{z};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
-        });
-    }
-
-    fn describe_arg(&self, arg: Arg) -> String {
-        match arg {
-            Arg::Ptr(0) => "null".to_string(),
-            Arg::Ptr(address) => match lock(&self.pool).offset(address) {
-                Some(0) => "*".to_string(),
-                Some(offset) => format!("*+{offset}"),
-                None => "host".to_string(),
-            },
-            Arg::I32(value) => value.to_string(),
-            Arg::U32(value) => value.to_string(),
-            Arg::I64(value) => value.to_string(),
-            Arg::U64(value) => value.to_string(),
-            Arg::F32(value) => format!("{value:?}f"),
-        }
-    }
+/// A launch on one line. `offset` is the distance of an address from the start of its allocation.
+pub(super) fn describe_kernel(
+    kernel: &Kernel,
+    [x, y, z]: [u32; 3],
+    block: u32,
+    args: &[Arg],
+    offset: impl Fn(u64) -> Option<u64>,
+) -> String {
+    let describe = |arg: &Arg| match *arg {
+        Arg::Ptr(0) => "null".to_string(),
+        Arg::Ptr(address) => match offset(address) {
+            Some(0) => "*".to_string(),
+            Some(offset) => format!("*+{offset}"),
+            None => "host".to_string(),
+        },
+        Arg::I32(value) => value.to_string(),
+        Arg::U32(value) => value.to_string(),
+        Arg::I64(value) => value.to_string(),
+        Arg::U64(value) => value.to_string(),
+        Arg::F32(value) => format!("{value:?}f"),
+    };
+    let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let args: Vec<_> = args.iter().map(describe).collect();
+    format!("{}({}) <{x},{y},{z};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
 }
 
 /// A product on one line.

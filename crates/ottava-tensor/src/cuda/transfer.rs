@@ -4,8 +4,10 @@
 //! given before it has run, since until then the memory that it takes may be in use; and compute waits for it, at the latest when
 //! the [`Transfer`] is dropped. So to everyone else it is as if there were one stream.
 
+use super::buffer::DeviceBuffer;
+use super::device::CudaDevice;
 use super::driver::{Context, Event, Lane};
-use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
+use super::pinned::PinnedBuffer;
 use crate::error::Result;
 use std::sync::Arc;
 

@@ -8,10 +8,10 @@ struct e5m2 { unsigned char bits; };
 typedef float f32;
 
 // Largest finite value, as `DType::max_finite`.
-template <class T> struct Format;
-template <> struct Format<f16> { static constexpr float largest = 65504.0f; };
-template <> struct Format<e4m3> { static constexpr float largest = 448.0f; };
-template <> struct Format<e5m2> { static constexpr float largest = 57344.0f; };
+template <class T> __device__ constexpr float max_finite();
+template <> __device__ constexpr float max_finite<f16>() { return 65504.0f; }
+template <> __device__ constexpr float max_finite<e4m3>() { return 448.0f; }
+template <> __device__ constexpr float max_finite<e5m2>() { return 57344.0f; }
 
 typedef long long i64;
 typedef unsigned long long u64;

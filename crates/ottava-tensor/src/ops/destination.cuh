@@ -62,7 +62,7 @@ struct Seen {
 // Counts what eight values lose, `a` after scaling.
 template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > Format<T>::largest;
+    for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > max_finite<T>();
 }
 template <class T> __device__ __forceinline__ void count_lost(const float* v, const float* a, Seen& seen) {
 #pragma unroll
@@ -78,7 +78,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     for (int i = 0; i < 8; i++) a[i] = v[i] * scale;
     const float largest = largest8(e);
     seen.amax = fmaxf(seen.amax, largest);
-    if (largest * scale > Format<T>::largest) count_beyond<T>(a, seen);
+    if (largest * scale > max_finite<T>()) count_beyond<T>(a, seen);
     if (smallest8(e) * scale <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     return encode8<T>(a);
 }
@@ -117,7 +117,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
             largest = fmaxf(largest, fabsf(a[i]));
             smallest = fminf(smallest, fabsf(a[i]));
         }
-        if (largest > Format<T>::largest) count_beyond<T>(a, seen);
+        if (largest > max_finite<T>()) count_beyond<T>(a, seen);
         if (smallest <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     }
     return encode8<T>(a);
@@ -200,8 +200,8 @@ __device__ __forceinline__ float row_largest(float* largest) {
 
 // The scale of a row, column or block, negative where its amax comes out beyond the largest code.
 template <class T> __device__ __forceinline__ float flagged_scale(const Destination& to, float amax) {
-    const float scale = own_scale(to, Format<T>::largest, amax);
-    return amax * scale > Format<T>::largest ? -scale : scale;
+    const float scale = own_scale(to, max_finite<T>(), amax);
+    return amax * scale > max_finite<T>() ? -scale : scale;
 }
 
 // A tile of values on its way to codes of type T: `begin` and a barrier where scales are those of rows, then `cast` of all its eights,

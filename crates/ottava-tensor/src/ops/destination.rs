@@ -5,8 +5,7 @@
 //! [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()), bit for bit: values are rounded to the tensor's
 //! type first, and those are cast and measured.
 
-use super::quantize::{self, CastStatistics, Copies, CurrentScaling};
-use crate::{DType, Device, Granularity, QuantizedTensor, Result, Scaled, Tensor};
+use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
 /// What a producing op writes.
 #[derive(Debug)]
@@ -21,6 +20,61 @@ pub enum Output<'a> {
     },
     /// The FP8 operand and its measurements. The value itself is written nowhere.
     Fp8(Fp8Output<'a>),
+}
+
+/// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
+#[derive(Debug)]
+pub struct CastStatistics {
+    /// Largest absolute value seen since the entry was last cleared, F32 `[n]`; NaN is not counted.
+    pub amax: Tensor,
+    /// Elements that lay beyond the largest finite value after scaling, I64 `[n]`.
+    pub saturated: Tensor,
+    /// Elements that became zero without being zero, I64 `[n]`.
+    pub underflowed: Tensor,
+    /// Elements cast, I64 `[n]`.
+    pub elements: Tensor,
+}
+
+impl CastStatistics {
+    /// `n` cleared entries.
+    pub fn new(device: &Device, n: usize) -> Result<CastStatistics> {
+        Ok(CastStatistics {
+            amax: Tensor::zeros(device, &[n], DType::F32)?,
+            saturated: Tensor::zeros(device, &[n], DType::I64)?,
+            underflowed: Tensor::zeros(device, &[n], DType::I64)?,
+            elements: Tensor::zeros(device, &[n], DType::I64)?,
+        })
+    }
+}
+
+/// Which copies of the codes a matrix product will read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Contiguous along the columns.
+    Rows,
+    /// Contiguous along the rows: the transpose.
+    Columns,
+    /// Both.
+    Both,
+}
+
+impl Copies {
+    pub(super) fn rows(self) -> bool {
+        self != Copies::Columns
+    }
+
+    pub(super) fn columns(self) -> bool {
+        self != Copies::Rows
+    }
+}
+
+/// How current scaling turns an amax into a scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CurrentScaling {
+    /// An amax below this counts as this.
+    pub epsilon: f32,
+    /// Round the scale down to a power of two.
+    pub power_of_two: bool,
 }
 
 /// What scales a cast.
@@ -77,26 +131,6 @@ impl Produced {
 }
 
 impl Fp8Output<'_> {
-    /// Casts `x` `[R, C]` (F32, F16 or BF16), which exists already: [`quantize`](super::quantize()) and
-    /// [`quantize_blocks`](super::quantize_blocks()).
-    pub fn cast(mut self, x: &Tensor) -> Result<QuantizedTensor> {
-        let [rows, columns] = x.dims("quantize: x")?;
-        x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
-        let mut quantized = quantize::prepare(&self, x.device(), rows, columns)?;
-        quantize::cast_into(x, &mut quantized, &mut self)?;
-        Ok(quantized)
-    }
-
-    /// Casts what [`unscaled`](super::unscaled()) makes of a matrix in F16, in `dtype`.
-    pub fn cast_scaled(mut self, x: &Scaled, dtype: DType) -> Result<QuantizedTensor> {
-        x.values.expect_dtype("quantize: x", &[DType::F16])?;
-        let Device::Cuda(gpu) = x.values.device() else { return self.cast(&super::unscaled(x, dtype)?) };
-        let [rows, columns] = x.values.dims("quantize: x")?;
-        let mut quantized = quantize::prepare(&self, x.values.device(), rows, columns)?;
-        quantize::quantize_scaled(gpu, x, dtype, &mut quantized, &mut self)?;
-        Ok(quantized)
-    }
-
     /// How many values share a scale.
     pub(super) fn granularity(&self) -> Granularity {
         match self.scale {
@@ -106,24 +140,10 @@ impl Fp8Output<'_> {
     }
 }
 
-impl Output<'_> {
-    /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
-    pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
-        match self {
-            Output::Plain => Ok(Produced::Plain(value)),
-            Output::Amax { amax } => {
-                quantize::raise_amax(&value, amax)?;
-                Ok(Produced::Measured)
-            }
-            Output::Fp8(to) => Ok(Produced::Fp8(to.cast(&value)?)),
-        }
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::Device;
+    use crate::ops::quantize;
     use crate::ops::{add, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
     use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 

@@ -1,6 +1,6 @@
 //! What every `cuda.rs` needs: sources with the common header, storage types as defines, grid sizes.
 
-use crate::cuda::{CudaDevice, KernelModule, Source};
+use crate::cuda::CudaDevice;
 use crate::{DType, Error, Result, Tensor};
 
 pub(crate) use crate::cuda::Defines;
@@ -78,98 +78,20 @@ pub(crate) fn storage(dtype: DType) -> Result<Defines> {
     })
 }
 
-const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
-
-/// Every kernel file with the sets of defines that launches choose from, so that all can be compiled ahead of a run. Of the 432 ways to
-/// keep a parameter in AdamW it has those of [`adamw::variants`], in which every two formats meet.
-pub fn kernels() -> Vec<KernelModule> {
-    use super::*;
-    fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
-        variants.into_iter().map(move |defines| KernelModule { source, defines })
-    }
-    let typed: [&'static Source; 12] = [
-        &add::SOURCE,
-        &attention::SOURCE,
-        &bias::SOURCE,
-        &column_scales::SOURCE,
-        &compress::SOURCE,
-        &cross_entropy::SOURCE,
-        &embedding::SOURCE,
-        &gemm::SOURCE,
-        &head_norm::SOURCE,
-        &rmsnorm::SOURCE,
-        &rope::SOURCE,
-        &swiglu::SOURCE,
-    ];
-    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE];
-    let untyped = [&delayed_scaling::SOURCE, &random::SOURCE];
-    let mut all: Vec<KernelModule> = Vec::new();
-    all.extend(typed.into_iter().flat_map(|source| of(source, STORAGE.iter().copied())));
-    all.extend(of(&adamw::SOURCE, adamw::variants()));
-    all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
-    all.extend(producers.into_iter().flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
-    all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
-    all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
-    all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
-    all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));
-    all
-}
+pub(crate) const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::{Defines, GpuModel, Workload, compile_all};
-    use crate::{DType, Device, Tensor};
-    use std::path::{Path, PathBuf};
+    use crate::DType;
+    use crate::cuda::{CudaDevice, GpuModel};
 
     #[test]
-    fn a_dry_run_records_each_kernel_once_in_the_order_of_first_use() {
-        let device = Device::dry_gpu(GpuModel::h200());
-        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
-        assert_eq!(gpu.workload(), Some(Workload::default()));
-        let x = Tensor::zeros(&device, &[2, 64], DType::BF16).unwrap();
-        for _ in 0..2 {
-            crate::ops::cast(&crate::ops::add(&x, &x).unwrap(), DType::F32).unwrap();
-        }
-        let recorded = gpu.workload().unwrap().kernels;
-        let recorded: Vec<_> = recorded.iter().map(|module| (module.source.name, module.defines)).collect();
-        let expected: [(_, Defines); 2] = [("add", &[("X", "bf16")]), ("cast", &[("FROM", "bf16"), ("TO", "f32")])];
-        assert_eq!(recorded, expected);
-    }
-
-    /// What each `kernel_source!` of the crate declares, read from the files: name, text and constants.
-    fn declared() -> Vec<(String, String)> {
-        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
-        let read = |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let mut declared = Vec::new();
-        for folder in std::fs::read_dir(&ops).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
-            let name = folder.file_name().unwrap().to_str().unwrap().to_string();
-            let rust = read(folder.join("cuda.rs"));
-            let of_folder: Vec<_> = rust.split("kernel_source!(").skip(1).collect();
-            assert!(!of_folder.is_empty(), "ops/{name}/cuda.rs declares no kernel");
-            for call in of_folder {
-                let call = call.split(");").next().unwrap();
-                let literals = call.split('"').skip(1).step_by(2);
-                let headers = literals.filter(|literal| literal.ends_with(".cuh"));
-                let files = std::iter::once("common.cuh").chain(headers).map(|header| read(ops.join(header)) + "\n");
-                let kernel = read(folder.join(format!("{name}.cu")));
-                declared.push((name.clone(), files.collect::<String>() + &kernel));
-            }
-        }
-        declared
-    }
-
-    #[test]
-    fn every_kernel_file_is_listed() {
-        let mut listed: Vec<_> = super::kernels().iter().map(|module| module.source).collect();
-        listed.dedup_by_key(|source| source.text.as_ptr());
-        let declared = declared();
-        for (name, text) in &declared {
-            assert!(
-                listed.iter().any(|source| source.text.ends_with(text)),
-                "ops::kernels() lacks a source of ops/{name}"
-            );
-        }
-        assert_eq!(listed.len(), declared.len());
+    fn grids_are_bounded_by_the_multiprocessors_of_the_device() {
+        let gpu = |sm_count| CudaDevice::dry(GpuModel { sm_count, ..GpuModel::h200() });
+        let h200 = gpu(132);
+        assert_eq!([1, 256, 257, 1 << 30].map(|n| super::elements(&h200, n)[0]), [1, 1, 2, 2112]);
+        assert_eq!(super::readers(&h200, 1 << 30), [1056, 1, 1]);
+        assert_eq!(super::eights(&gpu(10), 1 << 30), [160, 1, 1]);
     }
 
     #[test]
@@ -178,37 +100,11 @@ mod tests {
         for (name, dtype) in [("f16", DType::F16), ("e4m3", DType::E4M3), ("e5m2", DType::E5M2)] {
             let largest = dtype.max_finite().unwrap();
             let line =
-                format!("template <> struct Format<{name}> {{ static constexpr float largest = {largest:.1}f; }};");
+                format!("template <> __device__ constexpr float max_finite<{name}>() {{ return {largest:.1}f; }}");
             assert!(common.contains(&line), "{line}");
         }
         assert!(destination.contains(&format!("#define TILE {}\n", super::TILE)));
         let line = format!("#define IGNORE_INDEX {}\n", crate::ops::IGNORE_INDEX);
         assert!(include_str!("cross_entropy/cross_entropy.cu").contains(&line));
-    }
-
-    #[test]
-    fn grids_are_bounded_by_the_multiprocessors_of_the_device() {
-        let gpu = |sm_count| crate::cuda::CudaDevice::dry(GpuModel { sm_count, ..GpuModel::h200() });
-        let h200 = gpu(132);
-        assert_eq!([1, 256, 257, 1 << 30].map(|n| super::elements(&h200, n)[0]), [1, 1, 2, 2112]);
-        assert_eq!(super::readers(&h200, 1 << 30), [1056, 1, 1]);
-        assert_eq!(super::eights(&gpu(10), 1 << 30), [160, 1, 1]);
-    }
-
-    /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
-    #[test]
-    fn every_kernel_compiles_for_hopper() {
-        let modules = super::kernels();
-        for (module, outcome) in modules.iter().zip(compile_all(&modules, "sm_90a")) {
-            match outcome {
-                Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{} is not a cubin", module.source.name),
-                Err(error @ crate::Error::Library { .. }) => {
-                    assert!(std::env::var_os("OTTAVA_REQUIRE_NVRTC").is_none(), "{error}");
-                    return eprintln!("skipped: {error}");
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-        println!("{} kernel files compiled for sm_90a", modules.len());
     }
 }

@@ -17,6 +17,7 @@ mod global_norm;
 #[cfg(test)]
 mod golden;
 mod head_norm;
+mod kernels;
 pub(crate) mod launch;
 mod quantize;
 mod random;
@@ -35,16 +36,14 @@ pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unsc
 pub use compress::{CompressedTensor, Saved, compress, decompress};
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
-pub use destination::{CastScale, Fp8Output, Output, Produced};
+pub use destination::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::global_norm;
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
-pub use launch::kernels;
+pub use kernels::kernels;
 pub use quantize::blocks::quantize_blocks;
-pub use quantize::{
-    CastStatistics, Copies, CurrentScaling, amax, measure, quantize, quantize_into, raise_amax, take_scale,
-};
+pub use quantize::{amax, measure, quantize, quantize_into, raise_amax, take_scale};
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, Rotation, rope, rope_table, rope_to};

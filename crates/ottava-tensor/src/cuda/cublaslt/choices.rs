@@ -1,9 +1,18 @@
 //! The algorithms of products that were chosen by timing, remembered on disk.
 
-use super::{Algorithm, NO_CANDIDATE};
 use crate::cuda::nvrtc::{cache_folder, hex, replace};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+/// What one algorithm is, opaque to us (`cublasLtMatmulAlgo_t`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Algorithm(pub(super) [u64; 8]);
+
+impl Algorithm {
+    /// Stands where none is chosen yet.
+    pub(super) const NONE: Algorithm = Algorithm([0; 8]);
+}
 
 /// The algorithms chosen on this kind of GPU with this version of the library, kept on disk.
 pub(super) struct Choices {
@@ -28,7 +37,7 @@ impl Choices {
     pub(super) fn get(&self, key: &str) -> Option<Algorithm> {
         let text = self.known.get(key)?;
         let words = text.as_bytes().as_chunks::<16>();
-        let mut algorithm = NO_CANDIDATE.algorithm;
+        let mut algorithm = Algorithm::NONE;
         if words.0.len() != algorithm.0.len() || !words.1.is_empty() {
             return None;
         }

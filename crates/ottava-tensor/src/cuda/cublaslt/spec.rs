@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::quantized::Granularity;
+use crate::granularity::Granularity;
 
 /// Which dimension of a GEMM operand is contiguous in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -43,9 +43,9 @@ struct Tensors {
 // Largest absolute values of a parameter's weight and moments, which their powers of two follow from.
 struct Amaxes { float weight, m, v; };
 // Largest finite values of the types that scaled weights and moments are stored in.
-constexpr float LARGEST_WEIGHT = Format<WeightType<ScaledMaster>::T>::largest;
-constexpr float LARGEST_M = Format<MomentTypes<ScaledMoments>::M>::largest;
-constexpr float LARGEST_V = Format<MomentTypes<ScaledMoments>::V>::largest;
+constexpr float LARGEST_WEIGHT = max_finite<WeightType<ScaledMaster>::T>();
+constexpr float LARGEST_M = max_finite<MomentTypes<ScaledMoments>::M>();
+constexpr float LARGEST_V = max_finite<MomentTypes<ScaledMoments>::V>();
 
 // What all elements of a parameter share.
 struct Update {

@@ -10,9 +10,11 @@ mod ten_steps;
 mod tests;
 
 use super::destination::CastScale;
-use super::quantize::{CastStatistics, expect_amax, expect_cast, expect_measured};
+use super::destination::CastStatistics;
+use super::quantize::{expect_amax, expect_cast, expect_measured};
 use super::random::hash;
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::granularity::Granularity;
+use crate::quantized::QuantizedTensor;
 use crate::stored::{Expanded, Scaled};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};

@@ -3,7 +3,8 @@ mod short_cuts;
 use super::*;
 use crate::Home;
 use crate::ops::destination::tests::hostile;
-use crate::ops::quantize::{Copies, CurrentScaling, raise_amax};
+use crate::ops::quantize::raise_amax;
+use crate::ops::{Copies, CurrentScaling};
 use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 

@@ -7,8 +7,8 @@
 
 use super::Operand;
 use crate::element::{Float, Real, with_float};
+use crate::granularity::Granularity;
 use crate::ops::real_type;
-use crate::quantized::Granularity;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
 

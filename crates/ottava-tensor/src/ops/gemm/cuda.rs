@@ -1,7 +1,7 @@
 use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode};
+use crate::granularity::Granularity;
 use crate::ops::launch::{self, BLOCK, kernel_source};
-use crate::quantized::Granularity;
 use crate::{Result, Tensor};
 use std::sync::Arc;
 

@@ -7,7 +7,8 @@ mod tests;
 
 pub(crate) use cuda::SOURCE;
 
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::granularity::Granularity;
+use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// One side of a product: a matrix `[rows, K]`, contracted along `K`.

@@ -10,10 +10,10 @@ kernel_source!("head_norm");
 pub(super) const LARGEST_HEAD: usize = 256;
 
 /// Threads that share a head, and the blocks for all heads of `rows`.
-fn shape(tensors: &[&Tensor], rows: usize, layout: HeadNormLayout) -> (usize, [u32; 3]) {
+fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLayout) -> (usize, [u32; 3]) {
     let wide = [8, 16, 32, 64, 128, 256].contains(&layout.head_dim) && launch::aligned(tensors);
     let lanes = if wide { layout.head_dim / 8 } else { 32 };
-    (lanes, launch::readers((rows * layout.all() * lanes).div_ceil(BLOCK as usize)))
+    (lanes, launch::readers(gpu, (rows * layout.all() * lanes).div_ceil(BLOCK as usize)))
 }
 
 fn sizes(rows: usize, layout: HeadNormLayout, lanes: usize, eps: f64) -> [Arg; 6] {
@@ -31,7 +31,7 @@ pub(super) fn head_norm(
     y: &mut Tensor,
 ) -> Result<()> {
     let rows = x.shape()[0];
-    let (lanes, grid) = shape(&[x, y, weights.q, weights.k], rows, layout);
+    let (lanes, grid) = shape(gpu, &[x, y, weights.q, weights.k], rows, layout);
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "head_norm" };
     let pointers = [y.device_ptr_mut(), x.device_ptr(), weights.q.device_ptr(), weights.k.device_ptr()].map(Arg::Ptr);
     let args = [pointers.as_slice(), &sizes(rows, layout, lanes, eps)].concat();
@@ -49,7 +49,7 @@ pub(super) fn head_norm_backward(
     [dq, dk]: [&mut Tensor; 2],
 ) -> Result<()> {
     let rows = x.shape()[0];
-    let (lanes, grid) = shape(&[dy, x, dx, weights.q, weights.k], rows, layout);
+    let (lanes, grid) = shape(gpu, &[dy, x, dx, weights.q, weights.k], rows, layout);
     let partial = || Tensor::empty(x.device(), &[grid[0] as usize, layout.head_dim], DType::F32);
     let (mut partial_q, mut partial_k) = (partial()?, partial()?);
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "head_norm_backward" };

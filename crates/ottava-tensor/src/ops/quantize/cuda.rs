@@ -1,8 +1,9 @@
 use super::{CurrentScaling, Fp8Output};
 use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Kernel, Source};
+use crate::granularity::Granularity;
 use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, TILE, kernel_source};
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::quantized::QuantizedTensor;
 use crate::stored::Scaled;
 use crate::{DType, Error, Result, Tensor};
 

@@ -6,59 +6,14 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::destination::{CastScale, Fp8Output};
+use super::destination::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, Produced};
 use super::expect_compute;
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::granularity::Granularity;
+use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(super) use cuda::{Producer, produce, quantize_scaled, tile_bytes, tiles};
 pub(crate) use cuda::{SOURCE, VARIANTS};
-
-/// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
-#[derive(Debug)]
-pub struct CastStatistics {
-    /// Largest absolute value seen since the entry was last cleared, F32 `[n]`; NaN is not counted.
-    pub amax: Tensor,
-    /// Elements that lay beyond the largest finite value after scaling, I64 `[n]`.
-    pub saturated: Tensor,
-    /// Elements that became zero without being zero, I64 `[n]`.
-    pub underflowed: Tensor,
-    /// Elements cast, I64 `[n]`.
-    pub elements: Tensor,
-}
-
-impl CastStatistics {
-    /// `n` cleared entries.
-    pub fn new(device: &Device, n: usize) -> Result<CastStatistics> {
-        Ok(CastStatistics {
-            amax: Tensor::zeros(device, &[n], DType::F32)?,
-            saturated: Tensor::zeros(device, &[n], DType::I64)?,
-            underflowed: Tensor::zeros(device, &[n], DType::I64)?,
-            elements: Tensor::zeros(device, &[n], DType::I64)?,
-        })
-    }
-}
-
-/// Which copies of the codes a matrix product will read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
-    /// Contiguous along the columns.
-    Rows,
-    /// Contiguous along the rows: the transpose.
-    Columns,
-    /// Both.
-    Both,
-}
-
-impl Copies {
-    pub(super) fn rows(self) -> bool {
-        self != Copies::Columns
-    }
-
-    pub(super) fn columns(self) -> bool {
-        self != Copies::Rows
-    }
-}
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product
 /// and one for the cast; `scale_inv = 1 / scale`.
@@ -74,6 +29,32 @@ pub fn quantize(
     slot: usize,
 ) -> Result<QuantizedTensor> {
     Fp8Output { format, scale: CastScale::Given(scale), copies, statistics, slot }.cast(x)
+}
+
+impl Fp8Output<'_> {
+    /// Casts `x` `[R, C]` (F32, F16 or BF16), which exists already: [`quantize`] and
+    /// [`quantize_blocks`](blocks::quantize_blocks).
+    pub fn cast(mut self, x: &Tensor) -> Result<QuantizedTensor> {
+        let [rows, columns] = x.dims("quantize: x")?;
+        x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
+        let mut quantized = prepare(&self, x.device(), rows, columns)?;
+        cast_into(x, &mut quantized, &mut self)?;
+        Ok(quantized)
+    }
+}
+
+impl Output<'_> {
+    /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
+    pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
+        match self {
+            Output::Plain => Ok(Produced::Plain(value)),
+            Output::Amax { amax } => {
+                raise_amax(&value, amax)?;
+                Ok(Produced::Measured)
+            }
+            Output::Fp8(to) => Ok(Produced::Fp8(to.cast(&value)?)),
+        }
+    }
 }
 
 /// As [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks), over codes that there are: into the copies that `into` has, in its
@@ -214,15 +195,6 @@ pub(super) fn expect_amax(amax: &Tensor, device: &Device) -> Result<()> {
     amax.expect("amax", &[1])?;
     amax.expect_dtype("amax", &[DType::F32])?;
     amax.expect_device("amax", device)
-}
-
-/// How current scaling turns an amax into a scale.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct CurrentScaling {
-    /// An amax below this counts as this.
-    pub epsilon: f32,
-    /// Round the scale down to a power of two.
-    pub power_of_two: bool,
 }
 
 /// Scale F32 `[1]` from an amax F32 `[1]` of the same tensor: `largest finite of format / amax`. The amax is zero then, ready for

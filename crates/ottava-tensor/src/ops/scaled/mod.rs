@@ -5,10 +5,11 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::quantize::amax;
+use super::destination::Fp8Output;
+use super::quantize::{self, amax};
 use super::real_type;
 use crate::stored::Scaled;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
@@ -43,6 +44,18 @@ pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
         Device::Cuda(gpu) => cuda::unscaled(&gpu, x, &mut y)?,
     }
     Ok(y)
+}
+
+impl Fp8Output<'_> {
+    /// Casts what [`unscaled`] makes of a matrix in F16, in `dtype`.
+    pub fn cast_scaled(mut self, x: &Scaled, dtype: DType) -> Result<QuantizedTensor> {
+        x.values.expect_dtype("quantize: x", &[DType::F16])?;
+        let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };
+        let [rows, columns] = x.values.dims("quantize: x")?;
+        let mut quantized = quantize::prepare(&self, x.values.device(), rows, columns)?;
+        quantize::quantize_scaled(gpu, x, dtype, &mut quantized, &mut self)?;
+        Ok(quantized)
+    }
 }
 
 /// F32 values in two halves: the nearest BF16, ties away from zero, and in I16 what to add to their bits, as the upper half of an F32.

@@ -67,8 +67,8 @@ fn halves_make_the_bits_again() {
 /// Whatever shares a scale, and whatever the shape.
 #[test]
 fn a_cast_of_scaled_values_is_that_of_what_they_stand_for() {
+    use crate::granularity::Granularity::{Blocks1x128, Blocks128x128, PerRow};
     use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output};
-    use crate::quantized::Granularity::{Blocks1x128, Blocks128x128, PerRow};
     for device in std::iter::once(Device::Cpu).chain(crate::testing::gpu()) {
         let given = Tensor::from_slice(&device, &[1], &[37f32]).unwrap();
         let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());

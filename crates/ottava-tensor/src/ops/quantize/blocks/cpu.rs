@@ -1,9 +1,10 @@
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
+use crate::granularity::Granularity;
 use crate::ops::quantize::cpu::{Seen, current_scale, row};
 use crate::ops::transpose::cpu::transpose;
 use crate::ops::{CastStatistics, CurrentScaling};
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;

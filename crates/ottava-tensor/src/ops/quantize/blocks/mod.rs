@@ -5,8 +5,9 @@ pub(in crate::ops) mod cpu;
 mod tests;
 
 use super::{CastStatistics, Copies, CurrentScaling};
+use crate::granularity::Granularity;
 use crate::ops::destination::{CastScale, Fp8Output};
-use crate::quantized::{Granularity, QuantizedTensor};
+use crate::quantized::QuantizedTensor;
 use crate::{DType, Result, Tensor};
 
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8 by scales that its rows or blocks give themselves: `scale = largest finite of format

@@ -1,0 +1,347 @@
+//! One GPU: its context, memory pool, kernels and libraries. In a dry run it is all of this but the context: calls are checked, memory is
+//! counted, nothing is enqueued.
+
+use super::ahead::{Background, Cubins, Task, Workload};
+use super::cublaslt::Gemms;
+use super::cudnn::Attention;
+use super::driver::{self, Context, Event, Function, Module};
+use super::dry::{self, DryGpu, DryMemory, GpuModel, Memory};
+use super::kernel::{Kernel, KernelModule};
+use super::lock::lock;
+use super::nvrtc::{self, arch_of};
+use super::pool::{self, Backing, MemoryStats, Pool};
+use super::profile::{Call, Profile};
+use crate::error::Result;
+use crate::ledger::{Entry, Ledger};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Modules loaded so far and kernels found in them.
+#[derive(Default)]
+struct Kernels {
+    modules: HashMap<KernelModule, Arc<Module>>,
+    functions: HashMap<(KernelModule, &'static str), Function>,
+}
+
+/// A GPU.
+pub struct CudaDevice {
+    ordinal: usize,
+    model: GpuModel,
+    pool: Mutex<Pool<Memory>>,
+    pub(super) profile: Profile,
+    host_bytes: AtomicUsize,
+    backend: Backend,
+}
+
+/// Where the work that a device is given goes.
+pub(super) enum Backend {
+    /// To a GPU of this machine.
+    Gpu(Box<Gpu>),
+    /// To the records of a dry run.
+    Dry(DryGpu),
+}
+
+/// What runs work on a GPU of this machine.
+pub(super) struct Gpu {
+    // First: its threads use what comes below.
+    background: Background,
+    cubins: Arc<Cubins>,
+    kernels: RwLock<Kernels>,
+    pub(super) gemms: Mutex<Gemms>,
+    /// Opened by the first attention: nothing else needs cuDNN.
+    attention: Arc<Mutex<Option<Attention>>>,
+    // Last, so that what uses the context goes first.
+    pub(super) context: Arc<Context>,
+}
+
+impl CudaDevice {
+    /// Opens GPU `ordinal` of those the driver shows (`CUDA_VISIBLE_DEVICES` chooses and orders them).
+    ///
+    /// Errors: `Error::Library` when the driver, NVRTC or cuBLASLt is missing, `Error::Value` for a GPU that does
+    /// not exist. cuDNN is looked for when attention first runs.
+    pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
+        let context = Context::open(ordinal)?;
+        nvrtc::require()?;
+        let gemms = Mutex::new(Gemms::open(&context)?);
+        let memory = GpuModel::usable_of_free(context.memory_info()?.0);
+        Ok(Arc::new(CudaDevice {
+            ordinal,
+            model: GpuModel {
+                name: context.name.clone(),
+                capability: context.capability,
+                sm_count: context.sm_count,
+                memory,
+            },
+            pool: Mutex::new(Pool::new(Memory::Driver(context.clone()))),
+            profile: Profile::default(),
+            host_bytes: AtomicUsize::new(0),
+            backend: Backend::Gpu(Box::new(Gpu {
+                background: Background::default(),
+                cubins: Arc::new(Cubins::new(arch_of(context.capability))),
+                kernels: RwLock::default(),
+                gemms,
+                attention: Arc::default(),
+                context,
+            })),
+        }))
+    }
+
+    /// A GPU that is not there: it takes all work and does nothing, and its pool holds memory that does not exist.
+    pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
+        Arc::new(CudaDevice {
+            ordinal: 0,
+            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)))),
+            model,
+            profile: Profile::default(),
+            host_bytes: AtomicUsize::new(0),
+            backend: Backend::Dry(DryGpu::default()),
+        })
+    }
+
+    /// Who holds how much of its memory, in a dry run.
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.dry_gpu().map(|dry| &dry.ledger)
+    }
+
+    fn dry_gpu(&self) -> Option<&DryGpu> {
+        match &self.backend {
+            Backend::Gpu(_) => None,
+            Backend::Dry(dry) => Some(dry),
+        }
+    }
+
+    /// Starts a trace of every kernel, product, attention pass, copy and fill of a dry run. A no-op on a real GPU.
+    pub fn start_trace(&self) {
+        if let Some(dry) = self.dry_gpu() {
+            dry.trace.start();
+        }
+    }
+
+    /// Ends the trace, and returns its lines. A pointer is `*`, with its distance in bytes from the start of its allocation.
+    pub fn take_trace(&self) -> Vec<String> {
+        self.dry_gpu().map(|dry| dry.trace.take()).unwrap_or_default()
+    }
+
+    /// Adds a line to the trace in progress, if there is one.
+    pub(super) fn trace(&self, line: impl FnOnce() -> String) {
+        if let Some(dry) = self.dry_gpu() {
+            dry.trace.add(line);
+        }
+    }
+
+    /// What was launched so far, in a dry run. `None` on a GPU that is there.
+    pub fn workload(&self) -> Option<Workload> {
+        self.dry_gpu().map(|dry| lock(&dry.workload).clone())
+    }
+
+    /// Compiles the kernels of `workload` on all cores and plans its attention, and returns at once: the work goes on in other threads.
+    /// A call whose preparation is under way waits for it. A preparation that fails is done again by the call that needs it, which
+    /// reports the error. Does nothing in a dry run.
+    pub fn prepare(&self, workload: Workload) {
+        let Some(gpu) = self.gpu() else { return };
+        let (attention, context) = (gpu.attention.clone(), gpu.context.clone());
+        let plan: Task = Box::new(move || {
+            for (shape, pass) in &workload.attention {
+                if let Err(error) = with_attention(&attention, &context, |attention| attention.prepare(shape, *pass)) {
+                    tracing::debug!("attention was not planned ahead: {error}");
+                }
+            }
+        });
+        let compile = workload.kernels.into_iter().map(|module| -> Task {
+            let cubins = gpu.cubins.clone();
+            Box::new(move || {
+                if let Err(error) = cubins.get(&module) {
+                    tracing::debug!("{} was not compiled ahead: {error}", module.source.name);
+                }
+            })
+        });
+        gpu.background.start(std::iter::once(plan).chain(compile).collect());
+    }
+
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn gpu(&self) -> Option<&Gpu> {
+        match &self.backend {
+            Backend::Gpu(gpu) => Some(gpu),
+            Backend::Dry(_) => None,
+        }
+    }
+
+    /// The context of a GPU of this machine.
+    pub(super) fn context(&self) -> Option<&Arc<Context>> {
+        self.gpu().map(|gpu| &gpu.context)
+    }
+
+    /// What a plan must know of it.
+    pub fn model(&self) -> &GpuModel {
+        &self.model
+    }
+
+    /// How many GPUs the driver shows. `Error::Library` without a driver.
+    pub fn count() -> Result<usize> {
+        driver::device_count()
+    }
+
+    /// The device's place among those the driver shows.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// The product name, as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.model.name
+    }
+
+    /// Compute capability, major and minor; (9, 0) is Hopper.
+    pub fn capability(&self) -> (i32, i32) {
+        self.model.capability
+    }
+
+    /// How many blocks of threads can make progress at once: the streaming multiprocessors.
+    pub fn sm_count(&self) -> usize {
+        self.model.sm_count
+    }
+
+    /// The newest CUDA version the driver supports, major and minor.
+    pub fn driver_version(&self) -> (i32, i32) {
+        driver::cuda_version().unwrap_or_default()
+    }
+
+    /// Bytes of device memory that are free for anyone, and bytes in all.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        lock(&self.pool).backing().memory_info()
+    }
+
+    /// What this process's pool holds.
+    pub fn memory(&self) -> MemoryStats {
+        lock(&self.pool).stats()
+    }
+
+    /// Starts a new peak of [`MemoryStats`] at what is live now.
+    pub fn reset_peak_memory(&self) {
+        lock(&self.pool).reset_peak();
+    }
+
+    /// Gives memory that no buffer uses back to the driver, as for another process.
+    pub fn release_memory(&self) -> Result<()> {
+        lock(&self.pool).release_idle()
+    }
+
+    /// Bytes of the host's memory that tensors of this device hold.
+    pub fn host_bytes(&self) -> usize {
+        self.host_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Marks the present end of the stream, for timing.
+    pub fn record(&self) -> Result<Event> {
+        Event::record(self.context().ok_or_else(|| dry::not_there("timing"))?)
+    }
+
+    /// Waits until everything enqueued has run, and reports what went wrong in it.
+    pub fn synchronize(&self) -> Result<()> {
+        self.context().map_or(Ok(()), |context| context.synchronize())
+    }
+
+    pub(super) fn pool(&self) -> &Mutex<Pool<Memory>> {
+        &self.pool
+    }
+
+    /// The address of `bytes` from the pool, and their entry in the ledger of a dry run.
+    pub(super) fn take_memory(&self, bytes: usize) -> Result<(u64, Option<Entry>)> {
+        let pointer = lock(&self.pool).allocate(bytes)?;
+        Ok((pointer, self.ledger().map(|ledger| ledger.enter(pool::rounded(bytes)))))
+    }
+
+    /// Gives what [`CudaDevice::take_memory`] returned back to the pool.
+    pub(super) fn free_memory(&self, pointer: u64, bytes: usize) {
+        lock(&self.pool).give_back(pointer, bytes);
+    }
+
+    /// Counts pinned host memory that was taken, or with a negative number given back.
+    pub(super) fn count_host_bytes(&self, change: isize) {
+        self.host_bytes.fetch_add(change as usize, Ordering::Relaxed);
+    }
+
+    /// Takes the device time of every call from now on, for which each waits a little.
+    pub fn start_profile(&self) {
+        self.profile.start();
+    }
+
+    /// Ends the profile, and gives the milliseconds of each call since it began. Waits for them.
+    pub fn take_profile(&self) -> Result<Vec<(Call, f64)>> {
+        self.profile.take()
+    }
+
+    /// The device in an error message.
+    pub(super) fn describe(&self) -> String {
+        format!("GPU {} ({})", self.ordinal, self.name())
+    }
+}
+
+impl Gpu {
+    /// The kernel, compiled and loaded on first use.
+    pub(super) fn function(&self, kernel: &Kernel) -> Result<Function> {
+        let module_key = kernel.module();
+        let known = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = known.functions.get(&(module_key, kernel.entry)) {
+            return Ok(function.clone());
+        }
+        drop(known);
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let module = match kernels.modules.get(&module_key) {
+            Some(module) => module.clone(),
+            None => {
+                let cubin = self.cubins.get(&module_key)?;
+                let module = Arc::new(Module::load(&self.context, &cubin, kernel.source.name)?);
+                kernels.modules.insert(module_key, module.clone());
+                module
+            }
+        };
+        let function = module.function(kernel.entry)?;
+        kernels.functions.insert((module_key, kernel.entry), function.clone());
+        Ok(function)
+    }
+
+    pub(super) fn with_attention<R>(&self, work: impl FnOnce(&mut Attention) -> Result<R>) -> Result<R> {
+        with_attention(&self.attention, &self.context, work)
+    }
+}
+
+/// Gives `work` the attention of a device, opened on first use.
+fn with_attention<R>(
+    attention: &Mutex<Option<Attention>>,
+    context: &Arc<Context>,
+    work: impl FnOnce(&mut Attention) -> Result<R>,
+) -> Result<R> {
+    let mut attention = lock(attention);
+    work(match &mut *attention {
+        Some(attention) => attention,
+        none => none.insert(Attention::open(context)?),
+    })
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+/// The first GPU, the same one for all tests of the process, or `None` with a word about why there is none.
+///
+/// With `OTTAVA_REQUIRE_GPU` set its absence fails the test, so that a machine with a GPU cannot skip unnoticed.
+#[cfg(test)]
+pub(crate) fn test_device() -> Option<Arc<CudaDevice>> {
+    static DEVICE: std::sync::OnceLock<Result<Arc<CudaDevice>>> = std::sync::OnceLock::new();
+    match DEVICE.get_or_init(|| CudaDevice::open(0)) {
+        Ok(device) => Some(device.clone()),
+        Err(error) if std::env::var_os("OTTAVA_REQUIRE_GPU").is_some() => panic!("no GPU: {error}"),
+        Err(error) => {
+            eprintln!("skipped: no GPU: {error}");
+            None
+        }
+    }
+}

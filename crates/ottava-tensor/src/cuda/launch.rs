@@ -1,0 +1,144 @@
+//! Work enqueued on a device: kernels, matrix products and attention. A dry run records it.
+
+use super::buffer::DeviceBuffer;
+use super::cublaslt::{GemmPointers, GemmSpec};
+use super::cudnn::{AttentionBackward, AttentionForward, AttentionShape, Pass};
+use super::device::{Backend, CudaDevice};
+use super::dry::DryGpu;
+use super::kernel::{Arg, Kernel};
+use super::lock::lock;
+use super::profile::Call;
+use super::trace::{describe_gemm, describe_kernel};
+use crate::error::Result;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// What a dry run calls the memory that attention takes while it runs.
+const ATTENTION: &str = "scratch of attention";
+
+impl CudaDevice {
+    /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
+    /// The first use compiles and loads it. An empty grid does nothing.
+    ///
+    /// # Safety
+    /// `args` are of the kernel's parameter types in order, and with them, on this grid, the kernel touches only
+    /// memory of live buffers of this device.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
+        let gpu = match self.backend() {
+            Backend::Gpu(_) if grid.contains(&0) => return Ok(()),
+            Backend::Gpu(gpu) => gpu,
+            Backend::Dry(dry) => {
+                dry.trace
+                    .add(|| describe_kernel(kernel, grid, block, args, |address| lock(self.pool()).offset(address)));
+                if !grid.contains(&0) {
+                    lock(&dry.workload).add_kernel(kernel.module());
+                }
+                return Ok(());
+            }
+        };
+        let function = gpu.function(kernel)?;
+        let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        self.profile.time(&gpu.context, Call::Kernel(kernel.entry), || {
+            // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
+            unsafe { gpu.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+        })
+    }
+
+    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` where `spec` accumulates. The first call of a spec times the library's
+    /// algorithms and waits for the device.
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the spec makes it.
+    pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
+        let Backend::Gpu(gpu) = self.backend() else {
+            self.trace(|| describe_gemm(spec));
+            return spec.check();
+        };
+        self.profile.time(&gpu.context, Call::Gemm(*spec), || {
+            // SAFETY: the caller's promise.
+            unsafe { lock(&gpu.gemms).run(spec, pointers) }
+        })
+    }
+
+    /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
+    ///
+    /// # Safety
+    /// The addresses name live memory of this device, as large as the shape makes it, and are multiples of 16.
+    pub(crate) unsafe fn attention_forward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionForward,
+    ) -> Result<()> {
+        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        self.trace(|| format!("attention forward {shape:?} scale={scale}"));
+        let workspace = self.attention_workspace(shape, Pass::Forward)?;
+        let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
+        gpu.with_attention(|attention| {
+            self.profile.time(&gpu.context, Call::AttentionForward, || {
+                // SAFETY: the caller's promise, and a workspace of the size asked for.
+                unsafe { attention.forward(shape, scale, pointers, workspace.ptr()) }
+            })
+        })
+    }
+
+    /// Enqueues the gradient of [`CudaDevice::attention_forward`]: `dq`, `dk` and `dv` of `d_o`, laid out as `q`, `k`, `v`.
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::attention_forward`].
+    pub(crate) unsafe fn attention_backward(
+        self: &Arc<Self>,
+        shape: &AttentionShape,
+        scale: f32,
+        pointers: &AttentionBackward,
+    ) -> Result<()> {
+        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        self.trace(|| format!("attention backward {shape:?} scale={scale}"));
+        let workspace = self.attention_workspace(shape, Pass::Backward)?;
+        let row_sum = self.alloc(shape.lse_len() * 4)?;
+        let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;
+        let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
+        gpu.with_attention(|attention| {
+            self.profile.time(&gpu.context, Call::AttentionBackward, || {
+                // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
+                unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+            })
+        })
+    }
+
+    fn attention_workspace(self: &Arc<Self>, shape: &AttentionShape, pass: Pass) -> Result<DeviceBuffer> {
+        self.alloc(match self.backend() {
+            Backend::Gpu(gpu) => gpu.with_attention(|attention| attention.prepare(shape, pass))?,
+            Backend::Dry(dry) => {
+                lock(&dry.workload).add_attention(shape, pass);
+                DryGpu::attention_workspace(shape, pass)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::GpuModel;
+
+    #[test]
+    fn a_dry_run_records_each_pass_of_attention_once() {
+        let gpu = CudaDevice::dry(GpuModel::h200());
+        let shape = AttentionShape::fused([1, 64], 2, 2, 32);
+        for pass in [Pass::Forward, Pass::Forward, Pass::Backward] {
+            gpu.attention_workspace(&shape, pass).unwrap();
+        }
+        let planned = gpu.workload().unwrap().attention;
+        assert_eq!(planned, [(shape, Pass::Forward), (shape, Pass::Backward)]);
+        gpu.prepare(gpu.workload().unwrap());
+    }
+}

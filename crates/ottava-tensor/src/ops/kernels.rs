@@ -1,0 +1,118 @@
+//! The list of all kernel files, for compiling them ahead of a run.
+
+use super::launch;
+use super::{
+    adamw, add, attention, bias, cast, column_scales, compress, cross_entropy, delayed_scaling, embedding, gemm,
+    global_norm, head_norm, quantize, random, rmsnorm, rope, scaled, swiglu, transpose,
+};
+use crate::cuda::{Defines, KernelModule, Source};
+
+/// Every kernel file with the sets of defines that launches choose from, so that all can be compiled ahead of a run. Of the 432 ways to
+/// keep a parameter in AdamW it has those of [`adamw::variants`], in which every two formats meet.
+pub fn kernels() -> Vec<KernelModule> {
+    fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
+        variants.into_iter().map(move |defines| KernelModule { source, defines })
+    }
+    let typed: [&'static Source; 12] = [
+        &add::SOURCE,
+        &attention::SOURCE,
+        &bias::SOURCE,
+        &column_scales::SOURCE,
+        &compress::SOURCE,
+        &cross_entropy::SOURCE,
+        &embedding::SOURCE,
+        &gemm::SOURCE,
+        &head_norm::SOURCE,
+        &rmsnorm::SOURCE,
+        &rope::SOURCE,
+        &swiglu::SOURCE,
+    ];
+    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE];
+    let untyped = [&delayed_scaling::SOURCE, &random::SOURCE];
+    let mut all: Vec<KernelModule> = Vec::new();
+    all.extend(typed.into_iter().flat_map(|source| of(source, launch::STORAGE.iter().copied())));
+    all.extend(of(&adamw::SOURCE, adamw::variants()));
+    all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
+    all.extend(producers.into_iter().flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
+    all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
+    all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
+    all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
+    all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{GpuModel, Workload, compile_all};
+    use crate::{DType, Device, Tensor};
+    use std::path::{Path, PathBuf};
+
+    #[test]
+    fn a_dry_run_records_each_kernel_once_in_the_order_of_first_use() {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+        assert_eq!(gpu.workload(), Some(Workload::default()));
+        let x = Tensor::zeros(&device, &[2, 64], DType::BF16).unwrap();
+        for _ in 0..2 {
+            crate::ops::cast(&crate::ops::add(&x, &x).unwrap(), DType::F32).unwrap();
+        }
+        let recorded = gpu.workload().unwrap().kernels;
+        let recorded: Vec<_> = recorded.iter().map(|module| (module.source.name, module.defines)).collect();
+        let expected: [(_, Defines); 2] = [("add", &[("X", "bf16")]), ("cast", &[("FROM", "bf16"), ("TO", "f32")])];
+        assert_eq!(recorded, expected);
+    }
+
+    /// What each `kernel_source!` of the crate declares, read from the files: name, text and constants.
+    fn declared() -> Vec<(String, String)> {
+        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
+        let read = |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let mut declared = Vec::new();
+        for folder in std::fs::read_dir(&ops).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
+            let name = folder.file_name().unwrap().to_str().unwrap().to_string();
+            let rust = read(folder.join("cuda.rs"));
+            let of_folder: Vec<_> = rust.split("kernel_source!(").skip(1).collect();
+            assert!(!of_folder.is_empty(), "ops/{name}/cuda.rs declares no kernel");
+            for call in of_folder {
+                let call = call.split(");").next().unwrap();
+                let literals = call.split('"').skip(1).step_by(2);
+                let headers = literals.filter(|literal| literal.ends_with(".cuh"));
+                let files = std::iter::once("common.cuh").chain(headers).map(|header| read(ops.join(header)) + "\n");
+                let kernel = read(folder.join(format!("{name}.cu")));
+                declared.push((name.clone(), files.collect::<String>() + &kernel));
+            }
+        }
+        declared
+    }
+
+    #[test]
+    fn every_kernel_file_is_listed() {
+        let mut listed: Vec<_> = super::kernels().iter().map(|module| module.source).collect();
+        listed.dedup_by_key(|source| source.text.as_ptr());
+        let declared = declared();
+        for (name, text) in &declared {
+            assert!(
+                listed.iter().any(|source| source.text.ends_with(text)),
+                "ops::kernels() lacks a source of ops/{name}"
+            );
+        }
+        assert_eq!(listed.len(), declared.len());
+    }
+
+    /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.
+    #[test]
+    fn every_kernel_compiles_for_hopper() {
+        let modules = super::kernels();
+        for (module, outcome) in modules.iter().zip(compile_all(&modules, "sm_90a")) {
+            match outcome {
+                Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{} is not a cubin", module.source.name),
+                Err(error @ crate::Error::Library { .. }) => {
+                    assert!(std::env::var_os("OTTAVA_REQUIRE_NVRTC").is_none(), "{error}");
+                    return eprintln!("skipped: {error}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        println!("{} kernel files compiled for sm_90a", modules.len());
+    }
+}
