@@ -1,4 +1,4 @@
-//! Tensors on their way between the host's memory and a GPU's.
+//! Asynchronous copies of tensors between pinned host memory and a GPU.
 
 use crate::cuda::{CudaDevice, PinnedBuffer, Transfer};
 use crate::device::Home;
@@ -6,24 +6,24 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
-/// Copies of tensors from one memory to the other, which run beside the work of the device.
+/// Asynchronous copies of tensors that overlap with compute.
 ///
-/// A tensor of the host's memory ([`Home::Host`](crate::Home)) that is fetched has a copy in the GPU's from then on, which ops read and
-/// write instead, until it is written back or [evicted](evict). What lies elsewhere is passed over, so on a CPU nothing happens.
-/// Ops may read what was fetched only after [`Crossing::wait`].
+/// Fetching a tensor in host memory ([`Home::Host`](crate::Home)) gives it a mirror in device memory. Ops read and write the mirror until the
+/// tensor is written back or [evicted](evict). Tensors elsewhere are skipped, so on a CPU this is a no-op.
+/// Ops may read a fetched tensor only after [`Crossing::wait`].
 #[must_use]
 #[derive(Default)]
 pub struct Crossing {
-    // First, so that compute waits before what is copied goes.
+    // Dropped first: compute must wait for the copy before its source is freed.
     transfer: Option<Transfer>,
     _source: Option<Tensor>,
 }
 
-/// What a dry run calls the memory that they take on the GPU.
+/// Scope of the mirrors in a dry run.
 const FETCHED: &str = "tensors that are fetched from the host's memory";
 
 impl Crossing {
-    /// Starts to fetch `tensors`.
+    /// Starts copying `tensors` to the device.
     pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
         Crossing::start(tensors, |device, buffers| {
             let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
@@ -51,12 +51,12 @@ impl Crossing {
         Ok((copies, Crossing { transfer: Some(transfer), _source: None }))
     }
 
-    /// Starts to write `tensors` that were fetched back, which evicts them.
+    /// Starts copying the mirrors of `tensors` back to host memory, and releases the mirrors.
     pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
         Crossing::start(tensors, Transfer::write_back)
     }
 
-    /// Starts `transfer` with those of `tensors` that lie in the host's memory, if any do.
+    /// Starts `transfer` for the tensors in host memory.
     fn start<'a>(
         tensors: impl IntoIterator<Item = &'a mut Tensor>,
         transfer: impl FnOnce(&Arc<CudaDevice>, &mut [&mut PinnedBuffer]) -> Result<Transfer>,
@@ -67,7 +67,7 @@ impl Crossing {
         Ok(Crossing { transfer, _source: None })
     }
 
-    /// Starts to copy all of `source`, which lies in the GPU's memory, over `into`, which lies in the host's.
+    /// Starts copying `source`, a whole tensor in device memory, to `into`, a tensor of the same size in host memory.
     pub fn store(source: Tensor, into: &mut Tensor) -> Result<Crossing> {
         let (expected, got) = (source.device().to_string(), into.device().to_string());
         let (Some(from), Some(to)) = (source.whole_buffer(), into.pinned_mut()) else {
@@ -76,7 +76,7 @@ impl Crossing {
         Ok(Crossing { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
     }
 
-    /// Has all further work of the device wait for the copies.
+    /// Makes all later work of the device wait for the copies.
     pub fn wait(self) -> Result<()> {
         self.transfer.map_or(Ok(()), Transfer::wait)
     }
@@ -94,7 +94,7 @@ impl Tensor {
     }
 }
 
-/// Forgets the copies of `tensors` that were fetched, and what was written there.
+/// Drops the mirrors of `tensors` without writing them back.
 pub fn evict<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
     tensors.into_iter().filter_map(Tensor::pinned_mut).for_each(|buffer| buffer.drop_mirror());
 }
@@ -115,9 +115,9 @@ mod tests {
         (from..from + N).map(|i| i as f32).collect()
     }
 
-    /// What the device writes to a copy is the host's once it is written back, and lost where it is evicted.
+    /// Writes to a mirror reach host memory by write-back and are lost by eviction.
     #[test]
-    fn tensors_go_to_the_device_and_back() {
+    fn write_back_keeps_device_writes_and_evict_drops_them() {
         let Some(device) = test_device().map(Device::Cuda) else { return };
         let mut moved = counted(&device, 0).to_host_memory().unwrap();
         assert_eq!((moved.home(), moved.to_vec::<f32>().unwrap()), (Home::Host, values(0)));
@@ -151,15 +151,15 @@ mod tests {
         assert!(Crossing::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
     }
 
-    /// Each copy waits for compute, and compute for each copy, though all memory is used again at once; also where it is recorded.
+    /// Copies and compute are ordered by events although freed memory is reused at once, eagerly and in a captured graph.
     #[test]
-    fn many_tensors_cross_in_the_order_of_the_calls() {
+    fn transfers_and_compute_keep_the_order_of_the_calls() {
         let Some(device) = test_device() else { return };
         let on = Device::Cuda(device.clone());
         let mut moved: Vec<_> = (0..6).map(|i| counted(&on, 10 * i).to_host_memory().unwrap()).collect();
         let mut slots: Vec<_> =
             (0..6).map(|_| Tensor::zeros_in(&on, &[N], crate::DType::F32, Home::Host).unwrap()).collect();
-        // Turns the tensors round by one, and stores what they were.
+        // Rotates the tensors by one place, and stores the old values in `slots`.
         let mut turn = || -> Result<()> {
             let mut leaving = Crossing::default();
             let mut before = last_of(&mut moved)?;

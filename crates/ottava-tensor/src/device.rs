@@ -6,13 +6,13 @@ use crate::ledger::{Entry, Ledger, Scope};
 use std::fmt;
 use std::sync::Arc;
 
-/// Which memory a tensor of a GPU is in. Of a CPU there is one.
+/// The memory that holds a tensor of a GPU. A CPU has one memory, and ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Home {
-    /// The GPU's own.
+    /// Device memory.
     #[default]
     Device,
-    /// The host's: kernels reach it over the bus.
+    /// Pinned host memory, which kernels access over the bus.
     Host,
 }
 
@@ -23,8 +23,8 @@ pub enum Device {
     Cpu,
     /// One GPU with its compute stream.
     Cuda(Arc<CudaDevice>),
-    /// The CPU in a dry run: tensors have sizes and no elements, and ops check and allocate and compute nothing. A GPU in a dry run is
-    /// a [`CudaDevice`].
+    /// The CPU in a dry run: tensors have no data, and ops check and count without computing. A GPU in a dry run is a
+    /// [`CudaDevice::dry`].
     DryCpu(Arc<Ledger>),
 }
 
@@ -34,12 +34,12 @@ impl Device {
         Ok(Device::Cuda(CudaDevice::open(ordinal)?))
     }
 
-    /// A GPU in a dry run: it holds no data and runs nothing, and accounts for memory as `model` would. Needs no GPU.
+    /// A GPU in a dry run: tensors have no data, and memory is counted against that of `model`. Needs no GPU.
     pub fn dry_gpu(model: GpuModel) -> Device {
         Device::Cuda(CudaDevice::dry(model))
     }
 
-    /// This device in a dry run, with nothing on it.
+    /// A dry-run device of the same kind, empty.
     pub fn dry(&self) -> Device {
         match self {
             Device::Cpu | Device::DryCpu(_) => Device::DryCpu(Arc::default()),
@@ -47,7 +47,7 @@ impl Device {
         }
     }
 
-    /// Who holds how much, in a dry run.
+    /// The memory accounts of a dry run; `None` on a real device.
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
         match self {
             Device::Cpu => None,
@@ -56,12 +56,12 @@ impl Device {
         }
     }
 
-    /// Says what the memory is for that is allocated until the guard is dropped; heard in a dry run alone.
+    /// Names the allocations made until the guard is dropped. A no-op outside a dry run.
     pub fn scope(&self, name: &'static str) -> Scope {
         self.ledger().map_or(Scope::NONE, |ledger| ledger.scope(name))
     }
 
-    /// True when both are the same place.
+    /// True when both are the same device.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {
             (Device::Cpu, Device::Cpu) => true,
@@ -71,7 +71,7 @@ impl Device {
         }
     }
 
-    /// Waits until all work queued so far is done, and reports its errors.
+    /// Waits until all enqueued work is done, and returns its error.
     pub fn synchronize(&self) -> Result<()> {
         match self {
             Device::Cpu | Device::DryCpu(_) => Ok(()),
@@ -79,7 +79,7 @@ impl Device {
         }
     }
 
-    /// Storage of `bytes`, zeroed, in the host's memory.
+    /// `bytes` of zeroed storage in host memory: pinned for a GPU.
     pub(crate) fn allocate_in_host(&self, bytes: usize) -> Result<Storage> {
         match self {
             Device::Cuda(gpu) => Ok(Storage::Pinned(gpu.alloc_host(bytes)?)),
@@ -116,14 +116,14 @@ impl fmt::Debug for Device {
 pub(crate) enum Storage {
     Host(HostBuffer),
     Cuda(DeviceBuffer),
-    /// Of the host, for the kernels of a GPU.
+    /// Pinned host memory of a GPU.
     Pinned(PinnedBuffer),
-    /// Of a CPU in a dry run.
-    Dry(#[expect(dead_code, reason = "it counts as long as it lives")] Entry),
+    /// An allocation of the CPU in a dry run.
+    Dry(#[expect(dead_code, reason = "its drop ends the count")] Entry),
 }
 
 impl Storage {
-    /// The memory of a GPU that holds it, or a copy of it.
+    /// The buffer in device memory: the storage itself or its mirror.
     pub(crate) fn on_device(&self) -> Option<&DeviceBuffer> {
         match self {
             Storage::Cuda(buffer) => Some(buffer),
@@ -157,7 +157,7 @@ impl HostBuffer {
         HostBuffer { lines: vec![bytemuck::Zeroable::zeroed(); bytes.div_ceil(64)], bytes }
     }
 
-    /// The memory that a buffer of `bytes` takes.
+    /// Allocated size of a buffer of `bytes`.
     fn size(bytes: usize) -> usize {
         bytes.next_multiple_of(64)
     }

@@ -17,9 +17,9 @@ pub enum DType {
     E4M3,
     /// FP8 with 5 exponent and 2 mantissa bits, with infinities.
     E5M2,
-    /// A power of two by its exponent alone: what a group of narrow values shares.
+    /// A power of two stored as its exponent: the shared scale of a group.
     E8M0,
-    /// Signed 16-bit integers: what rounding to BF16 leaves of an F32.
+    /// Signed 16-bit integers: the low half of a split F32.
     I16,
     /// Signed 32-bit integers: token ids and targets.
     I32,

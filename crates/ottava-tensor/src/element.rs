@@ -14,7 +14,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug {
 
 /// The type arithmetic is done in: `f32` in use, `f64` for gradient checks.
 ///
-/// Transcendental functions come from `libm`, or are our own, so that a run gives the same bits on every platform.
+/// Transcendental functions come from `libm` or this crate, so results are bit-identical on every platform.
 pub trait Real:
     Element
     + PartialOrd
@@ -37,7 +37,7 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
-    /// `self · a + b` in one rounding where `FUSED`, in two elsewhere.
+    /// `self · a + b`, with one rounding if `FUSED`, else two.
     fn mul_add<const FUSED: bool>(self, a: Self, b: Self) -> Self;
 }
 
@@ -95,7 +95,7 @@ macro_rules! real {
 real!(f32, expf, libm::logf);
 real!(f64, libm::exp, libm::log);
 
-/// `e^x`, within one unit in the last place of the true value or the next; free of branches, so that loops over it vectorise.
+/// `e^x` to within 1 ulp; branch-free, so that loops over it vectorise.
 ///
 /// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` by its Taylor polynomial of degree 7, `2^n` by its bits, in two halves so that
 /// subnormal results are rounded once. Overflow gives infinity, NaN stays.
@@ -104,7 +104,7 @@ fn expf(x: f32) -> f32 {
     // ln 2 in two parts, the first with so few bits that n times it is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and taking away 1.5 · 2^23 rounds to the nearest integer.
+    // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let clamped = if x > 100.0 { 100.0 } else { x };
     let clamped = if clamped < -110.0 { -110.0 } else { clamped };

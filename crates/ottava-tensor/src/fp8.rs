@@ -17,13 +17,13 @@ pub struct E4M3(pub u8);
 #[repr(transparent)]
 pub struct E5M2(pub u8);
 
-/// A power of two by its exponent alone, 2⁻¹²⁷ to 2¹²⁷: what a group of narrow values shares. OCP's MX specification v1.0, section 5.4.1.
+/// A power of two stored as its exponent, 2⁻¹²⁷ to 2¹²⁷: the shared scale of a group. OCP MX specification v1.0, section 5.4.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E8M0(pub u8);
 
 impl E8M0 {
-    /// The only code that is no number.
+    /// The NaN code.
     pub const NAN: E8M0 = E8M0(255);
 
     /// The exact value of the code.
@@ -69,7 +69,7 @@ const NAN: u8 = 0x7F;
 /// one, plus the lowest kept bit) and shifting carries into the exponent by itself. Below the smallest normal
 /// the addition of a power of two lines the mantissa up so that the hardware's own rounding does the work.
 ///
-/// Both ways are always computed and one is chosen, so that loops over this function vectorise.
+/// Both results are computed and one is selected, so that loops over this function vectorise.
 #[inline(always)]
 fn encode<const EXP: u32, const MAN: u32, const LARGEST: u8>(x: f32) -> u8 {
     let bits = x.to_bits();

@@ -1,4 +1,4 @@
-//! How the values of an FP8 matrix share scales, and the shapes of codes and scales that follow from it.
+//! Scale granularity of FP8 matrices, and the shapes of codes and scales for each.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ pub(crate) const fn padded(n: usize) -> usize {
 
 /// How many elements share one scale.
 ///
-/// A row, and a block of 1x128, runs along the dimension that is contracted. So a matrix that is contracted both ways is cast twice,
-/// each copy with scales of its own; blocks of 128x128 and whole tensors have the same codes in both.
+/// Rows and 1x128 blocks run along the contracted dimension, so a matrix that is contracted both ways is cast twice, with separate scales.
+/// With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
@@ -27,18 +27,17 @@ pub enum Granularity {
     /// One for each square of 128 rows and 128 columns.
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
-    /// One for 128 neighbours along a row, and in the transposed copy one for each square of 128 by 128. What reads the transposed
-    /// copy beside blocks of 1x128 is faster so.
+    /// One for 128 neighbours along a row; in the transposed copy, one for each 128x128 square. A product of 1x128 with 128x128 blocks is
+    /// faster than one of 1x128 with 1x128.
     #[serde(rename = "mixed-blocks")]
     MixedBlocks,
-    /// One power of two for 32 neighbours along a row: MX of the OCP's specification (v1.0, section 5). On the CPU alone, since Hopper
-    /// has no such products.
+    /// One power of two for 32 neighbours along a row: OCP MX specification v1.0, section 5. CPU only: Hopper has no MX products.
     #[serde(rename = "mx")]
     Mx,
 }
 
 impl Granularity {
-    /// Elements along the contracted dimension that share a scale, where not all of them do.
+    /// Block length along the contracted dimension; `None` for one scale per row or tensor.
     pub const fn block(self) -> Option<usize> {
         match self {
             Granularity::PerTensor | Granularity::PerRow => None,
@@ -52,7 +51,7 @@ impl Granularity {
         self.block().is_some()
     }
 
-    /// How the codes as they lie share scales.
+    /// Granularity of `codes`.
     pub const fn of_rows(self) -> Granularity {
         match self {
             Granularity::MixedBlocks => Granularity::Blocks1x128,
@@ -60,7 +59,7 @@ impl Granularity {
         }
     }
 
-    /// How the transposed codes share theirs.
+    /// Granularity of the transposed codes.
     pub const fn of_columns(self) -> Granularity {
         match self {
             Granularity::MixedBlocks => Granularity::Blocks128x128,
@@ -68,8 +67,8 @@ impl Granularity {
         }
     }
 
-    /// Shape of the codes of a matrix of `rows` that are contracted over `length`: whole multiples of
-    /// [`QuantizedTensor::PAD`](crate::QuantizedTensor::PAD), and of whole blocks along the contracted dimension.
+    /// Padded shape of the codes of `rows` rows contracted over `length`: multiples of
+    /// [`QuantizedTensor::PAD`](crate::QuantizedTensor::PAD), and whole blocks along the contracted dimension.
     pub const fn codes_shape(self, rows: usize, length: usize) -> [usize; 2] {
         let pad = match self.block() {
             Some(block) => block,
@@ -78,10 +77,9 @@ impl Granularity {
         [padded(rows), length.next_multiple_of(pad)]
     }
 
-    /// Shape of what multiplies these codes, as cuBLASLt wants it: `[1]`; `[rows]`; for blocks of 1x128 `[length / 128, rows]`, block
-    /// by block along the contracted dimension; for blocks of 128x128 `[rows / 128, length / 128]`, whose rows of scales are padded
-    /// to multiples of 4. All count what is padded. Padding is scaled as zeros are, beyond the blocks of 128x128 by zero. Of a matrix
-    /// whose copies differ these are the codes as they lie.
+    /// Shape of the inverse scales of these codes, in the layout of cuBLASLt: `[1]`; `[rows]`; 1x128 blocks: `[length / 128, rows]`;
+    /// 128x128 blocks: `[rows / 128, length / 128]` with the second dimension padded to a multiple of 4. Sizes are padded sizes. Padding has
+    /// the scale of zeros; the padding of 128x128 scales is zero. For mixed blocks, the shape for `codes`.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);
         match self {
@@ -93,7 +91,7 @@ impl Granularity {
         }
     }
 
-    /// Where the scale of `row`, and of `block` along the contracted dimension, lies among scales of a `shape`.
+    /// Index of the scale of `row` and `block` (along the contracted dimension) among scales of `shape`.
     pub fn scale_index(self, shape: &[usize], row: usize, block: usize) -> usize {
         match self {
             Granularity::PerTensor => 0,

@@ -1,92 +1,92 @@
-//! Who holds how much memory in a dry run: all of a run's allocations, and nothing behind them.
+//! Memory accounting of a dry run: allocations are counted by scope and hold no data.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts what is allocated on a device that holds no data, and what for.
+/// Counts the live bytes of a dry-run device, by scope.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<Books>);
+pub struct Ledger(Mutex<Accounts>);
 
 #[derive(Debug, Default)]
-struct Books {
-    /// Live bytes by name, in the order in which names first came.
-    accounts: Vec<(&'static str, usize)>,
-    /// The accounts of the scopes that are open, outermost first.
+struct Accounts {
+    /// Live bytes by scope name, in the order of first use.
+    by_scope: Vec<(&'static str, usize)>,
+    /// Indices of the open scopes, outermost first.
     open: Vec<usize>,
     live: usize,
     peak: Holdings,
 }
 
-/// What was held at one moment.
+/// Live memory at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// Live bytes.
     pub bytes: usize,
-    /// The outermost scope at that moment.
+    /// The outermost scope open at that moment.
     pub during: &'static str,
-    /// Live bytes by the scope in which they were allocated.
+    /// Live bytes by the scope that allocated them.
     pub by_scope: Vec<(&'static str, usize)>,
 }
 
-impl Books {
+impl Accounts {
     fn account(&mut self, name: &'static str) -> usize {
-        let known = self.accounts.iter().position(|(known, _)| *known == name);
+        let known = self.by_scope.iter().position(|(known, _)| *known == name);
         known.unwrap_or_else(|| {
-            self.accounts.push((name, 0));
-            self.accounts.len() - 1
+            self.by_scope.push((name, 0));
+            self.by_scope.len() - 1
         })
     }
 
     fn now(&self) -> Holdings {
         Holdings {
             bytes: self.live,
-            during: self.open.first().map_or("", |&outermost| self.accounts[outermost].0),
-            by_scope: self.accounts.iter().filter(|(_, bytes)| *bytes > 0).copied().collect(),
+            during: self.open.first().map_or("", |&outermost| self.by_scope[outermost].0),
+            by_scope: self.by_scope.iter().filter(|(_, bytes)| *bytes > 0).copied().collect(),
         }
     }
 }
 
 impl Ledger {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The most that was held since the last call, or since the beginning; a new peak starts at what is held now.
+    /// The peak since the last call (or the start), and resets the peak to the current state.
     pub fn take_peak(&self) -> Holdings {
-        let mut books = self.books();
-        let now = books.now();
-        std::mem::replace(&mut books.peak, now)
+        let mut accounts = self.accounts();
+        let now = accounts.now();
+        std::mem::replace(&mut accounts.peak, now)
     }
 
-    /// Counts `bytes` for the innermost scope, as long as the entry lives.
+    /// Counts `bytes` in the innermost scope until the entry is dropped.
     pub(crate) fn enter(self: &Arc<Self>, bytes: usize) -> Entry {
-        let mut books = self.books();
-        let account = match books.open.last() {
+        let mut accounts = self.accounts();
+        let account = match accounts.open.last() {
             Some(&innermost) => innermost,
-            None => books.account("other"),
+            None => accounts.account("other"),
         };
-        books.accounts[account].1 += bytes;
-        books.live += bytes;
-        if books.live > books.peak.bytes {
-            books.peak = books.now();
+        accounts.by_scope[account].1 += bytes;
+        accounts.live += bytes;
+        if accounts.live > accounts.peak.bytes {
+            accounts.peak = accounts.now();
         }
         Entry { ledger: self.clone(), account, bytes }
     }
 
-    /// Counts `bytes` that a kernel takes and gives back.
+    /// Counts `bytes` of scratch that a kernel allocates and frees.
     pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) {
         drop(self.enter(bytes));
     }
 
-    /// What is allocated while the scope lives is counted for `name`, unless an inner scope counts it.
+    /// Opens a scope: allocations are counted under `name` until it is dropped, unless an inner scope is open.
     pub(crate) fn scope(self: &Arc<Self>, name: &'static str) -> Scope {
-        let mut books = self.books();
-        let account = books.account(name);
-        books.open.push(account);
+        let mut accounts = self.accounts();
+        let account = accounts.account(name);
+        accounts.open.push(account);
         Scope(Some(self.clone()))
     }
 }
 
-/// Bytes that are live.
+/// Live bytes of one allocation.
 pub(crate) struct Entry {
     ledger: Arc<Ledger>,
     account: usize,
@@ -95,25 +95,25 @@ pub(crate) struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut books = self.ledger.books();
-        books.accounts[self.account].1 -= self.bytes;
-        books.live -= self.bytes;
+        let mut accounts = self.ledger.accounts();
+        accounts.by_scope[self.account].1 -= self.bytes;
+        accounts.live -= self.bytes;
     }
 }
 
-/// Has a dry run say what memory is for, from [`Device::scope`](crate::Device::scope) on until it is dropped. Nothing elsewhere.
+/// Names the allocations of a dry run from [`Device::scope`](crate::Device::scope) until it is dropped. A no-op on real devices.
 #[must_use]
 pub struct Scope(Option<Arc<Ledger>>);
 
 impl Scope {
-    /// Where nobody counts.
+    /// The scope of a real device.
     pub(crate) const NONE: Scope = Scope(None);
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
         if let Some(ledger) = &self.0 {
-            ledger.books().open.pop();
+            ledger.accounts().open.pop();
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_kept_with_its_scopes() {
+    fn peak_lists_live_bytes_by_scope() {
         let ledger = Arc::new(Ledger::default());
         let outside = ledger.enter(1);
         let outer = ledger.scope("outer");

@@ -1,4 +1,4 @@
-//! FP8 operands of matrix products: codes, their transpose, and what multiplies them back.
+//! FP8 operands of matrix products: codes, transposed codes and inverse scales.
 
 use crate::dtype::DType;
 use crate::granularity::{Granularity, PAD, padded};
@@ -6,27 +6,25 @@ use crate::tensor::Tensor;
 
 /// An FP8 matrix `[rows, columns]`: `value = code · scale_inv`.
 ///
-/// The tensor cores want FP8 operands contiguous along the contracted dimension, in rows of whole 16 bytes. So both
-/// dimensions are padded with zero codes, as [`Granularity::codes_shape`] says, which adds nothing to a product,
-/// and a matrix that is contracted along its rows as well carries a transposed copy.
+/// Tensor cores require FP8 operands that are contiguous along the contracted dimension, in rows of multiples of 16 bytes. Both dimensions
+/// are padded with zero codes ([`Granularity::codes_shape`]), and a matrix that is also contracted along its rows has a transposed copy.
 #[derive(Clone, Debug)]
 pub struct QuantizedTensor {
     /// `[rows, columns]`, padded; contracted along the columns.
     pub codes: Option<Tensor>,
     /// `[columns, rows]`, padded; contracted along the rows.
     pub transposed: Option<Tensor>,
-    /// What multiplies the codes, F32, of the shape that [`Granularity::scales_shape`] gives for them; of the transposed codes where
-    /// there are no others.
+    /// Inverse scales of `codes`, F32, shaped as [`Granularity::scales_shape`] says; those of `transposed` if there are no `codes`.
     pub scale_inv: Tensor,
-    /// What multiplies the transposed codes, where there are both and that is not the same. Boxed, since few have it.
+    /// Inverse scales of `transposed` where both copies exist and differ in their scales. Boxed because most operands have none.
     pub transposed_scale_inv: Option<Box<Tensor>>,
-    /// How scales are shared.
+    /// Which values share a scale.
     pub granularity: Granularity,
     /// Type of the codes.
     pub format: DType,
-    /// True number of rows.
+    /// Rows without padding.
     pub rows: usize,
-    /// True number of columns.
+    /// Columns without padding.
     pub columns: usize,
 }
 
@@ -44,7 +42,7 @@ impl QuantizedTensor {
         QuantizedTensor { transposed: None, transposed_scale_inv: None, ..self.clone() }
     }
 
-    /// Drops the copy that is contracted along the columns, once no product needs it.
+    /// Keeps only the transposed codes.
     pub fn only_transposed(self) -> QuantizedTensor {
         let scale_inv = self.transposed_scale_inv.map_or(self.scale_inv, |scale_inv| *scale_inv);
         QuantizedTensor { codes: None, scale_inv, transposed_scale_inv: None, ..self }

@@ -1,4 +1,4 @@
-//! Contiguous, row-major arrays. Views share storage for reading; a tensor that is written is never shared.
+//! Contiguous, row-major arrays. Views share storage; only unshared tensors are written.
 
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, Home, Storage};
@@ -20,7 +20,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Storage without meaningful content, to be filled by an op.
+    /// An uninitialised tensor.
     pub fn empty(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let storage = Arc::new(device.allocate(bytes)?);
@@ -34,7 +34,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// All elements zero, in this memory of `device`.
+    /// All elements zero, in device memory or pinned host memory.
     pub fn zeros_in(device: &Device, shape: &[usize], dtype: DType, home: Home) -> Result<Tensor> {
         match home {
             Home::Device => Tensor::zeros(device, shape, dtype),
@@ -69,12 +69,12 @@ impl Tensor {
         Tensor::empty(&self.device, &self.shape, self.dtype)
     }
 
-    /// The device it lies on.
+    /// The device of the tensor.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The memory it is in.
+    /// Whether it is in device or host memory.
     pub fn home(&self) -> Home {
         match &*self.storage {
             Storage::Pinned(_) => Home::Host,
@@ -133,7 +133,7 @@ impl Tensor {
         Err(Error::DType { what: what.into(), expected: names.join(" or "), got: self.dtype })
     }
 
-    /// Checks that it lies on `device`.
+    /// Checks that it is on `device`.
     pub fn expect_device(&self, what: &str, device: &Device) -> Result<()> {
         if self.device.same(device) {
             return Ok(());
@@ -265,7 +265,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a CPU tensor. For the CPU side of ops, which have checked device and type.
+    /// The elements of a CPU tensor whose device and type the op has checked.
     pub(crate) fn host<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "a CPU op reads the type it checked");
         match &*self.storage {
@@ -288,7 +288,7 @@ impl Tensor {
         }
     }
 
-    /// The memory of a tensor that lies in the host's, if it does.
+    /// The pinned buffer of a tensor in host memory; `None` elsewhere.
     pub(crate) fn pinned_mut(&mut self) -> Option<&mut PinnedBuffer> {
         match &*self.storage {
             Storage::Pinned(_) => match self.storage_mut() {
@@ -312,7 +312,7 @@ impl Tensor {
         Tensor { storage: Arc::new(Storage::Cuda(buffer)), offset: 0, ..self.clone() }
     }
 
-    /// The device's memory behind all of a tensor that lies there.
+    /// The device buffer, if the tensor covers all of it.
     pub(crate) fn whole_buffer(&self) -> Option<&DeviceBuffer> {
         match &*self.storage {
             Storage::Cuda(buffer) if buffer.len() == self.bytes() => Some(buffer),
@@ -320,7 +320,7 @@ impl Tensor {
         }
     }
 
-    /// Device address of the first element. For launches, which have checked the device.
+    /// Device address of the first element. The op has checked the device.
     pub(crate) fn device_ptr(&self) -> u64 {
         match &*self.storage {
             Storage::Host(_) | Storage::Dry(_) => unreachable!("a kernel was given a CPU tensor"),
@@ -329,7 +329,7 @@ impl Tensor {
         }
     }
 
-    /// [`Tensor::device_ptr`] of a tensor that the kernel writes.
+    /// [`Tensor::device_ptr`] for writing.
     pub(crate) fn device_ptr_mut(&mut self) -> u64 {
         self.storage_mut();
         self.device_ptr()
@@ -340,7 +340,7 @@ impl Tensor {
         start..start + self.bytes()
     }
 
-    /// Whether ops of a GPU read the elements from its own memory.
+    /// Whether the storage is in device memory.
     pub(crate) fn is_on_gpu(&self) -> bool {
         matches!(&*self.storage, Storage::Cuda(_))
     }

@@ -1,4 +1,4 @@
-//! What tests share: seeded inputs, and the comparison of an op on the CPU with the same op on a GPU.
+//! Shared by tests: seeded inputs, and comparison of an op on the CPU and on a GPU.
 
 pub mod allocator;
 
@@ -7,12 +7,12 @@ use crate::ops::{cast, kernels, normal, real_type};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::OnceLock;
 
-/// How far results may lie apart.
+/// Allowed difference between results.
 #[derive(Clone, Copy, Debug)]
 pub enum Tolerance {
-    /// Not at all: the same bits.
+    /// None: the same bits.
     Exact,
-    /// By this many roundings of the type, relative to the larger of the value and the root mean square of the tensor.
+    /// This many roundings of the type, relative to the larger of the value and the RMS of the tensor.
     Steps(DType, f64),
 }
 
@@ -25,14 +25,14 @@ impl Tolerance {
     }
 }
 
-/// The GPU, or `None` with a line on standard error when this machine has none. A GPU that is there but does not open is a failure,
-/// and so is its absence with `OTTAVA_REQUIRE_GPU` set. The first call compiles every kernel to the disk cache, on all cores.
+/// The GPU, or `None` with a line on standard error if this machine has none. Panics if the GPU does not open, and if there is none
+/// although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
 pub fn gpu() -> Option<Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
     GPU.get_or_init(|| match CudaDevice::count() {
         Ok(n) if n > 0 => {
             let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
-            // A kernel that does not compile fails the tests that launch it.
+            // Errors are reported by the tests that launch the kernel.
             drop(compile_all(&kernels(), &arch_of(gpu.capability())));
             Some(Device::Cuda(gpu))
         }
@@ -41,7 +41,7 @@ pub fn gpu() -> Option<Device> {
                 std::env::var_os("OTTAVA_REQUIRE_GPU").is_none(),
                 "OTTAVA_REQUIRE_GPU is set, and this machine has no GPU"
             );
-            eprintln!("skipped on the GPU: this machine has none");
+            eprintln!("skipped on the GPU: no GPU found");
             None
         }
     })
@@ -69,7 +69,7 @@ pub fn integers(name: &str, n: usize, below: usize) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[n], &values).expect("as many as the shape")
 }
 
-/// Runs `op` on the CPU and, where there is a GPU, on that, with the same `inputs`, and compares all results.
+/// Runs `op` with the same `inputs` on the CPU and, if there is one, on the GPU, and compares all results.
 pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     let on_cpu = op(inputs).expect("the op runs on the CPU");
     let Some(gpu) = gpu() else { return };
@@ -80,7 +80,7 @@ pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) ->
     }
 }
 
-/// Panics with index, values and bits of the worst element where `a` and `b` differ by more than `tolerance`.
+/// Panics with index, values and bits of the worst element if `a` and `b` differ by more than `tolerance`.
 pub fn assert_close(what: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) {
     assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()), "{what}: shapes and types");
     let (a_bytes, b_bytes) = (a.read_bytes().expect("readable"), b.read_bytes().expect("readable"));

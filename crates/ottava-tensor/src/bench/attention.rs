@@ -1,4 +1,4 @@
-//! Attention beside the best rate of a BF16 product.
+//! Attention, relative to the rate of a large BF16 product.
 
 use super::gemm::ROUND_MILLISECONDS;
 use super::time_for;
@@ -12,9 +12,9 @@ pub struct AttentionRow {
     pub batch: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// Milliseconds of forward, then of backward.
+    /// Milliseconds of forward and backward.
     pub milliseconds: [f64; 2],
-    /// FLOPs of each: the half of the scores that the mask leaves, five products instead of two in backward.
+    /// FLOPs of each: two products in forward and five in backward over the unmasked half of the scores.
     pub flops: [f64; 2],
 }
 

@@ -1,4 +1,4 @@
-//! The products of linear layers beside the best rate of a large product.
+//! The products of linear layers, relative to the rate of a large product.
 
 use super::{copy_bandwidth, time_for};
 use crate::ops::{
@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
-/// What a round of products lasts about: long enough for the chip to be as warm, and so as slow, as in training.
+/// Approximate length of a round in milliseconds: long enough to reach the clock of sustained load, as in training.
 pub(super) const ROUND_MILLISECONDS: f64 = 40.0;
 
 /// A product of a linear layer with `N` outputs and `K` inputs, over `T` tokens.
@@ -23,16 +23,16 @@ pub enum Product {
 }
 
 impl Product {
-    /// All, in the order of a step.
+    /// All three, in the order of a step.
     pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
 }
 
-/// What the operands of products are.
+/// Operand types of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operands {
     /// Matrices of this type.
     Plain(DType),
-    /// FP8 codes of these formats, whose scales are shared so.
+    /// FP8 codes of these formats and granularities.
     Fp8 {
         /// Of `x`.
         input: (DType, Granularity),
@@ -50,7 +50,7 @@ enum Matrix {
 }
 
 impl Matrix {
-    /// Normal values; codes use most of the format's range, since a chip's speed depends on how many bits flip.
+    /// Normal values that use most of the range of the format: power, and so speed, depends on how many bits flip.
     fn random(
         device: &Device,
         shape: [usize; 2],
@@ -120,19 +120,19 @@ pub fn gemm_milliseconds(
     }
 }
 
-/// What a device does best in this run, which everything else is measured by.
+/// Reference rates of a device, measured in this run.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Rates {
     /// FLOP/s of a large product of BF16 operands.
     pub bf16_flops: f64,
-    /// The same of FP8 operands, with fast sums.
+    /// FLOP/s of a large product of FP8 operands with fast accumulation.
     pub fp8_flops: f64,
     /// Bytes per second of a copy, reads and writes both counted.
     pub copy_bytes: f64,
 }
 
 impl Rates {
-    /// Measures them, products at 8192 cubed; less on the CPU, where they are only to exist.
+    /// Measures the rates with products of 8192³ on a GPU, tiny ones on the CPU.
     pub fn measure(device: &Device) -> Result<Rates> {
         let size: usize = if matches!(device, Device::Cpu) { 64 } else { 8192 };
         let rate = |operands| {

@@ -1,10 +1,10 @@
-//! Memory-bound ops beside a copy of as many bytes.
+//! Memory-bound ops, relative to a copy of the same bytes.
 
 use super::{copy_bandwidth, time, updates};
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
-/// Vocabulary of the rows that need one, and the tokens whose logits are alive at once.
+/// Vocabulary of embedding and cross-entropy, and tokens per chunk of logits.
 const VOCABULARY: usize = 32_000;
 const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
@@ -14,11 +14,11 @@ const CHUNK: usize = 2048;
 pub struct KernelRow {
     /// Op and what it writes.
     pub name: &'static str,
-    /// What must be read and written once.
+    /// Bytes that must be read and written once.
     pub bytes: usize,
     /// Measured.
     pub milliseconds: f64,
-    /// What a copy of as many bytes takes.
+    /// Milliseconds of a copy of the same bytes.
     pub floor_milliseconds: f64,
 }
 
@@ -189,7 +189,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let embeddings = random(&[vocabulary, c], DType::BF16)?;
     row("embedding", bf16(2 * tc), &mut || embedding(&embeddings, &ids).map(drop))?;
     let mut dembeddings = Tensor::zeros(device, &[vocabulary, c], DType::F32)?;
-    // At most: a row of the gradient is read and written once for all tokens that share it.
+    // An upper bound: tokens with the same id share one read and write of a gradient row.
     row("embedding_gradient", bf16(tc) + 8 * tc, &mut || embedding_gradient(&a, &ids, &mut dembeddings))?;
     drop((embeddings, dembeddings));
     let chunk = t.min(CHUNK);
@@ -217,7 +217,7 @@ fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a>
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
 }
 
-/// The same with scales that rows or blocks give themselves.
+/// An output with per-row or per-block scales found by the cast.
 fn own(granularity: Granularity, statistics: &mut CastStatistics) -> Output<'_> {
     let scale = CastScale::Own(granularity, CurrentScaling::default());
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })

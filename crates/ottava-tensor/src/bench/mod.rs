@@ -1,5 +1,5 @@
-//! Timing of the ops against what the machine allows: of memory-bound ones, a copy of as many bytes; of products and attention, the
-//! best rate of a large product. `ottava bench` and `examples/kernels.rs` print it.
+//! Timing of ops against hardware limits: memory-bound ops against a copy of the same bytes; products and attention against the rate of
+//! a large product. Printed by `ottava bench`.
 
 mod attention;
 mod gemm;
@@ -73,19 +73,19 @@ pub fn copy_bandwidth(device: &Device) -> Result<f64> {
     Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
 }
 
-/// Bytes per second over the bus between a GPU and the host's memory, in each direction.
+/// Bytes per second between GPU and host memory.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct BusRates {
-    /// To the GPU, while nothing goes the other way.
+    /// To the GPU, with the other direction idle.
     pub up: f64,
-    /// To the host, likewise.
+    /// To the host, with the other direction idle.
     pub down: f64,
-    /// Each way, while as much goes the other way.
+    /// Per direction, with both directions busy.
     pub both: f64,
 }
 
 impl BusRates {
-    /// Of a GPU; of a CPU there are none.
+    /// Measures a GPU; `None` on a CPU.
     pub fn measure(device: &Device) -> Result<Option<BusRates>> {
         if !matches!(device, Device::Cuda(_)) {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The optimizer's pass, with weights, gradients and moments kept in each way.
+//! The AdamW update with each storage format of weights, gradients and moments.
 
 use crate::ops::*;
 use crate::{DType, Device, Expanded, Granularity, Home, QuantizedTensor, Result, Scaled, Tensor};
@@ -6,7 +6,7 @@ use crate::{DType, Device, Expanded, Granularity, Home, QuantizedTensor, Result,
 /// Times one op by its name and the bytes it must move.
 type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
-/// What an update works on, beside the weights.
+/// Gradient and moments of an update.
 struct Case {
     moments: Moments,
     plain: Tensor,
@@ -24,7 +24,7 @@ impl Case {
     }
 }
 
-/// A row for each way, for a matrix of `shape`.
+/// One row per storage format, for a matrix of `shape`.
 pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let n = shape[0] * shape[1];
     let mut master = normal(device, &shape, 0.02, 1)?;
@@ -84,7 +84,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let mut weight = scaled(&master, DType::F16)?;
     drop(master);
     row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
-    // Read twice, for the powers of two and to be updated.
+    // Read twice: to find the scales, and to update.
     case.moments = plain(DType::F32)?;
     row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || case.update(made(&mut weight), None))?;
     case.moments = Moments::Scaled {

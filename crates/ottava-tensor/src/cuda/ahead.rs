@@ -1,7 +1,7 @@
-//! Work done ahead of its first use, on other threads: kernels compiled, attention planned.
+//! Compiling kernels and planning attention ahead of their first use, in background threads.
 //!
-//! A first training step launches some 30 kernels, which NVRTC takes seconds to compile one after the other. What a run will
-//! launch is known from a dry run of it, so all cores compile while the model is loaded.
+//! A first training step launches some 30 kernels, which take NVRTC seconds to compile one after the other. A dry run lists them, so all
+//! cores can compile while the model is loaded.
 
 use super::cudnn::{AttentionShape, Pass};
 use super::kernel::KernelModule;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, available_parallelism};
 
-/// What a run launches, in the order of first use. A dry run records it ([`CudaDevice::workload`](super::CudaDevice::workload)),
+/// Kernels and attention passes of a run, in the order of first use. A dry run records them ([`CudaDevice::workload`](super::CudaDevice::workload)),
 /// a real device prepares it ([`CudaDevice::prepare`](super::CudaDevice::prepare)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
@@ -38,8 +38,8 @@ impl Workload {
     }
 }
 
-/// Compiles `modules` for `arch` (as `sm_90a`) on all cores, or takes them from the disk cache; the results are in the order of
-/// `modules`. Errors as [`compile`].
+/// Compiles `modules` for `arch` (as `sm_90a`) on all cores, or takes them from the disk cache. Results are in the order of `modules`;
+/// errors as for [`compile`].
 pub fn compile_all(modules: &[KernelModule], arch: &str) -> Vec<Result<Vec<u8>>> {
     modules.par_iter().map(|module| compile(module, arch)).collect()
 }
@@ -58,7 +58,7 @@ impl Cubins {
         Cubins { arch, cells: Mutex::default() }
     }
 
-    /// The cubin of `module`. Errors as [`compile`].
+    /// The cubin of `module`. Errors as for [`compile`].
     pub(super) fn get(&self, module: &KernelModule) -> Result<Vec<u8>> {
         self.get_with(module, || compile(module, &self.arch))
     }
@@ -67,7 +67,7 @@ impl Cubins {
         let cell = lock(&self.cells).entry(*module).or_default().clone();
         match cell.get_or_init(|| build().ok()) {
             Some(cubin) => Ok(cubin.clone()),
-            // Errors are not kept: compiling again gives the caller its own.
+            // Errors are not stored: compiling again gives each caller its own.
             None => build(),
         }
     }
@@ -76,8 +76,8 @@ impl Cubins {
 /// A piece of background work.
 pub(super) type Task = Box<dyn FnOnce() + Send>;
 
-/// Threads that work through tasks. Dropping it skips the tasks that have not begun and waits for the others, since a process must not
-/// exit while a library works.
+/// Background threads. Dropping skips tasks that have not started and waits for the others: the process must not exit while a library is
+/// running.
 #[derive(Default)]
 pub(super) struct Background {
     stopped: Arc<AtomicBool>,
@@ -107,7 +107,7 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
         for thread in lock(&self.threads).drain(..) {
-            // A task that panicked has printed its message; what it was to prepare is done at first use.
+            // A panic was printed by its thread; the launch repeats the work.
             let _ = thread.join();
         }
     }

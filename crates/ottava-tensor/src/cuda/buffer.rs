@@ -1,18 +1,18 @@
-//! A range of device memory with an owner.
+//! Owned device memory.
 
 use super::device::CudaDevice;
-use super::driver::Lane;
+use super::driver::Stream;
 use crate::error::{Error, Result};
 use crate::ledger::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Device memory that goes back to its device's pool when dropped. New memory is uninitialised.
+/// Device memory, returned to the pool when dropped. New memory is uninitialised.
 pub struct DeviceBuffer {
     device: Arc<CudaDevice>,
     pointer: u64,
     bytes: usize,
-    /// In the books of a dry run.
+    /// Its count in a dry run.
     _entry: Option<Entry>,
 }
 
@@ -45,19 +45,19 @@ impl DeviceBuffer {
         &self.device
     }
 
-    /// Copies from the host to byte `offset`, and waits for it.
+    /// Copies from the host to byte `offset`, and synchronises.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.address(offset, bytes.len())?;
         let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else {
             self.device.trace(|| format!("write {}", bytes.len()));
             return Ok(());
         };
-        // SAFETY: the range was checked, and the wait keeps `bytes` borrowed until the copy is over.
-        unsafe { context.copy_to_device(Lane::Compute, to, bytes.as_ptr(), bytes.len())? };
+        // SAFETY: the range was checked, and `bytes` is borrowed until the synchronisation.
+        unsafe { context.copy_to_device(Stream::Compute, to, bytes.as_ptr(), bytes.len())? };
         self.device.synchronize()
     }
 
-    /// Copies `out.len()` bytes from byte `offset` to the host, and waits for it. A dry run has zeros.
+    /// Copies `out.len()` bytes from byte `offset` to the host, and synchronises; zeros in a dry run.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.address(offset, out.len())?;
         let Some(context) = self.device.context().filter(|_| !out.is_empty()) else {
@@ -65,8 +65,8 @@ impl DeviceBuffer {
             out.fill(0);
             return Ok(());
         };
-        // SAFETY: the range was checked, and the wait keeps `out` borrowed until the copy is over.
-        unsafe { context.copy_to_host(Lane::Compute, out.as_mut_ptr(), from, out.len())? };
+        // SAFETY: the range was checked, and `out` is borrowed until the synchronisation.
+        unsafe { context.copy_to_host(Stream::Compute, out.as_mut_ptr(), from, out.len())? };
         self.device.synchronize()
     }
 
@@ -96,15 +96,15 @@ impl DeviceBuffer {
         unsafe { context.fill(to, 0, bytes) }
     }
 
-    /// An error unless it has exactly `bytes`.
+    /// Errors unless the buffer has `bytes` bytes.
     pub(super) fn expect_len(&self, bytes: usize) -> Result<()> {
         match self.bytes == bytes {
             true => Ok(()),
-            false => Err(Error::Value(format!("a buffer of {} bytes is not copied over one of {bytes}", self.bytes))),
+            false => Err(Error::Value(format!("a buffer of {} bytes cannot be copied to one of {bytes}", self.bytes))),
         }
     }
 
-    /// The address of a range, or an error when it does not lie in the buffer.
+    /// The address of a range; an error if it exceeds the buffer.
     fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(self.pointer + offset as u64),

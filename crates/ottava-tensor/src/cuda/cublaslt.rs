@@ -1,6 +1,6 @@
-//! cuBLASLt: matrix products, with the fastest of its algorithms chosen by timing and remembered.
+//! cuBLASLt: matrix products. The fastest algorithm of each shape is chosen by timing and cached on disk.
 //!
-//! The library thinks in columns. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
+//! The library is column-major. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
 //! becomes its first operand and `a` its second.
 
 mod choices;
@@ -26,7 +26,7 @@ pub(crate) struct GemmPointers {
     /// F32 multipliers at multiples of 16, used as the [`ScaleMode`] says.
     pub(crate) a_scale: u64,
     pub(crate) b_scale: u64,
-    /// What is added where the spec accumulates, and not read elsewhere; may be `out`.
+    /// Added if the spec accumulates, else not read; may be `out`.
     pub(crate) addend: u64,
     pub(crate) out: u64,
 }
@@ -83,28 +83,28 @@ const DESC_A_SCALE_MODE: i32 = 31;
 const DESC_B_SCALE_MODE: i32 = 32;
 const PREFERENCE_WORKSPACE: i32 = 1;
 const PREFERENCE_REDUCTIONS: i32 = 3;
-/// Of the ways to add up a sum split over blocks, the one in F32: the others round parts to the output's type.
+/// Split-K reduction in F32; the other schemes round partial sums to the output type.
 const REDUCTION_IN_F32: u32 = 2;
 const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
-/// Scratch that NVIDIA recommends for Hopper, in bytes.
+/// Workspace that NVIDIA recommends for Hopper, in bytes.
 const WORKSPACE: usize = 32 << 20;
-/// What cuBLASLt 13.1 wants the address of a scale to be a multiple of, in bytes; at 4 it does not run the product.
+/// Alignment of scales that cuBLASLt 13.1 requires, in bytes; it refuses 4.
 const SCALE_ALIGNMENT: u64 = 16;
-/// How many of the library's proposals are timed once, and how many of those, the fastest, are timed under load.
+/// Number of heuristic results that are timed once, and of the fastest of them that are timed under load.
 const PROPOSALS: usize = 32;
 const FINALISTS: usize = 6;
 /// How often each finalist is timed under load.
 const ROUNDS: usize = 2;
-/// Milliseconds of load before the first round. Under load the power limit sets the clock, after some milliseconds. The first timing of all
-/// proposals is load too and counts, but it has pauses in which kernels are loaded; so at least `SETTLE` come without a pause.
+/// Milliseconds of load before the first round, after which the power limit sets the clock. The first timing of all proposals counts as
+/// load; because loading kernels interrupts it, at least `SETTLE` milliseconds follow without a pause.
 const WARM_UP: f32 = 80.0;
 const SETTLE: f32 = 20.0;
 /// Milliseconds of each timing under load.
 const TURN: f32 = 12.0;
-/// A finalist this many times slower than the fastest one in the first round is not timed again: to win, its second time would have to be
-/// better by more than the difference, and times under load repeat to a few percent.
+/// A finalist that is slower than the fastest by more than this factor after a round is not timed again. It could only win if two timings of
+/// one algorithm under load differed by more than 10 %.
 const HOPELESS: f32 = 1.1;
-/// Products of fewer milliseconds are no load, and not worth as much time: so many runs have to do.
+/// Products shorter than this many milliseconds do not load the chip, and are timed with a fixed number of runs.
 const SMALL: f32 = 0.05;
 const RUNS_OF_SMALL: usize = 5;
 
@@ -127,7 +127,7 @@ fn opened() -> &'static Result<Api, Problem> {
     OPENED.get_or_init(|| SharedLibrary::open(&supported(&CUBLASLT), SearchPath::of_process()).and_then(Api::load))
 }
 
-/// Opens cuBLASLt, or says why it cannot be used.
+/// Opens cuBLASLt. Errors if it is missing.
 pub(super) fn require() -> Result<()> {
     api().map(|_| ())
 }
@@ -147,7 +147,7 @@ pub(super) fn report() -> LibraryReport {
     LibraryReport::new(&CUBLASLT, opened(), |api| &api.library, |api| Some(api.version_text()))
 }
 
-/// cuBLASLt on one device, with the products prepared so far.
+/// cuBLASLt on one device, with its prepared products.
 pub(super) struct Gemms {
     library: Lt,
     workspace: u64,
@@ -160,12 +160,12 @@ unsafe impl Send for Gemms {}
 
 impl Drop for Gemms {
     fn drop(&mut self) {
-        // SAFETY: allocated in `open`; freeing waits for products under way. A failure has no one to hear it.
+        // SAFETY: allocated in `open`; freeing waits for running products. A failure is ignored.
         let _ = unsafe { self.library.context.free(self.workspace) };
     }
 }
 
-/// The library's handle and what its calls need.
+/// The library handle and its context.
 struct Lt {
     api: &'static Api,
     handle: Handle,
@@ -222,8 +222,7 @@ impl Gemms {
         unsafe { plan.enqueue(&self.library, &plan.algorithm, pointers, self.workspace) }
     }
 
-    /// Builds the descriptors and chooses an algorithm: the remembered one while the library still takes it, else the
-    /// fastest.
+    /// Builds the descriptors and chooses an algorithm: the cached one if the library still accepts it, else the fastest.
     ///
     /// # Safety
     /// As for [`Gemms::run`].
@@ -239,11 +238,11 @@ impl Gemms {
             return Ok(plan);
         }
         if self.library.context.is_capturing()? {
-            return Err(Error::Value(format!("gemm {spec:?} must run once before it is recorded in a graph")));
+            return Err(Error::Value(format!("gemm {spec:?} must run once before it is captured in a graph")));
         }
         let proposals = plan.proposals(&self.library, spec, alignment)?;
-        // Timing must not add to `out` again and again. What it adds to instead comes from the driver and goes back to it: memory that
-        // only a first step needs is no reason for a run to fail.
+        // Timing must not accumulate into `out`. The scratch comes from the driver and is freed after timing; if there is none, the first
+        // proposal is used, so that timing never makes a run fail.
         let in_place = spec.accumulate && pointers.addend == pointers.out;
         let bytes = spec.m * spec.ldc * spec.out.size();
         let scratch = in_place.then(|| Scratch::take(&self.library.context, bytes)).transpose()?;
@@ -252,14 +251,14 @@ impl Gemms {
             (Some(Some(scratch)), _) => GemmPointers { addend: scratch.address, out: scratch.address, ..*pointers },
             (Some(None), [first, ..]) => {
                 tracing::warn!(
-                    "{key}: the library's first proposal runs, there are no {bytes} bytes free to time others"
+                    "{key}: not timed, {bytes} bytes of scratch are not free; the library's first proposal is used"
                 );
                 plan.algorithm = first.algorithm;
                 return Ok(plan);
             }
             (Some(None), []) => *pointers,
         };
-        // All proposals once, then the best under load and in rounds, so that a chip that grows warm slows all of them alike.
+        // All proposals once, then the fastest under load, in rounds so that a drift of the clock affects all alike.
         let _quiet = self.library.context.quiet();
         let start = Instant::now();
         let mut refusal = None;
@@ -271,11 +270,11 @@ impl Gemms {
                 Err(error) => refusal = Some(error),
             }
         }
-        // Each ran twice, once timed.
+        // Each ran twice, once untimed.
         let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
         field.sort_by(|a, b| a.0.total_cmp(&b.0));
         field.truncate(FINALISTS);
-        // Milliseconds in all rounds, for each that is still in.
+        // Total milliseconds of the remaining finalists.
         let mut totals: Vec<(f32, Algorithm)> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
         if let [(time, leader), _, ..] = field.as_slice() {
             let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
@@ -309,14 +308,14 @@ impl Gemms {
     }
 }
 
-/// Memory of the driver for as long as products are timed.
+/// Memory from the driver, freed after timing.
 struct Scratch<'a> {
     context: &'a Context,
     address: u64,
 }
 
 impl Scratch<'_> {
-    /// `None` where the driver has no more.
+    /// `None` if the driver has not enough.
     fn take(context: &Context, bytes: usize) -> Result<Option<Scratch<'_>>> {
         Ok(context.allocate(bytes)?.map(|address| Scratch { context, address }))
     }
@@ -324,7 +323,7 @@ impl Scratch<'_> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `take`, and nothing uses it once the stream is empty. A failure has no one to hear it.
+        // SAFETY: allocated in `take`, unused after the synchronisation. A failure is ignored.
         let _ = self.context.synchronize().and_then(|()| unsafe { self.context.free(self.address) });
     }
 }
@@ -346,7 +345,7 @@ impl Lt {
     }
 }
 
-/// The largest power of two up to 256 that divides all addresses, in the three classes algorithms distinguish.
+/// The largest power of two that divides all addresses, in the classes that algorithms distinguish: 256, 16, or less.
 fn alignment(addresses: &[u64]) -> u32 {
     let all = addresses.iter().fold(256, |all, address| all | address);
     match 1u64 << all.trailing_zeros() {
@@ -356,7 +355,7 @@ fn alignment(addresses: &[u64]) -> u32 {
     }
 }
 
-/// A descriptor of the library, destroyed on the way out.
+/// A descriptor, destroyed when dropped.
 struct Owned {
     handle: Handle,
     destroy: unsafe extern "C" fn(Handle) -> i32,
@@ -372,7 +371,7 @@ impl Drop for Owned {
 /// One prepared product.
 struct Plan {
     desc: Owned,
-    /// The library's first operand, which is our `b`.
+    /// The library's first operand: `b`.
     first: Owned,
     second: Owned,
     out: Owned,
@@ -398,7 +397,7 @@ impl Plan {
             lt.check(status, "cublasLtMatrixLayoutCreate")?;
             Ok::<Owned, Error>(Owned { handle, destroy: api.layout_destroy })
         };
-        // What is innermost for us is a column for the library.
+        // A contiguous row is a column for the library.
         let operand = |dtype, major, outer, stride| match major {
             Major::K => layout(dtype, spec.k, outer, stride),
             Major::MN => layout(dtype, outer, spec.k, stride),
@@ -412,13 +411,13 @@ impl Plan {
             beta: if spec.accumulate { 1.0 } else { 0.0 },
             algorithm: Algorithm::NONE,
         };
-        // The library wants the first operand as [N, K] and the second as [K, M], both by columns.
+        // The library computes [N, K] · [K, M], column-major.
         plan.set(lt, DESC_TRANSPOSE_A, &i32::from(spec.b_layout == Major::K))?;
         plan.set(lt, DESC_TRANSPOSE_B, &i32::from(spec.a_layout == Major::MN))?;
         if spec.a.is_fp8() {
             plan.set(lt, DESC_FAST_ACCUMULATION, &i8::from(spec.fast_accumulation))?;
         }
-        // Libraries before 12.9 know no other scales than one per tensor, nor the attribute.
+        // Versions before 12.9 lack the attribute, and support per-tensor scales only.
         let [a, b] = spec.scale.of_operands();
         if (a, b) != (0, 0) {
             plan.set(lt, DESC_A_SCALE_MODE, &b)?;
@@ -444,7 +443,7 @@ impl Plan {
         }
     }
 
-    /// Whether the library still takes an algorithm that was remembered.
+    /// Whether the library accepts a cached algorithm.
     fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
         let mut result = NO_CANDIDATE;
         // SAFETY: all descriptors live; the library reads the algorithm and writes the result.
@@ -526,7 +525,7 @@ impl Plan {
         if status == 0 { Ok(()) } else { lt.check(status, "cublasLtMatmul") }
     }
 
-    /// Milliseconds of `runs` runs, after one that is not counted.
+    /// Milliseconds of `runs` runs, after one untimed run.
     ///
     /// # Safety
     /// As for [`Gemms::run`].

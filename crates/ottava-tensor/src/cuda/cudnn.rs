@@ -1,14 +1,13 @@
 //! cuDNN: causal attention in BF16, forward and backward, built from the backend API.
 //!
-//! Attention is described as a graph of plain operations (product, mask, softmax, product), which cuDNN recognises and
-//! runs as one fused kernel. The pattern is fixed: a graph that differs from it, if only in a stride of an
-//! intermediate, gets no plan. Graphs can be planned from a description of a GPU that is not there.
+//! Attention is described as a graph of operations (product, mask, softmax, product), which cuDNN matches to one fused kernel. The
+//! pattern is fixed: a graph with another stride of an intermediate gets no plan. Graphs can be planned without a GPU, from its properties.
 
 mod backend;
 
 pub(super) use backend::report;
 
-use super::driver::{Context, Lane, library_error};
+use super::driver::{Context, Stream, library_error};
 use crate::error::{Error, Result};
 use backend::{
     ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, IDENTITY, LOG, MAX, MUL, Node, On, Plan, SUB, SUM,
@@ -18,8 +17,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What one attention call computes. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with heads
-/// contiguous and a free distance between tokens, so that `q`, `k` and `v` may lie in one buffer.
+/// Shape of one attention call. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with contiguous
+/// heads and a stride between tokens, so that `q`, `k` and `v` may lie in one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Sequences.
@@ -40,12 +39,12 @@ pub struct AttentionShape {
     pub v_stride: usize,
     /// Elements from one token's output to the next one's; the same for its gradient.
     pub o_stride: usize,
-    /// Whether `dq` is written by a product of its own, and not added up by atomic additions.
+    /// Whether `dq` is computed without atomic additions.
     pub deterministic: bool,
 }
 
 impl AttentionShape {
-    /// Queries, keys and values side by side in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
+    /// Queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
     pub fn fused([batch, seq]: [usize; 2], heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
         let row = (heads + 2 * kv_heads) * head_dim;
         AttentionShape {
@@ -97,7 +96,7 @@ impl AttentionShape {
         [self.batch, self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
     }
 
-    /// Strides of `[B, H, T, D]` where a token's row takes `row` elements.
+    /// Strides of `[B, H, T, D]` with `row` elements between tokens.
     fn strides(&self, row: usize) -> Dims {
         [self.seq * row, self.head_dim, row, 1].map(|stride| stride as i64)
     }
@@ -106,7 +105,7 @@ impl AttentionShape {
         [self.batch, self.heads, self.seq, self.seq].map(|dim| dim as i64)
     }
 
-    /// One number per query and head.
+    /// One value per query and head.
     fn row_dims(&self) -> Dims {
         [self.batch, self.heads, self.seq, 1].map(|dim| dim as i64)
     }
@@ -159,7 +158,7 @@ fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     Ok(g)
 }
 
-/// With `P = exp(S - lse)` made again: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q`,
+/// With `P = exp(S - lse)` recomputed: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q`,
 /// `dQ = dS K`; key heads sum over the query heads that share them.
 fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let mut g = Graph::new(api);
@@ -178,7 +177,7 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let row_sum = g.input(Slot::RowSum, F32, row_dims, row_major(row_dims))?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let one = g.scalar(Slot::One)?;
-    // The score matrix seen by its columns.
+    // The transposed score matrix.
     let score_strides = row_major(shape.score_dims());
     let by_columns = transposed(score_strides);
 
@@ -213,7 +212,7 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     sum_over_group(&mut g, ds_by_columns, q, dk)?;
 
     let k_rows = g.transpose(k, k_strides)?;
-    // Without the sum in memory, the engine that cuDNN finds keeps the scores' gradient instead, and adds nothing up between blocks.
+    // Without `dq_sum`, cuDNN chooses an engine that stores the gradient of the scores and needs no atomic additions.
     if shape.deterministic {
         g.matmul_into(ds, k_rows, dq)?;
     } else {
@@ -224,7 +223,7 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     Ok(g)
 }
 
-/// The two passes, each with its own graph.
+/// Forward or backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
     Forward,
@@ -241,8 +240,8 @@ impl Pass {
     }
 }
 
-/// Plans both passes for a device described by cuDNN's JSON of its properties. Needs the driver's library but no GPU.
-/// Returns the bytes of scratch memory that forward and backward would need.
+/// Plans both passes for a device described by cuDNN's JSON of its properties. Needs the driver library but no GPU.
+/// Returns the workspace of forward and backward in bytes.
 ///
 /// Errors: [`Error::Library`] without cuDNN, [`Error::Cuda`] when it has no kernel for the shape.
 pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usize; 2]> {
@@ -254,13 +253,13 @@ pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usiz
     Ok([forward.workspace, backward.workspace])
 }
 
-/// cuDNN on one device, with the plans made so far.
+/// cuDNN on one device, with its plans.
 pub(super) struct Attention {
     api: &'static Api,
     plans: HashMap<(AttentionShape, Pass), Plan>,
-    /// Whether the backward plan of a shape clears the sum of dq itself, where that is known.
+    /// Whether the backward plan of a shape clears `dq_sum`, once known.
     clears_dq_sum: HashMap<AttentionShape, bool>,
-    // After the plans, which are of this session.
+    // Dropped after the plans, which belong to it.
     session: Session,
     context: Arc<Context>,
 }
@@ -276,7 +275,7 @@ impl Attention {
         Ok(Attention { api, plans: HashMap::new(), clears_dq_sum: HashMap::new(), session, context: context.clone() })
     }
 
-    /// Bytes of scratch memory a pass needs; makes its plan on the first call.
+    /// Workspace of a pass in bytes. The first call plans it.
     pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: Pass) -> Result<usize> {
         self.context.bind()?;
         if !self.plans.contains_key(&(*shape, pass)) {
@@ -292,7 +291,7 @@ impl Attention {
     /// Enqueues the forward pass; [`Attention::prepare`] came before.
     ///
     /// # Safety
-    /// The pointers name device memory of the shape, `workspace` as much as `prepare` said.
+    /// The pointers name device memory of the shape, `workspace` of the size that `prepare` returned.
     pub(super) unsafe fn forward(
         &self,
         shape: &AttentionShape,
@@ -309,7 +308,7 @@ impl Attention {
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
     ///
     /// # Safety
-    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum`, of what is not deterministic, `[B, H, T, D]`, both F32.
+    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum`, unused if deterministic, `[B, H, T, D]`, both F32.
     pub(super) unsafe fn backward(
         &mut self,
         shape: &AttentionShape,
@@ -322,7 +321,7 @@ impl Attention {
             // SAFETY: the caller's promise.
             return unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace) };
         }
-        // Nothing promises that a plan clears the sum of dq, and most do. So a first run starts from NaN, and tells.
+        // Most plans clear `dq_sum`, but cuDNN does not document it. The first run fills it with NaN to find out.
         let clears = self.clears_dq_sum.get(shape).copied();
         let bytes = shape.lse_len() * shape.head_dim * 4;
         match clears {
@@ -346,8 +345,8 @@ impl Attention {
     /// Whether there is a NaN among `count` BF16 values. Waits for the stream.
     fn has_nan(&self, address: u64, count: usize) -> Result<bool> {
         let mut bits = vec![0u16; count];
-        // SAFETY: the caller's promise of the backward pass, and a wait that keeps `bits` borrowed.
-        unsafe { self.context.copy_to_host(Lane::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
+        // SAFETY: the caller's promise of the backward pass, and `bits` is borrowed until the synchronisation.
+        unsafe { self.context.copy_to_host(Stream::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
         self.context.synchronize()?;
         Ok(bits.iter().any(|bits| half::bf16::from_bits(*bits).is_nan()))
     }
@@ -408,7 +407,7 @@ impl Attention {
 
 impl Drop for Attention {
     fn drop(&mut self) {
-        // What is destroyed after this belongs to the context.
+        // The fields are destroyed in this context.
         let _ = self.context.bind();
     }
 }
@@ -418,7 +417,7 @@ mod tests {
     use super::*;
     use crate::cuda::dry::DryGpu;
 
-    /// An H200 as cuDNN describes it.
+    /// cuDNN's properties of an H200.
     const H200: &str = r#"{"deviceId":0,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,"smVersion":900,
         "totalGlobalMem":150754820096,"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],
         "regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,
@@ -429,7 +428,7 @@ mod tests {
 
     #[test]
     fn graphs_are_planned_for_hopper_from_a_description() {
-        // cuDNN loads its kernels while it plans, for which it wants the driver's library if not a GPU.
+        // Planning loads kernels, which needs the driver library but no GPU.
         if let Err(problem) = super::super::driver::device_count().and_then(|_| api()) {
             eprintln!("skipped: {problem}");
             return;
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_shapes_are_named() {
+    fn unsupported_shapes_are_errors() {
         let fine = AttentionShape::fused([2, 64], 4, 2, 32);
         let cases = [
             (AttentionShape { kv_heads: 3, ..fine }, "share"),

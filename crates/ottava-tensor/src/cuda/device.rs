@@ -1,5 +1,5 @@
-//! One GPU: its context, memory pool, kernels and libraries. In a dry run it is all of this but the context: calls are checked, memory is
-//! counted, nothing is enqueued.
+//! One GPU: context, memory pool, kernels and libraries. A dry run has no context: calls are checked and memory is counted, nothing is
+//! enqueued.
 
 use super::ahead::{Background, Cubins, Task, Workload};
 use super::cublaslt::Gemms;
@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// Modules loaded so far and kernels found in them.
+/// Loaded modules and their kernels.
 #[derive(Default)]
 struct Kernels {
     modules: HashMap<KernelModule, Arc<Module>>,
@@ -35,32 +35,32 @@ pub struct CudaDevice {
     backend: Backend,
 }
 
-/// Where the work that a device is given goes.
+/// What executes the work of a device.
 pub(super) enum Backend {
-    /// To a GPU of this machine.
+    /// A GPU of this machine.
     Gpu(Box<Gpu>),
-    /// To the records of a dry run.
+    /// A dry run, which records it.
     Dry(DryGpu),
 }
 
-/// What runs work on a GPU of this machine.
+/// State of a GPU of this machine.
 pub(super) struct Gpu {
-    // First: its threads use what comes below.
+    // Dropped first: its threads use the fields below.
     background: Background,
     cubins: Arc<Cubins>,
     kernels: RwLock<Kernels>,
     pub(super) gemms: Mutex<Gemms>,
-    /// Opened by the first attention: nothing else needs cuDNN.
+    /// Opened by the first attention; nothing else needs cuDNN.
     attention: Arc<Mutex<Option<Attention>>>,
-    // Last, so that what uses the context goes first.
+    // Dropped last: the fields above use it.
     pub(super) context: Arc<Context>,
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal` of those the driver shows (`CUDA_VISIBLE_DEVICES` chooses and orders them).
+    /// Opens GPU `ordinal` of the visible ones (`CUDA_VISIBLE_DEVICES`).
     ///
     /// Errors: `Error::Library` when the driver, NVRTC or cuBLASLt is missing, `Error::Value` for a GPU that does
-    /// not exist. cuDNN is looked for when attention first runs.
+    /// not exist. cuDNN is opened by the first attention.
     pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
         let context = Context::open(ordinal)?;
         nvrtc::require()?;
@@ -88,7 +88,7 @@ impl CudaDevice {
         }))
     }
 
-    /// A GPU that is not there: it takes all work and does nothing, and its pool holds memory that does not exist.
+    /// A GPU in a dry run: it checks and records calls, and its pool holds addresses without memory.
     pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
         Arc::new(CudaDevice {
             ordinal: 0,
@@ -100,7 +100,7 @@ impl CudaDevice {
         })
     }
 
-    /// Who holds how much of its memory, in a dry run.
+    /// The memory accounts of a dry run; `None` on a real GPU.
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
         self.dry_gpu().map(|dry| &dry.ledger)
     }
@@ -131,14 +131,13 @@ impl CudaDevice {
         }
     }
 
-    /// What was launched so far, in a dry run. `None` on a GPU that is there.
+    /// Kernels and attention passes launched so far in a dry run; `None` on a real GPU.
     pub fn workload(&self) -> Option<Workload> {
         self.dry_gpu().map(|dry| lock(&dry.workload).clone())
     }
 
-    /// Compiles the kernels of `workload` on all cores and plans its attention, and returns at once: the work goes on in other threads.
-    /// A call whose preparation is under way waits for it. A preparation that fails is done again by the call that needs it, which
-    /// reports the error. Does nothing in a dry run.
+    /// Compiles the kernels of `workload` on all cores and plans its attention, in background threads; returns at once. A launch waits
+    /// for a compilation in flight. A failed one is repeated by the launch that needs it, which returns the error. A no-op in a dry run.
     pub fn prepare(&self, workload: Workload) {
         let Some(gpu) = self.gpu() else { return };
         let (attention, context) = (gpu.attention.clone(), gpu.context.clone());
@@ -176,17 +175,17 @@ impl CudaDevice {
         self.gpu().map(|gpu| &gpu.context)
     }
 
-    /// What a plan must know of it.
+    /// Properties that a plan needs.
     pub fn model(&self) -> &GpuModel {
         &self.model
     }
 
-    /// How many GPUs the driver shows. `Error::Library` without a driver.
+    /// Number of visible GPUs. `Error::Library` without a driver.
     pub fn count() -> Result<usize> {
         driver::device_count()
     }
 
-    /// The device's place among those the driver shows.
+    /// Index among the visible GPUs.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
@@ -201,7 +200,7 @@ impl CudaDevice {
         self.model.capability
     }
 
-    /// How many blocks of threads can make progress at once: the streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub fn sm_count(&self) -> usize {
         self.model.sm_count
     }
@@ -211,37 +210,37 @@ impl CudaDevice {
         driver::cuda_version().unwrap_or_default()
     }
 
-    /// Bytes of device memory that are free for anyone, and bytes in all.
+    /// Free and total bytes of device memory.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         lock(&self.pool).backing().memory_info()
     }
 
-    /// What this process's pool holds.
+    /// Statistics of this process's memory pool.
     pub fn memory(&self) -> MemoryStats {
         lock(&self.pool).stats()
     }
 
-    /// Starts a new peak of [`MemoryStats`] at what is live now.
+    /// Resets the peak of [`MemoryStats`] to the live bytes.
     pub fn reset_peak_memory(&self) {
         lock(&self.pool).reset_peak();
     }
 
-    /// Gives memory that no buffer uses back to the driver, as for another process.
+    /// Returns unused memory to the driver.
     pub fn release_memory(&self) -> Result<()> {
         lock(&self.pool).release_idle()
     }
 
-    /// Bytes of the host's memory that tensors of this device hold.
+    /// Bytes of pinned host memory of this device.
     pub fn host_bytes(&self) -> usize {
         self.host_bytes.load(Ordering::Relaxed)
     }
 
-    /// Marks the present end of the stream, for timing.
+    /// Records an event in the compute stream, for timing.
     pub fn record(&self) -> Result<Event> {
-        Event::record(self.context().ok_or_else(|| dry::not_there("timing"))?)
+        Event::record(self.context().ok_or_else(|| dry::unsupported("timing"))?)
     }
 
-    /// Waits until everything enqueued has run, and reports what went wrong in it.
+    /// Waits for all enqueued work, and returns its error.
     pub fn synchronize(&self) -> Result<()> {
         self.context().map_or(Ok(()), |context| context.synchronize())
     }
@@ -256,22 +255,22 @@ impl CudaDevice {
         Ok((pointer, self.ledger().map(|ledger| ledger.enter(pool::rounded(bytes)))))
     }
 
-    /// Gives what [`CudaDevice::take_memory`] returned back to the pool.
+    /// Returns memory from [`CudaDevice::take_memory`] to the pool.
     pub(super) fn free_memory(&self, pointer: u64, bytes: usize) {
         lock(&self.pool).give_back(pointer, bytes);
     }
 
-    /// Counts pinned host memory that was taken, or with a negative number given back.
+    /// Adds to the bytes of pinned host memory.
     pub(super) fn count_host_bytes(&self, change: isize) {
         self.host_bytes.fetch_add(change as usize, Ordering::Relaxed);
     }
 
-    /// Takes the device time of every call from now on, for which each waits a little.
+    /// Starts timing every call with events.
     pub fn start_profile(&self) {
         self.profile.start();
     }
 
-    /// Ends the profile, and gives the milliseconds of each call since it began. Waits for them.
+    /// Ends the profile, waits, and returns the milliseconds of each call.
     pub fn take_profile(&self) -> Result<Vec<(Call, f64)>> {
         self.profile.take()
     }

@@ -75,17 +75,17 @@ const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
 const STREAM_NON_BLOCKING: u32 = 1;
 const HOST_PORTABLE: u32 = 1;
 const HOST_MAPPED: u32 = 2;
-/// Lets memory come from the driver meanwhile, which has nothing to do with the stream.
+/// Allows memory allocations, which are not stream operations, during capture.
 const CAPTURE_RELAXED: i32 = 2;
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
-/// How many launches are remembered for the message of a fault.
+/// Number of recent launches that a fault message lists.
 const REMEMBERED_LAUNCHES: usize = 8;
 
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
         let api = SharedLibrary::open(&DRIVER, SearchPath::of_process()).and_then(Api::load)?;
-        // SAFETY: plain call; it comes before every other one.
+        // SAFETY: plain call, the first one of the process.
         match unsafe { (api.init)(0) } {
             SUCCESS => Ok(api),
             status => {
@@ -109,8 +109,8 @@ pub(super) fn cuda_version() -> Option<(i32, i32)> {
     (status == SUCCESS).then_some((version / 1000, version % 1000 / 10))
 }
 
-/// `library` without the versions that the installed driver is too old for. Names are newest first and end in the CUDA version they need;
-/// without a driver all will do, since compiling needs none.
+/// `library` without the versions that need a newer driver. Names are newest first and end in the CUDA version. Without a driver all
+/// versions are kept, since compiling needs no driver.
 pub(super) fn supported(library: &Wanted) -> Wanted {
     let too_new = |name: &&&str| {
         let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
@@ -161,38 +161,38 @@ impl Api {
     }
 }
 
-/// A stream of a context.
+/// The streams of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// All work but copies beside it.
+pub(super) enum Stream {
+    /// Kernels, products, and copies in their order.
     Compute,
-    /// Copies from the host's memory, beside compute.
-    Up,
-    /// Copies to the host's memory, beside compute.
-    Down,
+    /// Copies from host to device memory that overlap with compute.
+    ToDevice,
+    /// Copies from device to host memory that overlap with compute.
+    ToHost,
 }
 
-/// The primary context of one GPU and the streams that the work of this process goes through.
+/// The primary context of one GPU and its streams.
 pub(super) struct Context {
     api: &'static Api,
     device: i32,
     context: Handle,
-    /// By [`Lane`].
+    /// Indexed by [`Stream`].
     streams: [Handle; 3],
     pub(super) name: String,
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
-    /// What was started since the last synchronisation, for the message of a fault.
+    /// Launches since the last synchronisation, for fault messages.
     launches: Mutex<VecDeque<&'static str>>,
-    /// The first fault of the device: later errors only repeat that the context is dead.
+    /// The first fault of the device; later errors only say that the context is lost.
     fault: OnceLock<String>,
-    /// Held while products are timed, and while code is loaded.
+    /// Held while products are timed and while attention is planned.
     quiet: Mutex<()>,
 }
 
 // SAFETY: the driver API may be called from any thread; each method binds the context to its thread first.
 unsafe impl Send for Context {}
-// SAFETY: as above; what changes on our side lies behind a Mutex or a OnceLock.
+// SAFETY: as above; mutable fields are a Mutex or a OnceLock.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -242,11 +242,11 @@ impl Context {
 
     /// The compute stream, for libraries that launch on it.
     pub(super) fn stream(&self) -> Handle {
-        self.lane(Lane::Compute)
+        self.handle(Stream::Compute)
     }
 
-    fn lane(&self, lane: Lane) -> Handle {
-        self.streams[lane as usize]
+    fn handle(&self, stream: Stream) -> Handle {
+        self.streams[stream as usize]
     }
 
     /// Makes the context current in this thread; every library call needs that.
@@ -255,7 +255,7 @@ impl Context {
         self.check(unsafe { (self.api.context_set)(self.context) }, "cuCtxSetCurrent")
     }
 
-    /// Turns a status into an error that also tells of an earlier fault and what may have caused it.
+    /// Turns a status into an error, which includes an earlier fault and the kernels that may have caused it.
     pub(super) fn check(&self, status: i32, call: &str) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
@@ -278,12 +278,12 @@ impl Context {
         }
     }
 
-    /// The first fault of the device, for errors of other libraries.
+    /// The first fault of the device.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.get().map(String::as_str)
     }
 
-    /// Remembers that `what` was started, for the message of a fault.
+    /// Adds `what` to the launches that a fault message lists.
     pub(super) fn note(&self, what: &'static str) {
         let mut launches = lock(&self.launches);
         if launches.contains(&what) {
@@ -295,13 +295,13 @@ impl Context {
         launches.push_back(what);
     }
 
-    /// Excludes other holders until the guard is dropped. Loading code may wait for the whole device (CUDA guide, "Lazy loading"), so it must
-    /// not happen in another thread while products are timed.
+    /// Excludes planning in other threads while products are timed: loading kernels may synchronise the context (CUDA C++ Programming
+    /// Guide, "Lazy Loading"), which would distort the times.
     pub(super) fn quiet(&self) -> MutexGuard<'_, ()> {
         lock(&self.quiet)
     }
 
-    /// Waits until the stream is empty.
+    /// Waits for the compute stream.
     pub(super) fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
@@ -319,7 +319,7 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Device memory from the driver; `None` when it has not enough.
+    /// Device memory from the driver; `None` if there is not enough.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
         self.bind()?;
         let mut pointer = 0;
@@ -343,23 +343,26 @@ impl Context {
     /// Enqueues a copy from the host in a stream.
     ///
     /// # Safety
-    /// `to..to + bytes` is device memory that nothing in another stream uses; `from` holds `bytes` and is not written until the copy is
-    /// over.
-    pub(super) unsafe fn copy_to_device(&self, lane: Lane, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+    /// `to..to + bytes` is device memory that nothing in another stream uses; `from` holds `bytes` and is not written until the copy has
+    /// finished.
+    pub(super) unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.lane(lane)) }, "cuMemcpyHtoDAsync")
+        self.check(
+            unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.handle(stream)) },
+            "cuMemcpyHtoDAsync",
+        )
     }
 
     /// Enqueues a copy to the host in a stream.
     ///
     /// # Safety
-    /// `from..from + bytes` is device memory that nothing in another stream writes; `to` has room for `bytes` and is not touched until the
-    /// copy is over.
-    pub(super) unsafe fn copy_to_host(&self, lane: Lane, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+    /// `from..from + bytes` is device memory that nothing in another stream writes; `to` has room for `bytes` and is not accessed until the
+    /// copy has finished.
+    pub(super) unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.lane(lane)) }, "cuMemcpyDtoHAsync")
+        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.handle(stream)) }, "cuMemcpyDtoHAsync")
     }
 
     /// Enqueues a copy within the device.
@@ -372,7 +375,7 @@ impl Context {
         self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.stream()) }, "cuMemcpyDtoDAsync")
     }
 
-    /// Memory of the host that stays where it is, which kernels reach at the same address; `None` when there is not enough.
+    /// Pinned host memory, mapped to the same address on the device; `None` if there is not enough.
     pub(super) fn allocate_host(&self, bytes: usize) -> Result<Option<*mut u8>> {
         self.bind()?;
         let mut pointer = null_mut();
@@ -383,7 +386,7 @@ impl Context {
         }
     }
 
-    /// Gives host memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
     /// `pointer` came from [`Context::allocate_host`] and nothing enqueued uses it.
@@ -435,7 +438,7 @@ impl Context {
         }
     }
 
-    /// True while the stream records a graph instead of running.
+    /// True while the compute stream captures a graph.
     pub(super) fn is_capturing(&self) -> Result<bool> {
         self.bind()?;
         let mut state = 0;
@@ -444,7 +447,7 @@ impl Context {
         Ok(state != 0)
     }
 
-    /// From here on, work given to the stream by this thread is recorded instead of run.
+    /// Starts capturing the work of the compute stream.
     pub(super) fn begin_capture(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
@@ -452,13 +455,13 @@ impl Context {
         self.check(status, "cuStreamBeginCapture")
     }
 
-    /// Ends the recording and makes it replayable.
+    /// Ends the capture and instantiates the graph.
     pub(super) fn end_capture(&self) -> Result<Handle> {
         self.bind()?;
         let (mut graph, mut replayable) = (null_mut(), null_mut());
-        // SAFETY: the driver writes one handle, or null when the recording was broken off.
+        // SAFETY: the driver writes one handle, or null if the capture was invalidated.
         self.check(unsafe { (self.api.stream_end_capture)(self.stream(), &mut graph) }, "cuStreamEndCapture")?;
-        // SAFETY: `graph` is the handle just written; the replayable form does not need it any more.
+        // SAFETY: `graph` is the handle just written; the instantiated graph does not refer to it.
         let made = unsafe {
             let status = (self.api.graph_instantiate)(&mut replayable, graph, 0);
             (self.api.graph_destroy)(graph);
@@ -468,23 +471,23 @@ impl Context {
         Ok(replayable)
     }
 
-    /// Enqueues a recorded graph.
+    /// Launches a captured graph.
     ///
     /// # Safety
-    /// `graph` came from [`Context::end_capture`] and all memory it names is still allocated.
+    /// `graph` came from [`Context::end_capture`] and all memory it uses is still allocated.
     pub(super) unsafe fn launch_graph(&self, graph: Handle) -> Result<()> {
         self.bind()?;
-        self.note("a recorded graph");
+        self.note("a captured graph");
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.graph_launch)(graph, self.stream()) }, "cuGraphLaunch")
     }
 
-    /// Frees a recorded graph.
+    /// Frees a captured graph.
     ///
     /// # Safety
     /// `graph` came from [`Context::end_capture`] and is not used again.
     pub(super) unsafe fn destroy_graph(&self, graph: Handle) {
-        // SAFETY: the caller's promise. Nothing can be done about a failure here.
+        // SAFETY: the caller's promise. A failure is ignored.
         unsafe { (self.api.graph_exec_destroy)(graph) };
     }
 }
@@ -494,7 +497,7 @@ impl Drop for Context {
         if self.context.is_null() {
             return;
         }
-        // SAFETY: made in `open`, used nowhere else now. Failures on the way out have no one to hear them.
+        // SAFETY: created in `open`, not used again. Failures are ignored.
         unsafe {
             (self.api.context_set)(self.context);
             for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
@@ -513,7 +516,7 @@ pub(super) struct Module {
 
 // SAFETY: a module handle may be used from any thread with its context bound.
 unsafe impl Send for Module {}
-// SAFETY: as above; nothing on our side changes.
+// SAFETY: as above; no field changes.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -562,9 +565,9 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// Wraps an error message of another CUDA library, with the device's fault where there was one.
+/// An error of another CUDA library, with the fault of the device if there was one.
 pub(super) fn library_error(context: &Context, library: &'static str, call: &str, mut message: String) -> Error {
-    // A library often is the first to meet a kernel's fault; asking the stream names it.
+    // A library may report a fault of an earlier kernel first; synchronising finds its name.
     if context.fault().is_none() {
         let _ = context.is_capturing().map(|capturing| (!capturing).then(|| context.synchronize()));
     }

@@ -1,4 +1,4 @@
-//! A GPU in a dry run: the pool of a real one over memory that does not exist.
+//! A GPU in a dry run: the same memory pool over addresses without memory.
 
 use super::ahead::Workload;
 use super::cudnn::{AttentionShape, Pass};
@@ -11,7 +11,7 @@ use crate::ledger::Ledger;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// What a plan must know of a GPU.
+/// Properties of a GPU that a plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuModel {
     /// The product name.
@@ -20,43 +20,43 @@ pub struct GpuModel {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub sm_count: usize,
-    /// Bytes that tensors can have.
+    /// Bytes available to tensors.
     pub memory: usize,
 }
 
 impl GpuModel {
-    /// Bytes that an open GPU has taken for itself: seen on an H200.
+    /// Bytes taken by an open context: measured on an H200.
     const CONTEXT: usize = 512 << 20;
 
-    /// Bytes that are left to libraries, kernels and recorded steps. Seen on an H200: 80 MiB after a small model's steps.
+    /// Bytes left to libraries, kernels and graphs, which took 80 MiB for a small model on an H200.
     const RESERVE: usize = 512 << 20;
 
-    /// What tensors can have of the `total` bytes of a GPU.
+    /// Bytes available to tensors on a GPU of `total` bytes.
     pub fn usable(total: usize) -> usize {
         total.saturating_sub(GpuModel::CONTEXT + GpuModel::RESERVE)
     }
 
-    /// What tensors can have of the bytes that are `free` on a GPU that is open.
+    /// Bytes available to tensors of `free` bytes on an open GPU.
     pub(super) fn usable_of_free(free: usize) -> usize {
         free.saturating_sub(GpuModel::RESERVE)
     }
 
-    /// An H200, with what nobody else has taken of its 139.8 GiB.
+    /// An H200 of 139.8 GiB that no other process uses.
     pub fn h200() -> GpuModel {
         let memory = GpuModel::usable(150_110_011_392);
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
 }
 
-/// Where a device's segments come from.
+/// Where the segments of a pool come from.
 pub(super) enum Memory {
     /// The driver.
     Driver(Arc<Context>),
-    /// Nowhere: addresses are as good as real ones, and there are as many as a GPU has memory.
+    /// A dry run: addresses without memory, as many as the GPU has bytes.
     Dry(DryMemory),
 }
 
-/// Addresses handed out, each with its size.
+/// Allocated addresses with their sizes.
 pub(super) struct DryMemory {
     capacity: usize,
     live: Mutex<BTreeMap<u64, usize>>,
@@ -72,7 +72,7 @@ impl DryMemory {
     }
 }
 
-/// Segments lie on multiples of this, as the driver's do.
+/// Alignment of segments, as the driver's.
 const SEGMENT_ALIGNMENT: u64 = 2 << 20;
 
 impl Backing for Memory {
@@ -116,19 +116,18 @@ impl Backing for Memory {
     }
 }
 
-/// A GPU that is not there.
+/// What a dry run records.
 #[derive(Default)]
 pub(super) struct DryGpu {
     pub(super) ledger: Arc<Ledger>,
     pub(super) trace: Trace,
-    /// What was launched so far.
+    /// Kernels and attention passes so far.
     pub(super) workload: Mutex<Workload>,
 }
 
 impl DryGpu {
-    /// Bytes of scratch memory that cuDNN 9.14 plans for a pass on an H200, as `graphs_are_planned_for_hopper_from_a_description` saw
-    /// them: next to nothing, but for the gradients of keys and values of each query head where heads share them, and for the gradients of scores
-    /// where a product reads them.
+    /// Workspace of cuDNN 9.14 on an H200, which `graphs_are_planned_for_hopper_from_a_description` compares: with grouped-query attention
+    /// the gradients of keys and values per query head; in deterministic mode the gradients of the scores.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: Pass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
         let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);
@@ -141,9 +140,9 @@ impl DryGpu {
     }
 }
 
-/// What a dry run cannot do.
-pub(super) fn not_there(what: &str) -> Error {
-    Error::Value(format!("{what}: the GPU of a dry run does nothing"))
+/// The error of a call that a dry run cannot make.
+pub(super) fn unsupported(what: &str) -> Error {
+    Error::Value(format!("{what}: not possible in a dry run"))
 }
 
 #[cfg(test)]
@@ -154,7 +153,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn memory_ends_where_that_of_the_model_ends() {
+    fn dry_memory_is_limited_by_the_model() {
         let device = Device::dry_gpu(GpuModel { memory: 100 * MIB, ..GpuModel::h200() });
         let kept = Tensor::empty(&device, &[80 * MIB], DType::E4M3).unwrap();
         let Err(Error::OutOfMemory { requested, free, total }) = Tensor::empty(&device, &[30 * MIB], DType::E4M3)
@@ -166,9 +165,9 @@ mod tests {
         Tensor::empty(&device, &[90 * MIB], DType::E4M3).expect("idle segments go back first");
     }
 
-    /// Byte for byte what [`super::super::plan_attention`] said on an H200 with cuDNN 9.14.
+    /// Values of [`super::super::plan_attention`] on an H200 with cuDNN 9.14.
     #[test]
-    fn attention_takes_the_scratch_memory_that_cudnn_planned() {
+    fn dry_attention_workspace_matches_cudnn() {
         for (deterministic, batch, heads, kv_heads, head_dim, seq, backward) in [
             (false, 2, 4, 4, 128, 512, 256),
             (false, 2, 4, 2, 128, 100, 409_856),

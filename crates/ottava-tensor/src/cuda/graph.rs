@@ -1,4 +1,4 @@
-//! CUDA graphs: the work of a step recorded once and enqueued again with one call.
+//! CUDA graphs: a step is captured once and replayed with one call.
 
 use super::device::CudaDevice;
 use super::driver::Handle;
@@ -7,7 +7,7 @@ use super::pool::Footprint;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Recorded work, with the memory that it names.
+/// A captured graph and the memory it uses.
 pub struct Graph {
     device: Arc<CudaDevice>,
     /// `None` in a dry run.
@@ -19,33 +19,33 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` enqueues instead of running it. Kernels and products must have run once before, since
-    /// compiling and timing cannot be recorded; nothing may wait for the device meanwhile. Work that fails is not recorded, and whatever it has enqueued does not run.
+    /// Captures what `work` enqueues instead of running it. Its kernels and products must have run before, since compiling and timing
+    /// cannot be captured, and it must not synchronise. If `work` fails, nothing runs and its error is returned.
     pub fn capture<E: From<Error>>(device: &Arc<CudaDevice>, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         device.context().map_or(Ok(()), |context| context.begin_capture())?;
-        lock(device.pool()).begin_recording();
+        lock(device.pool()).begin_capture();
         let outcome = work();
-        let footprint = lock(device.pool()).end_recording();
-        // The stream must leave the recording state also when the work failed, and then says so itself.
+        let footprint = lock(device.pool()).end_capture();
+        // The capture must end even if the work failed; its own error is ignored then.
         let graph = device.context().map(|context| context.end_capture()).transpose();
         outcome?;
         Ok(Graph { device: device.clone(), graph: graph?, footprint })
     }
 
-    /// Whether all memory that was in use during the recording still belongs to the same owners, and what was given back
-    /// meanwhile to nobody: otherwise the work must be recorded anew.
+    /// Whether every buffer that was live at the end of the capture still is, and memory freed during the capture is still free. If not,
+    /// the work must be captured again.
     pub fn is_valid(&mut self) -> bool {
-        lock(self.device.pool()).holds(&mut self.footprint)
+        lock(self.device.pool()).is_intact(&mut self.footprint)
     }
 
-    /// Enqueues the recorded work. An error where it is no longer valid.
+    /// Enqueues the graph. Errors if it is no longer valid.
     pub fn replay(&mut self) -> Result<()> {
         if !self.is_valid() {
-            return Err(Error::Value("memory that recorded work names has changed its owner".into()));
+            return Err(Error::Value("memory of a captured graph has changed its owner; capture it again".into()));
         }
         let (Some(context), Some(graph)) = (self.device.context(), self.graph) else { return Ok(()) };
-        // SAFETY: the work was recorded from calls that had buffers for all they name. Those that outlived the recording are
-        // there, with the same owners; the others' memory is free, and whoever takes it next is served after this work.
+        // SAFETY: `is_valid` holds: buffers that outlived the capture are live with the same owners, and the memory of the others is
+        // free; its next owner's work is enqueued after this.
         unsafe { context.launch_graph(graph) }
     }
 }
@@ -53,7 +53,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let (Some(context), Some(graph)) = (self.device.context(), self.graph) else { return };
-        // SAFETY: recorded in `capture`, not used again. A graph on the stream runs to its end first.
+        // SAFETY: captured in `capture`, not used again. The driver completes a running graph first.
         unsafe { context.destroy_graph(graph) };
     }
 }

@@ -4,13 +4,13 @@ use super::load::{LibraryReport, NCCL, Problem, SearchPath, SharedLibrary, dotte
 use super::{cublaslt, cudnn, driver, nvrtc};
 use std::sync::OnceLock;
 
-/// Opens each library and says what was found. Works on a machine without any of them.
+/// Opens each library and reports the result. Works on a machine without any of them.
 pub fn inventory() -> Vec<LibraryReport> {
     vec![driver::report(), nvrtc::report(), cublaslt::report(), cudnn::report(), nccl_report()]
 }
 
 functions! {
-    /// What is asked of NCCL here; the collectives have their own file.
+    /// The only NCCL function that the report needs.
     struct NcclVersion {
         get_version = ncclGetVersion(*mut i32) -> i32;
     }

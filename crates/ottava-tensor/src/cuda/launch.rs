@@ -13,12 +13,12 @@ use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// What a dry run calls the memory that attention takes while it runs.
+/// Scope of attention's scratch memory in a dry run.
 const ATTENTION: &str = "scratch of attention";
 
 impl CudaDevice {
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
-    /// The first use compiles and loads it. An empty grid does nothing.
+    /// The first use compiles and loads it. An empty grid is a no-op.
     ///
     /// # Safety
     /// `args` are of the kernel's parameter types in order, and with them, on this grid, the kernel touches only
@@ -47,16 +47,16 @@ impl CudaDevice {
         let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
         self.profile.time(&gpu.context, Call::Kernel(kernel.entry), || {
-            // SAFETY: the caller's promise; little-endian values stand at the start of their eight bytes.
+            // SAFETY: the caller's promise; little-endian values are at the start of their eight bytes.
             unsafe { gpu.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
         })
     }
 
-    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` where `spec` accumulates. The first call of a spec times the library's
-    /// algorithms and waits for the device.
+    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` if `spec` accumulates. The first call of a spec times the algorithms of
+    /// cuBLASLt, and synchronises.
     ///
     /// # Safety
-    /// The addresses name live memory of this device, as large as the spec makes it.
+    /// The addresses name live memory of this device, of the sizes of the spec.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         let Backend::Gpu(gpu) = self.backend() else {
             self.trace(|| describe_gemm(spec));
@@ -71,7 +71,7 @@ impl CudaDevice {
     /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
     ///
     /// # Safety
-    /// The addresses name live memory of this device, as large as the shape makes it, and are multiples of 16.
+    /// The addresses name live memory of this device, of the sizes of the shape, and are multiples of 16.
     pub(crate) unsafe fn attention_forward(
         self: &Arc<Self>,
         shape: &AttentionShape,

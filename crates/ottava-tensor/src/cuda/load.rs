@@ -1,6 +1,6 @@
-//! Finding and opening the CUDA libraries of the machine, without ever panicking.
+//! Finds and opens the CUDA libraries of the machine.
 //!
-//! Only versioned names are tried, so that a development link never mixes versions. The order is: the folders of
+//! Only versioned names are tried, so that unversioned development links cannot mix versions. Search order: the folders of
 //! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments, and
 //! the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
 
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 /// Environment variable with folders to search first, separated by colons.
 pub const LIBRARY_PATH_VARIABLE: &str = "OTTAVA_LIBRARY_PATH";
 
-/// Why a library cannot be used. Kept, because a search is made once and asked about many times.
+/// Why a library cannot be used. Cached: each library is searched for once.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub(super) library: &'static str,
@@ -28,11 +28,11 @@ impl From<Problem> for Error {
     }
 }
 
-/// One library of the machine: its file names, best first, and what to tell someone who lacks it.
+/// A library to search for: file names, newest first, and the remedy if it is missing.
 pub(super) struct Wanted {
     pub(super) name: &'static str,
     pub(super) sonames: &'static [&'static str],
-    /// A function every version has; its address tells which file was opened.
+    /// A function of every version, whose address identifies the opened file.
     pub(super) landmark: &'static str,
     pub(super) remedy: &'static str,
 }
@@ -68,7 +68,7 @@ pub(super) const NCCL: Wanted = Wanted {
     remedy: "Needed for several GPUs only. Try `pip install nvidia-nccl-cu13` (CUDA 13) or `nvidia-nccl-cu12`",
 };
 
-/// An open library and the file it came from.
+/// An open library and its file.
 pub(super) struct SharedLibrary {
     pub(super) name: &'static str,
     pub(super) remedy: &'static str,
@@ -90,7 +90,7 @@ impl SharedLibrary {
                 Ok((handle, path)) => {
                     return Ok(SharedLibrary { name: wanted.name, remedy: wanted.remedy, path, handle });
                 }
-                // What every machine says about a name its linker does not know is no news.
+                // The linker's error for an unknown name adds nothing.
                 Err(message) if message.contains("No such file") && !candidate.is_absolute() => {}
                 Err(message) => refused.push(message),
             }
@@ -115,7 +115,7 @@ impl SharedLibrary {
         found
     }
 
-    /// The error for a library that lacks functions, which usually means it is too old.
+    /// The error for a library that lacks functions, usually because it is too old.
     pub(super) fn lacks(&self, missing: &[&str]) -> Problem {
         let file = self.path.as_deref().unwrap_or(Path::new(self.name)).display();
         let reason = format!("{file} lacks {}", missing.join(", "));
@@ -145,13 +145,13 @@ macro_rules! functions {
     ) => {
         $(#[$meta])*
         $vis struct $name {
-            /// Holds the library open, and knows its file.
+            /// Keeps the library open.
             library: $crate::cuda::load::SharedLibrary,
             $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
 
         impl $name {
-            /// Looks every symbol up; the error names all that are missing.
+            /// Looks up every symbol; the error names all missing ones.
             fn load(
                 library: $crate::cuda::load::SharedLibrary,
             ) -> std::result::Result<Self, $crate::cuda::load::Problem> {
@@ -172,7 +172,7 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
-/// Where to look, in order.
+/// Search path, in order.
 pub(super) struct SearchPath {
     /// Folders named by the user.
     pub(super) first: Vec<PathBuf>,
@@ -183,7 +183,7 @@ pub(super) struct SearchPath {
 }
 
 impl SearchPath {
-    /// The search path of this process, made once.
+    /// The search path of this process.
     pub(super) fn of_process() -> &'static SearchPath {
         static PATH: OnceLock<SearchPath> = OnceLock::new();
         PATH.get_or_init(|| SearchPath {
@@ -224,7 +224,7 @@ fn known_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for site in python_sites() {
         let mut packages = list(&site.join("nvidia"));
-        // CUDA 13's one folder for all before the folders per library.
+        // CUDA 13's unified folder before the folders per library.
         packages.sort_by_key(|package| (!starts_with(package, "cu1"), package.clone()));
         folders.extend(packages.iter().map(|package| package.join("lib")));
     }
@@ -292,15 +292,15 @@ fn open_file(file: &Path) -> Result<Library, String> {
     })
 }
 
-/// Refuses a file cut short, as by a full disk: the linker would map past its end and the process would die.
+/// Rejects a truncated file, which would crash the process when the linker maps past its end.
 fn check_complete(file: &Path) -> Result<(), String> {
     let complain = |what: &str| format!("{} {what}", file.display());
     let mut header = [0u8; 64];
     let mut opened = std::fs::File::open(file).map_err(|error| complain(&error.to_string()))?;
     let length = opened.metadata().map_err(|error| complain(&error.to_string()))?.len();
-    opened.read_exact(&mut header).map_err(|_| complain("is no ELF library"))?;
+    opened.read_exact(&mut header).map_err(|_| complain("is not an ELF library"))?;
     if &header[..4] != b"\x7fELF" {
-        return Err(complain("is no ELF library"));
+        return Err(complain("is not an ELF library"));
     }
     let field = |at: usize, bytes: usize| {
         header[at..at + bytes].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
@@ -308,7 +308,7 @@ fn check_complete(file: &Path) -> Result<(), String> {
     // ELF64: e_shoff, then e_shentsize and e_shnum; the section headers are a library's last bytes.
     let end = field(40, 8).saturating_add(field(58, 2) * field(60, 2));
     if end > length {
-        return Err(complain(&format!("is cut short: {length} of {end} bytes")));
+        return Err(complain(&format!("is truncated: {length} of {end} bytes")));
     }
     Ok(())
 }
@@ -337,18 +337,18 @@ fn file_of(address: *const c_void) -> Option<PathBuf> {
 pub struct LibraryReport {
     /// The library's usual name.
     pub name: &'static str,
-    /// Its version, where it was opened and says.
+    /// Its version, if it was opened and reports one.
     pub version: Option<String>,
     /// The file it was opened from.
     pub path: Option<PathBuf>,
-    /// Why it cannot be used; `None` when it can.
+    /// Why it cannot be used; `None` if it can.
     pub problem: Option<String>,
     /// How to get it.
     pub remedy: &'static str,
 }
 
 impl LibraryReport {
-    /// A report from the outcome of opening; `version` asks the open library.
+    /// The report of an opened or missing library; `version` queries the open one.
     pub(super) fn new<A>(
         wanted: &Wanted,
         opened: &Result<A, Problem>,
@@ -398,11 +398,11 @@ mod tests {
     fn broken_files_are_refused_with_their_paths() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("libcublasLt.so.13");
-        // A page saved in place of the library, an empty file, and a header that promises more than the file holds.
+        // An HTML page, an empty file, and an ELF header of a larger file.
         let mut cut_short = vec![0u8; 64];
         cut_short[..4].copy_from_slice(b"\x7fELF");
         cut_short[40..48].copy_from_slice(&1_000_000u64.to_le_bytes());
-        for (bytes, word) in [(&b"<html>"[..], "no ELF"), (b"", "no ELF"), (&cut_short, "cut short")] {
+        for (bytes, word) in [(&b"<html>"[..], "not an ELF"), (b"", "not an ELF"), (&cut_short, "truncated")] {
             std::fs::write(&file, bytes).expect("a file");
             let message = refusal(folder.path());
             assert!(message.contains(word) && message.contains("libcublasLt.so.13"), "{message}");

@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ compiled at run time to a cubin, and kept on disk. Needs no GPU and no CUDA toolkit.
+//! NVRTC: compiles CUDA C++ to cubins at run time, cached on disk. Needs no GPU and no CUDA toolkit.
 
 use super::driver::supported;
 use super::kernel::{KernelModule, Source};
@@ -37,7 +37,7 @@ fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
         let library = SharedLibrary::open(&supported(&NVRTC), SearchPath::of_process())?;
-        // NVRTC opens this one by its bare name, which the linker cannot find in a Python package.
+        // NVRTC opens this library by name. In a Python package the linker finds it only if it is already open.
         library.preload_sibling("libnvrtc-builtins.so.");
         Api::load(library)
     })
@@ -47,7 +47,7 @@ fn api() -> Result<&'static Api> {
     opened().as_ref().map_err(|problem| problem.clone().into())
 }
 
-/// Opens NVRTC, or says why it cannot be used.
+/// Opens NVRTC. Errors if it is missing.
 pub(super) fn require() -> Result<()> {
     api().map(|_| ())
 }
@@ -56,7 +56,7 @@ pub(super) fn report() -> LibraryReport {
     LibraryReport::new(&NVRTC, opened(), |api| &api.library, |api| api.version_text().ok())
 }
 
-/// The name NVRTC uses for a compute capability. Hopper's own instructions need the `a`.
+/// The NVRTC name of a compute capability. Hopper-specific instructions need the suffix `a`.
 pub fn arch_of(capability: (i32, i32)) -> String {
     match capability {
         (9, 0) => "sm_90a".to_string(),
@@ -64,11 +64,11 @@ pub fn arch_of(capability: (i32, i32)) -> String {
     }
 }
 
-/// Compiles `module` for `arch` (as `sm_90a`), or takes the result of an earlier call from
-/// disk. Multiply and add are never contracted, so that kernels agree with the CPU bit for bit.
+/// Compiles `module` for `arch` (as `sm_90a`), or takes the cubin from the disk
+/// cache. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
 ///
 /// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or
-/// written costs time, nothing else.
+/// written is not an error.
 pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
     let (api, KernelModule { source, defines }) = (api()?, module);
     let mut options = vec![
@@ -113,7 +113,7 @@ impl Api {
         // SAFETY: both strings end with a zero and outlive the call; no headers are passed.
         let status = unsafe { (self.create)(&mut program.program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         self.check(status, "nvrtcCreateProgram")?;
-        // SAFETY: the program lives, and the options are as many as said.
+        // SAFETY: the program lives, and `option_pointers` holds all options.
         let status = unsafe { (self.compile)(program.program, option_pointers.len() as i32, option_pointers.as_ptr()) };
         if status != 0 {
             let log = program.bytes(self.log_size, self.log, "nvrtcGetProgramLog")?;
@@ -142,7 +142,7 @@ impl Api {
     }
 }
 
-/// An NVRTC program, destroyed on the way out.
+/// An NVRTC program, destroyed when dropped.
 struct OpenProgram<'a> {
     api: &'a Api,
     program: Program,
@@ -169,13 +169,13 @@ impl OpenProgram<'_> {
 impl Drop for OpenProgram<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: made by nvrtcCreateProgram and not used again.
+            // SAFETY: created by nvrtcCreateProgram, not used again.
             unsafe { (self.api.destroy)(&mut self.program) };
         }
     }
 }
 
-/// The folder of everything kept between runs: `OTTAVA_CACHE_DIR`, else `ottava` in the user's cache folder.
+/// The cache folder: `OTTAVA_CACHE_DIR`, else `ottava` in the user's cache folder.
 pub(super) fn cache_folder() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(CACHE_VARIABLE)
@@ -184,7 +184,7 @@ pub(super) fn cache_folder() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("ottava"))
 }
 
-/// The content of `file`, or what `build` makes, which is then kept there. Many processes may race for one file.
+/// The content of `file`, or the result of `build`, which is then written there. Safe for concurrent processes.
 fn cached(file: &Path, build: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
     if let Ok(stored) = std::fs::read(file)
         && let Some(content) = unseal(&stored)
@@ -193,12 +193,12 @@ fn cached(file: &Path, build: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8
     }
     let content = build()?;
     if let Err(error) = replace(file, &seal(&content)) {
-        tracing::warn!("{} was not kept: {error}", file.display());
+        tracing::warn!("{} was not written: {error}", file.display());
     }
     Ok(content)
 }
 
-/// Content behind its own digest, so that a damaged file is known as such.
+/// Content prefixed with its digest, to detect damaged files.
 fn seal(content: &[u8]) -> Vec<u8> {
     [Sha256::digest(content).as_slice(), content].concat()
 }
@@ -208,7 +208,7 @@ fn unseal(stored: &[u8]) -> Option<&[u8]> {
     (Sha256::digest(content).as_slice() == digest).then_some(content)
 }
 
-/// Writes `file` whole: readers see the old content or the new, never a part.
+/// Replaces `file` atomically: readers see the old content or the new.
 pub(super) fn replace(file: &Path, content: &[u8]) -> std::io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     if let Some(folder) = file.parent() {
@@ -234,7 +234,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn racing_threads_all_get_the_content_and_leave_one_file() {
+    fn concurrent_builds_return_the_content_and_leave_one_file() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("kernels/a.cubin");
         std::thread::scope(|scope| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_built_again_and_a_good_one_is_not() {
+    fn damaged_files_are_rebuilt_and_intact_ones_are_not() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("a.cubin");
         let builds = AtomicUsize::new(0);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_cannot_be_written_is_no_error() {
+    fn an_unwritable_cache_is_not_an_error() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("file"), b"").expect("a file");
         let below_a_file = folder.path().join("file/kernels/a.cubin");

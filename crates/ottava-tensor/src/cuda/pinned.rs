@@ -1,4 +1,4 @@
-//! A range of the host's memory that kernels can reach.
+//! Pinned host memory.
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
@@ -6,19 +6,18 @@ use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Host memory that is never moved, at the same address for the host and for the kernels of a device. A dry run has none.
+/// Pinned host memory, mapped to the same address on the device. A dry run only counts it.
 ///
-/// A mirror is a copy in the device's own memory, which kernels are given instead while there is one. What they write there, the host
-/// sees once it is written back.
+/// A mirror is a copy in device memory that kernels use instead. Writes to the mirror reach host memory by write-back.
 pub struct PinnedBuffer {
     device: Arc<CudaDevice>,
-    /// Null in a dry run, and where there are no bytes.
+    /// Null in a dry run, and for 0 bytes.
     pointer: *mut u8,
     bytes: usize,
     pub(super) mirror: Option<DeviceBuffer>,
 }
 
-// SAFETY: the memory has one owner, and who reads or writes it from the host waits for the device first.
+// SAFETY: the memory has one owner, and the host synchronises before it reads or writes it.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above; `&self` only reads.
 unsafe impl Sync for PinnedBuffer {}
@@ -35,14 +34,14 @@ impl PinnedBuffer {
         let mut pointer = std::ptr::null_mut();
         if let Some(context) = device.context().filter(|_| bytes > 0) {
             pointer = context.allocate_host(bytes)?.ok_or(Error::HostMemory { requested: bytes })?;
-            // SAFETY: the driver gave as many bytes.
+            // SAFETY: the allocation has `bytes` bytes.
             unsafe { pointer.write_bytes(0, bytes) };
         }
         device.count_host_bytes(bytes as isize);
         Ok(PinnedBuffer { device: device.clone(), pointer, bytes, mirror: None })
     }
 
-    /// The address, for kernels: that of the mirror, if it has one.
+    /// The address for kernels: that of the mirror if there is one.
     pub fn ptr(&self) -> u64 {
         self.mirror.as_ref().map_or(self.pointer as u64, DeviceBuffer::ptr)
     }
@@ -52,7 +51,7 @@ impl PinnedBuffer {
         self.bytes
     }
 
-    /// The address in the host's memory.
+    /// The address in host memory.
     pub(super) fn host(&self) -> *const u8 {
         self.pointer
     }
@@ -62,7 +61,7 @@ impl PinnedBuffer {
         self.pointer
     }
 
-    /// The mirror, if it has one.
+    /// The mirror, if there is one.
     pub(crate) fn mirror(&self) -> Option<&DeviceBuffer> {
         self.mirror.as_ref()
     }
@@ -72,17 +71,17 @@ impl PinnedBuffer {
         self.mirror.as_mut()
     }
 
-    /// Forgets the mirror, and what was written there.
+    /// Drops the mirror without writing it back.
     pub(crate) fn drop_mirror(&mut self) {
         self.mirror = None;
     }
 
-    /// The device whose kernels reach it.
+    /// The device it is mapped to.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// Replaces the bytes from `offset` on, once nothing enqueued reads them. A mirror would be another version, and goes.
+    /// Synchronises and writes bytes from `offset` on. Drops the mirror.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = self.range(offset, bytes.len())?;
         self.mirror = None;
@@ -90,12 +89,12 @@ impl PinnedBuffer {
             return Ok(());
         }
         self.device.synchronize()?;
-        // SAFETY: the range was checked, and nobody else has the memory now.
+        // SAFETY: the range was checked, and no enqueued work uses the memory.
         unsafe { self.pointer.add(range.start).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies the bytes from `offset` on, once nothing enqueued writes them. A dry run has zeros.
+    /// Synchronises and reads bytes from `offset` on; zeros in a dry run.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let range = self.range(offset, out.len())?;
         if self.pointer.is_null() {
@@ -120,9 +119,9 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         self.device.count_host_bytes(-(self.bytes as isize));
         if let Some(context) = self.device.context().filter(|_| !self.pointer.is_null()) {
-            // An error has nowhere to go from here; the memory ends with the process.
+            // Errors are ignored: the process frees the memory at exit.
             let _ = self.device.synchronize();
-            // SAFETY: it came from this context, and nothing enqueued is left.
+            // SAFETY: allocated by this context, and no enqueued work is left.
             let _ = unsafe { context.free_host(self.pointer) };
         }
     }

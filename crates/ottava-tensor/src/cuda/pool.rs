@@ -1,36 +1,35 @@
-//! Device memory: large segments from the driver, cut into blocks and used again without asking it.
+//! Device memory: a caching allocator that splits large segments from the driver into blocks.
 //!
-//! A block is free for the next taker as soon as its owner drops it, because all work goes through one stream: what
-//! the next owner enqueues runs after everything the last one did. Small and large requests live in segments of their
-//! own, so that a long-lived scalar never pins a hole in the middle of an activation. The best-fitting free block is
-//! taken and split; neighbours that are free become one again. After a first training step with fixed shapes the same
-//! requests find the same blocks.
+//! A freed block can be reused at once, because all work goes through one stream: work of the next owner runs after that of the
+//! last one. Small and large requests have separate segments, so that a long-lived scalar does not fragment the space of
+//! activations. Allocation is best fit with splitting; free neighbours are merged. With fixed shapes, every step after the first finds
+//! the same blocks.
 
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where segments come from: the driver, or a stand-in for tests.
+/// Source of segments: the driver, a dry run, or a fake in tests.
 pub(super) trait Backing {
     /// A new segment, or `None` when there is not enough memory.
     fn allocate(&self, bytes: usize) -> Result<Option<u64>>;
-    /// Gives a segment back; called only when nothing enqueued uses it any more.
+    /// Frees a segment that no enqueued work uses.
     fn free(&self, pointer: u64) -> Result<()>;
-    /// Waits for the stream, so that segments may be given back.
+    /// Waits for the stream, so that segments may be freed.
     fn synchronize(&self) -> Result<()>;
-    /// Bytes free and bytes in all.
+    /// Free and total bytes.
     fn memory_info(&self) -> Result<(usize, usize)>;
 }
 
-/// How much device memory a device's pool holds, in bytes.
+/// Statistics of a memory pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Bytes of live buffers, rounded up as they are stored.
+    /// Bytes of live blocks, including rounding.
     pub allocated: usize,
     /// The largest `allocated` so far.
     pub peak: usize,
     /// Bytes taken from the driver, live or free.
     pub reserved: usize,
-    /// How often the driver was asked for memory; constant once every step looks alike.
+    /// Number of allocations from the driver; constant after the first step with fixed shapes.
     pub driver_allocations: usize,
 }
 
@@ -52,33 +51,33 @@ struct Block {
     /// Address of the segment: blocks merge only within one.
     segment: u64,
     free: bool,
-    /// Which allocation it serves; means nothing while it is free.
+    /// Number of the allocation it serves; undefined while free.
     owner: u64,
 }
 
-/// The memory that recorded work names.
+/// The memory that a captured graph uses.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    /// Blocks with an owner during the recording and after it, by address and owner.
+    /// Blocks that were live at the end of the capture: address and owner.
     owned: Vec<(u64, u64)>,
-    /// What was taken and given back meanwhile, by address and size.
-    passing: Vec<(u64, usize)>,
-    /// The pool's count of changes when all this was last seen to hold.
-    seen: u64,
+    /// Memory that was allocated and freed during the capture: address and size.
+    transient: Vec<(u64, usize)>,
+    /// The pool's change counter when the footprint was last found intact.
+    checked: u64,
 }
 
-/// The bytes of a block that serves a request of `bytes` (0 counts as 1).
+/// Block size for a request of `bytes` (0 counts as 1).
 pub(super) fn rounded(bytes: usize) -> usize {
     let sizes = if bytes <= SMALL_LIMIT { SMALL } else { LARGE };
     bytes.max(1).next_multiple_of(sizes.granule)
 }
 
-/// The segments of one size class and the blocks they are cut into.
+/// Segments and blocks of one size class.
 struct Heap {
-    /// The least bytes of a segment.
+    /// Minimum bytes of a segment.
     segment: usize,
     segments: BTreeMap<u64, usize>,
-    /// All blocks by address, so that neighbours are found.
+    /// All blocks by address.
     blocks: BTreeMap<u64, Block>,
     /// Free blocks by size, then address.
     free: BTreeSet<(usize, u64)>,
@@ -89,7 +88,7 @@ impl Heap {
         Heap { segment: sizes.segment, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
     }
 
-    /// Takes the smallest free block of at least `bytes` and splits off what is not needed.
+    /// Takes the smallest free block of at least `bytes`, and splits off the rest.
     fn take(&mut self, bytes: usize) -> Option<u64> {
         let &(size, address) = self.free.range((bytes, 0)..).next()?;
         self.free.remove(&(size, address));
@@ -131,7 +130,7 @@ impl Heap {
         self.add_free(address, Block { bytes, segment: address, free: true, owner: 0 });
     }
 
-    /// Forgets the segments that are one free block, and returns their addresses and sizes.
+    /// Removes segments without live blocks, and returns their addresses and sizes.
     fn remove_idle(&mut self) -> Vec<(u64, usize)> {
         let whole = |&(&address, &bytes): &(&u64, &usize)| self.free.contains(&(bytes, address));
         let idle: Vec<_> = self.segments.iter().filter(whole).map(|(&address, &bytes)| (address, bytes)).collect();
@@ -142,13 +141,13 @@ impl Heap {
         idle
     }
 
-    /// Whether `bytes` from `address` on belong to nobody. Free neighbours are one block.
+    /// Whether `bytes` from `address` on are free.
     fn is_free(&self, address: u64, bytes: usize) -> bool {
         let block = self.blocks.range(..=address).next_back();
         block.is_some_and(|(&at, block)| block.free && at + block.bytes as u64 >= address + bytes as u64)
     }
 
-    /// The parts of `bytes` from `address` on that belong to nobody.
+    /// The free parts of `bytes` from `address` on.
     fn free_parts(&self, address: u64, bytes: usize) -> Vec<(u64, usize)> {
         let end = address + bytes as u64;
         let first = self.blocks.range(..=address).next_back().map_or(address, |(&at, _)| at);
@@ -174,9 +173,9 @@ pub(super) struct Pool<B: Backing> {
     small: Heap,
     large: Heap,
     stats: MemoryStats,
-    /// Allocations and returns so far; an allocation's number is its owner's.
+    /// Number of allocations and frees so far. An allocation's number identifies its owner.
     changes: u64,
-    /// What was allocated since [`Pool::begin_recording`], by address and size.
+    /// Allocations since [`Pool::begin_capture`]: address and size.
     recording: Option<Vec<(u64, usize)>>,
 }
 
@@ -189,7 +188,7 @@ impl<B: Backing> Pool<B> {
     /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
     pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64> {
         if bytes > isize::MAX as usize {
-            return Err(Error::Value(format!("{bytes} bytes are more than an address can count")));
+            return Err(Error::Value(format!("{bytes} bytes exceed the address space")));
         }
         let (rounded, segment) = (rounded(bytes), self.heap(bytes).segment);
         let address = match self.heap(bytes).take(rounded) {
@@ -211,28 +210,28 @@ impl<B: Backing> Pool<B> {
         Ok(address)
     }
 
-    /// Starts to note what is allocated.
-    pub(super) fn begin_recording(&mut self) {
+    /// Starts recording allocations.
+    pub(super) fn begin_capture(&mut self) {
         self.recording = Some(Vec::new());
     }
 
-    /// The memory that work may name which was enqueued since [`Pool::begin_recording`]: all that had an owner then or later.
-    pub(super) fn end_recording(&mut self) -> Footprint {
+    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and those freed since.
+    pub(super) fn end_capture(&mut self) -> Footprint {
         let mut recorded = self.recording.take().unwrap_or_default();
         recorded.sort_unstable();
         recorded.dedup();
-        let passing =
+        let transient =
             recorded.iter().flat_map(|&(at, bytes)| [&self.small, &self.large].map(|h| h.free_parts(at, bytes)));
-        let passing = passing.flatten().collect();
+        let transient = transient.flatten().collect();
         let live = |heap: &Heap| -> Vec<(u64, u64)> {
             heap.blocks.iter().filter(|(_, block)| !block.free).map(|(&at, block)| (at, block.owner)).collect()
         };
-        Footprint { owned: [live(&self.small), live(&self.large)].concat(), passing, seen: self.changes }
+        Footprint { owned: [live(&self.small), live(&self.large)].concat(), transient, checked: self.changes }
     }
 
-    /// Whether all memory of a footprint still is what it was: with the same owner, or with none.
-    pub(super) fn holds(&self, footprint: &mut Footprint) -> bool {
-        if footprint.seen == self.changes {
+    /// Whether the memory of a footprint has the same owners as at the end of the capture.
+    pub(super) fn is_intact(&self, footprint: &mut Footprint) -> bool {
+        if footprint.checked == self.changes {
             return true;
         }
         let same = |&(at, owner): &(u64, u64)| {
@@ -240,14 +239,14 @@ impl<B: Backing> Pool<B> {
             block.is_some_and(|block| !block.free && block.owner == owner)
         };
         let free = |&(at, bytes): &(u64, usize)| self.small.is_free(at, bytes) || self.large.is_free(at, bytes);
-        let holds = footprint.owned.iter().all(same) && footprint.passing.iter().all(free);
+        let holds = footprint.owned.iter().all(same) && footprint.transient.iter().all(free);
         if holds {
-            footprint.seen = self.changes;
+            footprint.checked = self.changes;
         }
         holds
     }
 
-    /// Frees what [`Pool::allocate`] returned for a request of `bytes`.
+    /// Frees an allocation of `bytes`.
     pub(super) fn give_back(&mut self, address: u64, bytes: usize) {
         self.changes += 1;
         let freed = self.heap(bytes).give_back(address);
@@ -266,17 +265,17 @@ impl<B: Backing> Pool<B> {
         self.stats
     }
 
-    /// Where segments come from.
+    /// The source of segments.
     pub(super) fn backing(&self) -> &B {
         &self.backing
     }
 
-    /// Starts a new peak at what is live now.
+    /// Resets the peak to the live bytes.
     pub(super) fn reset_peak(&mut self) {
         self.stats.peak = self.stats.allocated;
     }
 
-    /// Gives segments without a live buffer back to the driver.
+    /// Returns segments without live blocks to the driver.
     pub(super) fn release_idle(&mut self) -> Result<()> {
         self.backing.synchronize()?;
         self.changes += 1;
@@ -291,7 +290,7 @@ impl<B: Backing> Pool<B> {
         if bytes <= SMALL_LIMIT { &mut self.small } else { &mut self.large }
     }
 
-    /// A segment of `usual` bytes, or of exactly `needed` where that is more or memory is short.
+    /// A segment of `usual` bytes; of `needed` if that is more, or if memory is short.
     fn new_segment(&mut self, needed: usize, usual: usize) -> Result<(u64, usize)> {
         let wanted = needed.max(usual);
         for (bytes, release_first) in [(wanted, false), (wanted, true), (needed, false)] {
@@ -311,7 +310,7 @@ impl<B: Backing> Pool<B> {
 
 impl<B: Backing> Drop for Pool<B> {
     fn drop(&mut self) {
-        // At the end of a process nothing can be done about a driver that refuses.
+        // Errors at process exit are ignored.
         let _ = self.release_idle();
     }
 }
@@ -324,7 +323,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A driver with `capacity` bytes that hands out addresses far apart and checks what comes back.
+    /// A driver with `capacity` bytes that checks frees.
     #[derive(Clone)]
     struct Fake {
         capacity: usize,
@@ -382,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_block_is_used_again_and_counters_follow() {
+    fn freed_blocks_are_reused_and_counted() {
         let (mut pool, _) = pool(1 << 30);
         let a = pool.allocate(100).expect("memory");
         let b = pool.allocate(513).expect("memory");
@@ -396,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_in_every_order() {
+    fn free_neighbours_merge_in_every_order() {
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let (mut pool, _) = pool(1 << 30);
             let blocks: Vec<u64> = (0..3).map(|_| pool.allocate(20 * MIB).expect("memory")).collect();
@@ -404,14 +403,14 @@ mod tests {
                 pool.give_back(blocks[which], 20 * MIB);
                 check(&pool);
             }
-            // Only the whole segment holds this.
+            // Needs the whole segment.
             pool.allocate(64 * MIB).expect("memory");
             assert_eq!(pool.stats().driver_allocations, 1, "{order:?}");
         }
     }
 
     #[test]
-    fn the_best_fitting_block_is_taken() {
+    fn the_best_fitting_block_is_allocated() {
         let (mut pool, _) = pool(1 << 30);
         let sizes = [30, 2, 10, 2, 20];
         let blocks: Vec<u64> = sizes.iter().map(|mib| pool.allocate(mib * MIB).expect("memory")).collect();
@@ -423,14 +422,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_out_releases_idle_segments_before_it_gives_up() {
+    fn idle_segments_are_released_before_out_of_memory() {
         let (mut pool, fake) = pool(256 * MIB);
         let a = pool.allocate(100 * MIB).expect("memory");
         let b = pool.allocate(100 * MIB).expect("memory");
         pool.give_back(a, 100 * MIB);
-        // 100 MiB free here and 56 at the driver: neither is enough, both together are.
+        // 100 MiB are free in the pool and 56 MiB in the driver; only together they are enough.
         let c = pool.allocate(150 * MIB).expect("memory after a release");
-        // The last 6 MiB are less than a usual segment.
+        // The last 6 MiB are smaller than a default segment.
         pool.allocate(5 * MIB).expect("a segment of the exact size");
         match pool.allocate(2 * MIB) {
             Err(Error::OutOfMemory { requested, free, total }) => {
@@ -446,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn training_steps_after_the_first_ask_the_driver_for_nothing() {
+    fn steps_after_the_first_allocate_nothing_from_the_driver() {
         let (mut pool, _) = pool(64 << 30);
         let step = |pool: &mut Pool<Fake>, states: &mut Vec<u64>| {
             let mut get = |mib: usize| pool.allocate(mib * MIB / 4).expect("memory");
@@ -455,7 +454,7 @@ mod tests {
                 let temporary = get(137);
                 saved.push([(get(64), 64), (get(1), 1), (get(48), 48)]);
                 saved.push([(get(172), 172), (get(2), 2), (get(86), 86)]);
-                // States made on first use lie between the activations for good.
+                // Long-lived states are allocated between activations in the first step.
                 if states.len() <= layer {
                     states.push(get(200));
                 }
@@ -486,33 +485,33 @@ mod tests {
     }
 
     #[test]
-    fn a_footprint_holds_while_owners_stay_and_passing_memory_is_free() {
+    fn footprints_break_when_an_owner_changes() {
         let (mut pool, _) = pool(1 << 30);
         let (before, other) = (pool.allocate(9 * MIB).expect("memory"), pool.allocate(100).expect("memory"));
-        pool.begin_recording();
+        pool.begin_capture();
         let passing = pool.allocate(20 * MIB).expect("memory");
         let kept = pool.allocate(34 * MIB).expect("memory");
         pool.give_back(passing, 20 * MIB);
-        // Part of it taken a second time while recording, and kept: no longer passing.
+        // Part of it is allocated again during the capture and stays live: no longer transient.
         let again = pool.allocate(4 * MIB).expect("memory");
         assert_eq!(again, passing);
-        let mut footprint = pool.end_recording();
-        assert_eq!(footprint.passing, [(passing + 4 * MIB as u64, 16 * MIB)]);
-        assert!(pool.holds(&mut footprint));
+        let mut footprint = pool.end_capture();
+        assert_eq!(footprint.transient, [(passing + 4 * MIB as u64, 16 * MIB)]);
+        assert!(pool.is_intact(&mut footprint));
 
-        // Memory that others take and give back in between does no harm, whatever part of the passing memory it is.
+        // Transient memory may be allocated and freed in between.
         let guest = pool.allocate(15 * MIB).expect("memory");
-        assert!(!pool.holds(&mut footprint), "someone owns passing memory");
+        assert!(!pool.is_intact(&mut footprint), "transient memory is in use");
         pool.give_back(guest, 15 * MIB);
-        assert!(pool.holds(&mut footprint));
+        assert!(pool.is_intact(&mut footprint));
 
         for (address, bytes) in [(before, 9 * MIB), (other, 100), (kept, 34 * MIB), (again, 4 * MIB)] {
-            pool.begin_recording();
-            let mut footprint = pool.end_recording();
+            pool.begin_capture();
+            let mut footprint = pool.end_capture();
             pool.give_back(address, bytes);
-            assert!(!pool.holds(&mut footprint), "an owner has gone");
+            assert!(!pool.is_intact(&mut footprint), "a buffer was freed");
             pool.allocate(bytes).expect("memory");
-            assert!(!pool.holds(&mut footprint), "another owner is not the same");
+            assert!(!pool.is_intact(&mut footprint), "the owner differs");
         }
         pool.release_idle().expect("a driver");
         check(&pool);

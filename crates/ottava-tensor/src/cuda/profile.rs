@@ -1,4 +1,4 @@
-//! Device time by call, while somebody asks for it.
+//! Device time per call.
 
 use super::cublaslt::GemmSpec;
 use super::driver::{Context, Event};
@@ -6,20 +6,20 @@ use super::lock::lock;
 use crate::error::Result;
 use std::sync::{Arc, Mutex};
 
-/// What device time was spent on.
+/// A timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// A kernel, by its name.
     Kernel(&'static str),
     /// A matrix product.
     Gemm(GemmSpec),
-    /// The library's attention.
+    /// cuDNN attention.
     AttentionForward,
-    /// Its gradient.
+    /// Gradient of cuDNN attention.
     AttentionBackward,
 }
 
-/// Calls since the profile began, with the events around each; `None` while there is no profile.
+/// Calls of the profile in progress with the events around each; `None` outside a profile.
 #[derive(Default)]
 pub(super) struct Profile(Mutex<Option<Vec<(Call, Event, Event)>>>);
 
@@ -28,13 +28,13 @@ impl Profile {
         *lock(&self.0) = Some(Vec::new());
     }
 
-    /// Ends the profile, and gives the milliseconds of each call since it began. Waits for them.
+    /// Ends the profile, waits, and returns the milliseconds of each call.
     pub(super) fn take(&self) -> Result<Vec<(Call, f64)>> {
         let calls = lock(&self.0).take().unwrap_or_default();
         calls.iter().map(|(call, start, end)| Ok((*call, f64::from(start.milliseconds_until(end)?)))).collect()
     }
 
-    /// Runs `enqueue`, between two events while there is a profile.
+    /// Runs `enqueue`, between two events during a profile.
     pub(super) fn time(&self, context: &Arc<Context>, call: Call, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
         if lock(&self.0).is_none() {
             return enqueue();

@@ -1,37 +1,35 @@
-//! A cast is a destination: what an op that produces the operand of a matrix product writes, instead of a tensor that a
-//! later op reads again.
+//! Fused casts: an op that produces the operand of a matrix product can write its FP8 codes instead of its value.
 //!
-//! Whatever the destination, the result is that of the plain op followed by [`amax`](super::amax()),
-//! [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()), bit for bit: values are rounded to the tensor's
-//! type first, and those are cast and measured.
+//! The result is bit-identical to the plain op followed by [`amax`](super::amax()), [`quantize`](super::quantize()) or
+//! [`quantize_blocks`](super::quantize_blocks()): values are rounded to the tensor's type before they are cast and measured.
 
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
-/// What a producing op writes.
+/// The destination of an op's result.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// The value.
     Plain,
-    /// No value: `amax`, F32 `[1]`, is raised to its largest absolute value. For a scale that depends on it, before the op runs
-    /// again with [`Output::Fp8`]: its inputs are read twice, which is less than a value written, measured and read.
+    /// Only the amax: `amax`, F32 `[1]`, is raised to the largest absolute value. Current scaling runs the op with this output and again
+    /// with [`Output::Fp8`], which reads the inputs twice but moves fewer bytes than writing, measuring and casting the value.
     Amax {
-        /// Zero, or what else was measured for the same scale.
+        /// Zero, or the amax of other tensors with the same scale.
         amax: &'a mut Tensor,
     },
-    /// The FP8 operand and its measurements. The value itself is written nowhere.
+    /// The FP8 operand and its statistics; the value is not written.
     Fp8(Fp8Output<'a>),
 }
 
-/// What casts measure as they go, one entry per cast ("slot"). All of it is independent of the order of elements.
+/// Statistics of casts, one entry ("slot") per cast. Independent of the order of elements.
 #[derive(Debug)]
 pub struct CastStatistics {
-    /// Largest absolute value seen since the entry was last cleared, F32 `[n]`; NaN is not counted.
+    /// Largest absolute value since the entry was cleared, F32 `[n]`; NaN is ignored.
     pub amax: Tensor,
-    /// Elements that lay beyond the largest finite value after scaling, I64 `[n]`.
+    /// Elements that exceeded the largest finite value after scaling, I64 `[n]`.
     pub saturated: Tensor,
-    /// Elements that became zero without being zero, I64 `[n]`.
+    /// Nonzero elements that became zero, I64 `[n]`.
     pub underflowed: Tensor,
-    /// Elements cast, I64 `[n]`.
+    /// Number of elements cast, I64 `[n]`.
     pub elements: Tensor,
 }
 
@@ -68,45 +66,45 @@ impl Copies {
     }
 }
 
-/// How current scaling turns an amax into a scale.
+/// Parameters of current scaling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct CurrentScaling {
-    /// An amax below this counts as this.
+    /// Lower bound of the amax.
     pub epsilon: f32,
     /// Round the scale down to a power of two.
     pub power_of_two: bool,
 }
 
-/// What scales a cast.
+/// The scales of a cast.
 #[derive(Clone, Copy, Debug)]
 pub enum CastScale<'a> {
-    /// F32 `[1]`, known before: as [`quantize`](super::quantize()) casts.
+    /// One scale per tensor, F32 `[1]`, as for [`quantize`](super::quantize()).
     Given(&'a Tensor),
-    /// What the rows or blocks of the value give themselves: as [`quantize_blocks`](super::quantize_blocks()) casts.
+    /// Scales that the cast finds per row or block, as [`quantize_blocks`](super::quantize_blocks()).
     Own(Granularity, CurrentScaling),
 }
 
-/// How a value becomes an FP8 operand.
+/// Parameters of a cast to an FP8 operand.
 #[derive(Debug)]
 pub struct Fp8Output<'a> {
     /// Type of the codes.
     pub format: DType,
-    /// What is multiplied before the cast.
+    /// The scales.
     pub scale: CastScale<'a>,
     /// Which copies of the codes to write.
     pub copies: Copies,
-    /// Where the cast is measured.
+    /// Statistics that the cast updates.
     pub statistics: &'a mut CastStatistics,
     /// The entry of `statistics`.
     pub slot: usize,
 }
 
-/// What an op has written.
+/// The result of an op with an [`Output`].
 #[derive(Clone, Debug)]
 pub enum Produced {
     /// For [`Output::Plain`].
     Plain(Tensor),
-    /// For [`Output::Amax`], which writes nothing.
+    /// For [`Output::Amax`], which has no result.
     Measured,
     /// For [`Output::Fp8`].
     Fp8(QuantizedTensor),
@@ -131,7 +129,7 @@ impl Produced {
 }
 
 impl Fp8Output<'_> {
-    /// How many values share a scale.
+    /// Granularity of the scales.
     pub(super) fn granularity(&self) -> Granularity {
         match self.scale {
             CastScale::Given(_) => Granularity::PerTensor,
@@ -147,13 +145,13 @@ pub(super) mod tests {
     use crate::ops::{add, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
     use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
-    /// Normal values, and among them some that casts must survive.
+    /// Normal values mixed with NaN, infinity and extremes.
     pub(crate) fn hostile(name: &str, shape: &[usize], dtype: DType) -> Tensor {
         let mut x = values(&normals(name, shape, DType::F32));
         let traps = [f64::NAN, f64::INFINITY, 1e30, -1e30, 1e-30, -0.0, 3e4, 1e-4];
         for (i, trap) in traps.into_iter().enumerate() {
             let at = (i + 1) * x.len() / (traps.len() + 1);
-            // Small tensors keep a few ordinary values.
+            // Small tensors keep their normal values.
             if x.len() > 40 {
                 x[at] = trap;
             }
@@ -163,22 +161,22 @@ pub(super) mod tests {
         cast(&x, dtype).expect("a floating-point type")
     }
 
-    /// Everything that a cast writes.
+    /// All tensors that a cast writes.
     pub(crate) fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
         let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
         let scales = [&q.scale_inv].into_iter().chain(q.transposed_scale_inv.as_deref());
         q.codes.iter().chain(&q.transposed).chain(scales).cloned().chain(counts).collect()
     }
 
-    /// On every device: what `op` writes to each destination is what it writes plainly and what is then measured or cast.
-    /// Exactly so, because both come from the same sums and are rounded to the tensor's type before anything else.
+    /// Compares `op` with each destination to the plain op followed by the cast, on every device. Exact, because both round the same
+    /// sums to the tensor's type first.
     pub(crate) fn destinations(inputs: &[Tensor], op: impl Fn(&[Tensor], Output) -> Result<Produced>) {
         for device in std::iter::once(Device::Cpu).chain(gpu()) {
             destinations_on(&device, inputs, &op);
         }
     }
 
-    /// [`destinations`] on one device, for sizes that take a CPU too long.
+    /// [`destinations`] on one device, for sizes that are slow on the CPU.
     pub(crate) fn destinations_on(
         device: &Device,
         inputs: &[Tensor],
@@ -236,13 +234,13 @@ pub(super) mod tests {
         }
     }
 
-    /// All elements but the first: on a GPU, a view at an address that no wide access may use.
+    /// All elements but the first: a view that is not aligned to 16 bytes.
     fn unaligned(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
         x.rows(1, 1 + shape.iter().product::<usize>())?.reshape(shape)
     }
 
     #[test]
-    fn views_at_any_address_are_read_element_by_element() {
+    fn unaligned_views_give_the_same_bits() {
         let (t, c) = (33, 32);
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs =
@@ -263,7 +261,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_slot_that_does_not_exist_is_an_error() {
+    fn an_out_of_range_slot_is_an_error() {
         let (x, scale) = (normals("x", &[2, 2], DType::F32), Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap());
         let mut seen = CastStatistics::new(&Device::Cpu, 2).unwrap();
         let error = quantize::quantize(&x, DType::E4M3, &scale, Copies::Rows, &mut seen, 2).unwrap_err();

@@ -1,10 +1,10 @@
-//! The stretched range of [`Expanded`](crate::Expanded) values, on the CPU. Logarithm and power are polynomials in fused operations, so that
-//! a GPU gives the same bits; they are right to about 10⁻⁵, where codes are right to 6 · 10⁻².
+//! Dynamic range expansion of [`Expanded`](crate::Expanded) values on the CPU. Logarithm and power are polynomials of FMAs, so that a GPU
+//! gives the same bits. Their error is about 10⁻⁵; that of E4M3 codes is 6 · 10⁻².
 
 use crate::fp8::E4M3;
 use std::sync::LazyLock;
 
-/// What a group shares: step and middle as logarithms to base 2.
+/// Parameters of a group: power, and log2 of step and middle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Curve {
     pub step: f32,
@@ -12,7 +12,7 @@ pub(crate) struct Curve {
     pub middle: f32,
 }
 
-/// `16 · log2(448² / 2)`: sixteenths of the logarithm of the range of E4M3.
+/// `16 · log2(448² / 2)`: log2 of the range of E4M3, in sixteenths.
 const RANGE: f32 = 265.835_36;
 /// `log2(448)`.
 const LARGEST: f32 = 8.807_355;
@@ -48,7 +48,7 @@ impl Curve {
         }
     }
 
-    /// The codes of `values`, of which this is the curve.
+    /// The codes of `values`.
     pub fn encode(self, values: &[f32], codes: &mut [E4M3]) {
         for (code, &x) in codes.iter_mut().zip(values) {
             *code = E4M3::from_f32(match x == 0.0 {
@@ -60,11 +60,11 @@ impl Curve {
     }
 }
 
-/// Of the absolute values of the codes without a sign.
+/// log2 of the value of each code without its sign.
 pub(crate) static LOGARITHMS: LazyLock<[f32; 128]> =
     LazyLock::new(|| std::array::from_fn(|code| log2(E4M3(code as u8).to_f32())));
 
-/// The logarithm of a positive number; of smaller ones that of 2^-125. The mantissa lies around 1, within a factor of √2.
+/// `log2(max(x, 2^-125))`, by a polynomial for mantissas from √½ to √2.
 fn log2(x: f32) -> f32 {
     const ROOT_OF_HALF: i32 = 0x3F35_04F3;
     let bits = x.max(f32::MIN_POSITIVE * 2.0).to_bits() as i32 - ROOT_OF_HALF;
@@ -76,9 +76,9 @@ fn log2(x: f32) -> f32 {
     q.mul_add(f, (bits >> 23) as f32)
 }
 
-/// 2 to the power of `x` from -126 to 127; at -127 zero.
+/// `2^x` for `x` from -126 to 127; zero at -127.
 fn exp2(x: f32) -> f32 {
-    // Adding and taking away 1.5 · 2^23 rounds to the nearest integer, which is then in the lower bits.
+    // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let shifted = x + ROUND;
     let f = x - (shifted - ROUND);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logarithm_and_power_are_close() {
+    fn log2_and_exp2_are_accurate() {
         for i in 0..200_000u32 {
             let x = f32::from_bits(i * 10_000 + 0x0100_0000);
             let error = (f64::from(log2(x)) - f64::from(x).log2()).abs();
@@ -105,9 +105,9 @@ mod tests {
         }
     }
 
-    /// Half a step of E4M3 on the stretched scale is at most this on the original one.
+    /// The bound is half a step of E4M3 on the expanded scale.
     #[test]
-    fn any_range_comes_back_within_half_a_step() {
+    fn every_range_decodes_within_half_a_step() {
         for range in [0.0, 0.5, 5.0, 16.0, 40.0, 120.0] {
             let values: Vec<f32> = (0..128)
                 .map(|i| (if i % 3 == 0 { -1.0 } else { 1.0 }) * (range * (i as f32 / 127.0 - 0.5)).exp2())
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_and_what_is_not_finite_shows() {
+    fn zeros_are_exact_and_non_finite_values_decode_to_nan() {
         let (mut codes, mut back) = (vec![E4M3(1); 3], vec![7f32; 3]);
         let round = |values: &[f32], codes: &mut [E4M3], back: &mut [f32]| {
             let curve = Curve::of(values);

@@ -90,7 +90,7 @@ fn block_scaling_matches_transformer_engine() {
                 for (what, part, got, length, granularity) in scales {
                     let mut expected = tensor(&format!("{what}/{part}"), DType::F32);
                     if granularity == Granularity::Blocks128x128 {
-                        // What was recorded beyond the last block is what lay in memory.
+                        // The recording has arbitrary bytes beyond the last block.
                         let width = expected.shape()[1];
                         let beyond =
                             expected.host_mut::<f32>().chunks_mut(width).flat_map(|row| &mut row[length / 128..]);

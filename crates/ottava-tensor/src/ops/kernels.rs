@@ -1,4 +1,4 @@
-//! The list of all kernel files, for compiling them ahead of a run.
+//! The list of all kernel modules, to compile them ahead of a run.
 
 use super::launch;
 use super::{
@@ -7,8 +7,8 @@ use super::{
 };
 use crate::cuda::{Defines, KernelModule, Source};
 
-/// Every kernel file with the sets of defines that launches choose from, so that all can be compiled ahead of a run. Of the 432 ways to
-/// keep a parameter in AdamW it has those of [`adamw::variants`], in which every two formats meet.
+/// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has those of
+/// [`adamw::variants`], which cover all pairs.
 pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(recorded, expected);
     }
 
-    /// What each `kernel_source!` of the crate declares, read from the files: name, text and constants.
+    /// Op and text of each `kernel_source!` declaration, read from the files on disk.
     fn declared() -> Vec<(String, String)> {
         let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
         let read = |path: PathBuf| std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

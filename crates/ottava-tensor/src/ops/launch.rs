@@ -1,12 +1,12 @@
-//! What every `cuda.rs` needs: sources with the common header, storage types as defines, grid sizes.
+//! Shared by all launches: kernel sources with the common header, storage types as defines, grid sizes.
 
 use crate::cuda::CudaDevice;
 use crate::{DType, Error, Result, Tensor};
 
 pub(crate) use crate::cuda::Defines;
 
-/// Declares `SOURCE`, the kernel file of this folder after the common header; or a static of another name, with more headers between.
-/// A constant after a semicolon is declared in Rust, and as a macro of the same name in front of the kernel file.
+/// Declares a static `SOURCE` (or another name): the common header, optional further headers, and the kernel file of this folder.
+/// Constants after a semicolon are declared in Rust and as macros in the kernel source.
 macro_rules! kernel_source {
     ($name:literal $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
         kernel_source!(SOURCE, $name $(; $(#[$meta])* const $constant: $type = $value)*);
@@ -27,7 +27,7 @@ macro_rules! kernel_source {
 }
 pub(crate) use kernel_source;
 
-/// Threads of a block, unless a kernel says otherwise.
+/// Default number of threads per block.
 pub(crate) const BLOCK: u32 = 256;
 
 /// Side of the tiles in `destination.cuh`.
@@ -52,12 +52,12 @@ fn at_most(gpu: &CudaDevice, per_multiprocessor: usize, blocks: usize) -> [u32; 
     [blocks.clamp(1, gpu.sm_count() * per_multiprocessor) as u32, 1, 1]
 }
 
-/// Threads of a block that holds a row of `n` elements in registers, `each` in a thread, as long as 8192 are enough.
+/// Threads of a block that keeps a row of `n` elements in registers, `each` per thread, up to 8192 elements.
 pub(crate) fn row_threads(n: usize, each: usize) -> u32 {
     (n.div_ceil(each).next_multiple_of(32)).clamp(32, 8192 / each) as u32
 }
 
-/// Whether all tensors start at multiples of 16 bytes, as views of rows may not.
+/// Whether all tensors are aligned to 16 bytes, which views of rows may not be.
 pub(crate) fn aligned(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|t| t.device_ptr() % 16 == 0)
 }

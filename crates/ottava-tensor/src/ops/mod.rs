@@ -1,4 +1,4 @@
-//! The ops: one folder each, with contract, CPU reference, CUDA launch, kernel and proof that the two agree.
+//! The ops: one folder each, with contract, CPU reference, CUDA launch, kernel and tests that CPU and GPU agree.
 
 mod adamw;
 mod add;
@@ -60,7 +60,7 @@ fn expect_compute(what: &str, x: &Tensor) -> Result<()> {
     x.expect_dtype(what, COMPUTE)
 }
 
-/// The type that sums and statistics of `dtype` are kept in.
+/// The type of sums and statistics of `dtype`.
 pub const fn real_type(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -68,7 +68,7 @@ pub const fn real_type(dtype: DType) -> DType {
     }
 }
 
-/// Gradients of weights are kept in the type of sums, on the device of the activations.
+/// Checks a weight gradient: in the type of sums, on the device of `x`.
 fn expect_gradient(what: &str, gradient: &Tensor, x: &Tensor) -> Result<()> {
     gradient.expect_dtype(what, &[real_type(x.dtype())])?;
     gradient.expect_device(what, x.device())

@@ -1,9 +1,9 @@
-//! The system's allocator, with a count of what it has given out.
+//! The system allocator with a count of live bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// For a test binary's `#[global_allocator]`: what the process has allocated, tensors and all else.
+/// A `#[global_allocator]` for test binaries that counts all allocations of the process.
 pub struct CountingAllocator;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -15,12 +15,12 @@ impl CountingAllocator {
         LIVE.load(Ordering::Relaxed)
     }
 
-    /// The most there were since [`CountingAllocator::reset_peak`].
+    /// Peak of live bytes since [`CountingAllocator::reset_peak`].
     pub fn peak() -> usize {
         PEAK.load(Ordering::Relaxed)
     }
 
-    /// Starts a new peak at what is live now.
+    /// Resets the peak to the live bytes.
     pub fn reset_peak() {
         PEAK.store(CountingAllocator::live(), Ordering::Relaxed);
     }
@@ -31,7 +31,7 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: all requests go to the system's allocator as they came; counting allocates nothing.
+// SAFETY: requests are passed to the system allocator unchanged; counting does not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     // SAFETY: the caller's promise, passed on.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,20 +1,20 @@
-//! The algorithms of products that were chosen by timing, remembered on disk.
+//! The disk cache of GEMM algorithms chosen by timing.
 
 use crate::cuda::nvrtc::{cache_folder, hex, replace};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What one algorithm is, opaque to us (`cublasLtMatmulAlgo_t`).
+/// An opaque algorithm (`cublasLtMatmulAlgo_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Algorithm(pub(super) [u64; 8]);
 
 impl Algorithm {
-    /// Stands where none is chosen yet.
+    /// Placeholder before one is chosen.
     pub(super) const NONE: Algorithm = Algorithm([0; 8]);
 }
 
-/// The algorithms chosen on this kind of GPU with this version of the library, kept on disk.
+/// Algorithms for one GPU model and library version, cached on disk.
 pub(super) struct Choices {
     file: PathBuf,
     /// Spec as text, and the algorithm's bytes in hexadecimal.
@@ -29,7 +29,7 @@ impl Choices {
         Choices { file, known }
     }
 
-    /// What a file holds; nothing when it is absent or damaged, for then the timing is done again.
+    /// The content of a file; empty if it is missing or damaged.
     fn read(file: &std::path::Path) -> BTreeMap<String, String> {
         std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
@@ -48,7 +48,7 @@ impl Choices {
     }
 
     pub(super) fn insert(&mut self, key: String, algorithm: Algorithm) {
-        // Other ranks write too: keep what they found. Of two writers at once one is lost, and timed again some day.
+        // Merge what other processes wrote. If two write at once, one choice is lost and timed again in a later run.
         self.known.extend(Choices::read(&self.file));
         self.known.insert(key, algorithm.0.iter().map(|word| hex(&word.to_be_bytes())).collect());
         let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_survive_the_disk_and_damage_is_forgotten() {
+    fn choices_survive_the_disk_and_damaged_files_are_ignored() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("gemm/choices.json");
         let mut choices = Choices { file: file.clone(), known: BTreeMap::new() };

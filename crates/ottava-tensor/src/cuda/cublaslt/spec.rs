@@ -1,4 +1,4 @@
-//! What a matrix product is, but for its pointers, and which of them the library runs.
+//! Description of a matrix product without its pointers, and which products the library supports.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -13,20 +13,20 @@ pub enum Major {
     MN,
 }
 
-/// How FP8 operands are scaled back.
+/// Scales of FP8 operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleMode {
-    /// Not at all; the only choice for wider types.
+    /// No scales; required for wider types.
     None,
-    /// One F32 multiplier per operand, in device memory at a multiple of 16 bytes, as are all scales.
+    /// One F32 inverse scale per operand. All scales are in device memory, aligned to 16 bytes.
     PerTensor,
-    /// One F32 multiplier for each row of each operand: `[M]` and `[N]`.
+    /// One F32 inverse scale per row of each operand: `[M]` and `[N]`.
     PerRow,
-    /// F32 multipliers for blocks of 128 along K, laid out as [`Granularity::scales_shape`] says.
+    /// F32 inverse scales for blocks of 128 along K, laid out as in [`Granularity::scales_shape`].
     Blocks {
         /// The blocks of `a`.
         a: Granularity,
-        /// The blocks of `b`; not of 128x128 where those of `a` are.
+        /// The blocks of `b`; `a` and `b` cannot both have 128x128.
         b: Granularity,
     },
 }
@@ -74,11 +74,11 @@ pub struct GemmSpec {
     pub ldb: usize,
     /// Elements from one row of `out` to the next.
     pub ldc: usize,
-    /// How FP8 operands are scaled back.
+    /// Scales of FP8 operands.
     pub scale: ScaleMode,
-    /// FP8 only: keep partial sums in the tensor cores' 14 bits, up to 10 % faster and far less exact.
+    /// FP8 only: keep sums in tensor-core registers with about 14 bits; up to 10 % faster, less accurate.
     pub fast_accumulation: bool,
-    /// Add another matrix, laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
+    /// Add a matrix laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
     pub accumulate: bool,
 }
 
@@ -103,14 +103,14 @@ impl GemmSpec {
         }
     }
 
-    /// Says why the library cannot run this product, before it says so less clearly.
+    /// Errors with the reason if the library cannot run this product.
     pub(in crate::cuda) fn check(&self) -> Result<()> {
         use DType::{BF16, E4M3, E5M2, F16, F32};
         let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
         match (self.a, self.b, self.out) {
             (F32, F32, F32) | (BF16, BF16, BF16 | F32) | (F16, F16, F16 | F32) => {}
             (E4M3, E4M3 | E5M2, BF16 | F32) | (E5M2, E4M3, BF16 | F32) => {}
-            (a, b, out) => return wrong(format!("{a} · {b} to {out} is not supported by the hardware or not here")),
+            (a, b, out) => return wrong(format!("{a} · {b} to {out} is not supported")),
         }
         let fp8 = self.a.is_fp8();
         if !fp8 && (self.fast_accumulation || self.scale != ScaleMode::None) {
@@ -125,10 +125,10 @@ impl GemmSpec {
                 return wrong(format!("{a} · {b} scales are not supported by the hardware"));
             }
             if self.fast_accumulation {
-                return wrong("blocks have no fast accumulation".to_string());
+                return wrong("block scales have no fast accumulation".to_string());
             }
             if !self.k.is_multiple_of(128) {
-                return wrong("K must be whole blocks of 128".into());
+                return wrong("K must be a multiple of 128".into());
             }
         }
         if [self.m, self.n, self.k].contains(&0) {
@@ -146,7 +146,7 @@ impl GemmSpec {
             }
         }
         if fp8 {
-            // Sixteen bytes is what a row of FP8 operands must be a multiple of (cuBLAS manual, "FP8 and FP4 usage").
+            // Rows of FP8 operands are multiples of 16 bytes (cuBLAS manual, "FP8 and FP4 usage").
             let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
             if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
                 return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_products_are_named() {
+    fn unsupported_products_are_errors() {
         use DType::{BF16, E4M3, E5M2, F32};
         use Granularity::{Blocks1x128 as Along, Blocks128x128 as Square, PerRow};
         let blocks = |a, b| ScaleMode::Blocks { a, b };
@@ -174,7 +174,7 @@ mod tests {
             (GemmSpec { m: 0, ..fine }, "empty"),
             (GemmSpec { scale: blocks(Square, Square), k: 128, ..fine }, "128x128 · 128x128"),
             (GemmSpec { scale: blocks(PerRow, PerRow), k: 128, ..fine }, "per-row · per-row"),
-            (GemmSpec { scale: blocks(Along, Square), ..fine }, "whole blocks"),
+            (GemmSpec { scale: blocks(Along, Square), ..fine }, "multiple of 128"),
             (GemmSpec { scale: blocks(Along, Along), fast_accumulation: true, ..fine }, "no fast"),
             (GemmSpec { a: BF16, b: BF16, fast_accumulation: true, ..fine }, "for FP8"),
         ];

@@ -1,4 +1,4 @@
-//! cuDNN's backend API: descriptors with numbered attributes, put together to a graph, planned, and run.
+//! cuDNN's backend API: descriptors with numbered attributes form a graph, which is planned and executed.
 
 use super::super::driver::Handle;
 use super::super::load::{CUDNN, LibraryReport, Problem, SearchPath, SharedLibrary, dotted, functions};
@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 functions! {
-    /// The backend API and what it needs around it.
+    /// The backend API.
     pub(super) struct Api {
         version = cudnnGetVersion() -> usize;
         error_string = cudnnGetErrorString(i32) -> *const c_char;
@@ -88,7 +88,7 @@ mod attribute {
     pub const DEVICE_JSON: i32 = 2702;
 }
 
-/// How an attribute's value is passed, `cudnnBackendAttributeType_t`.
+/// Type of an attribute's value, `cudnnBackendAttributeType_t`.
 #[derive(Clone, Copy)]
 enum As {
     Handle = 0,
@@ -127,13 +127,13 @@ pub(super) const MAX: i32 = 3;
 
 /// `cudnnBackendHeurMode_t`: A, then the fallback.
 const HEURISTICS: [i32; 2] = [3, 2];
-/// Proposals of the heuristics that are tried until one becomes a plan.
+/// Maximum number of heuristic results that are tried.
 const PROPOSALS: i64 = 16;
 
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
-        // cuDNN opens these two by name, which the linker cannot find in a Python package unless they are open.
+        // cuDNN opens these two by name. In a Python package the linker finds them only if they are already open.
         let _ = (super::super::nvrtc::require(), super::super::cublaslt::require());
         SharedLibrary::open(&CUDNN, SearchPath::of_process()).and_then(Api::load)
     })
@@ -170,7 +170,7 @@ impl Api {
     }
 }
 
-/// A descriptor of the backend API, destroyed on the way out.
+/// A descriptor of the backend API, destroyed when dropped.
 struct Descriptor {
     api: &'static Api,
     raw: Handle,
@@ -186,7 +186,7 @@ impl Descriptor {
 
     /// Sets an attribute to values of the C type that `kind` stands for.
     fn set<T: Copy>(self, attribute: i32, kind: As, values: &[T]) -> Result<Descriptor> {
-        // SAFETY: the library copies as many values as said.
+        // SAFETY: the library copies `values.len()` values.
         let status =
             unsafe { (self.api.set)(self.raw, attribute, kind as i32, values.len() as i64, values.as_ptr().cast()) };
         self.api.check(status, &format!("cudnnBackendSetAttribute {attribute}"))?;
@@ -214,12 +214,12 @@ pub(super) fn row_major(dims: Dims) -> Dims {
     [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
 }
 
-/// The same tensor with its last two dimensions exchanged.
+/// Sizes or strides with the last two dimensions exchanged.
 pub(super) fn transposed([a, b, c, d]: Dims) -> Dims {
     [a, b, d, c]
 }
 
-/// The tensors of a graph that have memory, by the number under which it is passed.
+/// Tensors of a graph that have memory, with the id of their pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slot {
     Q = 1,
@@ -233,13 +233,13 @@ pub(super) enum Slot {
     DV,
     RowSum,
     DQSum,
-    // These three are read on the host when the graph is enqueued.
+    // Host scalars, read when the graph is enqueued.
     Scale,
     NegativeInfinity,
     One,
 }
 
-/// Intermediates are numbered from here.
+/// First id of intermediates.
 const FIRST_VIRTUAL: i64 = 100;
 
 /// A tensor of a graph under construction.
@@ -369,7 +369,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// `x` seen with its last two dimensions exchanged, in BF16.
+    /// A view of `x` with its last two dimensions exchanged, in BF16.
     pub(super) fn transpose(&mut self, x: Node, strides: Dims) -> Result<Node> {
         let y = self.tensor(BF16, transposed(x.dims), strides, None)?;
         let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
@@ -379,7 +379,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// Scores with minus infinity where a query would see a later key.
+    /// The causal mask: scores of later keys become minus infinity.
     pub(super) fn causal(&mut self, scores: Node, negative_infinity: Node) -> Result<Node> {
         let dims = scores.dims;
         let (row, column) = (self.intermediate(I32, dims)?, self.intermediate(I32, dims)?);
@@ -392,7 +392,7 @@ impl Graph {
         Ok(masked)
     }
 
-    /// The first proposal of the heuristics that becomes a plan.
+    /// A plan of the first heuristic result that cuDNN accepts.
     pub(super) fn plan(self, on: On) -> Result<Plan> {
         let api = self.api;
         let operations: Vec<Handle> = self.operations.iter().map(|operation| operation.raw).collect();
@@ -473,7 +473,7 @@ fn workspace_of(plan: &Descriptor) -> Result<usize> {
     Ok(bytes.max(0) as usize)
 }
 
-/// cuDNN's own state for one stream.
+/// A cuDNN handle for one stream.
 pub(super) struct Session {
     api: &'static Api,
     handle: Handle,
@@ -485,7 +485,7 @@ impl Session {
         let mut session = Session { api, handle: null_mut() };
         // SAFETY: the library writes one handle, which `Drop` destroys.
         api.check(unsafe { (api.create_handle)(&mut session.handle) }, "cudnnCreate")?;
-        // SAFETY: the handle was just made.
+        // SAFETY: the handle was just created.
         api.check(unsafe { (api.set_stream)(session.handle, stream) }, "cudnnSetStream")?;
         Ok(session)
     }
@@ -498,7 +498,7 @@ impl Drop for Session {
     }
 }
 
-/// A GPU as cuDNN describes it, which need not be here.
+/// Properties of a GPU, which need not be present.
 pub(super) struct DeviceDescription(Descriptor);
 
 impl DeviceDescription {
@@ -510,21 +510,21 @@ impl DeviceDescription {
     }
 }
 
-/// What a graph is planned for.
+/// Target of a plan.
 #[derive(Clone, Copy)]
 pub(super) enum On<'a> {
     /// The device of a session.
     Session(&'a Session),
-    /// A device that need not be here.
+    /// A device that need not be present.
     Description(&'a DeviceDescription),
 }
 
-/// A graph that can run.
+/// An execution plan.
 pub(super) struct Plan {
     plan: Descriptor,
-    /// Bytes of scratch memory.
+    /// Workspace in bytes.
     pub(super) workspace: usize,
-    /// The plan refers to all of these.
+    /// Descriptors that the plan refers to.
     _parts: (Graph, Descriptor, Descriptor),
 }
 

@@ -1,6 +1,6 @@
-//! Points in streams: for timing, and for one stream to wait for another.
+//! Events: for timing, and to order streams.
 
-use super::{Context, Handle, Lane};
+use super::{Context, Handle, Stream};
 use crate::error::Result;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
-/// A point in a stream.
+/// A CUDA event.
 pub struct Event {
     context: Arc<Context>,
     event: Handle,
@@ -20,33 +20,33 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Marks the present end of the compute stream, for timing.
+    /// Records an event with timing in the compute stream.
     pub(in crate::cuda) fn record(context: &Arc<Context>) -> Result<Event> {
-        Event::mark(context, Lane::Compute, 0)
+        Event::mark(context, Stream::Compute, 0)
     }
 
-    /// Marks the present end of a stream, for others to wait for.
-    pub(in crate::cuda) fn end_of(context: &Arc<Context>, lane: Lane) -> Result<Event> {
-        Event::mark(context, lane, DISABLE_TIMING)
+    /// Records an event in `stream` for other streams to wait for.
+    pub(in crate::cuda) fn end_of(context: &Arc<Context>, stream: Stream) -> Result<Event> {
+        Event::mark(context, stream, DISABLE_TIMING)
     }
 
-    fn mark(context: &Arc<Context>, lane: Lane, flags: u32) -> Result<Event> {
+    fn mark(context: &Arc<Context>, stream: Stream, flags: u32) -> Result<Event> {
         context.bind()?;
         let mut event = null_mut();
         // SAFETY: the driver writes one handle; `Drop` destroys it.
         context.check(unsafe { (context.api.event_create)(&mut event, flags) }, "cuEventCreate")?;
         let event = Event { context: context.clone(), event };
         // SAFETY: both handles live.
-        context.check(unsafe { (context.api.event_record)(event.event, context.lane(lane)) }, "cuEventRecord")?;
+        context.check(unsafe { (context.api.event_record)(event.event, context.handle(stream)) }, "cuEventRecord")?;
         Ok(event)
     }
 
-    /// Has what is enqueued in `lane` from now on wait for it.
-    pub(in crate::cuda) fn holds_back(&self, lane: Lane) -> Result<()> {
+    /// Makes later work in `stream` wait for the event.
+    pub(in crate::cuda) fn make_wait(&self, stream: Stream) -> Result<()> {
         let context = &self.context;
         context.bind()?;
-        // SAFETY: both handles live; the driver needs the event no more once the wait is enqueued.
-        let status = unsafe { (context.api.stream_wait_event)(context.lane(lane), self.event, 0) };
+        // SAFETY: both handles live; the driver does not use the event after the call.
+        let status = unsafe { (context.api.stream_wait_event)(context.handle(stream), self.event, 0) };
         context.check(status, "cuStreamWaitEvent")
     }
 
@@ -57,7 +57,7 @@ impl Event {
         // SAFETY: the event lives.
         context.check(unsafe { (context.api.event_synchronize)(later.event) }, "cuEventSynchronize")?;
         let mut milliseconds = 0.0;
-        // SAFETY: the driver writes one float; both events are recorded and over.
+        // SAFETY: the driver writes one float; both events have completed.
         let status = unsafe { (context.api.event_elapsed)(&mut milliseconds, self.event, later.event) };
         context.check(status, "cuEventElapsedTime")?;
         Ok(milliseconds)
@@ -66,7 +66,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made in `record`; the driver frees it once it is over.
+        // SAFETY: created in `mark`; the driver frees it after it completes.
         unsafe {
             (self.context.api.context_set)(self.context.context);
             (self.context.api.event_destroy)(self.event);

@@ -1,4 +1,4 @@
-//! How the CPU reads and writes what an optimizer keeps: in pieces, through F32.
+//! Reading and writing stored weights and moments on the CPU, in chunks and through F32.
 
 use crate::element::Float;
 use crate::fp8::E4M3;
@@ -9,7 +9,7 @@ use crate::stored::{Expanded, Scaled};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 
-/// A piece of stored values.
+/// A chunk of stored values.
 pub(super) enum Chunk<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
@@ -20,20 +20,20 @@ pub(super) enum Chunk<'a> {
     Expanded(&'a mut [E4M3], &'a mut [f32]),
 }
 
-/// What a piece is written by.
+/// Parameters of writing a chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Rounding {
-    /// Values with a power of two are multiplied by this.
+    /// Scale of scaled values.
     pub power: f32,
-    /// Of rounding by chance, and 0 for weights, 1 and 2 for the moments.
+    /// Seed of stochastic rounding. `kind` is 0 for weights, 1 and 2 for the moments.
     pub seed: u64,
     pub kind: u64,
-    /// The number of the first element.
+    /// Index of the first element.
     pub start: usize,
 }
 
 impl<'a> Chunk<'a> {
-    /// F32 or BF16, in pieces of `size`.
+    /// F32 or BF16, in chunks of `size`.
     pub fn plain(x: &'a mut Tensor, size: usize) -> Vec<Chunk<'a>> {
         match x.dtype() {
             DType::F32 => x.host_mut().chunks_mut(size).map(Chunk::F32).collect(),
@@ -117,8 +117,8 @@ fn store<X: Float<Real = f32>>(from: &[f32], power: f32, x: &mut [X]) {
     x.iter_mut().zip(from).for_each(|(x, from)| *x = X::store(from * power));
 }
 
-/// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
-/// of four elements; weight and moments of one element have bits of their own, and share them with those of its neighbours.
+/// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements; weight and moments
+/// of an element use different bits.
 fn by_chance(x: f32, seed: u64, i: u64, kind: u64) -> bf16 {
     if !x.is_finite() {
         return bf16::from_f32(x);

@@ -5,7 +5,7 @@ use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements that one thread takes at a time.
+/// Elements per task.
 const CHUNK: usize = 1 << 14;
 
 /// Types of a scaled weight, first and second moment.
@@ -43,7 +43,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
     }
 }
 
-/// Bytes of one parameter's weights as layers read them, while they are rounded to be copied or made to be cast.
+/// Scratch bytes of one parameter: its weights as layers read them, for the copy or the cast.
 pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     let bytes = |parameter: &AdamWParameter| match &parameter.weight {
         AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. } => copy.bytes(),
@@ -62,7 +62,7 @@ fn clip_factor(norm: f32, max_norm: f32) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
 }
 
-/// What follows from the new values once all are written: what multiplies them back, and the copy that layers read.
+/// Writes the inverse scales and the copy that layers read, after all values are written.
 fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
     if let Moments::Scaled { m, v } = parameter.moments {
         m.scale_inv.host_mut()[0] = first;
@@ -81,7 +81,7 @@ fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
     }
 }
 
-/// The new weights as layers read them.
+/// The weights as layers read them.
 fn read(weight: &AdamWWeight) -> Tensor {
     match weight {
         AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. }
@@ -94,7 +94,7 @@ fn read(weight: &AdamWWeight) -> Tensor {
 
 const REFUSED: &str = "host memory is not refused";
 
-/// The new weights and moments: their largest absolute values, or written, where they have powers of two by these.
+/// Computes the new weights and moments. Without `powers` it returns their amaxes, else it writes them with these scales.
 fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {
     let keep = how.keep(parameter.weight_decay);
     let seed = how.stochastic_seed(parameter.seed);

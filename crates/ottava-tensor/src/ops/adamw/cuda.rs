@@ -7,24 +7,24 @@ use std::sync::LazyLock;
 
 kernel_source!(
     SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh";
-    /// Parameters that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
+    /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
     const PARTS: usize = 36;
-    /// Parameters that one launch takes which also casts.
+    /// Parameters of one launch that casts.
     const CAST_PARTS: usize = 29
 );
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
-/// How moments are kept.
+/// Storage of moments.
 const MOMENTS: [&str; 4] = ["Float32", "Bfloat16", "ScaledMoments", "Expanded"];
-/// How weights are kept.
+/// Storage of weights.
 const WEIGHTS: [&str; 4] = ["Master", "ScaledMaster", "Split", "Chance"];
-/// What layers read.
+/// Types of the weights that layers read.
 const READ: [&str; 3] = ["f32", "f16", "bf16"];
-/// Formats of codes, and what shares their scales.
+/// Formats and granularities of codes.
 const CODES: [[&str; 2]; 3] = [["e4m3", "PerTensor"], ["e5m2", "PerTensor"], ["e4m3", "Blocks128x128"]];
 
-/// How a kernel is compiled: places in the lists above, in their order.
+/// One compilation of the kernels: indices into the lists above.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Variant {
     gradient: usize,
@@ -69,23 +69,23 @@ impl Variant {
     }
 }
 
-/// Defines for each two ways to keep two things, with weights read in BF16 and cast to E4M3; and for every cast of every copy of F32
-/// masters.
+/// A subset of all defines that covers every pair of storage formats with BF16 weights and E4M3 codes, and every cast of every copy of F32
+/// master weights.
 pub(crate) fn variants() -> impl Iterator<Item = Defines> {
     let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
     let pairs = |v: &Variant| v.gradient == (v.moments + v.weights) % GRADIENTS.len() && (v.read, v.codes) == (2, 0);
     Variant::all().filter(move |v| plain(v) || pairs(v)).map(Variant::defines)
 }
 
-/// Elements of one block, where nothing is cast to tiles.
+/// Elements per block of an update without a cast.
 const CHUNK: usize = 1 << 15;
 
-/// What one launch does alike: how it is compiled, whether it writes codes, and how they are scaled.
+/// Properties that the parameters of one launch share.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     variant: Variant,
     casts: bool,
-    /// The bits of `epsilon`, and `power_of_two`, of scales that blocks give themselves.
+    /// `epsilon` (as bits) and `power_of_two` of block scales.
     scaling: (u32, bool),
 }
 
@@ -111,7 +111,7 @@ fn kind(parameter: &AdamWParameter) -> Kind {
         DType::F16 => 1,
         _ => 2,
     };
-    // Which codes are never written does not matter.
+    // Without codes, any variant works.
     let (codes, scaling) = match &parameter.cast {
         Some(WeightCast::Codes { scale: CastScale::Own(_, how), .. }) => (2, (how.epsilon.to_bits(), how.power_of_two)),
         Some(WeightCast::Codes { into, .. }) => (usize::from(into.format == DType::E5M2), (0, false)),
@@ -136,7 +136,7 @@ pub(super) fn adamw(
         let mut alike: Vec<_> = parameters.iter_mut().filter(|p| kind(p) == of_these).collect();
         for parameters in alike.chunks_mut(if of_these.casts { CAST_PARTS } else { PARTS }) {
             let has_powers = parameters[0].has_powers();
-            // Three for each parameter.
+            // Three per parameter.
             let mut amaxes =
                 Tensor::zeros(norm.device(), &[if has_powers { 3 * parameters.len() } else { 0 }], DType::F32)?;
             let [norm, scalars, amaxes] =
@@ -162,7 +162,7 @@ pub(super) fn adamw(
     Ok(())
 }
 
-/// `Tensors` in the kernel: the words of its members, which the driver copies from consecutive arguments.
+/// `Tensors` of elements.cuh as consecutive 64-bit arguments.
 fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
     let copied = |copy: &mut WeightCopy| copy.kept().map_or(0, Tensor::device_ptr_mut);
     let (weight, copy, beside) = match &mut parameter.weight {
@@ -199,12 +199,12 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
 
 const WORDS: usize = 11;
 
-/// Two 32-bit members.
+/// Two 32-bit members as one argument.
 fn two(low: usize, high: usize) -> Arg {
     Arg::U64(low as u64 | (high as u64) << 32)
 }
 
-/// `Parts` in the kernel, and the number of blocks.
+/// `Parts` of adamw.cu, and the number of blocks.
 fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
     let (mut args, mut end) = (Vec::with_capacity((WORDS + 3) * PARTS), 0);
     for parameter in parameters {
@@ -278,7 +278,7 @@ fn update_and_cast(
         args.extend(match (scale, &mut into.transposed_scale_inv) {
             (CastScale::Given(scale), _) => [Arg::Ptr(scale_inv), Arg::Ptr(scale.device_ptr())],
             (_, Some(transposed)) => [Arg::Ptr(scale_inv), Arg::Ptr(transposed.device_ptr_mut())],
-            // Of the one copy that there is.
+            // A single copy has one set of scales.
             (_, None) => [Arg::Ptr(scale_inv); 2],
         });
         args.extend([two(into.rows, into.columns), two(*slot, end)]);

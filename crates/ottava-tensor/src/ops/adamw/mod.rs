@@ -1,5 +1,5 @@
-//! AdamW with decoupled weight decay, and the cast of the new weights for the next step's products in the same pass. Loshchilov
-//! and Hutter 2019, arXiv:1711.05101; order of operations as in PyTorch.
+//! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101;
+//! order of operations as in PyTorch.
 
 mod chunks;
 mod cpu;
@@ -34,13 +34,13 @@ pub struct AdamW {
     pub epsilon: f64,
     /// Number of this update, from 1.
     pub step: u64,
-    /// Gradients are scaled down to this global norm; 0 leaves them alone.
+    /// Maximum global norm that gradients are clipped to; 0 disables clipping.
     pub max_norm: f64,
-    /// Gradients, and their norm, come multiplied by this: a power of two.
+    /// Loss scale that gradients and their norm contain: a power of two.
     pub loss_scale: f64,
 }
 
-/// What the arithmetic of one element needs, each rounded once from F64; laid out as in adamw.cu.
+/// Scalars derived from [`AdamW`], each rounded once from F64; laid out as in elements.cuh.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Scalars {
@@ -75,31 +75,31 @@ impl AdamW {
 }
 
 impl Scalars {
-    /// What decay leaves of a weight.
+    /// Factor of weight decay.
     fn keep(&self, weight_decay: f64) -> f32 {
         (1.0 - self.learning_rate * weight_decay) as f32
     }
 
-    /// What an element's number is mixed with.
+    /// Seed of stochastic rounding at this step.
     fn stochastic_seed(&self, seed: u64) -> u64 {
         hash(seed ^ hash(self.step))
     }
 }
 
-/// The scalars of an update in the device's memory: work that was recorded once reads those of the present step.
+/// The scalars of an update in device memory, so that a replayed graph reads those of the current step.
 #[derive(Debug)]
 pub struct AdamWScalars {
-    /// The bytes of a [`Scalars`].
+    /// A [`Scalars`] as bytes.
     words: Tensor,
 }
 
 impl AdamWScalars {
-    /// To be [set](AdamWScalars::set) before the first update.
+    /// Unset: call [`AdamWScalars::set`] before the first update.
     pub fn new(device: &Device) -> Result<AdamWScalars> {
         Ok(AdamWScalars { words: Tensor::zeros(device, &[size_of::<Scalars>() / 8], DType::I64)? })
     }
 
-    /// Replaces them, in the order of the stream, and waits for it; so not while work is recorded.
+    /// Writes the scalars and synchronises. Not allowed during graph capture.
     pub fn set(&mut self, how: &AdamW) -> Result<()> {
         self.words.write_bytes(bytemuck::bytes_of(&how.scalars()))
     }
@@ -109,44 +109,43 @@ impl AdamWScalars {
     }
 }
 
-/// The weights of a parameter, in the precision that an update keeps.
+/// The weights of a parameter in their storage format.
 #[derive(Debug)]
 pub enum AdamWWeight<'a> {
-    /// Updated in F32.
+    /// F32 master weights.
     Master {
-        /// The weights that are updated, F32.
+        /// The master weights, F32.
         master: &'a mut Tensor,
-        /// As layers read them.
+        /// The copy that layers read.
         copy: WeightCopy<'a>,
     },
-    /// Kept in F16 with a power of two, updated in F32 and rounded to nearest. Layers read what is kept.
+    /// Scaled F16, updated in F32 and rounded to nearest. Layers read these values.
     Scaled {
-        /// The weights that are updated, in F16.
+        /// The weights, F16.
         master: &'a mut Scaled,
-        /// As layers read them.
+        /// The copy that layers read.
         copy: WeightCopy<'a>,
     },
-    /// Updated in F32, kept as BF16, which layers read, and what is missing to F32. To the nearest BF16, ties away from zero.
+    /// F32 split into a BF16 half that layers read (nearest, ties away from zero) and the remaining bits.
     Split {
-        /// The weights in BF16.
+        /// The weights, BF16.
         weight: &'a mut Tensor,
-        /// What to add to their bits, as the upper half of an F32, I16.
+        /// The remainder, I16: added to the bits of the BF16 value as an F32.
         rest: &'a mut Tensor,
     },
-    /// Updated in BF16: the new value is rounded up with the probability of what rounding down would drop, so that small updates
-    /// count on average.
+    /// BF16 with stochastic rounding, so that small updates count on average.
     Stochastic {
         /// The weights, BF16.
         weight: &'a mut Tensor,
     },
 }
 
-/// Weights as layers read them, beside those that are updated.
+/// The copy of the weights that layers read.
 #[derive(Debug)]
 pub enum WeightCopy<'a> {
-    /// Kept: a tensor of the type that they are rounded to.
+    /// Stored in the type of this tensor.
     Kept(&'a mut Tensor),
-    /// Made, rounded to this type, when they are asked for: F32, F16 or BF16.
+    /// Computed on demand in this type: F32, F16 or BF16.
     Made(DType),
 }
 
@@ -179,22 +178,21 @@ impl AdamWWeight<'_> {
 /// The moments of a parameter.
 #[derive(Debug)]
 pub enum Moments {
-    /// Mean of the gradient and of its square, both F32, or both BF16: then rounded by chance, as weights are, after the weights have
-    /// taken their exact values.
+    /// Both F32, or both BF16 with stochastic rounding. Weights are updated with the values before rounding.
     Plain {
         /// Mean of the gradient.
         m: Tensor,
         /// Mean of its square.
         v: Tensor,
     },
-    /// The first in E4M3, the second in F16, each with a power of two.
+    /// The first in scaled E4M3, the second in scaled F16.
     Scaled {
         /// Mean of the gradient.
         m: Scaled,
         /// Mean of its square.
         v: Scaled,
     },
-    /// Both in E4M3 with stretched ranges.
+    /// Both in E4M3 with dynamic range expansion.
     Expanded {
         /// Mean of the gradient.
         m: Expanded,
@@ -208,12 +206,12 @@ pub enum Moments {
 pub enum Gradient<'a> {
     /// F32 or BF16.
     Plain(&'a Tensor),
-    /// In E4M3.
+    /// Scaled E4M3.
     Scaled(&'a Scaled),
 }
 
 impl<'a> Gradient<'a> {
-    /// What is stored.
+    /// The stored values.
     pub fn values(self) -> &'a Tensor {
         match self {
             Gradient::Plain(values) | Gradient::Scaled(Scaled { values, .. }) => values,
@@ -221,19 +219,18 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// What an update makes of the new weights, as layers read them, for the products of the next step.
+/// The cast of the new weights that an update performs.
 #[derive(Debug)]
 pub enum WeightCast<'a> {
-    /// F32 `[1]`, raised to their largest absolute value: for a scale that depends on it.
+    /// Only the amax: F32 `[1]`, raised to the largest absolute value.
     Amax(&'a mut Tensor),
-    /// Their FP8 codes: what [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()) would give and measure.
+    /// FP8 codes and statistics, as by [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()).
     Codes {
-        /// Multiplied before the cast. Scales that the cast finds are those of blocks of 128x128, of codes in E4M3: rows are not whole
-        /// before the update is.
+        /// The scales. Scales that the cast finds are of 128x128 blocks and E4M3 codes: an update works on tiles, not on whole rows.
         scale: CastScale<'a>,
         /// The entry of the statistics.
         slot: usize,
-        /// What an earlier cast of the same matrix gave. The copies it has are written in place, and `scale_inv`.
+        /// An operand of the same shape. Its copies and `scale_inv` are overwritten.
         into: &'a mut QuantizedTensor,
     },
 }
@@ -241,22 +238,22 @@ pub enum WeightCast<'a> {
 /// The tensors of one parameter, all of one shape.
 #[derive(Debug)]
 pub struct AdamWParameter<'a> {
-    /// What is updated.
+    /// The weights.
     pub weight: AdamWWeight<'a>,
     /// First and second moment. Only a matrix has [`Moments::Expanded`].
     pub moments: &'a mut Moments,
     /// Gradient.
     pub grad: Gradient<'a>,
-    /// Share of the weight removed per unit of learning rate.
+    /// Weight decay per unit of learning rate.
     pub weight_decay: f64,
-    /// Of rounding by chance: that of element `i` in step `t` is a function of `(seed, t, i)` alone. One of its own per parameter.
+    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on `(seed, t, i)`.
     pub seed: u64,
-    /// What is made of the new weights by the way. Codes are of a matrix `[R, C]`.
+    /// The cast of the new weights. Codes require a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
 }
 
 impl AdamWParameter<'_> {
-    /// Whether powers of two are to be found for what is written.
+    /// Whether new scales must be found for weights or moments.
     fn has_powers(&self) -> bool {
         matches!(self.weight, AdamWWeight::Scaled { .. }) || matches!(self.moments, Moments::Scaled { .. })
     }
@@ -266,10 +263,9 @@ impl AdamWParameter<'_> {
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
-/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor measurements. Moments are
-/// rounded after the weights have taken their exact values. The power of two of what is [`Scaled`] follows from the new values: they
-/// are computed twice, for their largest and to be written, as in FP8-LM. Casts measure into `statistics`. Exact on every device:
-/// each operation is rounded on its own.
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor statistics. Moments are
+/// rounded after the weights used their exact values. [`Scaled`] states take two passes, as in FP8-LM: find the amax, then write. Casts update
+/// `statistics`. Bit-identical on every device: each operation is rounded on its own.
 pub fn adamw(
     parameters: &mut [AdamWParameter],
     statistics: &mut CastStatistics,

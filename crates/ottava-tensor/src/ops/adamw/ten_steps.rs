@@ -1,5 +1,5 @@
-//! Ten steps of a toy network at each level, against formulas written out once more: rounding by searching in binary64, arithmetic in
-//! single operations of binary32, scales by logarithms.
+//! Ten steps of a toy network at each optimizer level, against an independent implementation of the formulas: rounding by search in F64,
+//! arithmetic in F32, scales by logarithms.
 
 use super::*;
 use crate::Home;
@@ -32,7 +32,7 @@ impl Format {
         ((x / unit).round_ties_even() * unit).clamp(-self.largest, self.largest)
     }
 
-    /// Values after they were stored by the power of two of FP8-LM, and that power.
+    /// Values rounded with FP8-LM's scale, and the scale.
     fn store(self, x: &[f32]) -> (Vec<f32>, f64) {
         let amax = x.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
         let power = if amax == 0.0 { 1.0 } else { (self.largest / amax).log2().floor().exp2() };
@@ -40,7 +40,7 @@ impl Format {
     }
 }
 
-/// What the reference keeps, as values.
+/// State of the reference, as values.
 struct Reference {
     master: Vec<f32>,
     m: Vec<f32>,
@@ -48,7 +48,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// One update by the gradient `g`, with nothing rounded but each operation.
+    /// One update with the gradient `g`; only operations are rounded.
     fn update(&mut self, g: &[f32], norm: f32, how: &AdamW) {
         let f = |x: f64| x as f32;
         let correction = |beta: f64| 1.0 - beta.powi(how.step as i32);
@@ -65,7 +65,7 @@ impl Reference {
     }
 }
 
-/// The gradient of a network whose loss is `Σ c (w - t)² / 2`, with noise of its own in each step.
+/// The gradient of `Σ c (w - t)² / 2` with noise that differs in each step.
 fn gradient(weights: &[f64], step: u64) -> Vec<f32> {
     let noise = values(&normals(&format!("noise {step}"), &[N], DType::F32));
     let (c, t) = (values(&normals("curvature", &[N], DType::F32)), values(&normals("target", &[N], DType::F32)));
@@ -82,7 +82,7 @@ fn f32s(x: &Tensor) -> Vec<f32> {
 
 /// Masters in F16, gradients in E4M3; moments in F32 (O1) or in E4M3 and F16 (O2, and O3, which keeps codes besides).
 #[test]
-fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
+fn ms_amp_levels_match_the_formulas_byte_for_byte() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for narrow_moments in [false, true] {
             let start = f32s(&normals("start", &[N], DType::F32));
@@ -96,7 +96,7 @@ fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
             let mut expected = Reference { master: F16.store(&start).0, m: vec![0.0; N], v: vec![0.0; N] };
             for step in 1..=10 {
                 let how = AdamW { step, ..HOW };
-                // Layers read the weights in BF16.
+                // Layers read BF16 weights.
                 let read: Vec<f64> = expected.master.iter().map(|w| BF16.round(f64::from(*w))).collect();
                 assert_eq!(values(&unscaled(&master, DType::BF16).unwrap()), read, "step {step} on {device}");
                 let g = gradient(&read, step);
@@ -137,17 +137,17 @@ fn levels_of_ms_amp_give_the_bytes_of_the_formulas() {
     }
 }
 
-/// The scale is that power, and each byte the value's.
+/// Checks the scale and every byte.
 fn same(what: &str, stored: &Scaled, expected: &[f32], power: f64) {
     assert_eq!(values(&stored.scale_inv), [1.0 / power], "{what}: scale");
     let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x) * power).collect();
     assert_eq!(values(&stored.values), expected, "{what}");
 }
 
-/// Moments with stretched ranges, by COAT's formulas in binary64: scales to a few roundings, and codes but where a value lies on the
-/// border between two. Each step starts from what the one before has stored.
+/// Expanded moments against COAT's formulas in F64: scales to a few roundings, codes except where a value is close to a rounding boundary.
+/// Each step starts from the stored state.
 #[test]
-fn stretched_moments_follow_the_formulas_of_coat() {
+fn expanded_moments_match_the_formulas_of_coat() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let start = f32s(&normals("start", &[N], DType::F32));
         let mut weight = tensor(&device, &start);

@@ -18,17 +18,17 @@ fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &T
     adamw(parameters, seen, norm, &scalars).unwrap();
 }
 
-/// The same without casts.
+/// An update without casts.
 fn plain_update(parameters: &mut [AdamWParameter], norm: &Tensor, how: &AdamW) {
     update(parameters, &mut CastStatistics::new(norm.device(), 1).unwrap(), norm, how);
 }
 
-/// How weights are kept.
+/// Storage of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Weights {
-    /// In F32, with a copy if there is a type.
+    /// F32, with a copy of this type.
     Master(Option<DType>),
-    /// In F32 or F16, with copies in this type that are made when asked for.
+    /// F32 or F16, with copies of this type computed on demand.
     Made(DType),
     ScaledMade(DType),
     Scaled,
@@ -36,7 +36,7 @@ enum Weights {
     Stochastic,
 }
 
-/// How moments are kept.
+/// Storage of moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum States {
     Plain(DType),
@@ -46,7 +46,7 @@ enum States {
 
 use States::Plain;
 
-/// How the tensors of a parameter are kept; the gradient in F32, BF16 or E4M3.
+/// Storage of one parameter.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     weights: Weights,
@@ -57,7 +57,7 @@ struct Stored {
 const PLAIN: Stored =
     Stored { weights: Weights::Master(Some(DType::BF16)), states: Plain(DType::F32), grad: DType::F32 };
 
-/// The tensors of one parameter on one device, with what its update is to make of the weights.
+/// The tensors of one parameter on one device, and the cast of its weights.
 struct Case {
     stored: Stored,
     master: Tensor,
@@ -107,7 +107,7 @@ impl Case {
         }
     }
 
-    /// Values of all kinds; moments that have them plain start with some.
+    /// Hostile values; plain moments start nonzero.
     fn new(device: &Device, shape: &[usize], stored: Stored) -> Case {
         let there = |x: Tensor| x.to_device(device).unwrap();
         let master = there(hostile("weights", shape, DType::F32));
@@ -120,7 +120,7 @@ impl Case {
         case
     }
 
-    /// Codes of zeros, by another scale than the coming one, or by those of blocks: nothing of them may remain.
+    /// Codes of zeros with another scale, all of which the update must overwrite.
     fn with_codes(mut self, format: DType, copies: Copies, own: Option<CurrentScaling>) -> Case {
         let old = Tensor::zeros(self.grad.device(), self.grad.shape(), DType::F32).unwrap();
         let two = Tensor::from_slice(self.grad.device(), &[1], &[2f32]).unwrap();
@@ -162,7 +162,7 @@ impl Case {
         }
     }
 
-    /// All that an update writes.
+    /// All tensors that an update writes.
     fn written(&self) -> Vec<Tensor> {
         let scales =
             |q: &QuantizedTensor| [q.scale_inv.clone()].into_iter().chain(q.transposed_scale_inv.as_deref().cloned());
@@ -233,9 +233,9 @@ const WEIGHTS: [Weights; 7] = [
 
 const STATES: [States; 4] = [Plain(DType::F32), Plain(DType::BF16), States::Scaled, States::Expanded];
 
-/// A power of two changes no digit, so it must not change any bit of the update either.
+/// A power-of-two loss scale must not change any bit of the update.
 #[test]
-fn a_loss_scale_is_taken_out_again() {
+fn a_power_of_two_loss_scale_changes_no_bit() {
     let inputs = ["w", "m", "g"].map(|name| normals(name, &[700], DType::F32));
     for max_norm in [0.0, 1.0] {
         parity(&inputs, Tolerance::Exact, |x| {
@@ -260,7 +260,7 @@ fn a_loss_scale_is_taken_out_again() {
 }
 
 #[test]
-fn more_parameters_than_one_launch_takes() {
+fn many_parameters_take_several_launches() {
     let sizes: Vec<_> = (0..130).map(|i| [1, i * i % 97]).collect();
     for stored in [PLAIN, Stored { weights: Weights::Scaled, states: States::Scaled, grad: DType::E4M3 }] {
         parity(&inputs(&sizes, 0.5), Tolerance::Exact, |x| Ok(steps(x, 2, stored)));
@@ -268,8 +268,8 @@ fn more_parameters_than_one_launch_takes() {
 }
 
 #[test]
-fn chance_rounds_to_a_neighbour_and_on_average_not_at_all() {
-    // A third of the way from 1 to the next BF16, reached in one step from 1 by decay alone.
+fn stochastic_rounding_is_unbiased() {
+    // Weight decay alone moves 1 by a third of the distance to the next BF16.
     let n = 30_000;
     let ones = Tensor::from_slice(&Device::Cpu, &[n], &vec![1f32; n]).unwrap();
     let zeros = Tensor::zeros(&Device::Cpu, &[n], DType::F32).unwrap();
@@ -303,7 +303,7 @@ fn ten_steps_follow_the_formula_in_f64() {
 }
 
 #[test]
-fn a_norm_that_is_not_finite_writes_nothing() {
+fn a_non_finite_norm_writes_nothing() {
     for norm in [f32::NAN, f32::INFINITY] {
         for (weights, states) in WEIGHTS.into_iter().zip(STATES.into_iter().cycle()) {
             let stored = Stored { weights, states, grad: DType::F32 };
@@ -349,8 +349,8 @@ fn compare(what: &str, expected: &[Tensor], got: &[Tensor]) {
     }
 }
 
-/// On every device and among several parameters at once: an update that casts writes what one that does not writes, and what
-/// `quantize`, or `quantize_blocks` with scales of its own, and `amax` then make of its weights.
+/// An update with casts of several parameters gives the bits of an update without casts followed by `quantize`, `quantize_blocks` or
+/// `amax`, on every device.
 fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, format: DType, copies: Copies, own: Option<CurrentScaling>) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let what = format!("{stored:?}, {format} {copies:?} {own:?} on {device}");
@@ -358,7 +358,7 @@ fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, format: DType, copies
         let (norm, scales) = (number(3.7), [number(300.0), number(1e-3), number(0.37)]);
         let cases = || shapes.iter().map(|shape| Case::new(&device, shape, stored));
         let mut plain: Vec<Case> = cases().collect();
-        // Every fourth is measured only.
+        // Every fourth is only measured.
         let casting = |i: usize| i % 4 != 3;
         let mut fused: Vec<Case> =
             cases().enumerate().map(|(i, c)| if casting(i) { c.with_codes(format, copies, own) } else { c }).collect();
@@ -393,8 +393,8 @@ const SHAPES: [[usize; 2]; 11] =
     [[1, 1], [3, 7], [16, 16], [63, 65], [129, 200], [257, 391], [1, 128], [130, 8], [5, 1000], [400, 3], [0, 4]];
 
 #[test]
-fn codes_are_those_of_the_new_weights() {
-    // Each with each but for gradients, which take turns.
+fn fused_casts_match_a_separate_cast() {
+    // All pairs of weights and moments; gradient types alternate.
     let mut grads = [DType::F32, DType::BF16, DType::E4M3].into_iter().cycle();
     for weights in WEIGHTS.into_iter().chain([Weights::Made(DType::BF16)]) {
         for states in STATES {
@@ -416,7 +416,7 @@ fn codes_are_those_of_the_new_weights() {
 const NARROW: Stored = Stored { weights: Weights::Stochastic, states: Plain(DType::BF16), grad: DType::BF16 };
 
 #[test]
-fn more_casts_than_one_launch_takes() {
+fn many_casts_take_several_launches() {
     let shapes: Vec<[usize; 2]> = (0..110).map(|i| [i * i % 37, 1 + i * 7 % 150]).collect();
     casts_as_it_goes(&shapes, NARROW, DType::E4M3, Copies::Both, None);
 }
@@ -439,7 +439,7 @@ fn casts_agree_across_devices() {
 }
 
 #[test]
-fn a_norm_that_is_not_finite_casts_nothing() {
+fn a_non_finite_norm_casts_nothing() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
         let new = || Case::new(&device, &[20, 40], NARROW);
@@ -456,7 +456,7 @@ fn a_norm_that_is_not_finite_casts_nothing() {
 }
 
 #[test]
-fn codes_of_another_matrix_are_an_error() {
+fn codes_of_another_shape_are_an_error() {
     let number = |x: f32| Tensor::from_slice(&Device::Cpu, &[1], &[x]).unwrap();
     let (one, mut seen) = (number(1.0), CastStatistics::new(&Device::Cpu, 1).unwrap());
     let scalars = AdamWScalars::new(&Device::Cpu).unwrap();
@@ -479,9 +479,9 @@ fn codes_of_another_matrix_are_an_error() {
     );
 }
 
-/// What a recorded graph reads changes with the scalars, not with the launch.
+/// A replayed graph reads the current scalars.
 #[test]
-fn scalars_are_read_when_the_update_runs() {
+fn replayed_graphs_read_the_current_scalars() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
         let new = || Case::new(&device, &[9, 9], PLAIN);

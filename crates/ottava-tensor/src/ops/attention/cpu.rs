@@ -1,4 +1,4 @@
-//! Loops are ordered so that the innermost runs over contiguous memory: keys and values are transposed once per head.
+//! Innermost loops run over contiguous memory: keys and values are transposed once per head.
 
 use super::AttentionLayout;
 use crate::element::{Float, Real, with_float};
@@ -6,7 +6,7 @@ use crate::ops::real_type;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
-/// One head's rows of a fused matrix, widened: `[S, D]`.
+/// The rows of one head of a fused matrix, widened: `[S, D]`.
 fn head<S: Float>(x: &[S], width: usize, rows: std::ops::Range<usize>, column: usize, dim: usize) -> Vec<S::Real> {
     rows.flat_map(|t| x[t * width + column..][..dim].iter().map(|x| x.load())).collect()
 }
@@ -34,7 +34,7 @@ fn accumulate<R: Real>(out: &mut [R], factor: R, x: &[R]) {
     }
 }
 
-/// Turns scores into probabilities and returns their log-sum-exp.
+/// Softmax in place; returns the log-sum-exp.
 fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
     scores.iter_mut().for_each(|s| *s = *s * scale);
     let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a }).expect("a query sees itself");
@@ -44,20 +44,20 @@ fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
     largest + sum.ln()
 }
 
-/// Bytes of the widened outputs of all heads, and of what each thread has of one head: Q, K and V, and K transposed.
+/// Scratch bytes of forward: the widened outputs of all heads, and per thread Q, K, V and Kᵀ of one head.
 pub(super) fn scratch(l: AttentionLayout, dtype: DType) -> usize {
     let per_thread = 4 * l.seq_len * l.head_dim;
     (l.tokens() * l.output_width() + threads(l.batch * l.heads) * per_thread) * real_type(dtype).size()
 }
 
-/// Bytes of the widened gradients of all heads, and of what each thread has of one key head: K and V as they are and transposed, and of
-/// one of its query heads Q, the output and its gradient.
+/// Scratch bytes of backward: the widened gradients of all heads, and per thread K, V and their transposes of one key head, and Q, the
+/// output and its gradient of one query head.
 pub(super) fn scratch_of_backward(l: AttentionLayout, dtype: DType) -> usize {
     let per_thread = 7 * l.seq_len * l.head_dim;
     (l.tokens() * l.qkv_width() + threads(l.batch * l.kv_heads) * per_thread) * real_type(dtype).size()
 }
 
-/// How many of `tasks` run at once.
+/// Number of `tasks` that run at once.
 fn threads(tasks: usize) -> usize {
     tasks.min(rayon::current_num_threads())
 }
@@ -114,7 +114,7 @@ pub(super) fn attention_backward(
 fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLayout, dqkv: &mut [S]) {
     let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
     let group = l.heads / l.kv_heads;
-    // One task per key head, so that the gradients of shared keys and values add up in the order of their query heads.
+    // One task per key head: gradients of shared keys and values are summed in the order of the query heads.
     let gradients: Vec<[Vec<S::Real>; 3]> = (0..l.batch * l.kv_heads)
         .into_par_iter()
         .map(|index| {

@@ -18,11 +18,11 @@ fn fused(l: AttentionLayout) -> AttentionShape {
 }
 
 fn shared(floats: usize) -> Result<u32> {
-    // The compiler reads four scores at a time, beyond the last one where their number is no multiple of four.
+    // The compiler loads four scores at a time, so their number is rounded up to a multiple of four.
     let bytes = floats.next_multiple_of(4) * size_of::<f32>();
     if bytes > DEFAULT_SHARED_BYTES {
         return Err(Error::Value(format!(
-            "attention: {floats} scores do not fit this GPU path, which is for float32 and unusual head sizes; use bfloat16"
+            "attention: {floats} scores do not fit in shared memory; use bfloat16 and a head size that is a multiple of 8 up to 128"
         )));
     }
     Ok(bytes as u32)

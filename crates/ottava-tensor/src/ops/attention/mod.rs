@@ -23,7 +23,7 @@ pub struct AttentionLayout {
     pub kv_heads: usize,
     /// Size of a head `D`.
     pub head_dim: usize,
-    /// Whether the gradient adds up in the same order in every run. Otherwise a GPU may add in the order in which blocks of threads come.
+    /// Whether the gradient is bit-identical in every run. Otherwise a GPU may use atomic additions.
     pub deterministic: bool,
 }
 
@@ -59,19 +59,19 @@ impl AttentionLayout {
     }
 }
 
-/// Which code computes attention on a device; `ottava plan` prints it.
+/// Implementation of attention on a device; `ottava plan` prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionBackend {
-    /// The definition, on the CPU.
+    /// The CPU reference.
     Cpu,
-    /// cuDNN's fused kernels, for BF16 heads of a multiple of 8 up to 128.
+    /// cuDNN's fused kernels: BF16, head sizes that are multiples of 8 up to 128.
     CuDnn,
-    /// Our plain kernels, for everything else on a GPU.
+    /// Plain kernels for all other types and shapes on a GPU.
     Plain,
 }
 
 impl AttentionBackend {
-    /// The rule: the fastest code that computes this type and shape.
+    /// The fastest backend that supports this type and layout.
     pub fn choose(device: &Device, dtype: crate::DType, head_dim: usize) -> AttentionBackend {
         match device {
             Device::Cpu | Device::DryCpu(_) => AttentionBackend::Cpu,
@@ -121,10 +121,10 @@ pub fn attention_backward(
     Ok(dqkv)
 }
 
-/// Attention of new tokens over all tokens so far, for generation.
+/// Attention of new tokens over a KV cache, for generation.
 ///
 /// `qkv` holds the `layout.seq_len` newest tokens of one sequence, at positions `start..`; their keys and values are written to
-/// `cache` `[capacity, 2·H_kv·D]` (key heads, then value heads), whose earlier rows hold the tokens before. Returns `o`.
+/// `cache` `[capacity, 2·H_kv·D]` (key heads, then value heads), whose earlier rows hold the earlier tokens. Returns `o`.
 pub fn attention_cached(qkv: &Tensor, cache: &mut Tensor, layout: AttentionLayout, start: usize) -> Result<Tensor> {
     layout.check(qkv, layout.seq_len)?;
     let [capacity, width] = cache.dims("attention_cached: cache")?;

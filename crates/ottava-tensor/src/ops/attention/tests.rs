@@ -35,9 +35,9 @@ fn attention_agrees_across_devices() {
     }
 }
 
-/// At lengths where sums run over many blocks of threads.
+/// Sequences whose sums span many blocks of threads.
 #[test]
-fn deterministic_gradients_have_the_same_bits_in_every_run() {
+fn deterministic_gradients_are_bit_identical() {
     let Some(gpu) = gpu() else { return };
     for (seq_len, heads, kv_heads, head_dim) in [(2048, 4, 4, 128), (1111, 6, 2, 64)] {
         let l = AttentionLayout { deterministic: true, ..layout(2, seq_len, heads, kv_heads, head_dim) };
@@ -49,13 +49,13 @@ fn deterministic_gradients_have_the_same_bits_in_every_run() {
         for run in 1..8 {
             assert!(first == gradient(l).read_bytes().unwrap(), "run {run} differs from the first, {l:?}");
         }
-        // The same gradient, added up in another order.
+        // The same gradient, summed in another order.
         let atomic = gradient(AttentionLayout { deterministic: false, ..l });
         assert_close(&format!("{l:?}"), &gradient(l), &atomic, Tolerance::Steps(DType::BF16, 6.0));
     }
 }
 
-/// Probabilities written out in full, in F64.
+/// Materialised probabilities in F64.
 #[test]
 fn attention_is_a_causal_softmax_average_of_values() {
     let l = layout(2, 5, 4, 2, 3);
@@ -103,11 +103,11 @@ fn attention_backward_is_the_gradient() {
 }
 
 #[test]
-fn a_cache_filled_in_pieces_gives_what_one_pass_gives() {
+fn cached_attention_matches_one_pass() {
     for dtype in [DType::F32, DType::BF16] {
         let l = layout(1, 9, 4, 2, 8);
         let qkv = normals("qkv", &[9, l.qkv_width()], dtype);
-        // The plain GPU kernel and cuDNN differ as in the test above; on the CPU the two ways agree bit for bit.
+        // The plain GPU kernel and cuDNN differ as in the test above; on the CPU both results are bit-identical.
         parity(std::slice::from_ref(&qkv), Tolerance::Steps(dtype, 64.0), |x| {
             let mut cache = Tensor::zeros(x[0].device(), &[12, 32], dtype)?;
             let mut pieces = Tensor::empty(x[0].device(), &[9, l.output_width()], dtype)?;

@@ -4,7 +4,7 @@ use crate::{DType, Result, Tensor};
 
 kernel_source!("bias");
 
-/// Rows that one block adds up.
+/// Rows per block.
 const CHUNK: usize = 128;
 
 pub(super) fn add_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor) -> Result<()> {

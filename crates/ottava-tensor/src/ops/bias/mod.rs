@@ -1,4 +1,4 @@
-//! The bias of a linear layer: added to every row; its gradient is the sum over rows.
+//! The bias of a linear layer and its gradient.
 
 mod cpu;
 mod cuda;

@@ -7,6 +7,6 @@ pub(super) fn cast(x: &Tensor, y: &mut Tensor) {
 }
 
 fn convert<A: Float, B: Float>(x: &[A], y: &mut [B]) {
-    // F64 holds every value of the other types, so the way through it adds no rounding.
+    // F64 represents every value of the other types, so this rounds once.
     y.par_iter_mut().with_min_len(1 << 12).zip(x).for_each(|(y, &x)| *y = B::store(B::Real::of(x.load().to_f64())));
 }

@@ -8,7 +8,7 @@ pub(super) fn column_scales(x: &Tensor, scales: &mut Tensor) {
     with_float!(x.dtype(), S => {
         for row in x.host::<S>().chunks_exact(scales.len().max(1)) {
             for (amax, x) in scales.iter_mut().zip(row) {
-                // `max` passes NaN over.
+                // `max` ignores NaN.
                 *amax = amax.max((x.load().to_f64() as f32).abs());
             }
         }
@@ -16,7 +16,7 @@ pub(super) fn column_scales(x: &Tensor, scales: &mut Tensor) {
     scales.iter_mut().for_each(|amax| *amax = scale(*amax));
 }
 
-/// The largest power of two that an amax can be multiplied by without passing 1.
+/// The largest power of two `s` with `s · amax <= 1`.
 fn scale(amax: f32) -> f32 {
     if amax == 0.0 || amax.is_infinite() {
         return 1.0;

@@ -5,7 +5,7 @@ use crate::{Result, Tensor};
 
 kernel_source!("column_scales");
 
-/// Rows that one block reads.
+/// Rows per block.
 const CHUNK: usize = 128;
 
 pub(super) fn column_scales(gpu: &CudaDevice, x: &Tensor, scales: &mut Tensor) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Scales of columns: found, multiplied in, and divided out again. What Smooth-SwiGLU moves from an activation into the weight after it.
+//! Per-column scales of Smooth-SwiGLU, which moves them from an activation into the next weight.
 
 mod cpu;
 mod cuda;
@@ -9,7 +9,7 @@ use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// What multiplies a column.
+/// Factor of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Factor {
     Scale,
@@ -18,13 +18,13 @@ enum Factor {
 
 /// For each column of `x` `[R, C]` (F32, F16 or BF16) the largest power of two `s` with `s · amax <= 1`, F32 `[C]`.
 ///
-/// An amax of 0 or infinity gives 1; NaN is passed over, as the hardware's maximum does. Scales are from 2^-126 to 2^126, so that
-/// inverses are normal numbers as well. As powers of two they cost a value no digit.
-/// Source: Fishman et al. 2024, arXiv:2409.12517, section 4, where scales are any numbers.
+/// An amax of 0 or infinity gives 1; NaN is ignored. Scales are from 2^-126 to 2^126, so that their inverses are normal numbers; powers of
+/// two add no rounding error.
+/// Source: Fishman et al. 2024, arXiv:2409.12517, section 4, whose scales are not rounded to powers of two.
 pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     let [_, columns] = x.dims("column_scales: x")?;
     expect_values("column_scales: x", x)?;
-    // Both devices raise amaxes in it first.
+    // Holds the amaxes first.
     let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
     match x.device() {
         Device::Cpu => cpu::column_scales(x, &mut scales),

@@ -15,7 +15,7 @@ fn column_scales_agree_across_devices() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let (x, sum) = (uneven("x", [r, c], dtype), normals("sum", &[r, c], dtype));
             let inputs = [x, sum, normals("product", &[r, c], DType::F32)];
-            // Each value is rounded once, and a maximum does not depend on the order.
+            // Each value is rounded once, and a maximum is independent of the order.
             parity(&inputs, Tolerance::Exact, |x| {
                 let scales = column_scales(&x[0])?;
                 let (scaled, unscaled) = (scale_columns(&x[0], &scales)?, unscale_columns(&x[0], &scales)?);
@@ -28,7 +28,7 @@ fn column_scales_agree_across_devices() {
 }
 
 #[test]
-fn a_column_is_scaled_to_between_one_half_and_one() {
+fn column_scales_map_the_amax_between_one_half_and_one() {
     let edges = [
         (1.0, 1.0),
         (1.5, 0.5),
@@ -36,7 +36,7 @@ fn a_column_is_scaled_to_between_one_half_and_one() {
         (0.5, 2.0),
         (448.0, 2f32.powi(-9)),
         (f32::MIN_POSITIVE, 2f32.powi(126)),
-        // Beyond, inverses would not be normal.
+        // Limited so that inverses are normal.
         (1e-44, 2f32.powi(126)),
         (f32::MAX, 2f32.powi(-126)),
         (0.0, 1.0),
@@ -44,7 +44,7 @@ fn a_column_is_scaled_to_between_one_half_and_one() {
         (f32::NAN, 1.0),
     ];
     let (amaxes, expected): (Vec<f32>, Vec<f32>) = edges.into_iter().unzip();
-    // A row of smaller values before, and the sign, change nothing.
+    // Smaller values and signs change nothing.
     let rows: Vec<f32> = amaxes.iter().map(|amax| amax / 4.0).chain(amaxes.iter().map(|amax| -amax)).collect();
     let x = Tensor::from_slice(&Device::Cpu, &[2, edges.len()], &rows).unwrap();
     parity(std::slice::from_ref(&x), Tolerance::Exact, |x| Ok(vec![column_scales(&x[0])?]));
@@ -59,7 +59,7 @@ fn a_column_is_scaled_to_between_one_half_and_one() {
 }
 
 #[test]
-fn columns_that_are_scaled_and_unscaled_have_their_bits_again() {
+fn scaling_and_unscaling_columns_restores_the_bits() {
     let x = uneven("x", [5, 33], DType::BF16);
     let scales = column_scales(&x).unwrap();
     let back = unscale_columns(&scale_columns(&x, &scales).unwrap(), &scales).unwrap();

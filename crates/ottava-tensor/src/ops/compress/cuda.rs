@@ -6,14 +6,14 @@ use crate::{Result, Tensor};
 kernel_source!("compress");
 
 impl CompressedTensor {
-    /// Addresses of the codes and of what multiplies them, for a kernel that writes them.
+    /// Addresses of codes and inverse scales, for writing.
     pub(in crate::ops) fn device_ptrs_mut(&mut self) -> [Arg; 2] {
         [Arg::Ptr(self.codes.device_ptr_mut()), Arg::Ptr(self.scale_inv.device_ptr_mut())]
     }
 }
 
 impl Saved {
-    /// The one of two kernels that reads it.
+    /// The kernel that reads this variant.
     pub(in crate::ops) fn entry(&self, exact: &'static str, compressed: &'static str) -> &'static str {
         match self {
             Saved::Exact(_) => exact,
@@ -21,7 +21,7 @@ impl Saved {
         }
     }
 
-    /// What that kernel takes of it: the address of the values, or those of the codes and of what multiplies them.
+    /// Arguments of that kernel: the address of the values, or those of codes and inverse scales.
     pub(in crate::ops) fn device_ptrs(&self) -> Vec<Arg> {
         match self {
             Saved::Exact(x) => vec![Arg::Ptr(x.device_ptr())],

@@ -1,9 +1,8 @@
-//! What forward keeps of an activation for backward: its values, or E4M3 codes with a power of two for each 16 neighbours of a row.
+//! Saved activations: the values, or E4M3 codes with a power-of-two scale for each 16 neighbours of a row.
 //!
-//! Only ops that are no products read it, so it is no [`QuantizedTensor`](crate::QuantizedTensor): it has no transpose and no padding,
-//! and the tensor cores' layouts of scales mean nothing to it. A power of two takes one byte where COAT keeps a BF16 scale, all values
-//! of a group but those near its largest are rounded as by any other scale, and reading back rounds nothing: four significant bits
-//! times a power of two are a value of BF16.
+//! Only elementwise ops and norms read them, so they need no transpose, padding or tensor-core layout, unlike a
+//! [`QuantizedTensor`](crate::QuantizedTensor). A power of two takes one byte instead of COAT's BF16 scale, and decoding is exact: four
+//! significant bits times a power of two are a BF16 value.
 //! Xi et al. 2024 (COAT), arXiv:2410.19313, section 5; the power of two is the E8M0 of OCP's MX specification v1.0.
 
 mod cpu;
@@ -15,10 +14,10 @@ use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// Neighbours of a row that share a power of two. The last group of a row may be shorter.
+/// Neighbours of a row that share a scale. The last group of a row may be shorter.
 const GROUP: usize = 16;
 
-/// An activation `[R, C]` in E4M3, a power of two to each group of 16 values: 17 bytes where BF16 takes 32.
+/// An activation `[R, C]` in E4M3 with a power-of-two scale per group of 16 values: 17 bytes instead of 32 in BF16.
 #[derive(Clone, Debug)]
 pub struct CompressedTensor {
     codes: Tensor,     /* [R, C] */
@@ -26,10 +25,10 @@ pub struct CompressedTensor {
     dtype: DType,
 }
 
-/// Compresses `x` `[R, C]` (F32, F16 or BF16): `code = satcast(x / scale_inv)`, where `scale_inv` is the smallest power of two, from 2⁻¹²⁶
-/// on, by which none of its group lies beyond 448.
+/// Compresses `x` `[R, C]` (F32, F16 or BF16): `code = satcast(x / scale_inv)`, where `scale_inv` is the smallest power of two, at least
+/// 2⁻¹²⁶, with which no code of the group exceeds 448.
 ///
-/// A group with an infinity or a NaN is NaN as a whole: what is not finite stays so.
+/// A group with an infinity or a NaN decodes to NaN.
 pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
     let mut y = prepare(x)?;
     match x.device() {
@@ -40,7 +39,7 @@ pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
     Ok(y)
 }
 
-/// Checks `x`, and allocates what it is compressed to.
+/// Checks `x`, and allocates its compressed tensor.
 pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
     let [rows, columns] = x.dims("compress: x")?;
     x.expect_dtype("compress: x", &[DType::F32, DType::F16, DType::BF16])?;
@@ -51,8 +50,7 @@ pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
     })
 }
 
-/// `code · scale_inv` in the type that was compressed. Exact but where that is F16 and a value near its end was rounded beyond it, to
-/// infinity.
+/// `code · scale_inv` in the original type. Exact, except that a value near the largest F16 may have been rounded up to infinity.
 pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.codes.device(), x.codes.shape(), x.dtype)?;
     match x.codes.device() {
@@ -63,17 +61,17 @@ pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// An activation as forward kept it.
+/// An activation saved for backward.
 #[derive(Clone, Debug)]
 pub enum Saved {
-    /// As it was.
+    /// Uncompressed.
     Exact(Tensor),
     /// From [`compress()`].
     Compressed(CompressedTensor),
 }
 
 impl Saved {
-    /// The activation; a compressed one in a tensor of its own.
+    /// The activation, decompressed if necessary.
     pub fn value(&self) -> Result<Tensor> {
         match self {
             Saved::Exact(x) => Ok(x.clone()),
@@ -81,7 +79,7 @@ impl Saved {
         }
     }
 
-    /// Where it lies.
+    /// Its device.
     pub fn device(&self) -> &Device {
         self.values_or_codes().device()
     }
@@ -94,12 +92,12 @@ impl Saved {
         }
     }
 
-    /// Its shape; `what` names op and argument in the error when that is no matrix.
+    /// Its shape; `what` names op and argument in the error if it is not a matrix.
     pub(super) fn dims(&self, what: &str) -> Result<[usize; 2]> {
         self.values_or_codes().dims(what)
     }
 
-    /// A tensor of its shape, where it lies: what kernels read eight elements of at a time.
+    /// The values or codes, whose alignment kernels check.
     pub(super) fn values_or_codes(&self) -> &Tensor {
         match self {
             Saved::Exact(x) => x,

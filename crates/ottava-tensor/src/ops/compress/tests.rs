@@ -13,7 +13,7 @@ fn matrix(columns: usize, x: &[f32], dtype: DType) -> Tensor {
     cast(&Tensor::from_slice(&Device::Cpu, &[x.len() / columns, columns], x).unwrap(), dtype).unwrap()
 }
 
-/// Values that groups of 16 lie far apart in: rows of `x` times powers of two, down to subnormals of F32.
+/// Groups of very different magnitudes: rows of `x` times powers of two, down to subnormals of F32.
 fn spread(name: &str, shape: [usize; 2], dtype: DType) -> Tensor {
     let x = values(&normals(name, &shape, DType::F32));
     let exponents = if dtype == DType::F16 { -14..=9 } else { -140..=120 };
@@ -41,14 +41,14 @@ fn compress_agrees_across_devices() {
 }
 
 #[test]
-fn a_value_comes_back_within_half_a_step() {
+fn decompressed_values_are_within_half_a_step() {
     for dtype in DTYPES {
         let x = spread("x", [37, 83], dtype);
         let back = values(&decompress(&compress(&x).unwrap()).unwrap());
         for (row, back) in values(&x).chunks(83).zip(back.chunks(83)) {
             for (group, back) in row.chunks(16).zip(back.chunks(16)) {
                 let amax = group.iter().fold(0f64, |amax, x| amax.max(x.abs()));
-                // Four significant bits, on a grid that ends 2⁻⁹ / 224 below the largest, or where exponents do.
+                // Four significant bits, down to subnormal codes and the smallest exponent.
                 let finest = (amax * 2f64.powi(-9) / 224.0).max(2f64.powi(-126 - 9)) / 2.0;
                 for (x, back) in group.iter().zip(back) {
                     assert!((x - back).abs() <= (x.abs() / 16.0).max(finest), "{x:e} came back as {back:e}");
@@ -68,13 +68,13 @@ fn scales_bring_the_largest_between_224_and_448() {
     };
     assert_eq!([448.0, 448.1, 449.0, 224.0, 224.1, 896.0].map(exponent), [127, 128, 128, 126, 127, 128]);
     assert_eq!([1.75, 1.0, -1.7501].map(exponent), [119, 119, 120]);
-    // Exponents end where their reciprocal's still has one: 2⁻¹²⁶. None is needed above 2¹²⁰.
+    // Limited to 2⁻¹²⁶, whose reciprocal is normal; none above 2¹²⁰ is needed.
     assert_eq!([0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE].map(exponent), [1; 4]);
     assert_eq!([f32::MAX, f32::INFINITY, f32::NAN].map(exponent), [247, 255, 255]);
 }
 
 #[test]
-fn a_group_with_what_is_not_finite_is_nan() {
+fn groups_with_non_finite_values_decode_to_nan() {
     for dtype in DTYPES {
         for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
             let mut x = vec![1f32; 40];
@@ -87,9 +87,9 @@ fn a_group_with_what_is_not_finite_is_nan() {
     }
 }
 
-/// On every device and for every shape: what ops make of a compressed input is what they make of the decompressed one.
+/// Ops with a compressed input give the bits of the same ops with the decompressed input, on every device and for every shape.
 #[test]
-fn backward_reads_what_decompress_gives() {
+fn backward_of_compressed_inputs_matches_decompressed() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 256), (257, 528)] {
             for dtype in DTYPES {
@@ -114,7 +114,7 @@ fn backward_reads_what_decompress_gives() {
     }
 }
 
-/// The gradient plainly, its amax, and as codes with and without those of the activation, by one scale and by blocks.
+/// The gradient with every destination, with and without the recomputed activation.
 fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
     let device = dy.device();
     let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
@@ -140,7 +140,7 @@ fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
     made
 }
 
-/// The gradient, that of the weight, and with a residual also the amax.
+/// Gradients of input and weight, and with a residual also the amax.
 fn norm(dy: &Tensor, x: &Saved, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Tensor>> {
     let (device, mut made) = (dy.device(), Vec::new());
     for residual in [None, Some(dy)] {
@@ -159,12 +159,12 @@ fn swiglu_compresses_bf16_as_compress_does() {
 }
 
 #[test]
-fn swiglu_compresses_other_types_as_compress_does() {
+fn swiglu_compressing_matches_compress() {
     compresses_beside_swiglu(DType::F32);
     compresses_beside_swiglu(DType::F16);
 }
 
-/// On every device: the activation as `swiglu_to` writes it, and its input as `compress` does.
+/// The activation matches `swiglu_to` and the compressed input matches `compress`, on every device.
 fn compresses_beside_swiglu(dtype: DType) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 272), (257, 528)] {
@@ -198,7 +198,7 @@ fn compresses_beside_swiglu(dtype: DType) {
 }
 
 #[test]
-fn gradients_of_what_is_not_finite_are_not_finite() {
+fn gradients_of_non_finite_inputs_are_not_finite() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for bad in [f32::INFINITY, f32::NAN] {
             let mut x = values(&normals("x", &[4, 64], DType::F32)).into_iter().map(|x| x as f32).collect::<Vec<_>>();
@@ -218,7 +218,7 @@ fn gradients_of_what_is_not_finite_are_not_finite() {
 }
 
 #[test]
-fn what_cannot_be_compressed_is_an_error() {
+fn unsupported_inputs_are_errors() {
     let error = compress(&normals("x", &[4, 4], DType::F64)).unwrap_err().to_string();
     assert!(error.contains("compress: x") && error.contains("float64"), "{error}");
     assert!(compress(&normals("x", &[4], DType::F32)).is_err());

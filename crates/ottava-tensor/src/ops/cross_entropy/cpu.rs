@@ -42,9 +42,9 @@ fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real) -> S::R
 }
 
 fn log_sum_exp<S: Float>(logits: &[S]) -> S::Real {
-    // A NaN must come through, so the comparison keeps it: the trainer stops on it.
+    // The comparison keeps NaN, on which the trainer stops.
     let largest = logits.iter().map(|l| l.load()).reduce(|a, b| if b > a { b } else { a }).expect("a vocabulary");
-    // A long vocabulary in binary32 would lose digits of the sum.
+    // F64: a sum over a long vocabulary loses digits in F32.
     let sum: f64 = logits.iter().map(|l| (l.load() - largest).exp().to_f64()).sum();
     largest + S::Real::of(sum).ln()
 }

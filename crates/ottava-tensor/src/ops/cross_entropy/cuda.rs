@@ -4,11 +4,11 @@ use crate::{Result, Tensor};
 
 kernel_source!("cross_entropy");
 
-/// Threads of a row that is read once.
+/// Threads per row of the loss without gradient.
 const THREADS: u32 = 128;
 
-/// Threads of a row whose gradient is made, and the shared memory that keeps it: three short rows share a multiprocessor, or two
-/// long ones. What is not kept is read twice, from the cache: two long rows overlap better than one that is kept whole.
+/// Threads per row of the gradient, and bytes of shared memory for its logits: three short or two long rows share a multiprocessor. Logits
+/// that do not fit are read again from L2, which is faster than one row per multiprocessor.
 const SHORT_ROWS: (u32, usize) = (512, 72 << 10);
 const LONG_ROWS: (u32, usize) = (768, 108 << 10);
 
@@ -46,7 +46,7 @@ pub(super) fn cross_entropy_gradient(
         Arg::Ptr(scale.device_ptr()),
         Arg::I32((kept / eight) as i32),
     ];
-    // More than the kept row, so that a launch that needs more than 48 KiB with its static part asks for it.
+    // 512 bytes more, so that a launch that exceeds 48 KiB with its static part raises the limit.
     // SAFETY: as in `cross_entropy`; `scale` has one element; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512, &args) }
 }

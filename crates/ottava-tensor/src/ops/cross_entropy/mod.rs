@@ -10,7 +10,7 @@ use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// A target with this value takes no part in the loss, as in PyTorch and Hugging Face.
+/// Targets with this value are ignored by the loss, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// `losses[t] = log Σ_v e^logits[t, v] - logits[t, targets[t]]`, and 0 where the target is [`IGNORE_INDEX`].

@@ -12,7 +12,7 @@ fn cross_entropy_agrees_across_devices() {
     for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000), (2, 32_000), (3, 151_936)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
-            // Sums in another order and other exponentials; the loss itself is F32 in both.
+            // Another order of sums and another exponential; the loss is F32 on both.
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let mut gradient = x[0].duplicate()?;
@@ -24,7 +24,7 @@ fn cross_entropy_agrees_across_devices() {
 }
 
 #[test]
-fn equal_logits_cost_the_logarithm_of_the_vocabulary() {
+fn equal_logits_give_the_log_of_the_vocabulary() {
     let mut logits = Tensor::zeros(&Device::Cpu, &[2, 5], DType::F64).unwrap();
     let targets = Tensor::from_slice(&Device::Cpu, &[2], &[3, IGNORE_INDEX]).unwrap();
     let ten = scale(&logits, 10.0);
@@ -37,7 +37,7 @@ fn equal_logits_cost_the_logarithm_of_the_vocabulary() {
 }
 
 #[test]
-fn ignored_targets_and_logits_of_minus_infinity_cost_what_they_do_on_the_cpu() {
+fn ignored_targets_and_infinite_logits_match_the_cpu() {
     for v in [11, 16] {
         let mut logits = values(&normals("logits", &[4, v], DType::F32));
         logits[..8].fill(f64::NEG_INFINITY);

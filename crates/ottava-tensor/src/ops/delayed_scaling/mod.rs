@@ -1,4 +1,4 @@
-//! The update of delayed scaling: histories of amax roll, and scales follow from them.
+//! The update of delayed scaling: amax histories roll, and scales are recomputed from them.
 
 mod cpu;
 mod cuda;
@@ -9,36 +9,36 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
-/// How a scale follows from a history of amaxes.
+/// Reduction of an amax history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AmaxReducer {
     /// The largest in the window.
     Max,
-    /// The newest.
+    /// The most recent.
     MostRecent,
 }
 
-/// What becomes of an amax that is not finite. It is counted in any case.
+/// Treatment of a non-finite amax. It is counted in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
-    /// It is passed over, as if nothing had been measured.
+    /// Ignored, as if nothing had been measured.
     Quarantine,
-    /// It enters the history, and the scale stays as long as it is in the window: Transformer Engine's rule.
+    /// Enters the history, and the scale is kept while it is in the window: Transformer Engine's rule.
     Keep,
 }
 
 /// Parameters of delayed scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DelayedScaling {
-    /// How the history becomes one amax.
+    /// Reduction of the history.
     pub reducer: AmaxReducer,
     /// Headroom in powers of two: the target is `largest finite · 2^-margin`.
     pub margin: i32,
-    /// Updates from one computation of a scale to the next, at least 1.
+    /// Number of updates between computations of a scale, at least 1.
     pub interval: u32,
-    /// What an infinity does.
+    /// Treatment of a non-finite amax.
     pub non_finite: NonFinite,
 }
 
@@ -48,15 +48,15 @@ impl DelayedScaling {
     }
 }
 
-/// Histories of amax with the scales that follow from them, for `n` entries.
+/// Amax histories and scales of `n` entries.
 pub struct DelayedScales {
-    /// F32 `[L, n]`, newest last; row 0 is a staging row that is zero between updates.
+    /// F32 `[L, n]`, most recent last; row 0 is a staging row that is zero between updates.
     pub history: Tensor,
-    /// F32 `[n]`, 1 in the beginning.
+    /// F32 `[n]`, initially 1.
     pub scale: Tensor,
     /// Largest finite value of each entry's format, F32 `[n]`.
     pub largest: Tensor,
-    /// Updates that pass before the scale is computed again, I64 `[n]`; 0 in the beginning.
+    /// Updates until the scale is recomputed, I64 `[n]`; initially 0.
     pub wait: Tensor,
     /// Updates so far whose amax was not finite, I64 `[n]`.
     pub non_finite: Tensor,
@@ -76,13 +76,12 @@ impl DelayedScales {
     }
 }
 
-/// Rolls `n` histories by one step and recomputes their scales. `amax` F32 `[n]` is what the step measured, and is cleared.
+/// Rolls `n` histories by one step and recomputes their scales. `amax` F32 `[n]` holds the amaxes of the step, and is cleared.
 ///
-/// An entry is due when it has nothing to wait for; otherwise it waits for one update less. With `a` the measured value and `A`
-/// the maximum of `a` and the old rows `1..L` (or `a` itself for [`AmaxReducer::MostRecent`]): `a = 0`, or an `a` in
-/// [`NonFinite::Quarantine`], changes nothing more; otherwise rows move down by one, the last becomes `a`, and if the entry is due
-/// and `A` is finite and positive, `scale = largest · 2^-margin / A`, at most the largest binary32 value, and the entry waits for
-/// `interval - 1` updates.
+/// Each update decrements the wait counter of an entry; at 0 it is due. Let `a` be the measured amax and `A` the maximum of `a` and the old
+/// rows `1..L` (or `a` for [`AmaxReducer::MostRecent`]). If `a = 0`, or `a` is non-finite with [`NonFinite::Quarantine`], nothing else
+/// changes. Otherwise rows move by one and the last becomes `a`; if the entry is due and `A` is finite and positive,
+/// `scale = largest · 2^-margin / A`, at most the largest F32, and the counter becomes `interval - 1`.
 /// Source: Transformer Engine, `common/recipe/delayed_scaling.cu`, whose rule this is with an interval of 1 and
 /// [`NonFinite::Keep`].
 pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: DelayedScaling) -> Result<()> {

@@ -9,7 +9,7 @@ fn tensor(shape: &[usize], values: &[f32]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, shape, values).unwrap()
 }
 
-/// One entry of E4M3 that is fed `amaxes`: its scale after each, and in the end its state.
+/// The scales of one E4M3 entry after each of `amaxes`, and its final state.
 fn script(window: usize, how: DelayedScaling, amaxes: &[f32]) -> (Vec<f32>, DelayedScales) {
     let mut state = DelayedScales::new(&Device::Cpu, window, &[448.0]).unwrap();
     let scales = amaxes.iter().map(|&a| {
@@ -63,31 +63,31 @@ fn a_zero_changes_nothing_and_clears_nothing() {
 #[test]
 fn the_value_about_to_leave_the_window_still_counts() {
     let (scales, state) = script(3, DelayedScaling { margin: 1, ..EVERY }, &[8.0, 4.0, 1.0, 1.0, 1.0]);
-    // Of three rows one is the staging row: 8 falls out in the third update and is gone in the fourth.
+    // One of three rows is the staging row: 8 leaves in the third update.
     assert_eq!(scales, [28.0, 28.0, 28.0, 56.0, 224.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0, 1.0, 1.0]);
 }
 
 #[test]
-fn a_window_of_one_knows_the_newest_alone() {
+fn a_window_of_one_uses_the_most_recent_amax() {
     let (scales, state) = script(1, EVERY, &[8.0, 2.0, 0.0, INF, 4.0]);
     assert_eq!(scales, [56.0, 224.0, 224.0, 224.0, 112.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0]);
 }
 
 #[test]
-fn the_newest_wins_where_it_is_asked_for() {
+fn most_recent_ignores_older_amaxes() {
     let how = DelayedScaling { reducer: AmaxReducer::MostRecent, ..EVERY };
     assert_eq!(script(4, how, &[8.0, 2.0, 4.0]).0, [56.0, 224.0, 112.0]);
 }
 
 #[test]
-fn a_tiny_amax_has_the_largest_finite_scale() {
+fn a_tiny_amax_gives_the_largest_finite_scale() {
     assert_eq!(script(2, EVERY, &[1e-45, 1e-40]).0, [f32::MAX; 2]);
 }
 
 #[test]
-fn what_is_not_finite_is_passed_over_and_counted() {
+fn quarantine_ignores_and_counts_non_finite_amaxes() {
     let (scales, state) = script(4, EVERY, &[2.0, INF, 1.0, f32::NAN, INF, 4.0]);
     assert_eq!(scales, [224.0, 224.0, 224.0, 224.0, 224.0, 112.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0, 2.0, 1.0, 4.0]);
@@ -95,24 +95,24 @@ fn what_is_not_finite_is_passed_over_and_counted() {
 }
 
 #[test]
-fn an_infinity_that_is_kept_holds_the_scale_until_it_has_left() {
+fn keep_holds_the_scale_while_an_infinity_is_in_the_window() {
     let how = DelayedScaling { non_finite: NonFinite::Keep, ..EVERY };
     let (scales, state) = script(3, how, &[2.0, INF, 1.0, 1.0, 1.0, 1.0]);
     assert_eq!(scales, [224.0, 224.0, 224.0, 224.0, 448.0, 448.0]);
     assert_eq!(state.non_finite.to_vec::<i64>().unwrap(), [1]);
-    // A NaN enters as well, and no maximum is ever NaN.
+    // NaN enters the history too; a maximum is never NaN.
     let (scales, state) = script(3, how, &[2.0, f32::NAN, 1.0]);
     assert_eq!(scales, [224.0; 3]);
     assert!(state.history.to_vec::<f32>().unwrap()[1].is_nan());
 }
 
 #[test]
-fn scales_follow_once_per_interval_and_histories_always_roll() {
+fn scales_change_once_per_interval_and_histories_always_roll() {
     let how = DelayedScaling { interval: 3, reducer: AmaxReducer::MostRecent, ..EVERY };
     let (scales, state) = script(4, how, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
     assert_eq!(scales, [448.0, 448.0, 448.0, 56.0, 56.0, 56.0, 7.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0, 16.0, 32.0, 64.0]);
-    // Steps without a value count as steps, and one that was due stays due.
+    // Updates without a value count; a due entry stays due.
     assert_eq!(
         script(4, how, &[1.0, 0.0, INF, 0.0, INF, 2.0, 4.0]).0,
         [448.0, 448.0, 448.0, 448.0, 448.0, 224.0, 224.0]

@@ -12,7 +12,7 @@ fn embedding_agrees_across_devices() {
                 normals("dy", &[t, c], dtype),
                 normals("sum", &[v, c], DType::F32),
             ];
-            // The order of the sums is that of the tokens on both devices.
+            // Both devices sum in the order of the tokens.
             parity(&inputs, Tolerance::Exact, |x| {
                 let mut sum = x[3].duplicate()?;
                 embedding_gradient(&x[2], &x[1], &mut sum)?;
@@ -23,7 +23,7 @@ fn embedding_agrees_across_devices() {
 }
 
 #[test]
-fn rows_are_picked_and_gradients_put_back() {
+fn rows_are_gathered_and_gradients_scattered() {
     let table = Tensor::from_slice(&Device::Cpu, &[3, 2], &[0f64, 1.0, 10.0, 11.0, 20.0, 21.0]).unwrap();
     let ids = Tensor::from_slice(&Device::Cpu, &[3], &[2i32, 0, 2]).unwrap();
     let y = embedding(&table, &ids).unwrap();

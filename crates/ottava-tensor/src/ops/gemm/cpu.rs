@@ -1,9 +1,9 @@
-//! The definition of the product: per output element, sums over `K` in blocks of 128, each block from zero and in order, the blocks
-//! added in order, in binary32 (F64 for F64); then the scales, then what is accumulated into, then one rounding. Operands scaled in
-//! blocks have each partial sum, of a block, multiplied by the product of the two scales before it is added.
+//! The reference product. Each output element is a sum over `K` in F32 (F64 for F64): blocks of 128 are summed in order from zero, then
+//! added in order. The sum is multiplied by the scales, the addend is added, and the result is rounded once. With block scales, each
+//! partial sum is multiplied by its two scales before it is added.
 //!
-//! Products of FP8 or 16-bit values are exact in binary32, so fused and separate multiply-add give the same bits there and the
-//! fastest instruction of the machine may be used. F32 operands are always multiplied and added in two roundings, on every machine.
+//! Products of FP8 or 16-bit values are exact in F32, so FMA gives the same bits as separate operations and is used where available. F32
+//! operands are always multiplied and added with two roundings.
 
 use super::Operand;
 use crate::element::{Float, Real, with_float};
@@ -15,7 +15,7 @@ use rayon::prelude::*;
 /// Rows and columns of the register tile.
 const MR: usize = 8;
 const NR: usize = 32;
-/// Products per partial sum.
+/// Terms per partial sum.
 const BLOCK: usize = 128;
 
 /// Bytes of the packed operands.
@@ -61,7 +61,7 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
     Ok(())
 }
 
-/// What multiplies the codes of an operand back.
+/// Inverse scales of an operand.
 #[derive(Clone, Copy)]
 struct Scales<'a> {
     granularity: Granularity,
@@ -75,7 +75,7 @@ impl<'a> Scales<'a> {
         Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
     }
 
-    /// Of the rows of a panel, at a block along `K`. A panel may have more rows than there are; they are stored nowhere.
+    /// Inverse scales of the rows of a panel at a block along `K`. Rows beyond the matrix are not stored.
     fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
         let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);
         std::array::from_fn(|i| self.values.get(at(i)).copied().unwrap_or_default())
@@ -88,7 +88,7 @@ fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
     }
 }
 
-/// A tile of operands that are scaled in blocks of `length`, at most [`BLOCK`].
+/// A tile of operands with scales for blocks of `length`, at most [`BLOCK`].
 fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
     let mut total = [[0.0; NR]; MR];
     for (block, (x, y)) in x.chunks(MR * length).zip(y.chunks(NR * length)).enumerate() {
@@ -143,9 +143,9 @@ fn store(out: &mut Tensor, n: usize, add: bool, tile: impl Fn(usize, usize) -> S
     }
 }
 
-/// Stores the tiles of all pairs of panels. Tasks own whole rows of tiles, so the result does not depend on the number of threads.
+/// Computes and stores all tiles. A task owns whole rows of tiles, so results do not depend on the number of threads.
 fn tiles<D: Float>(out: &mut [D], n: usize, add: bool, tile: impl Fn(usize, usize) -> Sums<D::Real> + Sync) {
-    // The panels of b that fit the second-level cache beside one panel of a are reused over all rows of a task.
+    // Panels of b that fit in L2 beside one panel of a are reused for all rows of a task.
     const ROW_TILES: usize = 8;
     out.par_chunks_mut(MR * ROW_TILES * n).enumerate().for_each(|(task, out)| {
         for j in 0..n.div_ceil(NR) {
@@ -176,7 +176,7 @@ impl Tile for f64 {
 }
 
 impl Tile for f32 {
-    /// With the widest instructions this machine has.
+    /// With the widest vector instructions available.
     fn tile<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -188,7 +188,7 @@ impl Tile for f32 {
                 // SAFETY: both features were detected on this machine just above.
                 return unsafe { x86::avx2::<FUSED>(a, b) };
             }
-            // Without a fused instruction the same bits come from two: see the head of this file.
+            // Without FMA, two instructions give the same bits.
             portable::<f32, false>(a, b)
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -196,7 +196,7 @@ impl Tile for f32 {
     }
 }
 
-/// The definition, in plain loops.
+/// The reference loops.
 fn portable<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> Sums<R> {
     let mut total = [[R::default(); NR]; MR];
     for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
@@ -215,7 +215,7 @@ fn portable<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> Sums<R> {
     total
 }
 
-/// [`portable`] by hand for the vector units of x86: compilers do not keep its sums in registers.
+/// [`portable`] in x86 vector intrinsics, because compilers do not keep its sums in registers.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{BLOCK, MR, NR, Sums};
@@ -256,7 +256,7 @@ mod x86 {
         out
     }
 
-    /// A quarter of the columns at a time, because there are half as many registers of half the width.
+    /// A quarter of the columns at a time: AVX2 has half as many registers of half the width.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn avx2<const FUSED: bool>(a: &[f32], b: &[f32]) -> Sums<f32> {
         let mut out = [[0.0; NR]; MR];
@@ -291,9 +291,9 @@ mod x86 {
     mod tests {
         use super::super::{MR, NR, portable};
 
-        /// What the head of `cpu.rs` promises, for products that are exact and for products that are not.
+        /// For exact products and for F32.
         #[test]
-        fn vector_kernels_give_the_bits_of_the_definition() {
+        fn vector_kernels_match_the_reference_bits() {
             for k in [1, 127, 128, 129, 300] {
                 let value =
                     |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));

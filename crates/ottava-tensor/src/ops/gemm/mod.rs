@@ -1,4 +1,4 @@
-//! The one matrix product: `a · bᵀ`, for plain and for FP8 operands.
+//! The matrix product `a · bᵀ` of plain or FP8 operands.
 
 mod cpu;
 mod cuda;
@@ -27,13 +27,13 @@ pub enum Operand<'a> {
     Columns(&'a QuantizedTensor),
 }
 
-/// How the tensor cores add up the products of FP8 operands. Operands of 16 bits and more always add exactly.
+/// Accumulation of FP8 products in tensor cores. Wider operands always accumulate in F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accumulation {
-    /// In the tensor core's registers alone: a little faster, about 14 bits.
+    /// In tensor-core registers with about 14 bits; slightly faster.
     Fast,
-    /// Moved to binary32 registers every 128 products.
+    /// Partial sums are added to F32 registers every 128 products.
     Exact,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// What multiplies the codes of this copy back, and how it is shared.
+    /// Inverse scales of this copy and their granularity.
     fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
@@ -69,7 +69,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// True `(rows, K)`, without padding.
+    /// `(rows, K)` without padding.
     fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {
             Operand::Plain { x, transposed } => {
@@ -84,11 +84,11 @@ impl<'a> Operand<'a> {
 
 /// `a · bᵀ`, `[M, N]` in type `out`, for `a` `[M, K]` and `b` `[N, K]`.
 ///
-/// Plain operands have one type of F64 (CPU), F32, F16 and BF16, and `out` is that type or F32; FP8 operands give BF16, F16 or F32,
-/// and E5M2 · E5M2 does not exist on the hardware. Sums are kept in binary32 (F64 for F64).
+/// Plain operands have the same type, F64 (CPU), F32, F16 or BF16, and `out` is that type or F32. FP8 operands give BF16, F16 or F32;
+/// Hopper has no E5M2 · E5M2. Sums are F32 (F64 for F64).
 ///
-/// Both FP8 operands are scaled per tensor, both per row, or both in blocks of one length, of which one may have blocks of 128x128.
-/// Blocks are scaled as often as they end, so they have no [`Accumulation::Fast`]. Blocks of MX are for the CPU. Anything else is an error, since the hardware lacks it.
+/// FP8 operands both have per-tensor scales, both per-row scales, or both block scales of one length; one of them may have 128x128 blocks.
+/// Block scales do not support [`Accumulation::Fast`]. MX is CPU only. All other combinations are errors.
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, out, accumulation)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
@@ -96,7 +96,7 @@ pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -
     Ok(result)
 }
 
-/// `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product and the residual connection around it. Types
+/// `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product fused with the residual connection. Types
 /// as in [`gemm_nt`]; the sum is rounded once.
 pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, addend.dtype(), accumulation)?;
@@ -107,14 +107,14 @@ pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accum
     Ok(result)
 }
 
-/// `into = a · bᵀ`, in place of what was there. Types as in [`gemm_nt`].
+/// `into = a · bᵀ`. Types as in [`gemm_nt`].
 pub fn gemm_nt_into(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
     product(a, b, into, accumulation, Addend::None)
 }
 
-/// `into += a · bᵀ`: weight gradients, added in place. Types as in [`gemm_nt`].
+/// `into += a · bᵀ`, in place, for weight gradients. Types as in [`gemm_nt`].
 pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
@@ -125,7 +125,7 @@ pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accu
 #[derive(Clone, Copy)]
 enum Addend<'a> {
     None,
-    /// What the output holds.
+    /// The output itself.
     Out,
     /// Another tensor of the output's shape and type.
     Tensor(&'a Tensor),

@@ -34,7 +34,7 @@ fn plain_products_agree_with_f64_in_every_layout() {
                 (Operand::plain_transposed(&at), Operand::plain_transposed(&bt)),
             ];
             let first = product(layouts[0].0, layouts[0].1, dtype).unwrap();
-            // One rounding of the result, and K roundings of F32 sums, far below it for 16-bit types.
+            // One rounding of the result, and K roundings of F32 sums, which are negligible for 16-bit types.
             let wide = crate::ops::cast(&first, DType::F64).unwrap();
             assert_close(
                 "product",
@@ -56,7 +56,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             let (a, b) = (normals("a", &[m, k], DType::BF16), normals("b", &[n, k], DType::BF16));
             let (qa, qb) = (fp8(&a, fa, 64.0, Copies::Both).unwrap(), fp8(&b, fb, 16.0, Copies::Both).unwrap());
             let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
-            // The same numbers, decoded, through the plain product: bit for bit, because every product is exact.
+            // Matches the plain product of the decoded values bit for bit, because every term is exact.
             let decode = |q: &QuantizedTensor| {
                 let width = QuantizedTensor::padded(k);
                 let codes = values(q.codes.as_ref().unwrap());
@@ -78,7 +78,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
 }
 
 #[test]
-fn accumulation_adds_once_to_what_was_there() {
+fn accumulation_adds_to_the_previous_value() {
     let (a, b) = (normals("a", &[5, 7], DType::BF16), normals("b", &[3, 7], DType::BF16));
     let mut sum = normals("sum", &[5, 3], DType::F32);
     let before = sum.to_vec::<f32>().unwrap();
@@ -91,7 +91,7 @@ fn accumulation_adds_once_to_what_was_there() {
 }
 
 #[test]
-fn a_residual_is_added_before_the_one_rounding() {
+fn residual_addition_rounds_once() {
     for [m, n, k] in SHAPES {
         for dtype in [DType::F32, DType::BF16] {
             let (a, b, c) = (normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], dtype));
@@ -104,7 +104,7 @@ fn a_residual_is_added_before_the_one_rounding() {
         }
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], dtype)];
-            // The library may round product and sum one after the other.
+            // The library may round product and sum separately.
             let steps = if dtype == DType::F32 { 20.0 } else { 2.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |t| {
                 let sum = gemm_nt_plus(Operand::plain(&t[0]), Operand::plain(&t[1]), &t[2], Accumulation::Exact)?;
@@ -161,7 +161,7 @@ fn products_agree_across_devices() {
     }
 }
 
-/// What may be multiplied with what, but for whole tensors.
+/// Supported pairs of granularities, except per-tensor.
 const FINER: [[Granularity; 2]; 4] = [
     [Granularity::PerRow, Granularity::PerRow],
     [Granularity::Blocks1x128, Granularity::Blocks1x128],
@@ -174,7 +174,7 @@ fn finer(x: &Tensor, format: DType, granularity: Granularity, copies: Copies) ->
     quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
 }
 
-/// A matrix of which each row and each column is of another size.
+/// A matrix whose rows and columns differ in magnitude.
 fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
     let x = values(&normals(name, &[rows, columns], DType::F32));
     let size = |i: usize| 2f64.powi((i % 7) as i32 - 3) * 8f64.powi((i / 128) as i32);
@@ -183,7 +183,7 @@ fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[rows, columns], &x).unwrap()
 }
 
-/// The numbers that codes and scales stand for.
+/// The values of codes and scales.
 fn decode(q: &QuantizedTensor) -> Tensor {
     let codes = q.codes.as_ref().unwrap();
     let (pitch, codes, scale_inv) = (codes.shape()[1], values(codes), values(&q.scale_inv));
@@ -229,9 +229,9 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
     }
 }
 
-/// A block of 128 along K is a product of its own, scaled and added: bit for bit.
+/// Each block of 128 along K is a product that is scaled and then added, bit for bit.
 #[test]
-fn blocks_are_scaled_before_they_are_added() {
+fn partial_sums_are_scaled_before_they_are_added() {
     let (a, b) = (uneven("a", [3, 300]), uneven("b", [5, 300]));
     let part = |x: &Tensor, block: usize| {
         let (rows, x) = (x.shape()[0], x.to_vec::<f32>().unwrap());
@@ -251,7 +251,7 @@ fn blocks_are_scaled_before_they_are_added() {
     assert_eq!(y(&a, &b), sum);
 }
 
-/// Every product that the hardware is said to have, and all that go wrong in one message.
+/// Every product that Hopper supports; all failures in one message.
 #[test]
 fn products_of_rows_and_blocks_agree_across_devices() {
     let Some(gpu) = gpu() else { return };
@@ -289,8 +289,8 @@ fn products_of_rows_and_blocks_agree_across_devices() {
                                 let apart = x.iter().zip(&y).map(|(x, y)| (x - y).abs() / x.abs().max(rms));
                                 let apart = apart.fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
                                 worst = worst.max(apart);
-                                // One step of BF16, or two where product and sum are rounded one after the other. The tensor
-                                // cores keep about 14 bits of a partial sum.
+                                // One step of BF16, or two if product and sum are rounded separately. Tensor cores keep about
+                                // 14 bits of a partial sum.
                                 let allowed = DType::BF16.epsilon() * if add { 2.0 } else { 1.0 };
                                 if apart.is_nan() || apart > allowed {
                                     failures.push(format!("{what}: {apart:e} apart"));
@@ -308,7 +308,7 @@ fn products_of_rows_and_blocks_agree_across_devices() {
 }
 
 #[test]
-fn products_that_do_not_exist_are_errors() {
+fn unsupported_products_are_errors() {
     let (a, b) = (normals("a", &[4, 8], DType::F32), normals("b", &[4, 9], DType::F32));
     let message = product(Operand::plain(&a), Operand::plain(&b), DType::F32).unwrap_err().to_string();
     assert_eq!(message, "gemm: b has shape [4, 9], expected [4, 8], to be contracted with a [4, 8]");
@@ -332,11 +332,10 @@ fn products_that_do_not_exist_are_errors() {
 }
 
 #[test]
-fn a_dry_run_checks_products_and_counts_them_and_does_nothing() {
+fn dry_products_are_checked_and_counted() {
     const MIB: usize = 1 << 20;
     let product = |a: &Tensor, b: &Tensor| product(Operand::plain(a), Operand::plain(b), DType::F32);
-    // Matrices of 4 MB take granules of 2 MiB of a GPU's pool, and a small one granules of 512 bytes; a CPU packs both operands, the
-    // first in panels of 8 rows and the second of 32.
+    // The pool rounds 4 MB to multiples of 2 MiB and small sizes to 512 bytes; the CPU packs both operands in panels of 8 and 32 rows.
     let small = 10usize * 999 * 4;
     let on_gpu = 2 * 4 * MIB + small.next_multiple_of(512);
     let on_cpu = 2 * 4_000_000 + (1000 + 1024) * 1000 * 4;

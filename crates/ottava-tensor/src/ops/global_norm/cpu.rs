@@ -19,7 +19,7 @@ pub(super) fn global_norm(gradients: &[Gradient], norm: &mut Tensor) {
     norm.host_mut()[0] = sum.sqrt() as f32;
 }
 
-/// Chunks are summed in order, so the result does not depend on the number of threads.
+/// Chunks are summed in order, independent of the number of threads.
 fn sum_of_squares<X: Float<Real = f32>>(x: &[X], scale: f32) -> f64 {
     let square = |x: &X| f64::from(x.load() * scale) * f64::from(x.load() * scale);
     let chunk = |x: &[X]| x.iter().map(square).sum::<f64>();

@@ -5,14 +5,14 @@ use crate::{DType, Result, Tensor};
 
 kernel_source!(
     "global_norm";
-    /// Tensors that one launch takes: their table travels with its arguments, of which a kernel has 4 KiB.
+    /// Tensors of one launch: their table is a kernel argument, of which there are 4 KiB.
     const CAPACITY: usize = 120
 );
 
 /// The types of gradients.
 pub(crate) const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
 
-/// Elements of one block: so many that finding its tensor costs little.
+/// Elements per block, enough to amortise the search for its tensor.
 const CHUNK: usize = 1 << 18;
 
 fn variant(gradient: &Gradient) -> usize {
@@ -32,7 +32,7 @@ pub(super) fn global_norm(gpu: &CudaDevice, gradients: &[Gradient], norm: &mut T
         for gradients in alike.chunks(CAPACITY) {
             let partials = partial.device_ptr_mut() + (first * DType::F64.size()) as u64;
             let mut args = vec![Arg::Ptr(partials), Arg::I32(gradients.len() as i32), Arg::U64(CHUNK as u64)];
-            // The last parameter is an array of structs of words, which the driver copies from consecutive arguments.
+            // The last parameter is an array of structs, passed as consecutive 64-bit arguments.
             let mut end = 0;
             for gradient in gradients {
                 let scale = match gradient {

@@ -1,4 +1,4 @@
-//! The Euclidean norm of many tensors taken as one vector: the gradient norm that clipping and monitoring use.
+//! The global gradient norm, for clipping and monitoring.
 
 mod cpu;
 mod cuda;
@@ -10,7 +10,7 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
 
-/// `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are kept in binary64.
+/// `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are F64.
 pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
     let first = gradients.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?.values();
     for gradient in gradients {

@@ -10,12 +10,12 @@ fn norm(tensors: &[Tensor]) -> Tensor {
 #[test]
 fn global_norm_agrees_across_devices() {
     let inputs = [1, 300, 50_000].map(|n| normals("g", &[n], DType::F32));
-    // Binary64 sums in another order round to the same binary32 but for rare ties.
+    // F64 sums in another order almost always round to the same F32.
     parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
 }
 
 #[test]
-fn more_tensors_than_one_launch_takes() {
+fn many_tensors_take_several_launches() {
     let dtype = |i| if i % 3 == 0 { DType::BF16 } else { DType::F32 };
     let inputs: Vec<_> = (0..330).map(|i| normals("g", &[i * i % 97 + i / 300 * 70_000], dtype(i))).collect();
     parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
@@ -37,9 +37,9 @@ fn tensors_count_as_one_vector() {
     assert!(values(&norm(&[tensor(&[2.0, f32::NAN])]))[0].is_nan());
 }
 
-/// Beside plain ones; each with what multiplies it back, which is NaN where a gradient was not finite.
+/// Mixed with plain gradients. The inverse scale of a non-finite gradient is NaN.
 #[test]
-fn scaled_gradients_count_as_what_they_stand_for() {
+fn scaled_gradients_count_with_their_scale() {
     let inputs = [1, 7, 300, 50_001].map(|n| normals("g", &[n], DType::F32));
     parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| {
         let stored: Vec<_> = x.iter().map(|x| scaled(x, DType::E4M3)).collect::<Result<_, _>>()?;

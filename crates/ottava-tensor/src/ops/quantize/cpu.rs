@@ -6,7 +6,7 @@ use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Into buffers that exist; their padding is zero already.
+/// Casts into existing buffers whose padding is zero.
 pub(in crate::ops) fn quantize(
     x: &Tensor,
     scale: &Tensor,
@@ -27,7 +27,7 @@ pub(in crate::ops) fn quantize(
     seen.add_to(statistics, slot, x.len());
 }
 
-/// Bytes of the codes that a transpose alone is made of.
+/// Scratch bytes: the codes, if only the transpose is kept.
 pub(in crate::ops) fn scratch(out: &QuantizedTensor) -> usize {
     if out.codes.is_some() { 0 } else { QuantizedTensor::padded(out.rows) * QuantizedTensor::padded(out.columns) }
 }
@@ -71,14 +71,14 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
         .map(|(codes, x)| row(x, scale, codes))
         .reduce(Seen::default, Seen::merge);
     if let Some(transposed) = &mut out.transposed {
-        // Codes are only moved here: the transpose is never cast a second time.
+        // Transposes the codes; values are not cast again.
         crate::ops::transpose::cpu::transpose(&codes, transposed);
     }
     out.codes = keep.then_some(codes);
     seen
 }
 
-/// Codes first, then counts: two loops that vectorise, where one with all of it would not.
+/// Codes and counts in two loops, since one loop would not vectorise.
 pub(in crate::ops) fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], scale: f32, codes: &mut [C]) -> Seen {
     for (code, &x) in codes.iter_mut().zip(x) {
         *code = C::store(x.load() * scale);
@@ -87,7 +87,7 @@ pub(in crate::ops) fn row<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], s
     let (mut amax, mut saturated, mut underflowed) = (0u32, 0u32, 0u32);
     for (&code, &x) in bytemuck::cast_slice::<C, u8>(codes).iter().zip(x) {
         let x = x.load();
-        // Without its sign, a float orders as its bits do; NaN, whose bits are above all, counts as nothing.
+        // Absolute values order as their bits. NaN, whose bits are largest, is ignored.
         let magnitude = x.to_bits() & 0x7FFF_FFFF;
         let counted = if magnitude > 0x7F80_0000 { 0 } else { magnitude };
         amax = if counted > amax { counted } else { amax };
@@ -108,7 +108,7 @@ pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor, entry: usize) {
     *amax = amax.max(largest);
 }
 
-/// A quotient beyond binary32 becomes `bound`.
+/// The scale of current scaling. A quotient that overflows F32 becomes `bound`.
 pub(in crate::ops) fn current_scale(amax: f32, largest: f32, bound: f32, how: CurrentScaling) -> f32 {
     let amax = if amax < how.epsilon { how.epsilon } else { amax };
     if amax == 0.0 || !amax.is_finite() {

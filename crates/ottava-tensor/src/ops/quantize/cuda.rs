@@ -16,7 +16,7 @@ macro_rules! variants {
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerTensor")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "PerRow")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerRow")],
-            // Nothing is encoded.
+            // Only measures; writes no codes.
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "RowAmaxes")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "Blocks1x128")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "Blocks1x128")],
@@ -28,7 +28,7 @@ macro_rules! variants {
     };
 }
 
-/// What `destination.cuh` is compiled with.
+/// Defines of `destination.cuh`.
 pub(crate) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
 
 /// Bytes of shared memory that kernels use beside their tiles, at most.
@@ -48,7 +48,7 @@ fn sharing(granularity: Granularity) -> Result<&'static str> {
     })
 }
 
-/// The defines for values of a type on their way to codes like those of `out`, or where it only `measures`, to their amaxes.
+/// The defines that cast values of `dtype` to codes like those of `out`, or only measure the amaxes of rows and columns.
 fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Defines> {
     let storage = launch::storage(dtype)?[0].1;
     let (format, sharing) = match (measures, out.format) {
@@ -60,41 +60,41 @@ fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Define
     Ok(VARIANTS.iter().find(|v| **v == wanted).expect("all are listed"))
 }
 
-/// The grid of tiles over a matrix, with `side` of them per block along the columns.
+/// The grid of tiles over a matrix, with `side` tiles per block along the columns.
 pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3] {
     let padded = QuantizedTensor::padded;
     [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
 }
 
-/// Dynamic shared memory of `tiles`, as `Tile` in `destination.cuh` has it: they hold codes, or values of `dtype` until there are scales.
-/// Scales of rows and columns lie beside the codes; what measures these takes less.
+/// Dynamic shared memory of `tiles`, as laid out by `Tile` in `destination.cuh`: codes, or values of `dtype` where block scales must be found
+/// first. Per-row scales are stored after the codes. A measuring launch needs less.
 pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: DType) -> u32 {
     let lines = if granularity == Granularity::PerRow { 2 * TILE } else { 4 };
     let held = granularity.is_blocks();
     let bytes = tiles * (TILE * TILE * if held { dtype.size() } else { 1 } + lines * DType::F32.size());
-    // What is asked for must be more than needs no asking.
+    // Above the default, a launch must request more than the default for the limit to be raised.
     let asks = bytes + BESIDE_TILES > DEFAULT_SHARED_BYTES;
     (if asks { bytes.max(DEFAULT_SHARED_BYTES + 16) } else { bytes }) as u32
 }
 
 /// A kernel that ends in `destination.cuh`.
 pub(in crate::ops) struct Producer<'a> {
-    /// Its text, after `destination.cuh`, and its name in there.
+    /// Source and name of the kernel.
     pub source: &'static Source,
     pub entry: &'static str,
-    /// The type that values are rounded to.
+    /// Type that values are rounded to before the cast.
     pub dtype: DType,
     pub grid: [u32; 3],
     pub block: u32,
     /// Dynamic shared memory.
     pub shared: u32,
-    /// All arguments but the destinations, which are the last.
+    /// All arguments before the destinations.
     pub inputs: &'a [Arg],
-    /// What finds the amaxes of rows and of columns, at these addresses or null, where that is not the kernel itself.
+    /// Finds the amaxes of rows and columns (addresses, or null), if the kernel itself does not.
     pub raise: Option<&'a dyn Fn([u64; 2]) -> Result<()>>,
 }
 
-/// Launches a kernel that writes `outputs`, all of the granularity of the first, which `prepare` allocated.
+/// Launches a kernel that writes `outputs`, which `prepare` allocated and which have the same granularity.
 ///
 /// # Safety
 /// As for [`CudaDevice::launch`], as far as the inputs go.
@@ -119,7 +119,7 @@ pub(in crate::ops) unsafe fn produce(
         // SAFETY: the caller's promise for the inputs, and that of `destination`.
         return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared, &args) };
     }
-    // Scales of rows and columns want whole ones: a launch for their amaxes, all in one tensor, and one for the codes.
+    // Per-row scales need whole rows and columns: one launch for the amaxes, one for the codes.
     let sizes = |out: &QuantizedTensor| {
         let of = |copy: &Option<Tensor>, n| copy.as_ref().map_or(0, |_| QuantizedTensor::padded(n));
         [of(&out.codes, out.rows), of(&out.transposed, out.columns)]
@@ -138,7 +138,7 @@ pub(in crate::ops) unsafe fn produce(
             raise(places)?;
         }
     }
-    // SAFETY: as above, and each of the amaxes has as many places as there are padded rows or columns.
+    // SAFETY: as above, and the amaxes have one element per padded row or column.
     unsafe {
         if how.raise.is_none() {
             gpu.launch(&amaxes, how.grid, how.block, how.shared, &args)?;
@@ -151,13 +151,12 @@ fn address(t: &mut Option<Tensor>) -> Arg {
     Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))
 }
 
-/// Two words of a kernel's struct.
+/// Two 32-bit members of a kernel's struct.
 fn two(low: u32, high: u32) -> Arg {
     Arg::U64(u64::from(low) | u64::from(high) << 32)
 }
 
-/// `Destination` in `destination.cuh`: its words, which the driver copies from consecutive arguments. They name as much memory as
-/// the sizes among them say: `prepare` allocated it, and checked the statistics and the scale.
+/// `Destination` of `destination.cuh` as consecutive 64-bit arguments. `prepare` allocated its memory and checked statistics and scale.
 fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], dtype: DType) -> [Arg; 16] {
     let (scale, how) = match to.scale {
         CastScale::Given(scale) => (scale.device_ptr(), CurrentScaling::default()),
@@ -165,7 +164,7 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
     };
     let last = |t: Option<&Tensor>| t.and_then(|t| t.shape().last().copied()).unwrap_or(0) as u32;
     let pitches = two(last(out.codes.as_ref()), last(out.transposed.as_ref()));
-    // Where there are only transposed codes, the scales are theirs.
+    // If there are only transposed codes, `scale_inv` is theirs.
     let turned = out.codes.is_none();
     let [of_rows, of_columns] = match &out.transposed_scale_inv {
         Some(transposed) => [Some(&out.scale_inv), Some(&**transposed)],
@@ -220,7 +219,7 @@ pub(in crate::ops) fn quantize(
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Of F16 with a scale, rounded to `dtype` before the cast.
+/// Casts scaled F16 values, rounded to `dtype` first.
 pub(in crate::ops) fn quantize_scaled(
     gpu: &CudaDevice,
     x: &Scaled,
@@ -242,7 +241,7 @@ pub(in crate::ops) fn quantize_scaled(
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Any of the variants for the type of `x` will do.
+/// The first variant for the type of `x`.
 fn amax_variant(x: &Tensor) -> Result<Defines> {
     let storage = launch::storage(x.dtype())?[0];
     Ok(VARIANTS.iter().find(|v| v[0] == storage).expect("all are listed"))

@@ -1,4 +1,4 @@
-//! FP8 quantization with one scale per tensor, and the measurements that choose scales; `blocks` has those of rows and blocks.
+//! FP8 quantization with per-tensor scales, and amax measurements. `blocks` has per-row and per-block scales.
 
 pub(super) mod blocks;
 pub(super) mod cpu;
@@ -18,7 +18,7 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product
 /// and one for the cast; `scale_inv = 1 / scale`.
 ///
-/// `scale` is F32 `[1]`. Codes are zero in the padding. Measures into entry `slot` of `statistics`.
+/// `scale` is F32 `[1]`. Padding has code 0. Updates entry `slot` of `statistics`.
 /// Source: Transformer Engine's cast with a given scale; rounding as in [`crate::fp8`].
 pub fn quantize(
     x: &Tensor,
@@ -32,7 +32,7 @@ pub fn quantize(
 }
 
 impl Fp8Output<'_> {
-    /// Casts `x` `[R, C]` (F32, F16 or BF16), which exists already: [`quantize`] and
+    /// Casts `x` `[R, C]` (F32, F16 or BF16), a computed value: [`quantize`] and
     /// [`quantize_blocks`](blocks::quantize_blocks).
     pub fn cast(mut self, x: &Tensor) -> Result<QuantizedTensor> {
         let [rows, columns] = x.dims("quantize: x")?;
@@ -44,7 +44,7 @@ impl Fp8Output<'_> {
 }
 
 impl Output<'_> {
-    /// Sends a value on that exists already: the meaning of every output, and the way of shapes that no kernel fuses.
+    /// Applies the output to a computed value: the reference, and the fallback for shapes without a fused kernel.
     pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
         match self {
             Output::Plain => Ok(Produced::Plain(value)),
@@ -57,8 +57,8 @@ impl Output<'_> {
     }
 }
 
-/// As [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks), over codes that there are: into the copies that `into` has, in its
-/// format. `scale` is shared as its scales are.
+/// [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks) in place: overwrites the copies that `into` has, in its format. `scale` has
+/// the granularity of `into`.
 pub fn quantize_into(
     x: &Tensor,
     scale: CastScale,
@@ -72,7 +72,7 @@ pub fn quantize_into(
     let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
     let (granularity, there) = (expect_output(&to, x.device())?, into.granularity);
     if granularity != there {
-        return Err(Error::Value(format!("quantize_into: {granularity} scales for codes with {there} scales")));
+        return Err(Error::Value(format!("quantize_into: {granularity} scales cannot replace {there} scales")));
     }
     let shape = match into.codes {
         Some(_) => granularity.of_rows().scales_shape(into.rows, into.columns),
@@ -82,7 +82,7 @@ pub fn quantize_into(
     cast_into(x, into, &mut to)
 }
 
-/// Casts `x` as `to` says, into copies that there are.
+/// Casts `x` into the existing copies of `into`.
 pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
     match (x.device(), to.scale) {
         (Device::Cpu, CastScale::Given(scale)) => cpu::quantize(x, scale, into, to.statistics, to.slot),
@@ -96,11 +96,11 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
     Ok(())
 }
 
-/// Checks a destination for a matrix `[rows, columns]`, and allocates what it asks for.
+/// Checks a destination for a matrix `[rows, columns]`, and allocates its operand.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
     let granularity = expect_output(to, device)?;
     let codes = |rows, length| Tensor::empty(device, &granularity.codes_shape(rows, length), to.format);
-    // Blocks of 128x128 have scales that no block writes, and an empty matrix has no blocks.
+    // 128x128 scales have padding that no block writes, and an empty matrix has no blocks.
     let scales = |granularity: Granularity, rows, length| {
         let unwritten = granularity == Granularity::Blocks128x128 || rows * length == 0;
         let shape = granularity.scales_shape(rows, length);
@@ -121,19 +121,19 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
     })
 }
 
-/// Checks a destination on `device`, and says how many values share a scale.
+/// Checks a destination on `device`, and returns its granularity.
 fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
     match to.scale {
         CastScale::Given(scale) => expect_cast(to.format, scale, to.statistics, to.slot, device)?,
         CastScale::Own(Granularity::PerTensor, _) => {
-            return Err(Error::Value("quantize: one scale per tensor is given, not found by the cast".into()));
+            return Err(Error::Value("quantize: a per-tensor scale must be given; the cast cannot find it".into()));
         }
         CastScale::Own(..) => expect_measured(to.format, to.statistics, to.slot, device)?,
     }
     Ok(to.granularity())
 }
 
-/// Checks what a cast on `device` reads and where it measures.
+/// Checks scale and statistics of a cast on `device`.
 pub(super) fn expect_cast(
     format: DType,
     scale: &Tensor,
@@ -147,7 +147,7 @@ pub(super) fn expect_cast(
     expect_measured(format, statistics, slot, device)
 }
 
-/// Checks the format of a cast on `device`, and where it measures.
+/// Checks format and statistics of a cast on `device`.
 pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: usize, device: &Device) -> Result<()> {
     statistics.amax.expect_device("quantize: statistics", device)?;
     if !format.is_fp8() {
@@ -160,7 +160,7 @@ pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: 
     Ok(())
 }
 
-/// Largest absolute value of `x` as F32 `[1]`; NaN is passed over, as the hardware's maximum does.
+/// Largest absolute value of `x` as F32 `[1]`; NaN is ignored, as by the hardware's maximum.
 pub fn amax(x: &Tensor) -> Result<Tensor> {
     let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
     raise_amax(x, &mut amax)?;
@@ -179,7 +179,7 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does; nothing is cast.
+/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does, without casting.
 pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
     expect_compute("measure: x", x)?;
     expect_measured(DType::E4M3, statistics, slot, x.device())?;
@@ -197,10 +197,9 @@ pub(super) fn expect_amax(amax: &Tensor, device: &Device) -> Result<()> {
     amax.expect_device("amax", device)
 }
 
-/// Scale F32 `[1]` from an amax F32 `[1]` of the same tensor: `largest finite of format / amax`. The amax is zero then, ready for
-/// another tensor.
+/// The scale F32 `[1]` of current scaling: `largest finite of format / amax`. Resets `amax` F32 `[1]` to zero.
 ///
-/// An amax of 0, infinity or NaN gives 1; a quotient beyond binary32 gives its largest finite value.
+/// An amax of 0, infinity or NaN gives 1; a quotient that overflows F32 gives the largest finite F32.
 /// Source: Transformer Engine, `common/recipe/recipe_common.cuh`.
 pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Result<Tensor> {
     expect_amax(amax, &amax.device().clone())?;

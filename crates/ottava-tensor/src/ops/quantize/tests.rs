@@ -73,7 +73,7 @@ fn amax_and_its_scale_agree_across_devices() {
 }
 
 #[test]
-fn what_is_measured_is_what_a_cast_would_have_seen() {
+fn measure_matches_the_amax_of_a_cast() {
     for dtype in [DType::F32, DType::BF16] {
         let inputs = [normals("x", &[33, 47], dtype), normals("y", &[5, 7], dtype)];
         parity(&inputs, Tolerance::Exact, |x| {
@@ -87,7 +87,7 @@ fn what_is_measured_is_what_a_cast_would_have_seen() {
 }
 
 #[test]
-fn every_kind_of_amax_has_a_scale() {
+fn special_amaxes_give_the_documented_scales() {
     let scale = |amax: f32, how| {
         let mut amax = Tensor::from_slice(&Device::Cpu, &[1], &[amax]).unwrap();
         take_scale(&mut amax, DType::E4M3, how).unwrap().to_vec::<f32>().unwrap()[0]

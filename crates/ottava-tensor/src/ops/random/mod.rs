@@ -13,7 +13,7 @@ pub(crate) use cuda::SOURCE;
 /// Independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.
 ///
 /// Element `i` is a function of `(seed, i)` alone: a hash to a uniform number, then the inverse of the normal distribution
-/// (Wichura 1988, algorithm AS 241, PPND7) with a logarithm of our own, all in operations that round alike everywhere.
+/// (Wichura 1988, algorithm AS 241, PPND7) with a logarithm of this crate, all in correctly rounded operations.
 pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<Tensor> {
     let mut x = Tensor::empty(device, shape, DType::F32)?;
     match device {

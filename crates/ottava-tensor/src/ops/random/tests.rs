@@ -12,7 +12,7 @@ fn normal_agrees_across_devices() {
 }
 
 #[test]
-fn moments_and_tails_are_those_of_a_normal_variable() {
+fn moments_and_tails_are_normal() {
     let n = 1 << 20;
     let x = values(&normal(&Device::Cpu, &[n], 1.0, 42).unwrap());
     let moment = |p: i32| x.iter().map(|x| x.powi(p)).sum::<f64>() / n as f64;

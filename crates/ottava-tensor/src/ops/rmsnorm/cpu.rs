@@ -2,7 +2,7 @@ use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
 
-/// Rows whose weight gradients are added up before the partial sums are, in order: independent of the number of threads.
+/// Rows per partial sum of the weight gradient. Partial sums are added in order, independent of the number of threads.
 const ROWS: usize = 64;
 
 pub(super) fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64, y: &mut Tensor, rstd: &mut Tensor) {

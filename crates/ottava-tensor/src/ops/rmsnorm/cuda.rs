@@ -8,21 +8,21 @@ use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 kernel_source!("rmsnorm");
 kernel_source!(
     FP8_SOURCE, "rmsnorm", "destination.cuh";
-    /// Rows of a strip of `rmsnorm_strips`.
+    /// Rows per strip of `rmsnorm_strips`.
     const STRIP: usize = 32
 );
 
-/// Blocks of the backward pass on one multiprocessor at most, each with its part of dweight; and the shared memory that their
-/// rows on the way may fill.
+/// Maximum blocks per multiprocessor of the backward pass, each with a partial dweight, and bytes of shared memory for their prefetched
+/// rows.
 const MOST_PARTS: usize = 4;
 const STAGES_BYTES: usize = 216 << 10;
 
-/// Dynamic shared memory beside a little static one: beyond 48 KiB in all, a launch has it only if it asks for more than that.
+/// Dynamic shared memory plus 16 bytes, so that a launch that exceeds 48 KiB with its static part raises the limit.
 fn shared_bytes(dynamic: usize) -> u32 {
     dynamic as u32 + 16
 }
 
-/// Without `y`, only `rstd` is written.
+/// Writes `rstd`, and `y` if given.
 pub(super) fn rmsnorm(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -47,7 +47,7 @@ pub(super) fn rmsnorm(
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
 }
 
-/// Whether rows lie in the registers of a block, eight channels in each thread.
+/// Whether a block can keep a row in registers, eight channels per thread.
 pub(super) fn fits_registers(x: &Tensor, weight: &Tensor) -> bool {
     weight.len().is_multiple_of(8) && weight.len() <= 8192 && launch::aligned(&[x, weight])
 }
@@ -60,7 +60,7 @@ struct Amaxes {
     columns: u64,
 }
 
-/// `rstd` and the amax alone, where [`fits_registers`] holds.
+/// Computes `rstd` and the amax only. Requires [`fits_registers`].
 pub(super) fn rmsnorm_amax(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -75,7 +75,7 @@ pub(super) fn rmsnorm_amax(
 }
 
 /// # Safety
-/// `rstd`, and of what is not null `amaxes`, name as many floats as there are rows, one, rows, and columns.
+/// `rstd` and the addresses in `amaxes` that are not null hold as many floats as there are rows, and one, rows and columns.
 unsafe fn raise_amaxes(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -101,11 +101,11 @@ unsafe fn raise_amaxes(
     ];
     let shared = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
     let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
-    // SAFETY: `x` is `tokens · channels`, `weight` `channels`; there is a thread for eight channels. The rest is the caller's promise.
+    // SAFETY: `x` is `tokens · channels`, `weight` `channels`; there is a thread for eight channels. The caller guarantees the rest.
     unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared as u32, &args) }
 }
 
-/// Casts the normalised `x`, and finds its `rstd` first.
+/// Computes `rstd`, then casts the normalised `x`.
 pub(super) fn rmsnorm_codes(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -115,10 +115,10 @@ pub(super) fn rmsnorm_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    // Where rows have scales, the pass for their amaxes has whole ones in hand.
+    // Per-row scales: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
     let raise = |[rows, columns]: [u64; 2]| {
-        // SAFETY: `rstd` has one element per row, and `produce` gives as many places as there are rows and columns.
+        // SAFETY: `rstd` has one element per row, and the amaxes of `produce` one per row and column.
         unsafe { raise_amaxes(gpu, x, weight, eps, rstd_at, Amaxes { all: 0, rows, columns }) }
     };
     let by_rows = out.granularity == Granularity::PerRow && fits_registers(x, weight);
@@ -142,8 +142,8 @@ pub(super) fn rmsnorm_codes(
 /// Bytes of shared memory that the codes of a strip may fill.
 const STRIP_BYTES: usize = 224 << 10;
 
-/// Whether one pass does what [`rmsnorm`] and [`rmsnorm_codes`] do in two: whole strips fit into shared memory, and there are
-/// enough of them.
+/// Whether [`rmsnorm_strips`] can replace [`rmsnorm`] and [`rmsnorm_codes`] by one pass: strips fit in shared memory, and there are enough
+/// of them to fill the GPU.
 pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weight: &Tensor) -> bool {
     let (rows, columns) = (x.shape()[0], x.shape()[1]);
     columns.is_multiple_of(QuantizedTensor::PAD)
@@ -228,7 +228,7 @@ pub(super) fn rmsnorm_backward(
         Arg::I32(depth as i32),
     ]);
     // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; `partial` has a row per block, and
-    // shared memory `depth` places for eight channels of each input per thread.
+    // shared memory `depth` slots for eight channels of each input per thread.
     unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };
     bias::add_partial_sums(gpu, &partial, dweight)
 }

@@ -36,7 +36,7 @@ pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Resu
     Ok((y, rstd))
 }
 
-/// Checks, and the space for rstd.
+/// Checks the arguments, and allocates `rstd`.
 fn prepare(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     expect_compute("rmsnorm: x", x)?;
@@ -77,24 +77,24 @@ fn on_gpu(
         cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
-    // A transpose wants tiles of many rows, and a row must be known before its first value: so rstd comes first.
+    // A transpose needs tiles of many rows, and rstd needs whole rows, so rstd is computed first.
     cuda::rmsnorm_codes(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
 
-/// What [`rmsnorm_backward`] does beside its gradient, in the same pass.
+/// Operations fused with [`rmsnorm_backward`].
 #[derive(Debug, Default)]
 pub struct RmsnormBackward<'a> {
-    /// Added to `dx`, as [`add`](super::add()) adds: the gradient that goes around the block on the residual connection.
+    /// The gradient of the residual connection, added to `dx` as by [`add`](super::add()).
     pub dresidual: Option<&'a Tensor>,
-    /// F32 `[1]`, raised to the largest absolute value of what is returned, as by [`amax`](super::amax()): for its cast.
+    /// F32 `[1]`, raised to the amax of the result, for its cast.
     pub amax: Option<&'a mut Tensor>,
 }
 
 /// Gradient of [`rmsnorm`]: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))`; `dweight += Σ_t dy · n`.
 ///
-/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`. Of an `x` that was kept compressed it
-/// reads what [`decompress`](super::decompress) gives.
+/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`. A compressed `x` is
+/// decompressed while reading.
 pub fn rmsnorm_backward(
     dy: &Tensor,
     x: impl Into<Saved>,

@@ -15,7 +15,7 @@ fn rmsnorm_agrees_across_devices() {
                 normals("dy", &[t, c], dtype),
                 normals("s", &[c], DType::F32),
             ];
-            // Sums over a row or a column may be added in another order, which can move a rounding by one step.
+            // Sums over a row or column in another order can change a rounding by one step.
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (y, rstd) = rmsnorm(&x[0], &x[1], 1e-6)?;
@@ -28,7 +28,7 @@ fn rmsnorm_agrees_across_devices() {
 }
 
 #[test]
-fn rows_come_out_with_unit_mean_square() {
+fn rows_have_unit_mean_square() {
     let (x, mut ones) = (normals("x", &[4, 50], DType::F64), normals("w", &[50], DType::F64));
     ones.write_bytes(bytemuck::cast_slice(&[1f64; 50])).unwrap();
     let (y, _) = rmsnorm(&x, &ones, 0.0).unwrap();
@@ -49,9 +49,9 @@ fn rmsnorm_writes_to_every_destination() {
 }
 
 #[test]
-fn many_rows_are_written_as_few_are() {
+fn strips_match_tiles_for_many_rows() {
     let Some(gpu) = gpu() else { return };
-    // Groups of every number, strips that end within one, and rows that are too long for shared memory.
+    // All group counts, partial strips, and rows too long for shared memory.
     for (t, c) in [
         (2117, 16),
         (2300, 144),
@@ -76,9 +76,9 @@ fn many_rows_are_written_as_few_are() {
     }
 }
 
-/// The kernel for many rows on few of them: a checker of races takes minutes for the shapes above.
+/// A small case for race checkers, which take minutes for the shapes above.
 #[test]
-fn strips_of_few_rows_are_written_as_tiles_are() {
+fn strips_match_tiles_for_few_rows() {
     let Some(device) = gpu() else { return };
     let Device::Cuda(cuda) = &device else { unreachable!("`gpu` returns one") };
     let scale = Tensor::from_slice(&device, &[1], &[3.7f32]).unwrap();
@@ -103,7 +103,7 @@ fn strips_of_few_rows_are_written_as_tiles_are() {
 }
 
 #[test]
-fn residuals_are_added_as_by_the_op_of_that_name() {
+fn fused_residuals_match_add() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for (t, c) in [(1, 1), (3, 7), (270, 48), (129, 301), (5, 4104), (1100, 1032)] {
             for dtype in [DType::F32, DType::BF16] {

@@ -56,7 +56,7 @@ pub(super) fn rope_amax(
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
-/// Whether a tile of codes holds whole heads, and all reads start at multiples of 16 bytes.
+/// Whether tiles hold whole heads and all reads are aligned to 16 bytes.
 pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
     [16, 32, 64, 128].contains(&layout.head_dim)
         && x.shape()[1].is_multiple_of(layout.head_dim)

@@ -11,7 +11,7 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{FP8_SOURCE, SOURCE};
 
-/// Which rows and columns of a matrix `[T, W]` are rotated, and by which angles.
+/// Rotated columns and positions of a matrix `[T, W]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLayout {
     /// The first `heads · head_dim` columns are rotated: the query and key heads of a fused projection.
@@ -29,12 +29,12 @@ pub struct Angles<'a> {
     pub positions: &'a Tensor,
 }
 
-/// The way to turn.
+/// Direction of the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotation {
-    /// By the position's angles.
+    /// By the angles of the position.
     Forward,
-    /// Back: the gradient of [`Rotation::Forward`].
+    /// By the negative angles: the gradient of [`Rotation::Forward`].
     Backward,
 }
 

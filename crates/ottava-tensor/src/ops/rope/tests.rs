@@ -30,7 +30,7 @@ fn rope_agrees_across_devices() {
 }
 
 #[test]
-fn backward_undoes_forward_and_leaves_values_alone() {
+fn backward_inverts_forward_and_keeps_the_values() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.3], 9, DType::F64).unwrap();
     let (layout, at) = (RopeLayout { heads: 2, head_dim: 4 }, positions(6, 3, 6));
     let x = normals("x", &[6, 11], DType::F64);
@@ -58,7 +58,7 @@ fn positions_beyond_the_table_are_an_error() {
 
 #[test]
 fn rope_writes_to_every_destination() {
-    // Heads that fill a tile, share one, and do not fit; widths beyond the rotated heads, and beyond a pair of tiles.
+    // Heads that fill a tile, share one, or do not fit; matrices wider than the rotated heads and than two tiles.
     for (head_dim, heads, width, rows) in
         [(128, 2, 384, 140), (64, 3, 320, 17), (16, 1, 16, 3), (128, 1, 128, 129), (6, 2, 13, 9), (48, 2, 96, 20)]
     {

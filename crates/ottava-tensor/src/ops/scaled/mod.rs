@@ -1,4 +1,4 @@
-//! Weights and gradients in formats of an optimizer: in F16 or E4M3 with one power of two ([`Scaled`]), or in two halves.
+//! Storage formats of weights and gradients: F16 or E4M3 with a power-of-two scale ([`Scaled`]), or split into two halves.
 
 pub(super) mod cpu;
 mod cuda;
@@ -16,8 +16,8 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// The types of stored values.
 pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 
-/// The nearest values of `x`, F32 or BF16, in `dtype`, F16 or E4M3, by a power of two of its own. Where an element is not finite,
-/// that element or all come back as NaN.
+/// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. A non-finite element makes itself or the whole
+/// tensor NaN.
 pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
     let amax = amax(x)?;
@@ -34,7 +34,7 @@ pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
     Ok(out)
 }
 
-/// The values in `dtype`, F32, BF16 or F16, each rounded once.
+/// The values in `dtype` (F32, BF16 or F16), each rounded once.
 pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
@@ -47,7 +47,7 @@ pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
 }
 
 impl Fp8Output<'_> {
-    /// Casts what [`unscaled`] makes of a matrix in F16, in `dtype`.
+    /// Casts the values of a scaled F16 matrix, rounded to `dtype` as by [`unscaled`].
     pub fn cast_scaled(mut self, x: &Scaled, dtype: DType) -> Result<QuantizedTensor> {
         x.values.expect_dtype("quantize: x", &[DType::F16])?;
         let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };
@@ -58,7 +58,7 @@ impl Fp8Output<'_> {
     }
 }
 
-/// F32 values in two halves: the nearest BF16, ties away from zero, and in I16 what to add to their bits, as the upper half of an F32.
+/// Splits F32 values into the nearest BF16 (ties away from zero) and the I16 remainder that is added to its bits as an F32.
 pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
     x.expect_dtype("split: x", &[DType::F32])?;
     let mut upper = Tensor::empty(x.device(), x.shape(), DType::BF16)?;

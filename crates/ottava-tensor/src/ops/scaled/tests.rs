@@ -24,7 +24,7 @@ fn scaled_agrees_across_devices() {
 
 /// FP8-LM's rule: `2^⌊log2(largest finite / amax)⌋`.
 #[test]
-fn scales_are_the_largest_powers_of_two_that_fit() {
+fn scales_are_the_largest_powers_of_two_without_overflow() {
     for (largest, inverse) in [(448.0, 1.0), (448.1, 2.0), (1.0, 2f32.powi(-8)), (0.0, 1.0), (1e-45, 2f32.powi(-126))] {
         let stored = scaled(&tensor(&[-largest, 0.0]), DType::E4M3).unwrap();
         assert_eq!(values(&stored.scale_inv), [f64::from(inverse)], "amax {largest}");
@@ -33,9 +33,9 @@ fn scales_are_the_largest_powers_of_two_that_fit() {
     assert_eq!((values(&stored.values)[0], values(&stored.scale_inv)[0]), (49_152.0, 2f64.powi(-14)));
 }
 
-/// A gradient that is not finite must never come back as one that is.
+/// Non-finite gradients must decode to NaN.
 #[test]
-fn what_is_not_finite_shows() {
+fn non_finite_values_decode_to_nan() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for dtype in [DType::F16, DType::E4M3] {
             parity(&[tensor(&[1.0, bad, 0.0])], Tolerance::Exact, |x| {
@@ -48,7 +48,7 @@ fn what_is_not_finite_shows() {
 }
 
 #[test]
-fn halves_make_the_bits_again() {
+fn split_halves_restore_the_bits() {
     let bits = [0x3F80_0000, 0x3F80_7FFF, 0x3F80_8000, 0x3F81_8000, 0xBF80_8001, 0, 0x8000_0001, 0x7F7F_7FFF]
         .map(f32::from_bits);
     for x in [tensor(&bits), normals("x", &[1000], DType::F32)] {
@@ -64,9 +64,9 @@ fn halves_make_the_bits_again() {
     }
 }
 
-/// Whatever shares a scale, and whatever the shape.
+/// For every granularity and shape.
 #[test]
-fn a_cast_of_scaled_values_is_that_of_what_they_stand_for() {
+fn cast_scaled_matches_unscale_then_cast() {
     use crate::granularity::Granularity::{Blocks1x128, Blocks128x128, PerRow};
     use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output};
     for device in std::iter::once(Device::Cpu).chain(crate::testing::gpu()) {

@@ -34,7 +34,7 @@ pub(super) fn fuses_compression(x: &Tensor) -> bool {
     (x.shape()[1] / 2).is_multiple_of(16) && launch::aligned(&[x])
 }
 
-/// With `compressed`, where [`fuses_compression`] holds, also `x` as [`compress`](crate::ops::compress()) has it.
+/// With `compressed`, which requires [`fuses_compression`], it also writes `x` as [`compress`](crate::ops::compress()) does.
 pub(super) fn swiglu_codes(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -81,8 +81,8 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Saved, ama
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
-/// Whether both halves of a row of codes start at whole sixteens, or whole blocks, all reads at multiples of 16 bytes, and the two
-/// outputs are scaled alike. The kernel writes activations in the format of all our recipes.
+/// Whether both halves of a row of codes start at a multiple of 16 or of the block, reads are aligned to 16 bytes, and the outputs have the
+/// same granularity. The kernel writes activations in E4M3, as all recipes do.
 pub(super) fn fuses_backward(dy: &Tensor, x: &Saved, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     let granularity = to.granularity();
     let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);

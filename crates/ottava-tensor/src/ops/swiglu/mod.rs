@@ -47,7 +47,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
     }
 }
 
-/// [`swiglu_to`] and [`compress()`] of its input, in the same pass where that is possible.
+/// [`swiglu_to`] and [`compress()`] of its input, in one pass if possible.
 pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
     match (x.device(), output) {
         (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(x) => {
@@ -60,16 +60,16 @@ pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, Compr
     }
 }
 
-/// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`. Of an input that was kept compressed it reads what
-/// [`decompress`](super::decompress) gives.
+/// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`. A compressed input is decompressed
+/// while reading.
 pub fn swiglu_backward(dy: &Tensor, x: impl Into<Saved>) -> Result<Tensor> {
     Ok(swiglu_backward_to(dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
-/// [`swiglu_backward`] written to `output`, and with `activated` also what [`swiglu_to`] writes there, in the same pass where that is
-/// possible: what the product after the activation needs again for its weight's gradient, and forward need not keep.
+/// [`swiglu_backward`] written to `output`. With `activated` it also recomputes [`swiglu_to`], in one pass if possible: wgrad of the next
+/// linear reads the activation, which forward then need not keep.
 ///
-/// `activated` does not go with [`Output::Amax`], after which the op runs again: an error.
+/// Errors if `activated` is given with [`Output::Amax`], since the op runs again after that.
 pub fn swiglu_backward_to(
     dy: &Tensor,
     x: impl Into<Saved>,
@@ -124,7 +124,7 @@ pub fn swiglu_backward_to(
     Ok((produced, activated))
 }
 
-/// Shape of the activation of an input of this shape.
+/// Shape of the activation.
 fn halves([tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
     if width % 2 != 0 {
         return Err(Error::Shape {

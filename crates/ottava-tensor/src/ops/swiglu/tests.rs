@@ -9,7 +9,7 @@ fn swiglu_agrees_across_devices() {
     for (t, f) in [(1, 1), (3, 7), (65, 301), (5, 2056)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("x", &[t, 2 * f], dtype), normals("dy", &[t, f], dtype)];
-            // The exponentials of the two libraries differ in the last bit.
+            // The exponentials of CPU and GPU differ in the last bit.
             let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 Ok(vec![swiglu(&x[0])?, swiglu_backward(&x[1], &x[0])?])
@@ -19,7 +19,7 @@ fn swiglu_agrees_across_devices() {
 }
 
 #[test]
-fn gates_come_before_ups() {
+fn gates_are_the_first_half_of_a_row() {
     let x = Tensor::from_slice(&Device::Cpu, &[1, 4], &[0f64, 2.0, 5.0, 7.0]).unwrap();
     let expected = 2.0 / (1.0 + (-2f64).exp()) * 7.0;
     let y = values(&swiglu(&x).unwrap());
@@ -38,13 +38,13 @@ fn swiglu_writes_to_every_destination() {
 }
 
 #[test]
-fn backward_writes_the_activation_as_forward_does() {
+fn backward_recomputes_the_activation_of_forward() {
     writes_the_activation(&[(129, 144), (130, 256), (257, 264), (130, 272)]);
 }
 
-/// By itself, so that a checker of races, which slows kernels down a thousand times, gets through.
+/// A small case for race checkers, which slow kernels down a thousand times.
 #[test]
-fn backward_writes_a_small_activation_as_forward_does() {
+fn backward_recomputes_a_small_activation() {
     writes_the_activation(&[(3, 7), (17, 48)]);
 }
 
@@ -97,7 +97,7 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
 }
 
 #[test]
-fn an_amax_alone_leaves_no_room_for_the_activation() {
+fn activated_with_an_amax_output_is_an_error() {
     let (x, dy) = (normals("x", &[2, 4], DType::F32), normals("dy", &[2, 2], DType::F32));
     let (mut amax, scale) = (Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap(), normals("s", &[1], DType::F32));
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();

@@ -4,7 +4,7 @@ use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Rows of the result that one task writes; a tile of this width keeps the reads in cache.
+/// Rows of the result per task; tiles of this width keep reads in cache.
 const TILE: usize = 32;
 
 pub(in crate::ops) fn transpose(x: &Tensor, y: &mut Tensor) {

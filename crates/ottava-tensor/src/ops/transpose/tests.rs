@@ -15,7 +15,7 @@ fn transpose_agrees_across_devices() {
 }
 
 #[test]
-fn rows_become_columns() {
+fn transpose_swaps_rows_and_columns() {
     let x = Tensor::from_slice(&Device::Cpu, &[2, 3], &[1i32, 2, 3, 4, 5, 6]).unwrap();
     let y = transpose(&x).unwrap();
     assert_eq!((y.shape(), y.to_vec::<i32>().unwrap()), ([3, 2].as_slice(), vec![1, 4, 2, 5, 3, 6]));

@@ -1,10 +1,9 @@
-//! Where the GPU takes a way of its own to the same bits: divisions and roots without the rare cases, weights that cannot be the largest
-//! left out, codes by its own logarithm.
+//! Fast paths of the GPU that must give the bits of the CPU: division and square root without rare cases, the amax with a bound that skips
+//! most weights, codes with the hardware logarithm.
 
 use super::*;
 
-/// Seeded numbers of magnitudes that a normal distribution of exponents gives, each a `range` times as wide; zeros alone, and where a
-/// whole row has never had a gradient.
+/// Seeded values with normally distributed exponents, scaled by `range`; some zeros, and whole rows of zeros.
 fn magnitudes(name: &str, n: usize, range: f32) -> Tensor {
     let x = ["mantissa", "exponent"].map(|part| normals(&format!("{name} {part}"), &[n], DType::F32));
     let x = x.map(|x| x.to_vec::<f32>().unwrap());
@@ -14,15 +13,15 @@ fn magnitudes(name: &str, n: usize, range: f32) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[n], &x).unwrap()
 }
 
-/// NaN has other bits on other devices.
+/// NaNs differ in bits between devices.
 fn without_nan(x: &Tensor) -> Tensor {
     let values: Vec<f32> = values(x).iter().map(|x| if x.is_nan() { 0.0 } else { *x as f32 }).collect();
     Tensor::from_slice(x.device(), x.shape(), &values).unwrap()
 }
 
-/// Masters in F32, and in F16, whose power of two follows from the largest of the new ones.
+/// F32 masters, and scaled F16 masters, whose scale depends on the new amax.
 #[test]
-fn every_magnitude_is_divided_alike() {
+fn fast_division_matches_the_cpu_for_every_magnitude() {
     for range in [0.0, 4.0, 20.0, 60.0] {
         let number = |x: f32| Tensor::from_slice(&Device::Cpu, &[1], &[x]).unwrap();
         let [w, m, root, g] = [("weights", range / 4.0), ("m", range), ("root", range), ("grad", range)]
@@ -43,14 +42,14 @@ fn every_magnitude_is_divided_alike() {
     }
 }
 
-/// Groups from nearly equal values to all that F32 has, around middles of all sizes.
+/// Groups from nearly equal values to the whole range of F32, around all magnitudes.
 #[test]
-fn every_range_is_stretched_alike() {
+fn fast_expansion_matches_the_cpu_for_every_range() {
     let (rows, columns) = (512, 640);
     for range in [0.01, 0.3, 1.0, 3.0, 10.0, 25.0, 60.0, 200.0] {
         let parts = ["place", "middle", "sign"].map(|name| values(&normals(name, &[rows, columns], DType::F32)));
         let value = |i: usize| {
-            // Evenly within the range, if not quite.
+            // Nearly even within the range.
             let place = (parts[0][i] * 3.0).sin() / 2.0;
             let middle = parts[1][i / 128 * 128] * (60.0 - range / 4.0);
             if i % 97 == 5 { 0.0 } else { ((middle + place * range).exp2() * parts[2][i].signum()) as f32 }
@@ -60,7 +59,7 @@ fn every_range_is_stretched_alike() {
             [&x, &vec![1.0; rows * columns]].map(|x| Tensor::from_slice(&Device::Cpu, &[rows, columns], x).unwrap());
         let norm = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
         let stored = Stored { weights: Weights::Master(None), states: States::Expanded, grad: DType::F32 };
-        // Squares of what is far from 1 are zero or infinite; there the first moments alone tell.
+        // Squares far from 1 underflow or overflow; only the first moments test those.
         parity(&[w, g, norm], Tolerance::Exact, |x| {
             let written = steps(x, 2, stored);
             Ok(written.iter().filter(|x| x.dtype() != DType::I16).map(without_nan).collect())

@@ -9,7 +9,7 @@ use crate::{DType, Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Into buffers that exist; their padding is zero already.
+/// Casts into existing buffers whose padding is zero.
 pub(in crate::ops) fn quantize_blocks(
     x: &Tensor,
     how: CurrentScaling,
@@ -31,8 +31,8 @@ pub(in crate::ops) fn quantize_blocks(
     seen.add_to(statistics, slot, x.len());
 }
 
-/// Bytes that the transposed copy is made of: the values turned, or for squares their codes turned, and codes as they are where those
-/// are not kept. Lists of scales are small beside them.
+/// Scratch bytes of the transposed copy: the transposed values, or for 128x128 blocks the transposed codes, and the codes if they are not
+/// kept. Scales are negligible.
 pub(in crate::ops) fn scratch(x: &Tensor, out: &QuantizedTensor) -> usize {
     let codes: usize = out.granularity.codes_shape(out.rows, out.columns).iter().product();
     match (out.granularity, &out.transposed) {
@@ -70,7 +70,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
         _ => {
             let seen = of_rows.map(along_rows);
             let turned = of_columns.map(|(codes, scale_inv)| {
-                // A cast of its own: its blocks run the other way.
+                // A separate cast: its blocks run along the other dimension.
                 let mut turned = host(&[size[1], size[0]], x.dtype());
                 transpose(x, &mut turned);
                 rows::<S, C>(&turned, length, scale, codes, scale_inv)
@@ -88,7 +88,7 @@ fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
     x.iter().map(|x| x.load().abs()).fold(0.0, f32::max)
 }
 
-/// Casts each row in blocks of `length`. `scale_inv` is `[blocks, rows]`, padded; rows of padding are scaled as zeros.
+/// Casts each row in blocks of `length`. `scale_inv` is `[blocks, rows]`, padded; padding has the scale of zeros.
 fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &Tensor,
     length: usize,
@@ -123,7 +123,7 @@ fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     seen.into_iter().fold(Seen::default(), Seen::merge)
 }
 
-/// Casts blocks of 128x128 of `[rows, columns]` into codes and their scales, those as they lie and those of the transpose.
+/// Casts 128x128 blocks of `[rows, columns]` into codes, with scales for the codes and for the transpose.
 fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &[S],
     [rows, width]: [usize; 2],

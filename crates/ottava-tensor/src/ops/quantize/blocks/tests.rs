@@ -21,7 +21,7 @@ fn e4m3(x: &Tensor, granularity: Granularity, copies: Copies) -> QuantizedTensor
     quantize_blocks(x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap()
 }
 
-/// A matrix whose blocks differ in size by many orders of magnitude, some of which are zero.
+/// A matrix whose blocks differ by many orders of magnitude; some are zero.
 fn uneven(name: &str, shape: &[usize], dtype: DType) -> Tensor {
     let mut x: Vec<f32> = hostile(name, shape, DType::F32).to_vec().unwrap();
     for (i, x) in x.iter_mut().enumerate() {
@@ -54,7 +54,7 @@ fn quantize_blocks_agrees_across_devices() {
 }
 
 #[test]
-fn views_at_any_address_are_cast_alike() {
+fn unaligned_views_are_cast_to_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {
         parity(&[hostile("x", &[1 + 33 * 136], dtype)], Tolerance::Exact, |x| {
             let x = x[0].rows(1, 1 + 33 * 136)?.reshape(&[33, 136])?;
@@ -86,7 +86,7 @@ fn the_transposed_copy_is_the_cast_of_the_transpose() {
 }
 
 #[test]
-fn codes_times_scales_lie_within_half_a_step() {
+fn dequantized_values_are_within_half_a_step() {
     for shape in [[3, 500], [129, 257]] {
         let x = normals("x", &shape, DType::F32);
         for granularity in FINER {
@@ -97,7 +97,7 @@ fn codes_times_scales_lie_within_half_a_step() {
                 let (row, column) = (i / shape[1], i % shape[1]);
                 let scale_inv = scale_inv[granularity.scale_index(scales.shape(), row, column / 128)];
                 let got = codes[row * pitch + column] * scale_inv;
-                // Half a unit of 3 bits, or of the smallest subnormal; and two roundings of binary32.
+                // Half a step of 3 mantissa bits, or of the smallest subnormal; and two F32 roundings.
                 let step = (x.abs() / 16.0).max(scale_inv * 2f64.powi(-10)) * (1.0 + 1e-6);
                 assert!((got - x).abs() <= step, "{granularity:?}: {x} at {row}, {column} became {got}");
             }
@@ -106,7 +106,7 @@ fn codes_times_scales_lie_within_half_a_step() {
 }
 
 #[test]
-fn every_kind_of_amax_has_a_scale() {
+fn special_amaxes_give_the_documented_scales() {
     let tiny = f32::from_bits(1);
     let (bf16, least) = (half::bf16::MAX.to_f32(), half::bf16::from_bits(1).to_f32());
     for (amax, dtype, expected) in [
@@ -122,7 +122,7 @@ fn every_kind_of_amax_has_a_scale() {
         for granularity in FINER {
             for copies in [Copies::Rows, Copies::Columns] {
                 let q = e4m3(&x, granularity, copies);
-                // The second column has rows and blocks of its own when columns are contracted.
+                // Columns have their own rows and blocks in the transposed copy.
                 let square = granularity.of_columns() == Granularity::Blocks128x128;
                 let at = if copies == Copies::Columns && !square { 1 } else { 0 };
                 assert_eq!(q.scale_inv.to_vec::<f32>().unwrap()[at], 1.0 / expected, "{amax:e} {granularity:?}");
@@ -135,7 +135,7 @@ fn every_kind_of_amax_has_a_scale() {
     {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
         let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, Copies::Rows, &mut seen, 0).unwrap();
-        // Rows of padding are scaled as zeros are: by 1, unless an epsilon stands for their amax.
+        // Padding has the scale of zeros: 1, or that of epsilon.
         let padding = if how.epsilon > 0.0 { expected } else { 1.0 };
         let scales = q.scale_inv.to_vec::<f32>().unwrap();
         assert_eq!((scales[0], scales[1]), (1.0 / expected, 1.0 / padding));
@@ -144,7 +144,7 @@ fn every_kind_of_amax_has_a_scale() {
 
 #[test]
 fn statistics_count_what_was_lost_once() {
-    // The block with an infinity keeps scale 1, so that 600 is beyond and 1e-6 is lost; the other loses nothing.
+    // The block with an infinity has scale 1, so 600 saturates and 1e-6 underflows; the other loses nothing.
     let mut x = vec![0f32; 256];
     x[..4].copy_from_slice(&[f32::INFINITY, -600.0, 1e-6, f32::NAN]);
     x[128..130].copy_from_slice(&[1e-6, 1e-7]);
@@ -153,7 +153,7 @@ fn statistics_count_what_was_lost_once() {
         (Granularity::Blocks1x128, Copies::Both, [2, 1]),
         (Granularity::Blocks128x128, Copies::Both, [2, 1]),
         (Granularity::PerRow, Copies::Both, [2, 3]),
-        // Each element is a block of its own along the rows.
+        // Along the rows, each element is a block.
         (Granularity::Blocks1x128, Copies::Columns, [1, 0]),
         (Granularity::MixedBlocks, Copies::Both, [2, 1]),
         (Granularity::MixedBlocks, Copies::Columns, [2, 1]),
@@ -168,7 +168,7 @@ fn statistics_count_what_was_lost_once() {
 }
 
 #[test]
-fn empty_matrices_and_scales_that_are_given() {
+fn empty_matrices_are_cast_and_per_tensor_scales_refused() {
     for shape in [[0, 5], [5, 0]] {
         let x = Tensor::zeros(&Device::Cpu, &shape, DType::BF16).unwrap();
         for granularity in FINER {
@@ -183,7 +183,7 @@ fn empty_matrices_and_scales_that_are_given() {
     assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, Copies::Rows, &mut seen, 0).is_err());
 }
 
-/// By the formula of the specification: `2^(ceil(log2(amax / 448)))` multiplies codes back.
+/// The formula of the specification: `scale_inv = 2^(ceil(log2(amax / 448)))`.
 #[test]
 fn scales_of_mx_are_powers_of_two_that_hold_the_largest_of_32() {
     let shape = [5, 71];
@@ -221,7 +221,7 @@ fn mx_is_refused_on_a_gpu() {
 }
 
 #[test]
-fn codes_are_replaced_in_place() {
+fn quantize_into_overwrites_in_place() {
     for granularity in FINER {
         for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
             let shape = [37, 200];
@@ -243,7 +243,7 @@ fn codes_are_replaced_in_place() {
 }
 
 #[test]
-fn codes_are_not_replaced_by_those_of_other_scales() {
+fn quantize_into_refuses_another_granularity() {
     let x = normals("x", &[20, 30], DType::F32);
     let mut into = e4m3(&x, Granularity::PerRow, Copies::Both);
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
