@@ -78,7 +78,8 @@ impl Granularity {
     }
 
     /// Shape of the inverse scales of these codes, in the layout of cuBLASLt: `[1]`; `[rows]`; 1x128 blocks: `[length / 128, rows]`;
-    /// 128x128 blocks: `[rows / 128, length / 128]` with the second dimension padded to a multiple of 4. Sizes are padded sizes. Padding has
+    /// 128x128 blocks: `[rows / 128, length / 128]` with the second dimension padded to a multiple of 4. Sizes are padded sizes. Padding
+    /// has
     /// the scale of zeros; the padding of 128x128 scales is zero. For mixed blocks, the shape for `codes`.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);

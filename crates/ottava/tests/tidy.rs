@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The floors of a crate: by module at its top, or by file where a folder needs it (`"folder/file"`); the longest match counts.
+/// Floors of the top modules of a crate, or of files in them (`"folder/file"`); the longest match counts.
 type Floors = &'static [(&'static str, u8)];
 
-/// The library crates with their floors, lower crates first. A file imports from its own floor or from lower ones.
+/// The library crates, lower crates first. A file may import from its own floor or lower ones.
 const FLOORS: &[(&str, Floors)] = &[
     (
         "ottava-tensor",
@@ -58,10 +58,10 @@ const FLOORS: &[(&str, Floors)] = &[
     ),
 ];
 
-/// Crates whose files do not import each other in a circle.
+/// Crates that must have no import cycle among their files.
 const ACYCLIC: &[&str] = &["ottava-tensor"];
 
-/// Folders of folders that each count as one file for [`ACYCLIC`]: contract, reference and launch of an op name each other.
+/// Folders whose subfolders each are one node for [`ACYCLIC`]: contract, reference and launch of an op import each other.
 const UNITS: &[&str] = &["ops"];
 
 /// The most lines a file may have; a longer one wants to be two.
@@ -179,28 +179,28 @@ fn depth(in_src: &Path) -> usize {
     in_src.components().count() - 1 + own
 }
 
-/// A path as its segments.
+/// The segments of a path.
 type Names = Vec<String>;
 
-/// An import of a file: `use a::b as c` is `c` for `[a, b]`.
+/// A `use` declaration: `use a::b as c` has the path `[a, b]` and the name `c`.
 struct Import {
     public: bool,
     path: Names,
     name: String,
 }
 
-/// A source file of a crate, as far as imports go.
+/// The imports of a source file.
 struct Module {
     file: PathBuf,
-    /// `use` declarations, groups taken apart.
+    /// `use` declarations, with groups expanded.
     imports: Vec<Import>,
-    /// Paths of two and more segments elsewhere in the code.
+    /// Other paths of at least two segments.
     paths: Vec<Names>,
-    /// Whether there is nothing but `mod`, `use` and attributes.
+    /// Whether the file has only `mod`, `use` and attributes.
     only_exports: bool,
 }
 
-/// The source files of a crate by the paths of their modules. Code under `#[cfg(test)]` is left out: tests may import anything.
+/// The source files of a crate by module path, without code under `#[cfg(test)]`, which may import anything.
 struct Modules(BTreeMap<Names, Module>);
 
 impl Modules {
@@ -224,7 +224,7 @@ impl Modules {
         Modules(modules)
     }
 
-    /// The path from the crate's root that `path` stands for in `module`; `None` for names from elsewhere.
+    /// The absolute path of `path` in `module`; `None` for names of other crates.
     fn from_root(&self, module: &[String], path: &[String]) -> Option<Names> {
         self.by_name(module, path).or_else(|| {
             let imports = &self.0.get(module)?.imports;
@@ -236,7 +236,7 @@ impl Modules {
         })
     }
 
-    /// [`Modules::from_root`] without imports of everything.
+    /// [`Modules::from_root`] without glob imports.
     fn by_name(&self, module: &[String], path: &[String]) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         let from = |base: &[String], rest: &[String]| Some([base, rest].concat());
@@ -256,7 +256,7 @@ impl Modules {
         }
     }
 
-    /// The module in which the item at `path` from the root is defined, and whether the path is that of the module itself.
+    /// The module that defines the item at the absolute `path`, and whether `path` is the module itself.
     fn definition(&self, path: &[String], steps: usize) -> (Names, bool) {
         let mut module = Names::new();
         for (i, name) in path.iter().enumerate() {
@@ -275,8 +275,7 @@ impl Modules {
         (module, true)
     }
 
-    /// The modules that `module` imports from, each with the path that names it. What a file exports again it does not import, nor does
-    /// a file that only exports count.
+    /// The modules that `module` imports, with the importing path. Re-exports are not imports, and files that only re-export are skipped.
     fn imported_by(&self, module: &[String]) -> BTreeMap<Names, String> {
         let of = &self.0[module];
         let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path);
@@ -288,7 +287,7 @@ impl Modules {
         found.collect()
     }
 
-    /// The first circle of imports, as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
+    /// The first import cycle, as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
     fn cycle(&self, units: &[&str]) -> Option<String> {
         let unit = |module: &Names| match module.as_slice() {
             [folder, inner, ..] if units.contains(&folder.as_str()) => vec![folder.clone(), inner.clone()],
@@ -305,13 +304,13 @@ impl Modules {
         let mut done = BTreeSet::new();
         edges.keys().find_map(|start| {
             let mut trail = vec![start.clone()];
-            let circle = circle_from(&edges, &mut trail, &mut done)?;
-            let steps = circle.windows(2).map(|pair| format!(" -> {} ({})", file(&pair[1]), edges[&pair[0]][&pair[1]]));
-            Some(file(&circle[0]) + &steps.collect::<String>())
+            let cycle = cycle_from(&edges, &mut trail, &mut done)?;
+            let steps = cycle.windows(2).map(|pair| format!(" -> {} ({})", file(&pair[1]), edges[&pair[0]][&pair[1]]));
+            Some(file(&cycle[0]) + &steps.collect::<String>())
         })
     }
 
-    /// Imports of `krate` from a higher floor. A `prefix` is how files of `krate` name a visible crate, itself or a lower one.
+    /// Imports from a higher floor. `visible` are this crate (`crate`) and lower ones, by the name that its files use.
     fn upward_imports(&self, floors: Floors, visible: &[(String, &Modules, Floors)]) -> Vec<String> {
         let mut problems = Vec::new();
         for (module, of) in self.0.iter().filter(|(module, _)| !module.is_empty()) {
@@ -343,14 +342,14 @@ impl Modules {
     }
 }
 
-/// The floor of a module: that of the longest entry that it lies in.
+/// The floor of a module: that of the longest matching entry.
 fn floor(floors: Floors, module: &[String]) -> Option<u8> {
     let within = |entry: &str| entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count();
     floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)
 }
 
-/// A circle that is reached from the end of `trail`, its first module repeated at its end. `done` are modules that reach none.
-fn circle_from(
+/// A cycle reachable from the end of `trail`; its first module is repeated at the end. `done` are modules that reach none.
+fn cycle_from(
     edges: &BTreeMap<Names, BTreeMap<Names, String>>,
     trail: &mut Vec<Names>,
     done: &mut BTreeSet<Names>,
@@ -364,8 +363,8 @@ fn circle_from(
             return Some([&trail[at..], &[next.clone()]].concat());
         }
         trail.push(next.clone());
-        if let Some(circle) = circle_from(edges, trail, done) {
-            return Some(circle);
+        if let Some(cycle) = cycle_from(edges, trail, done) {
+            return Some(cycle);
         }
         trail.pop();
     }
@@ -373,7 +372,7 @@ fn circle_from(
     None
 }
 
-/// `code` without items under `#[cfg(test)]`, and the names of the modules in other files among those.
+/// `code` without items under `#[cfg(test)]`, and the names of its test modules in other files.
 fn without_tests(code: &str) -> (String, Names) {
     let (mut kept, mut modules, mut rest) = (String::new(), Vec::new(), code);
     while let Some((before, item)) = rest.split_once("#[cfg(test)]") {
@@ -401,7 +400,7 @@ fn take_imports(code: &str) -> (Vec<Import>, String) {
         let line = code[..at].rfind(['\n', ';', '{', '}']).map_or(0, |i| i + 1);
         rest += &code[end..line.max(end)];
         let public = code[line..at].trim_start().starts_with("pub");
-        for (path, name) in taken_apart(&code[at + 4..at + length]) {
+        for (path, name) in expand(&code[at + 4..at + length]) {
             imports.push(Import { public, path, name });
         }
         end = at + length + 1;
@@ -409,8 +408,8 @@ fn take_imports(code: &str) -> (Vec<Import>, String) {
     (imports, rest + &code[end..])
 }
 
-/// The paths of a `use`, each with the name that it gets: `a::{self, b as c}` are `a` as `a` and `a::b` as `c`.
-fn taken_apart(tree: &str) -> Vec<(Names, String)> {
+/// Expands a `use` into paths and names: `a::{self, b as c}` gives `a` as `a` and `a::b` as `c`.
+fn expand(tree: &str) -> Vec<(Names, String)> {
     let names =
         |path: &str| path.split("::").map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
     let Some((before, group)) = tree.split_once('{') else {
@@ -423,7 +422,7 @@ fn taken_apart(tree: &str) -> Vec<(Names, String)> {
     for (i, c) in group.char_indices() {
         depth += i32::from(c == '{') - i32::from(c == '}');
         if depth < 0 || depth == 0 && c == ',' {
-            all.extend(taken_apart(&group[start..i]).into_iter().map(|(path, name)| match path.as_slice() {
+            all.extend(expand(&group[start..i]).into_iter().map(|(path, name)| match path.as_slice() {
                 [own] if own == "self" => (before.clone(), before.last().cloned().unwrap_or_default()),
                 _ => ([before.as_slice(), &path].concat(), name),
             }));
@@ -433,7 +432,7 @@ fn taken_apart(tree: &str) -> Vec<(Names, String)> {
     all
 }
 
-/// The paths of two and more segments in `code`, but for those that say who sees an item.
+/// The paths of at least two segments in `code`, except in `pub(in …)`.
 fn paths_of(code: &str) -> Vec<Names> {
     let (mut paths, mut end) = (Vec::new(), 0);
     while let Some(at) = code[end..].find(is_word).map(|at| end + at) {
@@ -476,7 +475,7 @@ fn files_import_from_their_floor_or_below() {
 }
 
 #[test]
-fn roots_are_named_crate() {
+fn the_crate_root_is_named_crate() {
     let mut problems = Vec::new();
     for (krate, _) in FLOORS {
         let src = format!("crates/{krate}/src");
@@ -495,19 +494,19 @@ fn roots_are_named_crate() {
 }
 
 #[test]
-fn files_do_not_import_each_other_in_a_circle() {
+fn files_have_no_import_cycle() {
     for krate in ACYCLIC {
         assert_eq!(modules_of(krate).cycle(UNITS), None, "{krate}");
     }
 }
 
-/// Modules of planted sources.
+/// Modules of made-up sources.
 fn planted(files: &[(&str, &str)]) -> Modules {
     Modules::new(files.iter().map(|(file, code)| (Path::new(file), *code)))
 }
 
 #[test]
-fn a_planted_circle_is_named() {
+fn a_planted_cycle_is_named() {
     let exports = "mod low;\nmod high;\npub use high::{High, other as Renamed};";
     let high = "use super::low::Low;\npub struct High(Low);";
     let cases = [
@@ -529,7 +528,7 @@ fn a_planted_circle_is_named() {
 }
 
 #[test]
-fn parents_that_hold_code_and_folders_that_count_as_one_are_told_apart() {
+fn modules_with_code_count_and_op_folders_are_one_node() {
     let files = [
         ("lib.rs", "mod ops;"),
         ("ops/mod.rs", "mod add;\nmod cast;\npub use add::add;"),
@@ -537,12 +536,12 @@ fn parents_that_hold_code_and_folders_that_count_as_one_are_told_apart() {
         ("ops/add/cpu.rs", "use super::Kind;\npub fn add() {}"),
         ("ops/cast.rs", "use super::add;"),
     ];
-    assert!(planted(&files).cycle(&[]).is_some_and(|circle| circle.starts_with("ops/add/mod.rs -> ops/add/cpu.rs")));
+    assert!(planted(&files).cycle(&[]).is_some_and(|cycle| cycle.starts_with("ops/add/mod.rs -> ops/add/cpu.rs")));
     assert_eq!(planted(&files).cycle(&["ops"]), None);
     let mut files = files;
     files[3].1 = "use crate::ops::cast::Cast;";
-    let circle = planted(&files).cycle(&["ops"]).expect("a circle of two ops");
-    assert!(circle.contains("ops/cast.rs"), "{circle}");
+    let cycle = planted(&files).cycle(&["ops"]).expect("a cycle of two ops");
+    assert!(cycle.contains("ops/cast.rs"), "{cycle}");
 }
 
 #[test]
@@ -664,7 +663,7 @@ fn no_file_is_too_long() {
 fn comments_and_strings_are_no_code() {
     let text = "a /* x\n */ b \"c // d\\\"\" e // f\n'\\'' 'g' &'h i r#\"j\"k\"# l br\"m\" '\\n' n";
     assert_eq!(code_of(text), "a \n b \"\" e \n'' '' &'h i \"\" l br\"\" '' n");
-    let paths: Vec<_> = taken_apart("a::{b, c::{self, d as e}}").into_iter().map(|(p, n)| (p.join("::"), n)).collect();
+    let paths: Vec<_> = expand("a::{b, c::{self, d as e}}").into_iter().map(|(p, n)| (p.join("::"), n)).collect();
     let expected = [("a::b", "b"), ("a::c", "c"), ("a::c::d", "e")];
     assert_eq!(paths, expected.map(|(path, name)| (path.to_string(), name.to_string())));
     assert_eq!(depth(Path::new("a/b.rs")), 2);

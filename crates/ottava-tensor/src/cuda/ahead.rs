@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, available_parallelism};
 
-/// Kernels and attention passes of a run, in the order of first use. A dry run records them ([`CudaDevice::workload`](super::CudaDevice::workload)),
+/// Kernels and attention passes of a run, in the order of first use. A dry run records them
+/// ([`CudaDevice::workload`](super::CudaDevice::workload)),
 /// a real device prepares it ([`CudaDevice::prepare`](super::CudaDevice::prepare)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {

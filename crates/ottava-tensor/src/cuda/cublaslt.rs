@@ -101,7 +101,8 @@ const WARM_UP: f32 = 80.0;
 const SETTLE: f32 = 20.0;
 /// Milliseconds of each timing under load.
 const TURN: f32 = 12.0;
-/// A finalist that is slower than the fastest by more than this factor after a round is not timed again. It could only win if two timings of
+/// A finalist that is slower than the fastest by more than this factor after a round is not timed again. It could only win if two timings
+/// of
 /// one algorithm under load differed by more than 10 %.
 const HOPELESS: f32 = 1.1;
 /// Products shorter than this many milliseconds do not load the chip, and are timed with a fixed number of runs.

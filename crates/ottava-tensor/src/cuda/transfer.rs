@@ -1,6 +1,7 @@
 //! Copies between pinned host memory and device memory that overlap with compute.
 //!
-//! Each direction has its own stream. A copy waits for all earlier work of the compute stream, which may still use its memory; compute waits
+//! Each direction has its own stream. A copy waits for all earlier work of the compute stream, which may still use its memory; compute
+//! waits
 //! for the copy, at the latest when the [`Transfer`] is dropped. Events order the streams, so callers see one stream.
 
 use super::buffer::DeviceBuffer;

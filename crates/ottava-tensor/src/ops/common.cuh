@@ -1,4 +1,4 @@
-// Put before every kernel. Arithmetic is float; each value is rounded once, on `store`, as on the CPU.
+// Included before every kernel. Arithmetic is F32; each value is rounded once, in `store`, as on the CPU.
 // `X`, where a kernel uses it, is the storage type, chosen when compiling.
 
 struct f16 { unsigned short bits; };
@@ -30,10 +30,10 @@ __device__ __forceinline__ void store(bf16* p, float x) { asm("cvt.rn.bf16.f32 %
 __device__ __forceinline__ void store(f16* p, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 
 struct Add { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
-// As the CPU's: the larger, and never NaN unless both are.
+// As on the CPU: ignores NaN unless both are NaN.
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 
-// The reduction of one value per thread, for all threads of a block of whole warps. The order is fixed.
+// Reduces one value per thread over a block of whole warps, in a fixed order; all threads get the result.
 template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op op) {
     __shared__ T warps[32];
     for (int offset = 16; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xFFFFFFFF, x, offset));
@@ -47,12 +47,12 @@ template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op o
 template <class T> __device__ __forceinline__ T block_sum(T x) { return block_reduce(x, Add()); }
 __device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max()); }
 
-// Raises *amax, by one thread. Non-negative floats order as their bits do, so the result does not depend on the order of
-// blocks; and as it only grows, most blocks need no more than a look at it.
+// Raises *amax; called by one thread. Non-negative floats order as their bits, so the result is independent of the order of blocks. A
+// read first avoids most atomics.
 __device__ __forceinline__ void raise(float* amax, float largest) {
     if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
 }
-// The same by all threads of a block, each with its own value. A null `amax` is nothing to do.
+// As `raise`, called by all threads of a block with one value each. No-op if `amax` is null.
 __device__ __forceinline__ void block_raise(float* amax, float largest) {
     if (!amax) return;
     __shared__ u32 warps[32];
@@ -65,11 +65,11 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
     raise(amax, __uint_as_float(all));
 }
 
-// First element of this thread and the step to its next, for loops over a whole grid.
+// Start and step of a grid-stride loop.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }
 
-// Eight neighbouring elements, moved in accesses of 16 bytes, at an address that is a multiple of 16.
+// Eight neighbouring elements, accessed as 16-byte vectors at addresses aligned to 16 bytes.
 template <class T> union Eight {
     uint4 words[sizeof(T) / 2];
     T at[8];
@@ -89,7 +89,7 @@ template <class T> __device__ __forceinline__ void unpack8(const Eight<T>& e, fl
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = load(e.at[i]);
 }
-// In pairs, one instruction for each value.
+// Unpacks pairs with one instruction per value.
 template <> __device__ __forceinline__ void unpack8<bf16>(const Eight<bf16>& e, float* v) {
     const u32 pairs[4] = {e.words[0].x, e.words[0].y, e.words[0].z, e.words[0].w};
 #pragma unroll
@@ -98,7 +98,7 @@ template <> __device__ __forceinline__ void unpack8<bf16>(const Eight<bf16>& e, 
         v[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000);
     }
 }
-// Eight values, each rounded once, as `store` does; the narrow types in pairs.
+// Rounds eight values once each, as `store`; 16-bit types in pairs.
 template <class T> __device__ __forceinline__ Eight<T> pack8(const float* v);
 template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
     Eight<f32> e;
@@ -135,7 +135,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// Eight codes are two words.
+// Eight FP8 codes are two words.
 #define CODES(TYPE)                                                                                                    \
     template <> union Eight<TYPE> {                                                                                    \
         uint2 words;                                                                                                   \
@@ -157,7 +157,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
 CODES(e4m3)
 CODES(e5m2)
 
-// The first `valid` of eight elements; the rest are zero.
+// Loads the first `valid` of eight elements; the rest are zero.
 template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int valid, bool wide) {
     if (wide) return load8(p);
     Eight<T> e = {};
@@ -165,7 +165,7 @@ template <class T> __device__ __forceinline__ Eight<T> fetch8(const T* p, int va
     for (int i = 0; i < 8; i++) if (i < valid) e.at[i] = p[i];
     return e;
 }
-// The same, written.
+// Stores the first `valid` of eight elements.
 template <class T> __device__ __forceinline__ void put8(T* p, const Eight<T>& e, int valid, bool wide) {
     if (wide) return store8(p, e);
 #pragma unroll
@@ -196,7 +196,7 @@ template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& 
     return fminf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000)));
 }
 
-// Of each place of two eights, the one of the larger absolute value, with a sign that means nothing; NaN gives way to a number.
+// Elementwise the value of larger magnitude, with an undefined sign; a number is preferred to NaN.
 template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a, const Eight<T>& b) {
     Eight<T> c;
 #pragma unroll
@@ -219,7 +219,7 @@ template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e
     return fmaxf(0.0f, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000))));
 }
 
-// The eight of the lane whose number differs by these bits.
+// The eight of the lane `lane ^ mask`.
 template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int bits) {
 #pragma unroll
     for (int w = 0; w < sizeof(T) / 2; w++) {
@@ -231,7 +231,7 @@ template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int
     return e;
 }
 
-// Whether eights may be moved at all these addresses. A null pointer does not stand in the way.
+// Whether all addresses are aligned to 16 bytes; null counts as aligned.
 template <class... P> __device__ __forceinline__ bool aligned(const P*... p) { return ((u64(p) | ...) & 15) == 0; }
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014), as in random/cpu.rs.
@@ -242,7 +242,7 @@ __device__ __forceinline__ u64 hash(u64 x) {
     return x ^ (x >> 31);
 }
 
-// What forward kept of an activation [R, C] (ops/compress): its values,
+// A saved activation [R, C] (ops/compress): its values,
 template <class T> struct Exact {
     const T* x;
     int C;
@@ -250,11 +250,11 @@ template <class T> struct Exact {
     __device__ __forceinline__ Raw fetch(u64 row, int c) const { return load8(x + row * C + c); }
     __device__ __forceinline__ Eight<T> values(const Raw& raw) const { return raw; }
     __device__ __forceinline__ T value(u64 row, int c) const { return x[row * C + c]; }
-    // Whether eights may be fetched at multiples of eight from all multiples of `n`, which C is one of.
+    // Whether eights can be loaded at multiples of eight from all multiples of `n`, a divisor of C.
     __device__ __forceinline__ bool wide(int n) const { return n % 8 == 0 && aligned(x); }
 };
 
-// or E4M3 codes with a power of two for each 16 neighbours of a row, by its biased exponent. 255 is NaN, and all its codes are zero.
+// or E4M3 codes with a biased exponent per 16 neighbours of a row. Exponent 255 is NaN, with codes of zero.
 template <class T> struct Compressed {
     const e4m3* codes;
     const unsigned char* scale_inv;
@@ -264,7 +264,7 @@ template <class T> struct Compressed {
     __device__ __forceinline__ u32 exponent(u64 row, int c) const { return scale_inv[row * groups() + c / 16]; }
     __device__ __forceinline__ Raw fetch(u64 row, int c) const { return {load8(codes + row * C + c), exponent(row, c)}; }
     __device__ __forceinline__ Eight<T> values(const Raw& raw) const {
-        // Zero times the infinity that an exponent of 255 makes is NaN.
+        // Exponent 255 gives infinity, and zero times infinity is NaN.
         const float power = __uint_as_float(raw.exponent << 23);
         float v[8];
         unpack8(raw.codes, v);
@@ -280,7 +280,7 @@ template <class T> struct Compressed {
     __device__ __forceinline__ bool wide(int n) const { return n % 16 == 0 && aligned(codes); }
 };
 
-// The largest absolute value of eight, by its bits as a float: NaN is above infinity.
+// Bits of the largest absolute value of eight; NaN is above infinity.
 template <class T> __device__ __forceinline__ u32 largest_bits8(const Eight<T>& e) {
     float v[8];
     unpack8(e, v);

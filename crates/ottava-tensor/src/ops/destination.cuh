@@ -1,19 +1,18 @@
-// The last stage of every kernel that writes FP8 operands: tiles of 128 x 128 values become codes, row by row from
-// registers and column by column through shared memory, and are measured on the way. `FORMAT` is the type of the codes, `SHARING`
-// says which values share a scale. Blocks have 256 threads, unless a kernel says otherwise.
+// Epilogue of every kernel that writes FP8 operands. Casts tiles of 128 x 128 values: codes are written from registers, transposed codes
+// through shared memory, and statistics are collected. `FORMAT` is the type of the codes, `SHARING` the granularity of the scales. Blocks
+// have 256 threads unless a kernel says otherwise.
 //
-// One scale per tensor is given. Others follow from the values: of blocks while their tile is in shared memory. Rows and columns are
-// longer than a tile, so their scales follow from amaxes that a launch of the same kernel before finds, compiled with `RowAmaxes`:
-// it writes nothing else. `MixedBlocks` are of 1x128 in the codes and of 128x128 in the transposed copy.
+// A per-tensor scale is given. Block scales are found while the tile is in shared memory. Rows and columns are longer than a tile, so
+// their scales need two launches of the kernel: one compiled with `RowAmaxes`, which only finds the amaxes, and one that casts.
+// `MixedBlocks` has 1x128 blocks in the codes and 128x128 blocks in the transposed copy.
 enum Sharing { PerTensor, PerRow, RowAmaxes, Blocks1x128, MixedBlocks, Blocks128x128 };
 #define TILE 128
-// Whether the codes, and the transposed copy, have scales of 128 neighbours, or of squares.
+// Whether rows or columns have scales of 1x128 blocks, or columns of 128x128 blocks.
 __device__ constexpr bool rows_are_cut(Sharing s) { return s == Blocks1x128 || s == MixedBlocks; }
 __device__ constexpr bool columns_are_cut(Sharing s) { return s == Blocks1x128; }
 __device__ constexpr bool columns_are_squared(Sharing s) { return s == MixedBlocks || s == Blocks128x128; }
 
-// What a kernel writes; laid out as `Destination` in quantize/cuda.rs. `codes` and `transposed` may be null; both are padded with
-// zeros.
+// An output; laid out as `destination` in quantize/cuda.rs. `codes` and `transposed` may be null and are padded with zeros.
 struct Destination {
     unsigned char *codes, *transposed;
     float *scale_inv, *transposed_scale_inv, *amax;
@@ -21,13 +20,13 @@ struct Destination {
     const float* scale;
     float *row_amax, *column_amax;
     int rows, columns;
-    // From a row of codes, or of scales where those have rows, to the next.
+    // Distances between rows of codes and of scales.
     int pitch, transposed_pitch, scale_pitch, transposed_scale_pitch;
-    // Of scales that follow from an amax.
+    // Parameters of current scaling.
     float epsilon, bound;
     int power_of_two;
 
-    // The columns from F on, of whole tiles, as a destination of their own.
+    // The columns from F on, a multiple of the tile, as a destination.
     __device__ __forceinline__ Destination right_of(int F) const {
         Destination right = *this;
         right.columns -= F;
@@ -43,9 +42,9 @@ struct Destination {
 };
 
 __device__ __forceinline__ int padded(int n) { return (n + 15) / 16 * 16; }
-// Whether tiles hold values until there are scales.
+// Whether tiles hold values until block scales are known.
 #define HOLDS (SHARING >= Blocks1x128)
-// Along the dimension that is contracted, blocks are whole.
+// Padded size along the contracted dimension: whole blocks.
 __device__ __forceinline__ int padded_length(int n) { return HOLDS ? (n + TILE - 1) / TILE * TILE : padded(n); }
 
 // Half the smallest positive value, the largest input that rounds to zero.
@@ -53,13 +52,13 @@ template <class T> struct Underflow;
 template <> struct Underflow<e4m3> { static constexpr float bound = 0x1p-10f; };
 template <> struct Underflow<e5m2> { static constexpr float bound = 0x1p-17f; };
 
-// What one thread saw.
+// Statistics of one thread.
 struct Seen {
     float amax = 0.0f;
     u32 beyond = 0, lost = 0;
 };
 
-// Counts what eight values lose, `a` after scaling.
+// Counts saturated and underflowed values of eight; `a` is scaled.
 template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {
 #pragma unroll
     for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > max_finite<T>();
@@ -69,8 +68,7 @@ template <class T> __device__ __forceinline__ void count_lost(const float* v, co
     for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Underflow<T>::bound;
 }
 
-// Codes of eight values in two words, by one scale. They are counted only where their extremes tell that something is lost: the
-// product by a positive scale keeps the order of values.
+// Casts eight values with one scale. Losses are counted only if the extremes of the eight show one: scaling keeps the order.
 template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
     float v[8], a[8];
     unpack8(e, v);
@@ -83,7 +81,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     return encode8<T>(a);
 }
 
-// By a scale that follows from an amax, which has been seen: negative where that amax comes out beyond the largest code.
+// Casts with a scale from a measured amax; a negative scale means that the amax saturates.
 template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X>& e, float flagged, Seen& seen) {
     const float scale = fabsf(flagged);
     float v[8], a[8];
@@ -95,7 +93,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
     return encode8<T>(a);
 }
 
-// By a scale alone, where another copy is counted.
+// Casts without counting, because another copy is counted.
 template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eight<X>& e, float scale) {
     float v[8];
     unpack8(e, v);
@@ -104,7 +102,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eigh
     return encode8<T>(v);
 }
 
-// By such scales of eight columns, counted only where no other copy is.
+// Casts with scales of eight columns; counts only if no other copy is counted.
 template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
     float v[8], a[8];
     unpack8(e, v);
@@ -123,11 +121,10 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
     return encode8<T>(a);
 }
 
-// A tile. Where scales are known, its codes, four to a word: exchanging words by the number of the row's sixteen keeps both
-// ways of access free of bank conflicts. Otherwise its values, until scales are known, and then the codes of the transposed copy in
-// their places: eights of a row are exchanged instead of words, and neighbours use other halves. The scales of its rows and columns lie
-// beside, or what threads have seen of them: of a row up to sixteen, and one more place for access free of bank conflicts; of a column
-// one for each warp.
+// A tile in shared memory. With known scales it holds codes, four per word; words are swizzled by row / 16 to avoid bank conflicts in
+// both directions. Otherwise it holds values, with eights swizzled, until block scales are known, and then the transposed codes. Next to it
+// are the scales of rows and columns, or the partial amaxes of threads: up to 16 per row plus one of padding against bank conflicts, and
+// one per warp for each column.
 #define OF_ROW 17
 #define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? (OF_ROW + 8) * TILE : 4)
 struct alignas(16) Tile {
@@ -140,11 +137,10 @@ struct alignas(16) Tile {
         return (u32*)held(row, eight) + ((eight ^ eight >> 3) & 1) * 2 + word % 2;
     }
 };
-// In dynamic shared memory, as many as the kernel needs.
+// Tiles in dynamic shared memory.
 extern __shared__ Tile tiles_of_the_launch[];
 
-// Writes four columns of sixteen rows as rows of sixteen bytes: `word(i)` holds the codes of row i, and the columns' rows in
-// `transposed` lie `pitch` bytes apart.
+// Transposes four columns of 16 rows: `word(i)` holds the codes of row i; rows of `transposed` are `pitch` bytes apart.
 template <class Word> __device__ __forceinline__ void turn(const Word& word, unsigned char* transposed, u64 pitch) {
     u32 turned[4][4];
 #pragma unroll
@@ -162,19 +158,19 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
         *(uint4*)(transposed + j * pitch) = make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
 }
 
-// The place in a tile of what a thread takes in `TileCast`: eight columns of every sixteenth row.
+// Column and row of this thread in `TileCast`: eight columns of every 16th row.
 __device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
 __device__ __forceinline__ int tile_row(int sweep) { return sweep * 16 + threadIdx.x / 16; }
 
-// The first row of this block's tiles. From the end of the matrix to its start, since what was written last before is
-// likely to be in the cache still. Codes by rows go the other way: the launch for their amaxes has read the start last.
+// First row of this block's tiles. Blocks go from the end of the matrix to its start, because the previous kernel's last writes are likely
+// in L2. Casts with per-row scales go forward: the launch for the amaxes has read the start last.
 __device__ __forceinline__ int first_row(bool from_start = SHARING == PerRow) {
     return (from_start ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * TILE;
 }
 
 __device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
 
-// As `take_scale`, but for `bound`.
+// As `take_scale`, limited to `bound`.
 __device__ __forceinline__ float own_scale(const Destination& to, float largest, float amax) {
     const float a = amax < to.epsilon ? to.epsilon : amax;
     if (a == 0.0f || a > 3.402823466e38f) return 1.0f;
@@ -183,7 +179,7 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// Of eight rows that sixteen threads share, the largest of row k, in threads 2 k and 2 k + 1. `largest` is lost.
+// Reduces eight rows over 16 threads: the maximum of row k ends in threads 2k and 2k + 1. Overwrites `largest`.
 __device__ __forceinline__ float row_largest(float* largest) {
     int step = 8;
 #pragma unroll
@@ -198,20 +194,20 @@ __device__ __forceinline__ float row_largest(float* largest) {
     return fmaxf(largest[0], __shfl_xor_sync(0xFFFFFFFF, largest[0], 1));
 }
 
-// The scale of a row, column or block, negative where its amax comes out beyond the largest code.
+// The scale of a row, column or block; negative if its amax saturates.
 template <class T> __device__ __forceinline__ float flagged_scale(const Destination& to, float amax) {
     const float scale = own_scale(to, max_finite<T>(), amax);
     return amax * scale > max_finite<T>() ? -scale : scale;
 }
 
-// A tile of values on its way to codes of type T: `begin` and a barrier where scales are those of rows, then `cast` of all its eights,
-// `finish`, a barrier (that of `measure`), and `flush`. Threads cast eights of the same columns in all their rows.
+// The cast of a tile to codes of type T: `begin` and a barrier if scales are per row, `cast` of all eights, `finish`, a barrier (that of
+// `measure`), and `flush`. A thread casts the same columns in all its rows.
 template <class T, Sharing SHARED = SHARING> struct TileCast {
     const Destination& to;
     Tile& tile;
     Seen& seen;
     const int row0, column0;
-    // Of what a thread has seen in its columns, the largest, for `RowAmaxes`.
+    // Column amaxes of this thread, for `RowAmaxes`.
     mutable Eight<X> in_columns[2] = {};
 
     __device__ __forceinline__ void write_codes(int row, int column, uint2 eight) const {
@@ -221,7 +217,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
             *(uint2*)(to.codes + (u64)row * to.pitch + column) = eight;
     }
 
-    // The row or column of the tile that a thread finds the amax or scale of: half of the threads have a column each, the other half a row.
+    // Row or column whose amax or scale this thread finds: half of the threads have columns, the other half rows.
     struct Line { bool is_row; int at, number, lines; };
     __device__ __forceinline__ Line line() const {
         const bool is_row = threadIdx.x >= TILE;
@@ -238,12 +234,12 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
             const float amax = amaxes[it.number], flagged = flagged_scale<T>(to, amax);
             tile.lines[it.is_row ? it.at : TILE + it.at] = flagged;
             seen.amax = fmaxf(seen.amax, amax);
-            // A line has the same scale in all tiles across, and the first writes it.
+            // The first tile along a row or column writes its scale.
             if ((it.is_row ? column0 : row0) == 0) (it.is_row ? to.scale_inv : to.transposed_scale_inv)[it.number] = 1.0f / fabsf(flagged);
         }
     }
 
-    // Takes eight values, zero beyond the matrix, that start at this place of the tile. `scale` is that of the tensor, if there is one.
+    // Casts eight values (zero beyond the matrix) at a position of the tile. `scale` is the per-tensor scale, if any.
     __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
         if constexpr (SHARED == RowAmaxes) {
             see<1>(row, &values);
@@ -268,7 +264,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
             write_codes(row, column, eight);
         }
     }
-    // Two eights of a row, for threads that have so many: eight share a row then.
+    // Casts two eights of a row; then eight threads share a row.
     __device__ __forceinline__ void cast(int row, const int (&columns)[2], const Eight<X> (&values)[2], float scale) const {
         if constexpr (SHARED == RowAmaxes) {
             see<2>(row, values);
@@ -278,8 +274,8 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         }
     }
 
-    // Finds the scales of blocks and casts by them, or raises the amaxes of rows and columns. All threads come here, each with values in
-    // `held` that it has put there itself, or after a barrier.
+    // Finds block scales and casts, or raises the amaxes of rows and columns. Called by all threads; values in `held` are their own or
+    // follow a barrier.
     __device__ __forceinline__ void finish() const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
         if constexpr (SHARED == Blocks128x128) finish_square();
@@ -290,7 +286,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         else finish();
     }
 
-    // Of the eights of a row.
+    // Reduces over the threads of a row.
     template <int EIGHTS> __device__ __forceinline__ void see(int row, const Eight<X>* values) const {
         constexpr int threads = TILE / 8 / EIGHTS;
         float of_row = 0.0f;
@@ -329,7 +325,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
 
     __device__ __forceinline__ Eight<X> held(int k) const { return *tile.held(tile_row(k), eight_column() / 8); }
 
-    // Writes the scale of a square, where it has one: in one thread.
+    // Writes the scale of a 128x128 block; called by one thread.
     __device__ __forceinline__ void write_square(float scale, bool of_rows) const {
         if (row0 >= to.rows || column0 >= to.columns) return;
         const int row = row0 / TILE, column = column0 / TILE;
@@ -352,7 +348,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         }
     }
 
-    // Blocks along the rows, and along the columns or the square.
+    // 1x128 blocks along rows, and along columns or 128x128 blocks.
     __device__ __forceinline__ void finish_blocks() const {
         __shared__ alignas(16) float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE];
         constexpr bool SQUARE = columns_are_squared(SHARED);
@@ -408,7 +404,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
             else turned = encode8_by_columns<T>(values, scales, !by_row, seen);
             *(uint2*)tile.at(tile_row(k), eight_column() / 4) = turned;
         };
-        // The usual case by itself, without a branch between the copies.
+        // The common case, without branches between the copies.
         if (by_rows && by_columns) {
 #pragma unroll 2
             for (int k = 0; k < 8; k++) encode(k, true, true);
@@ -418,7 +414,7 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
         }
     }
 
-    // Writes the transpose of a tile that all threads have filled: each thread turns four columns of sixteen rows.
+    // Writes the transpose of a complete tile; each thread transposes four columns of 16 rows.
     __device__ __forceinline__ void flush() const {
         if (!to.transposed) return;
         const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
@@ -427,8 +423,8 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
     }
 };
 
-// Adds what the block saw to the statistics. A barrier for all threads, which `then` go on, one of them to add up at last: it waits
-// for memory. The `first` block of a matrix writes the rest.
+// Adds the block's statistics, with a barrier for all threads. `then` runs before the last thread adds up, to hide its latency. The `first`
+// block of a matrix also counts its elements.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
     if constexpr (SHARING == RowAmaxes) return;
@@ -458,12 +454,12 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     }
 }
 
-// Of a grid that has one matrix.
+// `measure` for a grid with one matrix.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, const Then& then) {
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
-// Fills a tile from a source. What lies beyond the matrix is zero; of a `WHOLE` tile nothing does.
+// Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
 template <int LOADS, bool WHOLE, class Source>
 __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const Source& source, float scale) {
     const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
@@ -480,7 +476,7 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
             Eight<X> values = {};
             const int row = tile.row0 + tile_row(sweep + k);
             if (WHOLE || (row < rows && column < columns)) values = source.values(raw[k], row, column);
-            // Padding is zero, whatever the row makes of it.
+            // Padding is zero.
             if (!WHOLE && column + 8 > columns) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) if (column + i >= columns) store(&values.at[i], 0.0f);
@@ -491,7 +487,7 @@ __device__ __forceinline__ void fill_tile(const TileCast<FORMAT>& tile, const So
 }
 
 // One tile of a source: `fetch(row, column)` reads what eight neighbouring values need, of which only those within the matrix
-// count, and `values(raw, row, column)` computes them; `wide` says whether it may read them at once. `LOADS` of them are on their way at a time.
+// count, and `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row()) {
     const int column0 = blockIdx.x * TILE;

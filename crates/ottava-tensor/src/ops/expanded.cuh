@@ -1,5 +1,5 @@
-// Values with a stretched range, by the formulas of expanded.rs, which explains them: groups of 128 neighbours of a row, eight in a
-// thread, so sixteen threads have a group. `stored.cuh` comes before.
+// Dynamic range expansion, by the formulas of expanded.rs: groups of 128 neighbours of a row, eight per thread, 16 threads per group.
+// Needs `stored.cuh`.
 
 __device__ __forceinline__ float log2_of(float x) {
     const int bits = (int)__float_as_uint(fmaxf(x, 0x1p-125f)) - 0x3F3504F3;
@@ -10,10 +10,10 @@ __device__ __forceinline__ float log2_of(float x) {
     q = __fmaf_rn(q, f, 0.47967133f);
     q = __fmaf_rn(q, f, -0.72122335f);
     q = __fmaf_rn(q, f, 1.442703f);
-    // The exponent by an addition, since conversions are slow.
+    // Converts the exponent by an addition, since conversions are slow.
     return __fmaf_rn(q, f, __uint_as_float(0x4B400000 + (bits >> 23)) - 12582912.0f);
 }
-// Adding and taking away this rounds to the nearest integer, which is then in the lower bits of the sum.
+// Adding and subtracting this rounds to the nearest integer, which is in the low bits of the sum.
 #define ROUND 12582912.0f
 __device__ __forceinline__ float exp2_of(float x) {
     const float shifted = x + ROUND, f = x - (shifted - ROUND);
@@ -30,10 +30,10 @@ struct Curve {
     __device__ __forceinline__ bool bad() const { return step != step; }
 };
 
-// Of the largest absolute value of a group, its logarithm, and that of the smallest, zero aside.
+// `largest` is the amax of a group, `high` its log2, `low` the log2 of the smallest nonzero value.
 __device__ __forceinline__ Curve curve_of(float largest, float high, float low) {
     const float range = high - low, middle = 0.5f * (high + low);
-    // Logarithms are far enough apart for a plain division, or equal.
+    // The range is zero or large enough for the fast division.
     const float sixteenths = floorf(quotient(265.835358f, range, reciprocal(range)));
     const float power = range > 0.0f ? fminf(fmaxf(sixteenths, 1.0f), 256.0f) * 0.0625f : 16.0f;
     if (!finite(largest)) return {__int_as_float(0x7FFFFFFF), 1.0f, 0.0f};
@@ -41,8 +41,8 @@ __device__ __forceinline__ Curve curve_of(float largest, float high, float low) 
     return {power * (high - middle) - 8.80735492f, power, middle};
 }
 
-// The extremes of eight values of a group, as integers, which order absolute values. The smallest, where one less makes zero the
-// largest of all, is turned round, so that both are the largest of something.
+// Largest and smallest nonzero magnitude of eight values, as bits. The smallest is stored as ~(bits - 1), so that zeros drop out and both
+// are reduced by maximum.
 struct Extremes { u32 largest, smallest; };
 __device__ __forceinline__ Extremes extremes8(const float* x) {
     u32 largest = 0, smallest = 0xFFFFFFFF;
@@ -55,8 +55,8 @@ __device__ __forceinline__ Extremes extremes8(const float* x) {
     return {largest, ~smallest};
 }
 
-// The curves of the two groups that sixteen neighbouring threads have eights of; of threads without values those are zeros. All
-// threads of a warp come here. A quarter of the sixteen looks for each extreme, and half of them find each curve.
+// The curves of the two groups of 16 neighbouring threads; threads without values pass zeros. Called by all threads of a warp. A quarter
+// of the 16 threads reduces each extreme, and half of them computes each curve.
 __device__ __forceinline__ void curves_of_groups(const float* x, const float* y, Curve& of_x, Curve& of_y) {
     const u32 all = 0xFFFFFFFF;
     const bool second = threadIdx.x & 8, low = threadIdx.x & 4;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void curves_of_groups(const float* x, const float* y,
     of_y = of_thread(8);
 }
 
-// Logarithms of the absolute values of codes. That of zero is far enough below all for its power to be zero.
+// log2 of the magnitude of each code; that of code 0 is low enough for its power to be zero.
 struct alignas(512) Logarithms {
     float of[128];
     __device__ __forceinline__ void fill() {
@@ -107,19 +107,19 @@ template <class T> __device__ __forceinline__ void expand8(const Eight<T>& codes
     for (int i = 0; i < 8; i++) x[i] = words[i / 4] >> i % 4 * 8 & 0x7F ? curve.step : 0.0f;
 }
 
-// What a value is on the stretched scale.
+// The expanded value, before rounding to a code.
 __device__ __forceinline__ float stretched(float x, const Curve& curve) {
     const float y = curve.bad() ? curve.step : exp2_of(curve.power * (log2_of(fabsf(x)) - curve.middle) - curve.step);
     return x == 0.0f ? x : copysignf(y, x);
 }
-// The codes of eight values. The GPU's own logarithm and power are not those of the CPU, but close: a value is stretched by them
-// to below and to above all that both may be off, and where the two have different codes, one value in a thousand, `stretched` decides.
+// The codes of eight values. The hardware log2 and exp2 differ slightly from the CPU's polynomials, so lower and upper bounds are computed
+// with them. If the bounds round to different codes, for one value in a thousand, `stretched` decides.
 template <class T> __device__ __forceinline__ Eight<T> stretched8(const float* x, const Curve& curve) {
-    // Values around 1, where the GPU's logarithm is best. At most the logarithms are off by 6.1e-6 times the power, the rest by 8.2e-6.
+    // Values are scaled to around 1, where the hardware log2 is most accurate. The error is at most 6.1e-6 · power + 8.2e-6.
     const float shifted = curve.middle + ROUND, scale = __uint_as_float(0x3F800000 - (__float_as_uint(shifted) << 23));
     const float error = __fmaf_rn(curve.power, 7e-6f, 10e-6f), apart = 1.0f + 2.0f * error;
     const float offset = curve.power * (shifted - ROUND - curve.middle) - curve.step - 1.5f * error;
-    // Exponents that are not near the ends of those of F32.
+    // Exponents are far from the limits of F32.
     const bool usual = curve.power >= 0.25f && fabsf(curve.middle) <= 64.0f && !curve.bad();
     Eight<T> codes;
 #pragma unroll

@@ -1,19 +1,19 @@
-// Values in few bits, as in stored.rs. Every operation rounds as on the CPU.
+// Scaled storage, as in stored.rs. Every operation rounds as on the CPU.
 
 __device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
-// What values with this amax are multiplied by, for a type with this largest value: a power of two.
+// The power-of-two scale for this amax and largest finite value.
 __device__ __forceinline__ float power_for(float amax, float largest) {
     if (amax == 0.0f || !finite(amax)) return 1.0f;
     return __uint_as_float(__float_as_uint(fminf(largest / amax, 0x1p126f)) & 0x7F800000);
 }
-// What multiplies them back.
+// The inverse scale.
 __device__ __forceinline__ float power_back(float amax, float largest) {
     return finite(amax) ? 1.0f / power_for(amax, largest) : __int_as_float(0x7FFFFFFF);
 }
 
-// Reciprocal, quotient and root by the compiler's own steps, without its test of each operand for exponents where they would not
-// do and the branch after it: who calls them knows the operands, or makes one test for many. `r` is the reciprocal of `x`.
+// Reciprocal, quotient and square root by the compiler's instruction sequences without the branch for extreme exponents: callers know the
+// range of their operands, or test many at once. `r` is the reciprocal of `x`.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -22,15 +22,15 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ float quotient(float a, float x, float r) {
     float q = a * r;
     q = __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
-    // One correction leaves about one quotient in 10^8 a bit off.
+    // With one correction only, about one quotient in 10^8 is off by one bit.
     return __fmaf_rn(r, __fmaf_rn(-x, q, a), q);
 }
-// The same by the nearest reciprocal, with which one correction is enough (Markstein 1990).
+// With a correctly rounded reciprocal, one correction is enough (Markstein 1990).
 __device__ __forceinline__ float quotient_by_nearest(float a, float x, float nearest) {
     const float q = a * nearest;
     return __fmaf_rn(nearest, __fmaf_rn(-x, q, a), q);
 }
-// 2^40 times the root, by way of a number that is never small. NaN from 2^48 on.
+// 2^40 · sqrt(x), scaled so that no intermediate is subnormal. NaN from 2^48 on.
 __device__ __forceinline__ float large_root(float x) {
     x *= 0x1p80f;
     float r;
@@ -39,7 +39,7 @@ __device__ __forceinline__ float large_root(float x) {
     return x == 0.0f ? x : __fmaf_rn(__fmaf_rn(-y, y, x), r * 0.5f, y);
 }
 
-// In pairs, as of BF16.
+// Packed pairs, as for BF16.
 template <> __device__ __forceinline__ float largest8<f16>(const Eight<f16>& e) {
     const auto larger = [](u32 a, u32 b) {
         u32 c;

@@ -1,4 +1,4 @@
-// Many parameters in one launch, with `elements.cuh` before.
+// AdamW over many parameters in one launch.
 
 // Tables of `PARTS` and `CAST_PARTS` parameters (cuda.rs). `end` counts blocks.
 struct Part {
@@ -22,10 +22,10 @@ struct CastPart {
 };
 struct CastParts { CastPart at[CAST_PARTS]; };
 
-// Blocks of a multiprocessor at least. Where much is read of an element, the loads under way want more registers than more blocks bring.
+// Minimum blocks per multiprocessor. Formats with many bytes per element need registers for loads in flight more than occupancy.
 constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;
 
-// `chunk` elements of a parameter, or of a row of it where rows have groups: what a block takes.
+// The elements of a block: `chunk` of a parameter, or of one row if moments are expanded.
 struct Piece {
     const Part& part;
     int number;
@@ -40,8 +40,7 @@ struct Piece {
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
         return {part, t, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
     }
-    // Calls `each` for all eights of this thread, and for as many that are none as other threads have more. What the next one needs
-    // is on its way meanwhile.
+    // Calls `each` for all eights of this thread, equally often in all threads, and prefetches the next eight.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
         Raw next;
         if (place(start).valid > 0) fetch(next, part.of, place(start));
@@ -52,7 +51,7 @@ struct Piece {
             each(raw, place(first));
         }
     }
-    // The eight of this thread, `first` being that of the block's first. All threads ask as often.
+    // The eight of this thread; `first` is that of thread 0.
     __device__ __forceinline__ Place place(u64 first) const {
         const u64 at = first + 8 * threadIdx.x;
         const int valid = at < end ? min(end - at, 8ull) : 0;
@@ -60,10 +59,10 @@ struct Piece {
     }
 };
 
-// Of values that are not negative.
+// For non-negative values.
 __device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(x))); }
 
-// Raises what the new values' powers of two will follow from. Few weights can be the largest: most are not computed.
+// Raises the amaxes of the new values, which determine their scales. A bound skips the division for most weights.
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const flo
         if (!SCALED_W) return;
         const float bound = bound_of_weights(largest8(raw.w) * how.scale, largest_ratio8(x.m, x.v), how);
         const bool may_be_largest = any && !(bound < known);
-        // Read for the next eight, so that nobody waits for it.
+        // Read for the next eight, to hide the latency.
         known = known_weight();
         if (!__any_sync(0xFFFFFFFF, may_be_largest)) return;
         if (any) update8(raw, x, of, place, how, logarithms);
@@ -104,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const flo
     if (threadIdx.x % 32 < 2) raise(threadIdx.x % 2 ? &to.v : &to.m, threadIdx.x % 2 ? v : m);
 }
 
-// Stores what multiplies the new values back, once nobody reads that of the old ones. A thread for each parameter.
+// Stores the new inverse scales in a separate launch, after the old ones were read. One thread per parameter.
 extern "C" __global__ void adamw_powers(const float* norm, int count, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm) || threadIdx.x >= count) return;
     const Tensors& of = parts.at[threadIdx.x].of;
@@ -114,7 +113,7 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const Amax
     if (SCALED_M) *of.v_scale = power_back(seen.v, LARGEST_V);
 }
 
-// Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights where there is one.
+// Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights if requested.
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
@@ -172,7 +171,7 @@ adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, floa
     Seen seen;
     const float scale = given_scale(to);
     const TileCast<FORMAT> tile = {to, tiles_of_the_launch[0], seen, row0, column0};
-    // What the next row needs is on its way while this one is computed.
+    // Prefetches the next row.
     Raw next;
     const auto fetch_row = [&](int sweep) {
         if (sweep < 8 && place(sweep).valid > 0) fetch(next, of, place(sweep));

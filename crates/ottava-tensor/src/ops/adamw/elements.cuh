@@ -1,5 +1,5 @@
-// What an update reads, computes and writes of eight elements. Compiled without contraction, so each operation rounds as on the CPU.
-// `G` is the type of the gradient, `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` say how those are kept.
+// The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
+// `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
 enum KeptWeights { Master, ScaledMaster, Split, Chance };
 enum KeptMoments { Float32, Bfloat16, ScaledMoments, Expanded };
 
@@ -14,10 +14,10 @@ typedef WeightType<WEIGHTS>::T W;
 typedef MomentTypes<MOMENTS>::M M;
 typedef MomentTypes<MOMENTS>::V V;
 
-// What multiplies stored gradients, weights and moments back, if anything does.
+// Which of gradient, weights and moments have a scale.
 constexpr bool SCALED_G = sizeof(G) == 1, SCALED_W = WEIGHTS == ScaledMaster, SCALED_M = MOMENTS == ScaledMoments;
 
-// What changes from step to step, as in mod.rs.
+// Scalars of a step, as in mod.rs.
 struct Scalars {
     double learning_rate;
     u64 step;
@@ -26,7 +26,7 @@ struct Scalars {
 
 struct Tensors {
     W* weight;
-    X* copy;                // null where layers read what is updated, or nothing is kept
+    X* copy;                // null if layers read the updated weights, or no copy is stored
     M* m;
     V* v;
     const G* grad;
@@ -47,7 +47,7 @@ constexpr float LARGEST_WEIGHT = max_finite<WeightType<ScaledMaster>::T>();
 constexpr float LARGEST_M = max_finite<MomentTypes<ScaledMoments>::M>();
 constexpr float LARGEST_V = max_finite<MomentTypes<ScaledMoments>::V>();
 
-// What all elements of a parameter share.
+// Values shared by all elements of a parameter.
 struct Update {
     float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, divisor, inverse;
     u64 seed;
@@ -67,7 +67,7 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     how.take2 = s.take2;
     how.correction2 = s.correction2;
     how.epsilon = s.epsilon;
-    // Of large roots.
+    // For `large_root`.
     how.divisor = s.correction2 * 0x1p40f;
     how.inverse = 1.0f / how.divisor;
     how.seed = hash(of.seed ^ hash(s.step));
@@ -86,9 +86,8 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     return how;
 }
 
-// Up with the probability of the dropped bits: as many random bits are added, and what they carry over stays. A hash has the bits
-// of four elements: one for each would cost more than the memory. `kind` tells weights and both moments apart: those of one element
-// have bits of their own, and share them with those of its neighbours.
+// Stochastic rounding: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements, since one hash per element
+// would cost more than the memory traffic. `kind` selects different bits for weights and both moments.
 __device__ __forceinline__ float by_chance(float x, u64 four, u32 lane) {
     return finite(x) ? __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (lane % 4)) & 0xFFFF) & 0xFFFF0000) : x;
 }
@@ -98,21 +97,20 @@ __device__ __forceinline__ void round_by_chance(float* x, u64 seed, u64 at, u32 
 #pragma unroll
         for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], four[i / 4], i + kind);
     } else {
-        // A row that does not start at a multiple of four.
+        // The row does not start at a multiple of four.
 #pragma unroll
         for (u32 i = 0; i < 8; i++) x[i] = by_chance(x[i], hash(seed ^ (at + i) / 4), at + i + kind);
     }
 }
 
-// Eight neighbours of a parameter: the first `valid`, `wide` where that is all of them, at addresses for
-// wide accesses; and the group that expanded ones are in.
+// Position of eight elements of a parameter: `valid` of them exist; `wide` if all do and are aligned. `group` is that of expanded moments.
 struct Place {
     u64 at, group;
     int valid;
     bool wide;
 };
 
-// What an update reads of them.
+// Loaded values of eight elements.
 struct Raw {
     Eight<G> g;
     Eight<W> w;
@@ -138,14 +136,14 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& 
     else fetch_by<false>(raw, of, place);
 }
 
-// Values of weights and moments.
+// Decoded weights and moments.
 struct Values { float w[8], m[8], v[8]; };
 
 __device__ __forceinline__ void scale8(float* x, float scale) {
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] *= scale;
 }
-// The gradient, clipped, and the moments that there are.
+// Decodes the moments and the clipped gradient.
 __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, float* m, float* v) {
     unpack8(raw.g, g);
     if (SCALED_G) scale8(g, how.grad_scale);
@@ -160,7 +158,7 @@ __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how
         if (SCALED_M) scale8(v, how.v_scale);
     }
 }
-// The same, and the weights.
+// Also decodes the weights.
 __device__ __forceinline__ void decode(const Raw& raw, const Update& how, const Logarithms& logarithms, float* g, Values& old) {
     decode_moments(raw, how, logarithms, g, old.m, old.v);
     unpack8(raw.w, old.w);
@@ -171,7 +169,7 @@ __device__ __forceinline__ void decode(const Raw& raw, const Update& how, const 
         for (int i = 0; i < 8; i++) old.w[i] = __uint_as_float(__float_as_uint(old.w[i]) + (int)(short)(pairs[i / 2] >> (i % 2 * 16)));
     }
 }
-// The new moments of eight elements, in place of the old ones.
+// Updates the moments of eight elements in place.
 __device__ __forceinline__ void moments8(const float* g, const Update& how, float* m, float* v) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -180,26 +178,24 @@ __device__ __forceinline__ void moments8(const float* g, const Update& how, floa
     }
 }
 
-// The largest |m| / √v of eight new moments, close enough for a bound.
+// Approximate maximum of |m| / √v of eight new moments, for a bound.
 __device__ __forceinline__ float largest_ratio8(const float* m, const float* v) {
     float ratio = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float r;
         asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v[i]));
-        // Zero times infinity is NaN, which counts for nothing.
+        // Zero times infinity is NaN, which is ignored.
         ratio = fmaxf(ratio, fabsf(m[i]) * r);
     }
     return ratio;
 }
-// No new weight is larger in size, where the old one is at most `w`. A thousandth is more than all that is rounded; what is out of the
-// ordinary gives infinity or NaN.
+// Upper bound of new weights whose old magnitude is at most `w`. A margin of 0.1 % covers rounding; extreme inputs give infinity or NaN.
 __device__ __forceinline__ float bound_of_weights(float w, float ratio, const Update& how) {
     return (w * fabsf(how.keep) + fabsf(how.step_size) * how.correction2 * ratio) * 1.001f;
 }
 
-// The new values of eight elements, from memory once more, with the compiler's own division and root; one by one, by turning them
-// round, since that is much code.
+// The slow path: new values with IEEE division and square root. The loop rotates the eight elements to keep the code small.
 __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
     Raw raw;
     float g[8];
@@ -220,7 +216,7 @@ __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const
         x.v[7] = v;
     }
 }
-// The same of what was read, in fewer operations, where they are exact.
+// The fast path: new values in fewer operations, valid where those are exact.
 __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how, const Logarithms& logarithms) {
     float g[8], nothing = 0.0f, least = 1.0f;
     decode(raw, how, logarithms, g, x);
@@ -231,11 +227,11 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
         const float q = quotient(x.m[i], denominator, reciprocal(denominator));
         x.w[i] = x.w[i] * how.keep - how.step_size * q;
         least = fminf(least, fabsf(q));
-        // Infinity and NaN make it NaN.
+        // NaN if an operand is infinite or NaN.
         nothing = __fmaf_rn(x.w[i], 0.0f, nothing);
     }
     bool exact = how.usual && nothing == 0.0f;
-    // A quotient is right unless it is tiny, and then it does not change a weight of ordinary size.
+    // Quotients are exact unless tiny, and tiny ones do not change a weight of normal size.
     if (exact && least < 0x1p-40f) {
 #pragma unroll
         for (int i = 0; i < 8; i++) exact &= fabsf(x.w[i]) >= fabsf(how.step_size) * 0x1p-9f;
@@ -243,7 +239,7 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
     if (!exact) update_again(x, of, place, how, logarithms);
 }
 
-// As `put8`. The compiler takes stores of several words apart in these kernels, and leaves them so.
+// As `put8`, with explicit vector stores, which the compiler splits otherwise.
 template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& e, const Place& place) {
     if (!place.wide) return put8(p, e, place.valid, false);
     const u32* words = (const u32*)&e;
@@ -253,8 +249,8 @@ template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& 
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
 }
 
-// Writes new values, and gives the weights as layers read them, zero where there are none. All threads of a warp come here, each
-// with a row's eight, or without `any`; sixteen neighbours have a group of what is expanded.
+// Stores new values and returns the weights as layers read them, zero without `any`. Called by all threads of a warp; 16 neighbouring
+// threads share a group of expanded moments.
 __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
     if constexpr (MOMENTS == Expanded) {
         Curve m, v;

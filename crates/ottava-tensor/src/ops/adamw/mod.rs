@@ -264,7 +264,8 @@ impl AdamWParameter<'_> {
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
 /// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor statistics. Moments are
-/// rounded after the weights used their exact values. [`Scaled`] states take two passes, as in FP8-LM: find the amax, then write. Casts update
+/// rounded after the weights used their exact values. [`Scaled`] states take two passes, as in FP8-LM: find the amax, then write. Casts
+/// update
 /// `statistics`. Bit-identical on every device: each operation is rounded on its own.
 pub fn adamw(
     parameters: &mut [AdamWParameter],

@@ -1,4 +1,4 @@
-// Eight elements per thread, in strides; what is left, and unaligned views, one by one.
+// Grid-stride loop over eights; the remainder and unaligned views element by element.
 extern "C" __global__ void add(X* __restrict__ y, const X* __restrict__ a, const X* __restrict__ b, u64 n) {
     const u64 eights = aligned(y, a, b) ? n / 8 : 0;
     for (u64 g = grid_start(); g < eights; g += grid_step()) {

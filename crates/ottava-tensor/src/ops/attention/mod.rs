@@ -1,4 +1,5 @@
-//! Causal softmax attention over heads that may share keys and values. Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245.
+//! Causal softmax attention over heads that may share keys and values. Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023,
+//! arXiv:2305.13245.
 
 mod cpu;
 mod cuda;

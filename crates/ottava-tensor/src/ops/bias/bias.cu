@@ -13,8 +13,8 @@ extern "C" __global__ void add_bias(X* x, const X* bias, int columns) {
     for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) store(&row[c], load(row[c]) + load(bias[c]));
 }
 
-// Grid (columns / 256, chunks of rows), 8 warps. A lane adds up eight columns of every eighth row of the chunk; then the
-// warps' sums are added in order.
+// Grid (columns / 256, chunks of rows), 8 warps. A lane sums eight columns of every eighth row of the chunk; then the
+// sums of the warps are added in order.
 extern "C" __global__ void partial_sums(float* partial, const X* dy, int rows, int columns, int chunk) {
     __shared__ float sums[8][256 + 8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 256 + 8 * lane;

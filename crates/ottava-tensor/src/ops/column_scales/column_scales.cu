@@ -1,5 +1,5 @@
-// Grid (columns / 256, chunks of rows), 8 warps. A lane takes the largest of eight columns of every eighth row of the chunk; `amax` is
-// zero before.
+// Grid (columns / 256, chunks of rows), 8 warps. A lane finds the maximum of eight columns of every eighth row of the chunk. `amax`
+// starts at 0.
 extern "C" __global__ void column_amaxes(float* amax, const X* x, int rows, int columns, int chunk) {
     __shared__ float all[8][256 + 8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 256 + 8 * lane;

@@ -2,7 +2,7 @@
 #define IGNORE_INDEX -100
 #define LOWEST -3.402823466e38f
 
-// e^x by the hardware's power of two: three instructions, and an error of a few steps only where e^x is small.
+// e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.
 __device__ __forceinline__ float exponential(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
@@ -16,8 +16,8 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
     return {largest, a.sum * exponential(a.largest - largest) + b.sum * exponential(b.largest - largest)};
 }
 
-// The logarithm of the sum of the exponentials of a row, of which the first `kept` eights are left in `keep`. `LOADS` of a
-// thread are on their way at a time: few where many blocks share a multiprocessor.
+// Log-sum-exp of a row; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in flight: few if many blocks share a
+// multiprocessor.
 template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, int V, Eight<X>* keep, int kept) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
@@ -53,7 +53,7 @@ template <int LOADS> __device__ __forceinline__ float log_sum_exp(const X* row, 
     __syncthreads();
     s = warps[0];
     for (int w = 1; w < blockDim.x / 32; w++) s = merge(s, warps[w]);
-    // No sum at all: every logit was minus infinity, and the CPU's differences are NaN.
+    // All logits are minus infinity, which gives NaN on the CPU.
     return s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum);
 }
 
@@ -68,7 +68,7 @@ extern "C" __global__ void cross_entropy(float* losses, const X* logits, const i
     if (threadIdx.x == 0) losses[blockIdx.x] = lse - load(row[target]);
 }
 
-// What of a row fits into dynamic shared memory is read once: `kept` eights. The rest is likely to be in the cache still.
+// `kept` eights of a row are cached in dynamic shared memory; the rest is read again, mostly from L2.
 extern "C" __global__ void __launch_bounds__(768, 2)
     cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, const float* scale_of_loss, int kept) {
     extern __shared__ uint4 row_of_the_launch[];
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(768, 2)
     const int eights = V % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        // Each thread reads what it kept itself.
+        // Each thread reads only what it stored.
         Eight<X> e = {};
         if (!ignored) {
             if (g < kept) e = keep[g];

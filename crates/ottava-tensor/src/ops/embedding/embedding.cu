@@ -8,9 +8,8 @@ extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int c
     for (int c = 8 * eights + threadIdx.x; c < channels; c += blockDim.x) to[c] = from[c];
 }
 
-// Grid over tokens, 512 threads: the block of an id's first token adds up all tokens with that id, in order, so that no
-// atomics are needed and the sum is always the same. It lists those tokens, four candidates per thread at a time; then each
-// thread adds up eight channels of the list.
+// Grid over tokens, 512 threads. The block of the first token of an id sums all tokens with that id in order, without atomics, so the
+// result is deterministic. It lists those tokens, four candidates per thread at a time; then each thread sums eight channels.
 #define LISTED 2048
 extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels) {
     __shared__ int list[LISTED];
@@ -28,9 +27,9 @@ extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtab
             const int t = start + 4 * threadIdx.x + k;
             if (t < tokens && ids[t] == id) hits |= 1u << k;
         }
-        // Every thread is done with the list before.
+        // All threads have finished with the previous list.
         if (!__syncthreads_or(hits)) continue;
-        // Counting the candidates before one's own keeps the list in order.
+        // A prefix sum of the matches keeps the list in order.
         int at = __popc(hits), listed = 0;
         for (int offset = 1; offset < 32; offset *= 2) {
             const int before = __shfl_up_sync(0xFFFFFFFF, at, offset);

@@ -1,12 +1,12 @@
-// `X` is the type of the tensors of one launch; what is E4M3 has a scale.
+// `X` is the type of the tensors of one launch; E4M3 tensors have a scale.
 // A table of `CAPACITY` tensors (cuda.rs). `end` counts blocks.
-// Eights of a thread that are on their way at a time.
+// Loads in flight per thread.
 #define LOADS 4
 struct Part { const X* x; const float* scale; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
-// Squares are added in binary32 by eights and from there on in binary64, whose conversions would cost more than the memory.
-// Each block leaves the sum of squares of `chunk` elements of one tensor, that of which it is the end - blockIdx.x th from last.
+// Sums eight squares in F32 and the rest in F64, because converting every element would cost more than reading it. Each block writes the
+// sum of squares of `chunk` elements of one tensor.
 extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial, int count, u64 chunk, const __grid_constant__ Parts parts) {
     int t = 0;
     while (t + 1 < count && blockIdx.x >= parts.at[t].end) t++;
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
             if (eight > 1e-30f && eight < 1e30f) {
                 sum += (double)eight;
             } else {
-                // What binary32 cannot hold, or not well.
+                // The F32 sum overflowed or lost precision.
 #pragma unroll
                 for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
             }

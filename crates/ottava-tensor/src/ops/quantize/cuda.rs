@@ -66,7 +66,8 @@ pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3
     [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
 }
 
-/// Dynamic shared memory of `tiles`, as laid out by `Tile` in `destination.cuh`: codes, or values of `dtype` where block scales must be found
+/// Dynamic shared memory of `tiles`, as laid out by `Tile` in `destination.cuh`: codes, or values of `dtype` where block scales must be
+/// found
 /// first. Per-row scales are stored after the codes. A measuring launch needs less.
 pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: DType) -> u32 {
     let lines = if granularity == Granularity::PerRow { 2 * TILE } else { 4 };

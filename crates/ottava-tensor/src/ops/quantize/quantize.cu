@@ -9,7 +9,7 @@ struct Values {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return raw; }
 };
 
-// F16 with a scale, rounded to what is cast.
+// Scaled F16, rounded to the type that is cast.
 struct ScaledValues {
     const f16* x;
     float scale;
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const 
     quantize_tile<HOLDS ? 4 : 8>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Eight elements per thread, in strides; what is left, and unaligned views, one by one. `amax` starts at 0.
+// Grid-stride loop over eights; the remainder and unaligned views element by element. `amax` starts at 0.
 extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
     const u64 eights = aligned(x) ? n / 8 : 0;
     float largest = 0.0f;

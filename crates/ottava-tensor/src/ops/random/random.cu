@@ -1,4 +1,4 @@
-// One thread per element, in strides. Every operation rounds as in cpu.rs, which explains them.
+// Grid-stride loop over elements. Every operation rounds as in cpu.rs.
 __device__ double natural_logarithm(double x) {
     const i64 bits = __double_as_longlong(x);
     const int exponent = (int)(bits >> 52) - 1023;

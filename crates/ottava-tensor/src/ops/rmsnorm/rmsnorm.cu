@@ -1,5 +1,5 @@
-// The sum of the squares of the 256 channels of a warp. The sum of a row is that of these, in order, in every kernel: so rstd
-// is the same whatever the destination.
+// Sum of squares of 256 channels, by one warp. Every kernel adds these in the same order, so rstd is bit-identical for every
+// destination.
 __device__ __forceinline__ float sum_of_256(const float* v) {
     float sum = 0.0f;
 #pragma unroll
@@ -8,12 +8,12 @@ __device__ __forceinline__ float sum_of_256(const float* v) {
     return sum;
 }
 
-// Rows that a group of threads, with eight channels each, takes at a time; and warps of a group at most.
+// Rows that a group of threads processes at a time, eight channels per thread; and maximum warps per group.
 #define ROWS (8 / (int)sizeof(X))
 #define WARPS 32
 
-// The rstd of ROWS rows in the registers of a group of whole warps: of row k in lane k of each. `sums`, WARPS for each row, are
-// the group's, others than in the call before, and zero at first; `barrier` is its own too.
+// rstd of ROWS rows held by a group of whole warps; lane k of each warp gets that of row k. `sums` (WARPS per row) belong to the group,
+// start at zero and alternate between calls; `barrier` is the group's named barrier.
 __device__ __forceinline__ float rstd_of_rows(const Eight<X>* rows, float* sums, int threads, int barrier, int C, float eps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % threads / 32;
 #pragma unroll
@@ -26,7 +26,7 @@ __device__ __forceinline__ float rstd_of_rows(const Eight<X>* rows, float* sums,
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
     float squares = 0.0f;
     if (lane < ROWS) {
-        // Four at a time: zeros beyond the last change nothing.
+        // Four at a time; sums beyond the last are zero.
         for (int i = 0; i < (C + 1023) / 1024; i++) {
             const float4 four = ((const float4*)(sums + lane * WARPS))[i];
             squares = squares + four.x + four.y + four.z + four.w;
@@ -42,9 +42,8 @@ __device__ __forceinline__ void clear(float* sums, int n) {
 }
 
 #ifndef FORMAT
-// The amaxes of rmsnorm, of all or of each row and each column, and rstd, for rows of C <= 8192 channels, a multiple of 8, at aligned
-// addresses. Amaxes may be null; for those of columns there is a float of dynamic shared memory for each. Blocks, as many as run at once,
-// take ROWS rows at a time while their next ones are on the way.
+// rstd and amaxes of rmsnorm (tensor, rows, columns; each may be null) for aligned rows of C <= 8192 channels, a multiple of 8. Column
+// amaxes need one float of dynamic shared memory per column. Persistent blocks process ROWS rows at a time and prefetch the next ones.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight, int rows, int C, float eps) {
     __shared__ alignas(16) float sums[2][ROWS][WARPS];
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         }
     }
     if (column_amax) {
-        // Neighbouring threads raise neighbouring amaxes.
+        // Coalesced: neighbouring threads raise neighbouring amaxes.
         float* const columns = (float*)columns_of_the_launch;
         float v[8];
         unpack8(in_columns, v);
@@ -99,11 +98,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     block_raise(amax, largest);
 }
 
-// Where rows are aligned and short enough, they lie in the registers of their block, eight channels per thread and place.
+// Aligned rows that are short enough are kept in registers, eight channels per thread and slot.
 #define PLACES 2
 
-// One block per row. `y` and `amax` may be null; `amax` is raised to the largest absolute value of y, also of one that is not
-// written.
+// One block per row. `y` and `amax` may be null; `amax` is raised to the amax of y even if y is not written.
 extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
@@ -161,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     block_raise(amax, largest);
 }
 
-// The sum of one value per thread with a single barrier: `warps` must be another one than in the call before.
+// Block sum with a single barrier: consecutive calls must alternate `warps`.
 __device__ __forceinline__ float row_sum(float x, float* warps) {
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, offset);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
@@ -171,14 +169,14 @@ __device__ __forceinline__ float row_sum(float x, float* warps) {
     return x;
 }
 
-// Sends eight elements to shared memory, without passing through registers.
+// Asynchronous copy of eight elements to shared memory.
 __device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
 #pragma unroll
     for (int w = 0; w < sizeof(X) / 2; w++)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w) : "memory");
 }
 
-// The same of what forward kept: all of eight values, or their codes. Exponents are a byte for two threads, too little to be sent.
+// Asynchronous copy of eight saved values or codes. Exponents, one byte per two threads, are loaded directly.
 __device__ __forceinline__ void send8(Eight<X>* to, const Exact<X>& x, u64 row, int c) { send8(to, x.x + row * x.C + c); }
 __device__ __forceinline__ Eight<X> sent8(const Exact<X>& x, const Eight<X>* from, u32) { return *from; }
 __device__ __forceinline__ u32 exponent_of(const Exact<X>&, u64, int) { return 0; }
@@ -190,9 +188,9 @@ __device__ __forceinline__ Eight<X> sent8(const Compressed<X>& x, const Eight<X>
 }
 __device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int c) { return x.exponent(row, c); }
 
-// Each block takes every gridDim-th row and leaves its part of dweight in its row of `partial`. `residual`, if not null, is
-// added to dx; `amax`, if not null, is raised to the largest absolute value of what is written. A thread keeps eight channels,
-// and while one row is worked on, the next `depth - 1` (1 to 3) are on the way to its places in dynamic shared memory.
+// Each block processes every gridDim-th row and writes its partial dweight to its row of `partial`. `residual`, if not null, is added to
+// dx; `amax`, if not null, is raised to the amax of the result. A thread has eight channels; the next `depth - 1` (1 to 3) rows are
+// prefetched to dynamic shared memory.
 template <class Saved>
 __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax, const X* dy, const Saved& x, const X* weight,
                                               const float* rstd, const X* residual, int rows, int C, int depth) {
@@ -223,7 +221,7 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
         for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
             const float r = next_r;
             const u32 exponent = next_exponent;
-            // Into the place of the row before, which all its threads are done with: each reads only what it sent.
+            // Reuses the slot of the previous row; each thread reads only what it copied.
             send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
             if (row + gridDim.x < rows) {
                 next_r = rstd[row + gridDim.x];
@@ -296,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     backward_rows(dx, partial, amax, dy, Compressed<X>{codes, scale_inv, C}, weight, rstd, residual, rows, C, depth);
 }
 #else
-// The weights of this thread's columns serve all rows of its tile.
+// The weights of a thread's columns are reused for all rows of its tile.
 struct Normed {
     const X* x;
     const float* rstd;
@@ -322,26 +320,25 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const int column = blockIdx.x * TILE + eight_column();
     Normed source = {x, rstd, to.columns, wide};
     if (column < to.columns) source.weight = fetch8(weight + column, to.columns - column, wide);
-    // From the end also where rows have scales: `rmsnorm_amax` has read that last.
+    // Backward also with per-row scales, because `rmsnorm_amax` has read the end last.
     quantize_tile<4>(to, source, first_row(false));
 }
 
-// Both passes in one, with one scale per tensor, for many rows of C <= 7168 channels, a multiple of 16. Blocks, as many as run at once, take strips of
-// 32 rows in turn: fewer would write less than a sector of each row of the transpose. In a block, groups of threads take ROWS
-// rows of the strip at a time, while their next rows are on the way. The codes of a strip lie in dynamic shared memory, if a
-// transpose is wanted, until they are turned.
+// rstd and cast in one pass, with a per-tensor scale, for many rows of C <= 7168 channels, a multiple of 16. Persistent blocks process
+// strips of 32 rows, so that writes of the transpose are whole sectors. Groups of threads process ROWS rows of the strip at a time and
+// prefetch the next ones. If there is a transpose, the codes of a strip are collected in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_strips(float* rstd, const X* x, const X* weight, float eps, int group_threads, const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
-    // The groups share its columns; there are 8, 4, 2 or 1 of them.
+    // Per group; there are 8, 4, 2 or 1.
     __shared__ alignas(16) float sums[2][ROWS][WARPS];
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
     const float scale = *to.scale;
     const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
     const int lane = threadIdx.x % 32;
     const bool mine = c < columns;
-    // Exchanging halves of 32 words in the lower rows keeps the turning free of bank conflicts.
+    // Swizzles halves of 32 words in the lower rows to avoid bank conflicts in the transpose.
     const int pitch = (columns + 127) / 128 * 32;
     const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
     Eight<X> w = {}, next[ROWS] = {};
@@ -352,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             if (mine && row0 >= 0 && row0 + k < rows) next[k] = load8(x + (u64)(row0 + k) * columns + c);
     };
     Seen seen;
-    // From the end, as `first_row`.
+    // Backward, as `first_row`.
     int turn_of_sums = 0, strip0 = ((padded_rows - 1) / STRIP - (int)blockIdx.x) * STRIP;
     fetch(strip0 + group * ROWS);
     clear(sums[0][0], 2 * ROWS * WARPS);

@@ -1,4 +1,4 @@
-// Turns eight pairs; `turn` is 1 or -1.
+// Rotates eight pairs; `turn` is 1 or -1.
 __device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
     float u[8], v[8];
 #pragma unroll
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
     }
 }
 
-// The largest absolute value of the turned matrix, of which nothing is written. Blocks take every gridDim-th row.
+// Amax of the rotated matrix, which is not written. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X* __restrict__ x, const float* __restrict__ table, int rows,
                                                             int width, int heads, int dim, const int* __restrict__ positions, float turn) {
     const int half = dim / 2, turned = heads * dim;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
     block_raise(amax, largest);
 }
 #else
-// Grid (W / 256, T / 128), 256 threads: two tiles side by side, so that the table is read once for both. A thread does eight
+// Grid (W / 256, T / 128), 256 threads: two adjacent tiles, so that the table is read once for both. A thread rotates eight
 // pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
 extern "C" __global__ void __launch_bounds__(256, 3)
     rope_codes(const X* x, const float* table, int heads, int dim, const int* __restrict__ positions, float turn, const __grid_constant__ Destination to) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     if (SHARING == PerRow) __syncthreads();
 #pragma unroll 1
     for (int row = threadIdx.x / 8; row < TILE; row += 32) {
-        // Of two tiles, the halves of a head.
+        // Both halves of a head, in two tiles.
         Eight<X> x8[2][2] = {};
         Eight<float> cos, sin;
 #pragma unroll
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             tiles[k].cast(row, columns, x8[k], scale);
         }
     }
-    // Tiles are held by other threads than those that cast them.
+    // Other threads than those that filled a tile cast it.
     if (HOLDS) __syncthreads();
 #pragma unroll
     for (int k = 0; k < 2; k++) tiles[k].finish(columns);

@@ -16,7 +16,8 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// The types of stored values.
 pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 
-/// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. A non-finite element makes itself or the whole
+/// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. A non-finite element makes itself or the
+/// whole
 /// tensor NaN.
 pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;

@@ -1,10 +1,10 @@
-// A row of x `[T, 2F]` holds F gates, then F ups. Everything is done on eight neighbouring channels where rows are aligned.
+// A row of x `[T, 2F]` holds F gates, then F ups. Aligned rows are processed in eights.
 __device__ __forceinline__ float sigmoid(float x) {
     float e, y;
-    // Rounding the exponent loses 2^-17 of the result at most, which 16 bits do not show.
+    // Rounding the exponent costs at most 2^-17 relative, below the precision of 16-bit types.
     if constexpr (sizeof(X) == 2) asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
     else e = expf(-x);
-    // One step from the quotient at most, as the exponential is.
+    // At most one ulp from the IEEE quotient.
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
     return y;
 }
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256)
     backward_row(dx, dy, Compressed<X>{codes, scale_inv, 2 * F}, F);
 }
 
-// Largest absolute values alone. Blocks take every gridDim-th row.
+// Amaxes only. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
     const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
     float largest = 0.0f;
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, co
     quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Writes what it reads as well, compressed: two neighbouring threads share a group of the gates and one of the ups.
+// Also writes its input compressed: two neighbouring threads share a group of gates and one of ups.
 struct CompressedOnTheWay : Activations {
     e4m3* codes;
     unsigned char* scale_inv;
@@ -178,19 +178,19 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, SHARING == RowAmaxes ? nullptr : codes, scale_inv});
 }
 
-// A tile of the gates' gradient, one of the ups' and, if `ACTIVATED`, one of the activation itself, in E4M3. F is a multiple of 16,
-// and of whole blocks where they have scales.
+// Casts a tile of the gradient of the gates, one of the ups and, if `ACTIVATED`, one of the activation, in E4M3. F is a multiple of 16, and
+// of the block length with block scales.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
     const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
     Seen seen, activation_seen;
-    // The two halves as destinations of their own, so that a tile ends where its half does.
+    // Each half is a separate destination, so that tiles end at the border.
     Destination left = to;
     left.columns = F;
     const Destination right = to.right_of(F);
     const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
     const TileCast<FORMAT> ups = {right, tiles_of_the_launch[1], seen, row0, column0};
-    // As the op that made it casts it, whose scales run along what is contracted.
+    // The granularity that forward uses for the activation.
     constexpr Sharing OF_ACTIVATION = SHARING == MixedBlocks ? Blocks1x128 : SHARING;
     const TileCast<e4m3, OF_ACTIVATION> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
     const float scale = given_scale(to), activation_scale = given_scale(activation);
@@ -246,7 +246,7 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     }
 }
 
-// Grid (F / 128, T / 128), 256 threads, two tiles. Tiles that hold values leave room for fewer blocks.
+// Grid (F / 128, T / 128), 256 threads, two tiles. Tiles of values limit the blocks per multiprocessor.
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
 }
 
-// The same with three tiles.
+// As above with three tiles.
 struct WithActivation { Destination gradient, activation; };
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {

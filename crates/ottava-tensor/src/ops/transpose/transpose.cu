@@ -1,10 +1,10 @@
 // Tiles of 64 x 64 through shared memory; grid (columns / 64, rows / 64), 256 threads. `WORD` has the size of an element.
-// A thread moves 16 bytes at a time, N elements of a row on the way in and of a column on the way out, if sizes allow it.
+// A thread moves 16 bytes at a time, N elements of a row when reading and of a column when writing, if sizes allow it.
 #define N (16 / (int)sizeof(WORD))
 union Sixteen { uint4 word; WORD at[N]; };
 
 extern "C" __global__ void transpose(WORD* __restrict__ y, const WORD* __restrict__ x, int rows, int columns) {
-    // The padding of one bank makes both ways free of conflicts, or nearly so.
+    // One bank of padding avoids most bank conflicts in both directions.
     __shared__ WORD tile[64][64 + (sizeof(WORD) < 4 ? 4 / sizeof(WORD) : 1)];
     const int row0 = blockIdx.y * 64, column0 = blockIdx.x * 64;
     const bool wide = columns % N == 0 && rows % N == 0 && aligned(x, y);

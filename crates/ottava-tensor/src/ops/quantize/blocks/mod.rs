@@ -18,7 +18,8 @@ use crate::{DType, Result, Tensor};
 /// blocks it has the same codes. MX scales are rounded down to powers of two, so that their inverses are E8M0. Updates entry `slot` of
 /// `statistics` with the losses of `codes`, or of `transposed` if that is the only copy.
 ///
-/// Errors with [`Error::Value`](crate::Error::Value) for [`Granularity::PerTensor`], which needs a given scale ([`quantize`](crate::ops::quantize())).
+/// Errors with [`Error::Value`](crate::Error::Value) for [`Granularity::PerTensor`], which needs a given scale
+/// ([`quantize`](crate::ops::quantize())).
 /// Source: Transformer Engine, `common/recipe/recipe_common.cuh` and `common/transpose/quantize_transpose_*_blockwise.cu`.
 pub fn quantize_blocks(
     x: &Tensor,
