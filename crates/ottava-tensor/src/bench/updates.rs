@@ -55,11 +55,11 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     })?;
     drop(rest);
     case.plain = cast(&case.plain, DType::BF16)?;
-    row("adamw, BF16 states, weights by chance", 14 * n, &mut || {
+    row("adamw, BF16 states, stochastic rounding", 14 * n, &mut || {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
     })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
-    row("adamw, BF16 states, weights by chance, amax", 14 * n, &mut || {
+    row("adamw, BF16 states, stochastic rounding, amax", 14 * n, &mut || {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
     })?;
     row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
@@ -76,7 +76,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         m: Expanded::zeros(device, &shape, Home::Device)?,
         v: Expanded::zeros(device, &shape, Home::Device)?,
     };
-    row("adamw, expanded E4M3 states, weights by chance", 10 * n, &mut || {
+    row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
     })?;
     row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;

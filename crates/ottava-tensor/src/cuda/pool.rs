@@ -253,7 +253,7 @@ impl<B: Backing> Pool<B> {
         self.stats.allocated -= freed;
     }
 
-    /// How far `address` lies behind the start of the live block that holds it, in bytes; `None` outside all blocks.
+    /// Bytes from the start of the live block that holds `address`; `None` outside all blocks.
     pub(super) fn offset(&self, address: u64) -> Option<u64> {
         [&self.small, &self.large].iter().find_map(|heap| {
             let (&at, block) = heap.blocks.range(..=address).next_back()?;

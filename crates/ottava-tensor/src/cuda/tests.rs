@@ -1,4 +1,4 @@
-//! What the CUDA floor does on a GPU. Each test is skipped aloud where there is none.
+//! Tests of the CUDA layer on a GPU, skipped with a message if there is none.
 
 use super::*;
 use crate::dtype::DType;
@@ -42,7 +42,7 @@ impl Random {
 
 /// The values of little-endian elements.
 fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    // FP8 is the upper byte of a half when the exponents have five bits.
+    // Normal FP8 values: `Random::element` generates no others.
     let small = |code: u8, mantissa: i32, bias: i32| {
         let (exponent, fraction) = (i32::from(code & 0x7f) >> mantissa, i32::from(code) & ((1 << mantissa) - 1));
         let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -62,7 +62,7 @@ fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-/// The GPU with a stream and a pool that no other test uses.
+/// The GPU with its own stream and pool.
 fn own_device() -> Option<Arc<CudaDevice>> {
     test_device().map(|_| CudaDevice::open(0).expect("the GPU again"))
 }
@@ -80,7 +80,7 @@ fn download(buffer: &DeviceBuffer) -> Vec<u8> {
 }
 
 #[test]
-fn copies_survive_a_round_trip() {
+fn copies_round_trip() {
     let Some(device) = test_device() else { return };
     let (major, minor) = device.capability();
     let driver = device.driver_version();
@@ -128,7 +128,7 @@ const REVERSE: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")]
 const FAULT: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "fault" };
 
 #[test]
-fn kernels_get_their_arguments() {
+fn kernel_arguments_of_every_type_arrive() {
     let Some(device) = test_device() else { return };
     let out = device.alloc(800).expect("memory");
     let arguments =
@@ -140,7 +140,7 @@ fn kernels_get_their_arguments() {
         assert_eq!(f64::from_le_bytes(value.try_into().expect("eight bytes")), expected + i as f64);
     }
 
-    // More shared memory than a kernel gets unasked.
+    // More shared memory than the default limit.
     let n = 20_000;
     let bytes = Random(2).elements(F32, n);
     let input = upload(&device, &bytes);
@@ -164,7 +164,7 @@ fn kernels_get_their_arguments() {
 }
 
 #[test]
-fn threads_share_a_device() {
+fn launches_from_many_threads_are_correct() {
     let Some(device) = test_device() else { return };
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -185,12 +185,12 @@ fn threads_share_a_device() {
     });
 }
 
-/// Runs in a process of its own, because a fault ends the use of the device in its process.
+/// Runs in a separate process, because a fault makes the device unusable in its process.
 #[test]
 #[ignore = "started by a_fault_names_its_kernel"]
 fn faulting_process() {
     let Some(device) = test_device() else { return };
-    // SAFETY: not safe, which is the point: the address is nobody's.
+    // SAFETY: unsafe on purpose: the address is invalid.
     unsafe { device.launch(&FAULT, [1, 1, 1], 1, 0, &[Arg::Ptr(64)]).expect("a launch") };
     let first = device.synchronize().expect_err("a fault").to_string();
     let second = device.alloc(100 << 20).err().expect("the device is lost").to_string();
@@ -217,7 +217,7 @@ fn a_fault_names_its_kernel() {
 }
 
 #[test]
-fn buffers_use_memory_again() {
+fn freed_buffers_are_reused() {
     let Some(device) = own_device() else { return };
     let bytes = 3 << 30;
     let large = device.alloc(bytes).expect("memory");
@@ -231,21 +231,21 @@ fn buffers_use_memory_again() {
     }
     assert_eq!(device.memory(), MemoryStats { allocated: 0, ..expected });
     assert!(matches!(device.alloc(1 << 50), Err(Error::OutOfMemory { requested, .. }) if requested == 1 << 50));
-    assert_eq!(device.memory().reserved, 0, "running out released what was idle");
+    assert_eq!(device.memory().reserved, 0, "out of memory released idle segments");
     drop(device.alloc(100).expect("memory"));
     device.release_memory().expect("idle segments go back");
     assert_eq!(device.memory().reserved, 0);
-    assert_eq!(Arc::strong_count(&device), 1, "buffers let go of their device");
+    assert_eq!(Arc::strong_count(&device), 1, "buffers release their device");
 }
 
-/// What a GEMM test multiplies.
+/// One product of a GEMM test.
 struct Product {
     spec: GemmSpec,
-    /// Bytes added to the address of `a`, to take its alignment away.
+    /// Bytes added to the address of `a`, to misalign it.
     offset: usize,
 }
 
-/// What accumulates adds to `out`.
+/// Pointers of a product that accumulates into `out`.
 fn pointers(a: u64, b: u64, a_scale: u64, b_scale: u64, out: u64) -> GemmPointers {
     GemmPointers { a, b, a_scale, b_scale, addend: out, out }
 }
@@ -288,7 +288,7 @@ impl Product {
             for j in 0..spec.ldc {
                 let index = i * spec.ldc + j;
                 if j >= n {
-                    assert_eq!(before[index].to_bits(), after[index].to_bits(), "what lies beside `out` is left alone");
+                    assert_eq!(before[index].to_bits(), after[index].to_bits(), "memory outside `out` is unchanged");
                     continue;
                 }
                 let products = (0..k)
@@ -296,7 +296,7 @@ impl Product {
                 let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p: f64| (sum + p, size + p.abs()));
                 let old = if spec.accumulate { before[index] } else { 0.0 };
                 let expected = sum + old;
-                // Some of the library's kernels round the product to `out`'s type before they add what was there.
+                // Some kernels of the library round the product to the type of `out` before they add to it.
                 let rounded = expected.abs() + if spec.accumulate { sum.abs() } else { 0.0 };
                 let tolerance = sum_tolerance * (size + old.abs()) + rounded * spec.out.epsilon();
                 worst = worst.max(((after[index] - expected) / tolerance).abs());
@@ -309,7 +309,7 @@ impl Product {
 
 const FP8_TYPES: [(DType, DType); 3] = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)];
 
-/// Every product of floats wider than FP8: types, layouts, sizes, contiguous and not.
+/// Products of types wider than FP8: types, layouts, sizes, strides.
 fn wide_products() -> Vec<Product> {
     let mut products = Vec::new();
     for (operand, out) in [(F32, F32), (BF16, BF16), (BF16, F32), (F16, F16), (F16, F32)] {
@@ -353,7 +353,7 @@ fn fp8_products() -> Vec<Product> {
 }
 
 #[test]
-fn products_agree_with_sums_in_f64() {
+fn products_match_f64_sums() {
     let Some(device) = test_device() else { return };
     let mut random = Random(3);
     for (kind, products) in [("wide", wide_products()), ("FP8", fp8_products())] {
@@ -374,9 +374,9 @@ fn products_agree_with_sums_in_f64() {
     }
 }
 
-/// Sizes the hardware may not like: the result is right or the error is typed, never wrong.
+/// Sizes that the hardware may not support: the result is correct, or an error.
 #[test]
-fn awkward_fp8_products_work_or_say_why_not() {
+fn unusual_fp8_sizes_are_correct_or_errors() {
     let Some(device) = test_device() else { return };
     let mut random = Random(4);
     for (m, n, k) in [(33, 64, 64), (64, 33, 64), (1, 64, 64), (64, 1, 64), (8, 8, 64), (64, 40, 64), (40, 64, 64)] {
@@ -407,7 +407,7 @@ fn awkward_fp8_products_work_or_say_why_not() {
     assert!(matches!(Product { spec: both, offset: 0 }.error(&device, &mut random), Err(Error::Value(_))));
 }
 
-/// One attention problem, its data on the host, and what F64 makes of it.
+/// Inputs of attention on the host.
 struct Attended {
     shape: AttentionShape,
     q: Vec<f64>,
@@ -431,7 +431,7 @@ impl Attended {
         1.0 / (self.shape.head_dim as f64).sqrt()
     }
 
-    /// The definition, in F64: softmax over the keys up to the query's own, and its gradient.
+    /// The F64 reference: softmax over the keys up to the query's position, and its gradient.
     fn reference(&self) -> Results {
         let AttentionShape { batch, heads, kv_heads, seq, head_dim: d, .. } = self.shape;
         let mut results = Results {
@@ -480,7 +480,7 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     let tokens = batch * seq;
     let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
     let widths = [wide, narrow, narrow];
-    // Where each of the three lies: which buffer, and from which element of a row on.
+    // Buffer and first column of q, k and v.
     let (strides, places) = match fused {
         true => (vec![q_stride], [(0, 0), (0, wide), (0, wide + narrow)]),
         false => (vec![q_stride, k_stride, v_stride], [(0, 0), (1, 0), (2, 0)]),
@@ -490,7 +490,7 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     let d_o_bytes = random.elements(BF16, tokens * o_stride);
     let uploads: Vec<DeviceBuffer> = inputs.iter().map(|bytes| upload(device, bytes)).collect();
     let d_o = upload(device, &d_o_bytes);
-    // Not numbers, so that what is not written shows.
+    // NaN, to detect elements that are not written.
     let unset = |bytes: usize| upload(device, &vec![0xff; bytes]);
     let gradients: Vec<DeviceBuffer> = strides.iter().map(|stride| unset(tokens * stride * 2)).collect();
     let (o, lse) = (unset(tokens * o_stride * 2), unset(shape.lse_len() * 4));
@@ -517,7 +517,7 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     if !fused {
         for (gradient, (stride, width)) in gradients.iter().zip(strides.iter().zip(widths)) {
             let beside = columns(gradient, *stride, width, stride - width);
-            assert!(beside.iter().all(|value| value.is_nan()), "what lies between the rows is left alone");
+            assert!(beside.iter().all(|value| value.is_nan()), "padding between rows is unchanged");
         }
     }
     let ([q, k, v], [dq, dk, dv]) = (take(&inputs), take(&gradients));
@@ -534,13 +534,13 @@ fn compare(got: &[f64], expected: &[f64]) -> (f64, f64) {
     let size = rms(&mut expected.iter().copied());
     let pairs = || got.iter().zip(expected);
     let relative = pairs().map(|(got, expected)| (got - expected).abs() / (0.1 * size + expected.abs() / 64.0));
-    // A NaN must not be lost in a maximum.
+    // `max` would ignore NaN.
     let largest = relative.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max);
     (rms(&mut pairs().map(|(got, expected)| got - expected)) / size, largest)
 }
 
 #[test]
-fn attention_agrees_with_its_definition_in_f64() {
+fn attention_matches_the_f64_reference() {
     let Some(device) = test_device() else { return };
     let mut cases = Vec::new();
     for (heads, kv_heads, head_dim) in [(4, 4, 128), (4, 2, 128), (6, 2, 64), (2, 1, 8), (3, 3, 96), (8, 1, 32)] {
@@ -566,7 +566,7 @@ fn attention_agrees_with_its_definition_in_f64() {
             ("dv", &got.dv, &expected.dv),
         ] {
             if expected.iter().all(|value| value.abs() < 1e-12) {
-                // One token: the softmax of one score is constant, so there is nothing to compare with.
+                // One token: the softmax is constant, so gradients are zero.
                 assert!(got.iter().all(|value| value.abs() < 1e-2), "{shape:?}: {name} {got:?}");
                 continue;
             }
@@ -584,8 +584,8 @@ fn attention_agrees_with_its_definition_in_f64() {
 }
 
 #[test]
-fn a_recorded_graph_replays_the_same_bits() {
-    // A stream records what any thread enqueues, so other tests must use another.
+fn graph_replay_is_bit_identical() {
+    // Capture includes work of all threads, so other tests must use another stream.
     let Some(device) = own_device() else { return };
     let spec = GemmSpec::contiguous([128, 192, 256], E4M3, E4M3, F32);
     let mut random = Random(5);
@@ -611,7 +611,7 @@ fn a_recorded_graph_replays_the_same_bits() {
         return;
     }
     let eager = results();
-    let mut graph = Graph::capture(&device, work).expect("a recording");
+    let mut graph = Graph::capture(&device, work).expect("a capture");
     for _ in 0..3 {
         for buffer in [&product, &out, &o, &lse] {
             // SAFETY: the buffer is live and of that length.
@@ -621,11 +621,11 @@ fn a_recorded_graph_replays_the_same_bits() {
         assert!(results() == eager);
     }
     drop(out);
-    assert!(!graph.is_valid() && graph.replay().is_err(), "a buffer has gone");
+    assert!(!graph.is_valid() && graph.replay().is_err(), "a buffer was freed");
     drop(graph);
     let refused = Graph::capture(&device, || Err(Error::Value("no work".to_string())));
     assert!(matches!(refused, Err(Error::Value(text)) if text == "no work"));
-    device.synchronize().expect("the stream is no longer recording");
+    device.synchronize().expect("the capture has ended");
 }
 
 /// Rates to compare with the library's best; no assertions, since machines differ.

@@ -8,7 +8,7 @@ use super::{
 use crate::cuda::{Defines, KernelModule, Source};
 
 /// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has those of
-/// [`adamw::variants`], which cover all pairs.
+/// `adamw::variants`, which cover all pairs of formats.
 pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })

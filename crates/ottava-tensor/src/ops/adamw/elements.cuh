@@ -1,7 +1,7 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
 // `X` that of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
-enum KeptWeights { Master, ScaledMaster, Split, Chance };
-enum KeptMoments { Float32, Bfloat16, ScaledMoments, Expanded };
+enum WeightStorage { Master, ScaledMaster, Split, Chance };
+enum MomentStorage { Float32, Bfloat16, ScaledMoments, Expanded };
 
 template <int kind> struct WeightType { typedef bf16 T; };
 template <> struct WeightType<Master> { typedef f32 T; };
@@ -91,7 +91,7 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
 __device__ __forceinline__ float by_chance(float x, u64 four, u32 lane) {
     return finite(x) ? __uint_as_float(__float_as_uint(x) + (u32)(four >> (16 * (lane % 4)) & 0xFFFF) & 0xFFFF0000) : x;
 }
-__device__ __forceinline__ void round_by_chance(float* x, u64 seed, u64 at, u32 kind) {
+__device__ __forceinline__ void round_stochastically(float* x, u64 seed, u64 at, u32 kind) {
     if (at % 4 == 0) {
         const u64 four[2] = {hash(seed ^ (at / 4)), hash(seed ^ (at / 4 + 1))};
 #pragma unroll
@@ -266,14 +266,14 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
     } else if (any) {
         if (SCALED_M) scale8(x.m, how.m_power);
         if (SCALED_M) scale8(x.v, how.v_power);
-        if (MOMENTS == Bfloat16) round_by_chance(x.m, how.seed, place.at, 1);
-        if (MOMENTS == Bfloat16) round_by_chance(x.v, how.seed, place.at, 2);
+        if (MOMENTS == Bfloat16) round_stochastically(x.m, how.seed, place.at, 1);
+        if (MOMENTS == Bfloat16) round_stochastically(x.v, how.seed, place.at, 2);
         write8(of.m + place.at, pack8<M>(x.m), place);
         write8(of.v + place.at, pack8<V>(x.v), place);
     }
     Eight<X> read = {};
     if (!any) return read;
-    if (WEIGHTS == Chance) round_by_chance(x.w, how.seed, place.at, 0);
+    if (WEIGHTS == Chance) round_stochastically(x.w, how.seed, place.at, 0);
     if constexpr (WEIGHTS == Split) {
         u32 rest[4] = {};
 #pragma unroll

@@ -310,7 +310,7 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
     let copied = |copy: &WeightCopy| match copy {
         WeightCopy::Kept(copy) => tensor("adamw: copy", copy, &[DType::F32, DType::F16, DType::BF16]),
         WeightCopy::Made(DType::F32 | DType::F16 | DType::BF16) => Ok(()),
-        WeightCopy::Made(other) => Err(Error::Value(format!("adamw: layers do not read weights in {other}"))),
+        WeightCopy::Made(other) => Err(Error::Value(format!("adamw: layers cannot read weights in {other}"))),
     };
     match parameter.grad {
         Gradient::Plain(grad) => tensor("adamw: grad", grad, &[DType::F32, DType::BF16])?,
@@ -361,7 +361,7 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
                 CastScale::Own(granularity, _) => {
                     let format = into.format;
                     return Err(Error::Value(format!(
-                        "adamw: {format} codes with {granularity} scales of their own are cast after the update, not in it"
+                        "adamw: {format} codes with {granularity} scales cannot be cast in the update; cast them after it"
                     )));
                 }
             };

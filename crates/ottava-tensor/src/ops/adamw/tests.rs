@@ -474,7 +474,7 @@ fn codes_of_another_shape_are_an_error() {
     let rows = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
     let error = adamw(&mut [case.parameter(0, Some((rows, 0)))], &mut seen, &one, &scalars).unwrap_err();
     assert!(
-        error.to_string().ends_with("codes with per-row scales of their own are cast after the update, not in it"),
+        error.to_string().ends_with("codes with per-row scales cannot be cast in the update; cast them after it"),
         "{error}"
     );
 }

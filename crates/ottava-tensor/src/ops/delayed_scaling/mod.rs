@@ -95,7 +95,7 @@ pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: Delaye
         return Err(Error::Value("delayed_scaling: a history needs at least one row".into()));
     }
     if how.interval == 0 {
-        return Err(Error::Value("delayed_scaling: the interval is 0, a scale follows every update at most".into()));
+        return Err(Error::Value("delayed_scaling: the interval is 0, it must be at least 1".into()));
     }
     match state.history.device().clone() {
         Device::Cpu => cpu::delayed_scaling(amax, state, how),
