@@ -86,6 +86,7 @@ impl TrainBench {
         config.expect_formats()?;
         let settled = Settled::new(&config, &sizes, device)?;
         settled.expect_fit()?;
+        settled.prepare_device();
         let Settled { config, memory: planned, .. } = settled;
         let mut run = Run::new(&config, &sizes, device, &mut weights)?;
         device.synchronize()?;

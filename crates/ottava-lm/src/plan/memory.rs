@@ -10,7 +10,7 @@ use crate::models::{Decoder, DecoderConfig};
 use crate::optim::kept;
 use crate::recompute::Recompute;
 use crate::run::Run;
-use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::ledger::Holdings;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
@@ -36,6 +36,9 @@ pub struct MemoryPlan {
     pub available_bytes: u64,
     /// Whether that is enough.
     pub fits: bool,
+    /// The kernels and attention passes of the run, for a GPU to prepare them ahead of the first step.
+    #[serde(skip)]
+    pub workload: Workload,
 }
 
 /// Memory of one use.
@@ -86,6 +89,10 @@ impl MemoryPlan {
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
             available_bytes: available as u64,
+            workload: match &dry {
+                Device::Cuda(gpu) => gpu.workload().unwrap_or_default(),
+                Device::Cpu | Device::DryCpu(_) => Workload::default(),
+            },
             fits: fits && host_available.is_none_or(|there| host <= there),
         })
     }

@@ -109,6 +109,13 @@ impl Settled {
         Ok(Settled { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
 
+    /// Starts compiling the kernels of the run in the background, so that its first step need not wait for each in turn.
+    pub fn prepare_device(&self) {
+        if let Device::Cuda(gpu) = &self.device {
+            gpu.prepare(self.memory.workload.clone());
+        }
+    }
+
     /// Errors when the run does not fit, with the changes that would make it.
     pub fn expect_fit(&self) -> Result<()> {
         if self.memory.fits {

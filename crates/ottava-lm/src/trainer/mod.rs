@@ -64,6 +64,7 @@ impl Trainer {
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
         let settled = Settled::new(&config, &decoder_config(&ConfigFile::read(&config.model.path)?)?, device)?;
         settled.expect_fit()?;
+        settled.prepare_device();
         if let Some(choice) = &settled.choice {
             tracing::info!("{choice}");
         }
