@@ -10,6 +10,7 @@ pub mod error;
 pub mod evaluate;
 pub mod generate;
 pub mod hash;
+pub mod input;
 pub mod layers;
 pub mod level;
 pub mod mode;

@@ -35,6 +35,7 @@ const FLOORS: &[(&str, Floors)] = &[
         &[
             ("error", 3),
             ("hash", 3),
+            ("input", 3),
             ("layer", 3),
             ("param", 3),
             ("recipe", 3),

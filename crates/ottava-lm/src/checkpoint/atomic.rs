@@ -4,7 +4,7 @@
 //! then the folder gets its final name, which is the one moment at which the checkpoint begins to exist. Deleting takes
 //! the final name away first. One process writes into a run's folder at a time; the trainer holds a lock for that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::fs::{Fs, FsFile};
-use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_plain_name, verify};
+use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
 use crate::hash::hex;
 use crate::{Error, Result};
 
@@ -29,6 +29,8 @@ pub struct CheckpointWriter<'a> {
     temporary: PathBuf,
     step: u64,
     files: BTreeMap<String, FileEntry>,
+    /// Subfolders made so far.
+    subfolders: BTreeSet<PathBuf>,
     renamed: bool,
 }
 
@@ -40,15 +42,23 @@ impl<'a> CheckpointWriter<'a> {
             fs.remove_dir_all(&leftover).map_err(Error::io(&leftover))?;
         }
         let folder = folder.to_path_buf();
-        let writer = CheckpointWriter { fs, folder, temporary, step, files: BTreeMap::new(), renamed: false };
+        let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
+        let writer = CheckpointWriter { fs, folder, temporary, step, files, subfolders, renamed: false };
         fs.create_dir_all(&writer.temporary).map_err(Error::io(&writer.temporary))?;
         Ok(writer)
     }
 
-    /// Writes one file: `content` fills it, then it is brought to the disk and noted for the manifest.
+    /// Writes the file at the relative path `name`: `content` fills it, then it is flushed to the disk and listed in the
+    /// manifest.
     pub fn file(&mut self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<()> {
-        if !is_plain_name(name) || name == FILE_NAME || self.files.contains_key(name) {
+        if !is_relative_path(name) || name == FILE_NAME || self.files.contains_key(name) {
             return Err(Error::Checkpoint(format!("a checkpoint cannot hold a second or special file {name:?}")));
+        }
+        if let Some((subfolder, _)) = name.rsplit_once('/') {
+            let subfolder = self.temporary.join(subfolder);
+            self.fs.create_dir_all(&subfolder).map_err(Error::io(&subfolder))?;
+            let within = subfolder.ancestors().take_while(|path| *path != self.temporary);
+            self.subfolders.extend(within.map(Path::to_path_buf));
         }
         let entry = self.write(name, content)?;
         self.files.insert(name.to_string(), entry);
@@ -64,7 +74,9 @@ impl<'a> CheckpointWriter<'a> {
         let files = std::mem::take(&mut self.files);
         let manifest = Manifest { format: FORMAT, ottava, step: self.step, files, extra };
         self.write(FILE_NAME, |file| file.write(manifest.render().as_bytes()))?;
-        self.fs.sync_dir(&self.temporary).map_err(Error::io(&self.temporary))?;
+        for folder in self.subfolders.iter().chain([&self.temporary]) {
+            self.fs.sync_dir(folder).map_err(Error::io(folder))?;
+        }
         let path = self.folder.join(name(self.step));
         if path.exists() {
             remove(self.fs, &path, self.step)?;

@@ -101,7 +101,7 @@ fn save(fs: &dyn Fs, folder: &Path, step: u64) -> Result<PathBuf> {
         file.write(b"abc")?;
         file.write(&[step as u8; 5000])
     })?;
-    writer.file("b.json", |file| file.write(format!("{{\"step\": {step}}}").as_bytes()))?;
+    writer.file("sub/b.json", |file| file.write(format!("{{\"step\": {step}}}").as_bytes()))?;
     writer.finish(json!({ "learning_rate": 0.1, "world": 1 }))
 }
 
@@ -125,8 +125,12 @@ fn everything_is_on_disk_before_the_final_name_appears() {
     assert_eq!(path, run.join("checkpoint-3"));
     let file = |name: &str| ["create", "write", "sync"].map(|what| format!("{what} {name}"));
     let mut expected = vec!["create_dir .tmp-checkpoint-3".to_string()];
-    expected.extend([file("a.bin"), file("b.json"), file("manifest.json")].into_iter().flatten());
-    expected.extend(["sync_dir .tmp-checkpoint-3", "rename to checkpoint-3", "sync_dir run"].map(String::from));
+    expected.extend(file("a.bin"));
+    expected.push("create_dir sub".into());
+    expected.extend([file("b.json"), file("manifest.json")].into_iter().flatten());
+    expected.extend(
+        ["sync_dir sub", "sync_dir .tmp-checkpoint-3", "rename to checkpoint-3", "sync_dir run"].map(String::from),
+    );
     assert_eq!(*fs.0.trace.borrow(), expected);
     let manifest = verify(&path, Verify::Hashes).unwrap();
     assert_eq!((manifest.step, manifest.files["a.bin"].size, &manifest.extra["world"]), (3, 5003, &json!(1)));
@@ -180,7 +184,7 @@ fn any_flipped_bit_or_cut_is_noticed_and_named() {
         (state >> 33) as usize % below
     };
     for trial in 0..600 {
-        let name = ["a.bin", "b.json", "manifest.json"][trial % 3];
+        let name = ["a.bin", "sub/b.json", "manifest.json"][trial % 3];
         let good = std::fs::read(path.join(name)).unwrap();
         let mut bad = good.clone();
         let at = random(good.len());
@@ -219,6 +223,26 @@ fn missing_swapped_and_foreign_checkpoints_are_not_taken() {
     assert!(latest_complete(Path::new("/nowhere"), Verify::Sizes).unwrap().complete.is_none());
 }
 
+/// Paths that lead out of a folder, or that mean the same as a shorter one.
+const OUTSIDE: [&str; 9] = ["../x", "/etc/passwd", "..", "a/../b", "a//b", "./a", "a/", "a\\b", ""];
+
+#[test]
+fn links_in_a_checkpoint_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save(&RealFs, folder.path(), 1).unwrap();
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::rename(path.join("a.bin"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, path.join("a.bin")).unwrap();
+    let error = verify(&path, Verify::Hashes).unwrap_err().to_string();
+    assert!(error.contains("a.bin is a link"), "{error}");
+    std::fs::remove_file(path.join("a.bin")).unwrap();
+    std::fs::rename(&elsewhere, path.join("a.bin")).unwrap();
+    std::fs::rename(path.join("sub"), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, path.join("sub")).unwrap();
+    let error = verify(&path, Verify::Hashes).unwrap_err().to_string();
+    assert!(error.contains("sub is a link"), "{error}");
+}
+
 #[test]
 fn a_newer_format_and_names_outside_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -228,14 +252,17 @@ fn a_newer_format_and_names_outside_are_refused() {
         std::fs::write(path.join("manifest.json"), manifest.render()).unwrap();
         verify(&path, Verify::Hashes).unwrap_err().to_string()
     };
-    assert!(error_of(&Manifest { format: 2, ..good.clone() }).contains("it has format 2, this program reads 1"));
-    for name in ["../x", "/etc/passwd", "..", "a/b", ""] {
+    for format in [0, 3] {
+        let error = error_of(&Manifest { format, ..good.clone() });
+        assert!(error.contains(&format!("it has format {format}, this program reads 1 to 2")), "{error}");
+    }
+    for name in OUTSIDE {
         let mut bad = good.clone();
         bad.files.insert(name.into(), FileEntry { size: 1, sha256: String::new() });
-        assert!(error_of(&bad).contains("is not the name of a file beside it"), "{name}");
+        assert!(error_of(&bad).contains("is not the path of a file in this folder"), "{name}");
     }
     let mut writer = CheckpointWriter::begin(&RealFs, folder.path(), 4).unwrap();
-    for name in ["../x", "manifest.json"] {
+    for name in OUTSIDE.into_iter().chain(["manifest.json"]) {
         assert!(writer.file(name, |_| Ok(())).is_err(), "{name}");
     }
     writer.file("twice", |_| Ok(())).unwrap();

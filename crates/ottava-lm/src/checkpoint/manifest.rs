@@ -9,8 +9,11 @@ use serde_json::Value;
 use crate::hash::{sha256, sha256_file};
 use crate::{Error, Result};
 
-/// The version of the checkpoint layout that this program writes and reads.
-pub const FORMAT: u32 = 1;
+/// The version of the checkpoint layout that this program writes.
+pub const FORMAT: u32 = 2;
+
+/// The oldest version that this program reads. Format 1 has the files of `training/` beside the weights.
+const OLDEST_FORMAT: u32 = 1;
 
 /// The name of the manifest in its folder.
 pub const FILE_NAME: &str = "manifest.json";
@@ -22,13 +25,13 @@ const CHECKSUM_END: &str = "\",\n";
 /// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`] when it was written.
+    /// The layout's version, [`FORMAT`] when it was written.
     pub format: u32,
     /// The version of the program that wrote it.
     pub ottava: String,
     /// The last finished optimizer step.
     pub step: u64,
-    /// Every file by name, without this one.
+    /// Every file by its path in the folder (`training/optimizer.safetensors`), without this one.
     pub files: BTreeMap<String, FileEntry>,
     /// What the writer added: for instance its configuration and the layout of ranks.
     pub extra: Value,
@@ -82,8 +85,8 @@ impl Manifest {
         }
         let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
         // The version decides what the other fields mean, so it is looked at first.
-        if value["format"] != FORMAT {
-            return Err(format!("it has format {}, this program reads {FORMAT}", value["format"]));
+        if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {
+            return Err(format!("it has format {}, this program reads {OLDEST_FORMAT} to {FORMAT}", value["format"]));
         }
         serde_json::from_value(value).map_err(|e| e.to_string())
     }
@@ -95,10 +98,10 @@ pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
     let wrong = |name: &str, reason: String| Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()));
     let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(FILE_NAME, "there is no such file".into()))?;
     for (name, entry) in &manifest.files {
-        if !is_plain_name(name) {
-            return Err(wrong(FILE_NAME, format!("{name:?} is not the name of a file beside it")));
+        if !is_relative_path(name) {
+            return Err(wrong(FILE_NAME, format!("{name:?} is not the path of a file in this folder")));
         }
-        let size = std::fs::metadata(folder.join(name)).map_err(|e| wrong(name, e.to_string()))?.len();
+        let size = file_size(folder, name).map_err(|reason| wrong(name, reason))?;
         if size != entry.size {
             return Err(wrong(name, format!("{size} bytes, the manifest says {}", entry.size)));
         }
@@ -111,6 +114,29 @@ pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
         }
     }
     Ok(manifest)
+}
+
+/// The size of the file at the relative path `name`, which no link may be part of: what it leads to is not ours to trust.
+fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
+    let mut path = folder.to_path_buf();
+    let mut parts = name.split('/').peekable();
+    while let Some(part) = parts.next() {
+        path.push(part);
+        let found = std::fs::symlink_metadata(&path).map_err(|e| e.to_string())?;
+        if parts.peek().is_none() && found.is_file() {
+            return Ok(found.len());
+        }
+        if !found.is_dir() {
+            let kind = if found.is_symlink() { "a link" } else { "not a file" };
+            return Err(format!("{} is {kind}; a checkpoint holds files and folders only", path.display()));
+        }
+    }
+    Err("this is a folder, the manifest lists a file".into())
+}
+
+/// True for a path of plain names with `/` between them.
+pub(super) fn is_relative_path(path: &str) -> bool {
+    path.split('/').all(is_plain_name)
 }
 
 /// True for a name that stays within its folder on every system.

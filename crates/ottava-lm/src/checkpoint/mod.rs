@@ -6,6 +6,7 @@ pub mod manifest;
 pub mod model;
 pub mod safetensors;
 pub mod safetensors_write;
+pub mod slices;
 pub mod training;
 
 pub use atomic::{CheckpointWriter, keep, latest_complete};

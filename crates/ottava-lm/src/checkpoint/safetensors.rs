@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
 use super::manifest::is_plain_name;
-use crate::{Error, Result};
+use crate::{Error, Result, input};
 
 /// The largest header, a limit of the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -41,9 +42,14 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
     /// Bytes of all its elements.
     pub fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size()
+        self.elements() * self.dtype.size()
     }
 }
 
@@ -142,11 +148,18 @@ impl ModelFiles {
 
     /// The bytes of a tensor, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let (_, info) = self.find(name)?;
+        self.read_bytes(name, 0..info.data_offsets.1 - info.data_offsets.0)
+    }
+
+    /// The bytes in `range` of a tensor. Errors when the file does not hold them.
+    pub fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
         let (file, info) = self.find(name)?;
         let (start, end) = info.data_offsets;
-        let mut bytes = vec![0; end - start];
+        assert!(range.start <= range.end && range.end <= end - start, "{range:?} of {name:?}, {} bytes", end - start);
+        let mut bytes = vec![0; range.len()];
         file.file
-            .read_exact_at(&mut bytes, file.data_start + start as u64)
+            .read_exact_at(&mut bytes, file.data_start + (start + range.start) as u64)
             .map_err(|e| file.wrong(name, format!("cannot be read: {e}")))?;
         Ok(bytes)
     }
@@ -164,8 +177,7 @@ impl ModelFiles {
 impl TensorFile {
     fn open(path: &Path) -> Result<TensorFile> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-        let file = File::open(path).map_err(Error::io(path))?;
-        let size = file.metadata().map_err(Error::io(path))?.len();
+        let (file, size) = input::open(path).map_err(Error::io(path))?;
         let mut length = [0; 8];
         file.read_exact_at(&mut length, 0).map_err(|_| wrong(format!("{size} bytes are too few for safetensors")))?;
         let length = u64::from_le_bytes(length);
@@ -208,12 +220,8 @@ struct Index {
 
 fn read_index(path: &Path) -> Result<Index> {
     let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-    let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
-    if size > MAX_INDEX_BYTES {
-        return Err(wrong(format!("{size} bytes, and {MAX_INDEX_BYTES} is the most for an index")));
-    }
-    let text = std::fs::read(path).map_err(Error::io(path))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|e| wrong(format!("not a valid index: {e}")))?;
+    let index: Index = serde_json::from_slice(&input::read(path, MAX_INDEX_BYTES).map_err(Error::io(path))?)
+        .map_err(|e| wrong(format!("not a valid index: {e}")))?;
     if index.weight_map.is_empty() {
         return Err(wrong("it lists no tensor".into()));
     }
@@ -234,6 +242,11 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
         Dtype::I64 => DType::I64,
         _ => return None,
     })
+}
+
+/// The type of this name in a safetensors header.
+pub(super) fn from_name(name: &str) -> Option<DType> {
+    from_safetensors(serde_json::from_value(name.into()).ok()?)
 }
 
 /// The name of a type in a safetensors header.

@@ -1,7 +1,8 @@
 //! A checkpoint: a model folder, plus all that is needed to go on as if nothing had happened.
 
 use super::model::{FolderTemplate, rows_of};
-use super::{CheckpointWriter, Manifest, ModelFiles, TensorInfo, write_tensors};
+use super::slices::{FOLDER, SliceFiles, SliceWriter};
+use super::{CheckpointWriter, Manifest, TensorInfo};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
@@ -13,8 +14,12 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::path::Path;
 
+/// Files of the subfolder [`FOLDER`]; format 1 had them beside the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
 const SCALING: &str = "scaling.safetensors";
+
+/// What the names of scaling arrays start with.
+const SCALING_PREFIX: &str = "scaling.";
 
 /// Where a run stands, beside its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,13 +50,14 @@ pub fn save(
     progress: &Progress,
 ) -> Result<std::path::PathBuf> {
     template.write(&mut writer, model)?;
+    let mut slices = SliceWriter::default();
     let scales: HashMap<String, Tensor> = model.scaling().arrays()?.into_iter().collect();
     let info =
         |(name, t): (&String, &Tensor)| TensorInfo { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() };
     let mut infos: Vec<_> = scales.iter().map(info).collect();
     infos.sort_by(|a, b| a.name.cmp(&b.name));
     if !infos.is_empty() {
-        write_tensors(&mut writer, SCALING, &infos, |info| Ok(scales[&info.name].read_bytes()?))?;
+        slices.whole(&mut writer, SCALING, &infos, |info| Ok(scales[&info.name].read_bytes()?))?;
     }
     let mut tensors = HashMap::new();
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
@@ -64,7 +70,8 @@ pub fn save(
     }
     let mut infos: Vec<_> = tensors.iter().map(info).collect();
     infos.sort_by(|a, b| a.name.cmp(&b.name));
-    write_tensors(&mut writer, OPTIMIZER, &infos, |info| Ok(tensors[&info.name].read_bytes()?))?;
+    slices.whole(&mut writer, OPTIMIZER, &infos, |info| Ok(tensors[&info.name].read_bytes()?))?;
+    slices.finish(&mut writer)?;
     writer.finish(json!(progress))
 }
 
@@ -77,7 +84,7 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 
 /// Puts masters, moments and scales of a checkpoint into a model that was built with its weights.
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
-    let files = ModelFiles::open_file(&folder.join(OPTIMIZER))?;
+    let files = open(folder)?;
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let Param { parts, weights, .. } = param;
         for (kind, tensor) in kept(weights, moments) {
@@ -86,7 +93,8 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
                 let (expected, info) = (tensor.rows(rows.start, rows.end)?, files.info(&name)?);
                 if info.shape != expected.shape() || info.dtype != expected.dtype() {
                     return Err(Error::Checkpoint(format!(
-                        "{OPTIMIZER}: `{name}` is {} {:?}, this run makes it {} {:?}",
+                        "{}: `{name}` is {} {:?}, this run makes it {} {:?}",
+                        folder.display(),
                         info.dtype,
                         info.shape,
                         expected.dtype(),
@@ -100,14 +108,21 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
     optimizer.set_steps(progress.step - skipped);
-    if !progress.scaling_slots.is_empty() && folder.join(SCALING).is_file() {
-        let scales = ModelFiles::open_file(&folder.join(SCALING))?;
+    if !progress.scaling_slots.is_empty() && files.names().any(|name| name.starts_with(SCALING_PREFIX)) {
         model.scaling().restore(&progress.scaling_slots, |name| {
-            let info = scales.info(name)?;
-            Ok(Tensor::from_bytes(&ottava_tensor::Device::Cpu, &info.shape, info.dtype, &scales.read(name)?)?)
+            let info = files.info(name)?;
+            Ok(Tensor::from_bytes(&ottava_tensor::Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
         })?;
     }
     Ok(())
+}
+
+/// The tensors of a checkpoint that are not the model's weights.
+fn open(folder: &Path) -> Result<SliceFiles> {
+    match Manifest::read(folder)? {
+        Some(Manifest { format: 1, .. }) => SliceFiles::open_whole(&[OPTIMIZER, SCALING].map(|name| folder.join(name))),
+        _ => SliceFiles::open(&folder.join(FOLDER)),
+    }
 }
 
 /// The names of a tensor of a `kind`, and the rows saved under each: those of a part under the part's name; what has no rows of its

@@ -98,7 +98,7 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
 
 fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
     let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
-    ["model.safetensors", "optimizer.safetensors", "scaling.safetensors"]
+    ["model.safetensors", "training/optimizer.safetensors", "training/scaling.safetensors"]
         .into_iter()
         .filter(|name| folder.join(name).is_file())
         .map(|name| (name.to_string(), std::fs::read(folder.join(name)).unwrap()))
@@ -156,6 +156,90 @@ fn stopping_after_any_step_and_resuming_changes_nothing() {
             }
             std::fs::remove_dir_all(straight).unwrap();
         }
+    }
+}
+
+/// Lists the files that `checkpoint` now holds in its manifest, as a checkpoint of `format`.
+fn rewrite_manifest(checkpoint: &Path, format: u32) {
+    let path = checkpoint.join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    manifest["format"] = format.into();
+    manifest["files"] = serde_json::json!({});
+    for folder in ["", "training/"] {
+        for entry in std::fs::read_dir(checkpoint.join(folder)).into_iter().flatten() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                let (size, sha256) = ottava_lm::hash::sha256_file(&entry.path()).unwrap();
+                let name = format!("{folder}{}", entry.file_name().to_str().unwrap());
+                manifest["files"][name] = serde_json::json!({ "size": size, "sha256": sha256 });
+            }
+        }
+    }
+    manifest.as_object_mut().unwrap().remove("checksum");
+    let body = serde_json::to_string_pretty(&manifest).unwrap() + "\n";
+    let body = body.strip_prefix("{\n").unwrap();
+    let checksum = ottava_lm::hash::sha256(body.as_bytes());
+    std::fs::write(&path, format!("{{\n  \"checksum\": \"{checksum}\",\n{body}")).unwrap();
+}
+
+/// Rewrites a checkpoint as format 1 had it: the files of `training/` beside the weights, without an index.
+fn to_format_1(checkpoint: &Path) {
+    for name in ["optimizer.safetensors", "scaling.safetensors"] {
+        std::fs::rename(checkpoint.join("training").join(name), checkpoint.join(name)).unwrap();
+    }
+    std::fs::remove_dir_all(checkpoint.join("training")).unwrap();
+    rewrite_manifest(checkpoint, 1);
+}
+
+/// Divides the optimizer states of a checkpoint among three files, as three processes would write them.
+fn to_three_files(checkpoint: &Path) {
+    use safetensors::tensor::{SafeTensors, TensorView};
+    let folder = checkpoint.join("training");
+    let whole = std::fs::read(folder.join("optimizer.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&whole).unwrap();
+    let mut index: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("index.json")).unwrap()).unwrap();
+    for name in tensors.names() {
+        index["tensors"][name]["slices"] = serde_json::json!([]);
+    }
+    for part in 0..3 {
+        let file = format!("optimizer-{part}.safetensors");
+        let mut held = Vec::new();
+        for (name, tensor) in tensors.tensors() {
+            let n: usize = tensor.shape().iter().product();
+            let size = tensor.data().len() / n;
+            let (start, end) = [(0, n / 5), (n / 5, n / 2), (n / 2, n)][part];
+            if start < end {
+                let slice = serde_json::json!({ "file": file, "start": start, "end": end });
+                index["tensors"][&name]["slices"].as_array_mut().unwrap().insert(0, slice);
+                held.push((name, tensor.dtype(), end - start, tensor.data()[start * size..end * size].to_vec()));
+            }
+        }
+        let views = held.iter().map(|(name, dtype, n, data)| (name, TensorView::new(*dtype, vec![*n], data).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.join(file)).unwrap();
+    }
+    std::fs::write(folder.join("index.json"), index.to_string()).unwrap();
+    std::fs::remove_file(folder.join("optimizer.safetensors")).unwrap();
+    rewrite_manifest(checkpoint, 2);
+}
+
+#[test]
+fn a_checkpoint_in_another_layout_resumes_with_the_same_bits() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let [straight, other] = ["straight", "other"].map(|name| inputs.path().join(name));
+    let config = |run: &Path| config(inputs.path(), run, RecipeName::Fp8Delayed);
+    train(&config(&straight), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    for change in [to_format_1, to_three_files] {
+        train(&config(&other), &Device::Cpu, &Start::New, 3).unwrap_err();
+        let checkpoint = other.join("checkpoints/checkpoint-3");
+        change(&checkpoint);
+        assert!(!checkpoint.join("training/optimizer.safetensors").exists());
+        train(&config(&other), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+        assert_eq!(metrics(&straight), metrics(&other));
+        assert!(state(&straight) == state(&other));
+        std::fs::remove_dir_all(&other).unwrap();
     }
 }
 

@@ -1,0 +1,78 @@
+//! Opening files that come from elsewhere: regular files only, and no more of them than a limit.
+//!
+//! A FIFO without a writer blocks its reader, and devices such as `/dev/zero` never end; both are refused before they are
+//! opened.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+/// Opens the regular file at `path`, following links; returns its size too.
+///
+/// # Errors
+/// Those of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device.
+pub fn open(path: &Path) -> io::Result<(File, u64)> {
+    // Looked at before it is opened, because opening a FIFO waits for its writer.
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        let kind = if found.is_dir() { "this is a folder" } else { "this is a pipe or a device" };
+        return Err(io::Error::new(ErrorKind::InvalidInput, format!("{kind}; name a file")));
+    }
+    Ok((File::open(path)?, found.len()))
+}
+
+/// Reads the regular file at `path`.
+///
+/// # Errors
+/// Those of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also when the file grows meanwhile.
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let (file, size) = open(path)?;
+    let too_large = |size: u64| {
+        let text = format!("{size} bytes or more; such a file has at most {max_bytes}");
+        Err(io::Error::new(ErrorKind::FileTooLarge, text))
+    };
+    if size > max_bytes {
+        return too_large(size);
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes { too_large(bytes.len() as u64) } else { Ok(bytes) }
+}
+
+/// Reads the regular file at `path` as UTF-8.
+///
+/// # Errors
+/// Those of [`read`], and [`ErrorKind::InvalidData`] for other bytes.
+pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
+    let text = String::from_utf8(read(path, max_bytes)?);
+    text.map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        io::Error::new(ErrorKind::InvalidData, format!("byte {} is not UTF-8", at + 1))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipes_devices_and_folders_are_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        for path in [fifo.as_path(), Path::new("/dev/zero"), Path::new("/dev/null"), folder.path()] {
+            assert_eq!(read(path, 100).unwrap_err().kind(), ErrorKind::InvalidInput, "{}", path.display());
+        }
+        assert_eq!(read(&folder.path().join("absent"), 100).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn files_beyond_the_limit_and_other_encodings_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, b"ab\xffd").unwrap();
+        assert_eq!(read(&path, 4).unwrap(), b"ab\xffd");
+        assert_eq!(read(&path, 3).unwrap_err().kind(), ErrorKind::FileTooLarge);
+        assert_eq!(read_text(&path, 4).unwrap_err().to_string(), "byte 3 is not UTF-8");
+    }
+}
