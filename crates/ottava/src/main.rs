@@ -1,9 +1,10 @@
 //! The command line of Ottava.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod output;
 mod commands;
 mod device;
-mod output;
 
 use clap::{Parser, Subcommand};
 use ottava_lm::Error;
@@ -50,11 +51,11 @@ fn main() -> ExitCode {
         Command::Doctor(command) => command.run(),
         Command::Bench(command) => command.run(),
     };
-    match result {
+    match result.and_then(|()| output::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let kind = if matches!(error, Error::Interrupted(_)) { "stopped" } else { "error" };
-            eprintln!("{kind}: {error}");
+            note!("{kind}: {error}");
             ExitCode::from(error.exit_code())
         }
     }

@@ -1,24 +1,106 @@
 //! How the program speaks: results on standard output, everything else on standard error.
+//!
+//! Nothing here panics or stops the work: a reader that went away, a closed descriptor or a full disk costs the text and
+//! no more. Results that were lost on standard output make [`finish`] fail, except where the reader closed its pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::trainer::StepReport;
-use std::io::IsTerminal;
+use ottava_lm::{Error, Result};
+use std::borrow::Cow;
+use std::fmt::{Arguments, Write as _};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
+
+/// Prints a line to standard output, as `println!` does, but never panics.
+macro_rules! out {
+    () => { $crate::output::print(format_args!("\n")) };
+    ($($part:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($part)*))) };
+}
+
+/// Prints to standard output without ending the line.
+macro_rules! out_part {
+    ($($part:tt)*) => { $crate::output::print(format_args!($($part)*)) };
+}
+
+/// Prints a line to standard error, as `eprintln!` does, but never panics.
+macro_rules! note {
+    ($($part:tt)*) => { $crate::output::complain(format_args!($($part)*)) };
+}
+
+/// The first failure to write a result.
+static LOST: OnceLock<io::Error> = OnceLock::new();
+
+/// What [`out!`] calls.
+pub fn print(text: Arguments) {
+    let text = text.to_string();
+    let mut stdout = io::stdout().lock();
+    let text = if stdout.is_terminal() { visible(&text) } else { Cow::from(text) };
+    if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        let _ = LOST.set(error);
+    }
+}
+
+/// What [`note!`] calls.
+pub fn complain(text: Arguments) {
+    let _ = Stderr.write_all(format!("{}\n", visible(&text.to_string())).as_bytes());
+}
+
+/// Errors when a result could not be written, unless its reader had enough of it (`| head -1`).
+pub fn finish() -> Result<()> {
+    match LOST.get() {
+        Some(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::io("standard output")(io::Error::new(error.kind(), error.to_string())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `text` with control characters written out, so that names and generated text cannot steer a terminal.
+fn visible(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(steers) {
+        return Cow::from(text);
+    }
+    let mut visible = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if steers(c) {
+            write!(visible, "\\u{{{:x}}}", u32::from(c)).expect("strings take all that is written");
+        } else {
+            visible.push(c);
+        }
+    }
+    Cow::from(visible)
+}
+
+/// Standard error for whoever must not fail when it is gone.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().lock().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Log lines without clutter; `RUST_LOG` chooses more or less of them.
 pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Stderr)
         .without_time()
         .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(io::stderr().is_terminal())
         .init();
 }
 
 /// Prints `value` as one JSON object on one line.
 pub fn print_json(value: &impl serde::Serialize) {
-    println!("{}", serde_json::to_string(value).expect("results are written without fail"));
+    out!("{}", serde_json::to_string(value).expect("results are written without fail"));
 }
 
 /// A bar on a terminal, plain lines elsewhere.
@@ -30,7 +112,7 @@ pub struct Progress {
 impl Progress {
     /// Speaks every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
             ProgressBar::new(0).with_style(style.expect("the template is valid"))
         });
@@ -53,7 +135,7 @@ impl Progress {
                 bar.set_message(line);
             }
             None if report.step.is_multiple_of(self.logging_steps) || report.step == report.max_steps => {
-                eprintln!("step {}/{}  {line}", report.step, report.max_steps);
+                note!("step {}/{}  {line}", report.step, report.max_steps);
             }
             None => {}
         }
@@ -71,8 +153,8 @@ impl Progress {
     /// A line of its own, above the bar.
     pub fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(text),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.println(visible(text)),
+            None => note!("{text}"),
         }
     }
 
@@ -81,5 +163,16 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.abandon();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_a_terminal() {
+        assert_eq!(visible("plain, Ω\tand\nlines"), "plain, Ω\tand\nlines");
+        assert_eq!(visible("a\u{1b}[2Jb\r\u{7f}\u{9b}"), "a\\u{1b}[2Jb\\u{d}\\u{7f}\\u{9b}");
     }
 }

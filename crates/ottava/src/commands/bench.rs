@@ -192,14 +192,14 @@ impl Kernels {
                                "bus_bytes_per_second": bus, "kernels": rows}));
             return Ok(());
         }
-        println!("{device}: a copy moves {:.0} GB/s, reads and writes counted", bandwidth / 1e9);
+        out!("{device}: a copy moves {:.0} GB/s, reads and writes counted", bandwidth / 1e9);
         if let Some(BusRates { up, down, both }) = bus {
             let [up, down, both] = [up, down, both].map(|rate| rate / 1e9);
-            println!("the bus: {up:.1} GB/s to the GPU, {down:.1} to the host, {both:.1} each way at once");
+            out!("the bus: {up:.1} GB/s to the GPU, {down:.1} to the host, {both:.1} each way at once");
         }
-        println!("{:<44} {:>9} {:>8} {:>11}", "kernel", "µs", "GB/s", "% of floor");
+        out!("{:<44} {:>9} {:>8} {:>11}", "kernel", "µs", "GB/s", "% of floor");
         for r in rows {
-            println!(
+            out!(
                 "{:<44} {:>9.1} {:>8.0} {:>11.0}",
                 r.name,
                 r.milliseconds * 1e3,
@@ -221,7 +221,7 @@ fn measure(choice: DeviceChoice, json: bool) -> Result<(Device, Rates)> {
     let device = crate::device::open(choice)?;
     let rates = Rates::measure(&device)?;
     if !json {
-        println!(
+        out!(
             "{device}: a large product {:.0} TFLOP/s in BF16, {:.0} in FP8; a copy {:.0} GB/s",
             rates.bf16_flops / 1e12,
             rates.fp8_flops / 1e12,
@@ -236,16 +236,22 @@ impl Gemm {
         let model = bench::model(&self.model)?;
         let (device, rates) = measure(self.device, self.json)?;
         if !self.json {
-            println!(
+            out!(
                 "{:<22} {:<6} {:<12} {:>20} {:>9} {:>9} {:>11}",
-                "linear", "", "recipe", "T x N x K", "ms", "TFLOP/s", "% of floor"
+                "linear",
+                "",
+                "recipe",
+                "T x N x K",
+                "ms",
+                "TFLOP/s",
+                "% of floor"
             );
         }
         let mut rows = Vec::new();
         bench::gemms(&device, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, |row| {
             let [t, n, k] = row.sizes;
             if !self.json {
-                println!(
+                out!(
                     "{:<22} {:<6} {:<12} {:>20} {:>9.3} {:>9.0} {:>11.0}",
                     row.linear,
                     format!("{:?}", row.product).to_lowercase(),
@@ -274,9 +280,16 @@ impl Linear {
         let (device, rates) = measure(self.device, self.json)?;
         let tokens = if self.tokens.is_empty() { vec![8192] } else { self.tokens };
         if !self.json {
-            println!(
+            out!(
                 "{:<22} {:<12} {:>20} {:>9} {:>12} {:>9} {:>11} {:>9}",
-                "linear", "recipe", "T x N x K", "ms", "products ms", "ratio", "% of floor", "speed-up"
+                "linear",
+                "recipe",
+                "T x N x K",
+                "ms",
+                "products ms",
+                "ratio",
+                "% of floor",
+                "speed-up"
             );
         }
         let (mut rows, mut first) = (Vec::new(), None);
@@ -287,7 +300,7 @@ impl Linear {
                 first = Some(row.milliseconds);
             }
             if !self.json {
-                println!(
+                out!(
                     "{:<22} {:<12} {:>20} {:>9.3} {:>12.3} {:>9.3} {:>11.0} {:>9.3}",
                     row.linear,
                     row.recipe.as_str(),
@@ -318,16 +331,13 @@ impl Linear {
             let ([t, n, k], ratio) = (cell.sizes, cell.milliseconds / cell.bf16_milliseconds);
             if !self.json {
                 if n == self.sizes[0] && k == self.sizes[0] {
-                    println!(
-                        "{t} tokens: time of {} / time of bf16, by outputs (down) and inputs (across)",
-                        name.as_str()
-                    );
+                    out!("{t} tokens: time of {} / time of bf16, by outputs (down) and inputs (across)", name.as_str());
                     let across: String = self.sizes.iter().map(|k| format!(" {k:>7}")).collect();
-                    println!("{:>7}{across}", "");
+                    out!("{:>7}{across}", "");
                 }
                 let start = if k == self.sizes[0] { format!("{n:>7}") } else { String::new() };
                 let end = if Some(&k) == self.sizes.last() { "\n" } else { "" };
-                print!("{start} {ratio:>7.3}{end}");
+                out_part!("{start} {ratio:>7.3}{end}");
             }
             cells.push(cell);
         })?;
@@ -343,7 +353,7 @@ impl Attention {
         let model = bench::model(&self.model)?;
         let (device, rates) = measure(self.device, self.json)?;
         if !self.json {
-            println!("{:>9} {:>9} {:<9} {:>9} {:>9} {:>11}", "batch", "sequence", "", "ms", "TFLOP/s", "% of floor");
+            out!("{:>9} {:>9} {:<9} {:>9} {:>9} {:>11}", "batch", "sequence", "", "ms", "TFLOP/s", "% of floor");
         }
         let mut rows = Vec::new();
         for &seq_len in &self.seq_lens {
@@ -351,7 +361,7 @@ impl Attention {
             for (i, pass) in ["forward", "backward"].into_iter().enumerate() {
                 let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
                 if !self.json {
-                    println!(
+                    out!(
                         "{:>9} {:>9} {:<9} {:>9.3} {:>9.0} {:>11.0}",
                         row.batch,
                         row.seq_len,
@@ -384,7 +394,7 @@ impl Train {
         };
         let mut rows: Vec<TrainRow> = Vec::new();
         if !self.json {
-            println!(
+            out!(
                 "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
                 "recipe",
                 "level",
@@ -403,7 +413,7 @@ impl Train {
             let row = bench.run(recipe, level, &device)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
             if !self.json {
-                println!(
+                out!(
                     "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
                     level.as_str(),
@@ -435,9 +445,9 @@ fn print_families(rows: &[TrainRow]) {
     for row in rows.iter().filter(|row| !row.families.is_empty()) {
         let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
         let name = format!("{}, {}", row.recipe.as_str(), row.level.as_str());
-        println!("\n{name:<24} {:>9} {:>9}", "ms", "% of step");
+        out!("\n{name:<24} {:>9} {:>9}", "ms", "% of step");
         for family in &row.families {
-            println!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
+            out!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
         }
     }
 }

@@ -38,29 +38,29 @@ impl Doctor {
             print_json(&json!({"gpus": gpus, "libraries": libraries}));
             return Ok(());
         }
-        println!("GPUs");
+        out!("GPUs");
         for (i, gpu) in gpus.iter().enumerate() {
             match gpu {
                 Ok(gpu) => {
                     let (major, minor) = gpu.capability();
                     let (free, total) = gpu.memory_info()?;
                     let fp8 = if (major, minor) >= (8, 9) { "FP8 tensor cores" } else { "no FP8 tensor cores" };
-                    println!("  {i}  {}  sm_{major}{minor}, {} SMs, {fp8}", gpu.name(), gpu.sm_count());
-                    println!("     {:.1} of {:.1} GiB free", free as f64 / GIB, total as f64 / GIB);
+                    out!("  {i}  {}  sm_{major}{minor}, {} SMs, {fp8}", gpu.name(), gpu.sm_count());
+                    out!("     {:.1} of {:.1} GiB free", free as f64 / GIB, total as f64 / GIB);
                 }
-                Err(problem) => println!("  none usable: {problem}"),
+                Err(problem) => out!("  none usable: {problem}"),
             }
         }
-        println!("Libraries");
+        out!("Libraries");
         for library in &libraries {
             let version = library.version.as_deref().unwrap_or("-");
             let path = library.path.as_ref().map_or("not found".into(), |p| p.display().to_string());
-            println!("  {:<10} {version:<12} {path}", library.name);
+            out!("  {:<10} {version:<12} {path}", library.name);
             if let Some(problem) = &library.problem {
-                println!("             {problem}. {}", library.remedy);
+                out!("             {problem}. {}", library.remedy);
             }
         }
-        println!(
+        out!(
             "CPU\n  {} threads; FP8 is emulated bit for bit",
             std::thread::available_parallelism().map_or(1, usize::from)
         );

@@ -63,9 +63,12 @@ impl Eval {
         let result = evaluate(&mut model, batches, bytes)?;
         match self.json {
             true => print_json(&result),
-            false => println!(
+            false => out!(
                 "loss {:.5}  perplexity {:.4}  bits per byte {:.5}  tokens {}",
-                result.loss, result.perplexity, result.bits_per_byte, result.tokens
+                result.loss,
+                result.perplexity,
+                result.bits_per_byte,
+                result.tokens
             ),
         }
         Ok(())

@@ -59,7 +59,7 @@ impl Generate {
         let text = generate(&model, &tokenizer, &self.prompt, capacity, &how)?;
         match self.json {
             true => print_json(&json!({"prompt": self.prompt, "text": text})),
-            false => println!("{}{text}", self.prompt),
+            false => out!("{}{text}", self.prompt),
         }
         Ok(())
     }

@@ -119,46 +119,46 @@ impl Found {
 
     fn print(&self, run: &Path, outliers: &Option<[Vec<Outlier>; 3]>, page: &Option<PathBuf>) {
         let Summary { step, tokens, loss, eval_loss, casts } = &self.summary;
-        println!("{}: recipe {}, {step} steps, {tokens} tokens", run.display(), self.recipe());
+        out!("{}: recipe {}, {step} steps, {tokens} tokens", run.display(), self.recipe());
         for (what, ends) in [("training loss", loss), ("validation loss", eval_loss)] {
             if let Some([(first, from), (last, to)]) = ends {
-                println!("  {what:<16} {from:.4} in step {first}, {to:.4} in step {last}");
+                out!("  {what:<16} {from:.4} in step {first}, {to:.4} in step {last}");
             }
         }
         if let Some(checkpoint) = &self.checkpoint {
-            println!("  {:<16} {}", "checkpoint", checkpoint.display());
+            out!("  {:<16} {}", "checkpoint", checkpoint.display());
         }
         if let Some(casts) = casts {
             for (what, share) in [("saturated", casts.saturated), ("underflowed", casts.underflowed)] {
                 let Share { mean, highest, step } = share;
-                println!("  {what:<16} {mean:.1e} of all elements cast, at most {highest:.1e}, in step {step}");
+                out!("  {what:<16} {mean:.1e} of all elements cast, at most {highest:.1e}, in step {step}");
             }
             match casts.non_finite_steps.as_slice() {
-                [] => println!("  {:<16} in no step", "infinities"),
-                steps => println!("  {:<16} in {} steps, the first {}", "infinities", steps.len(), steps[0]),
+                [] => out!("  {:<16} in no step", "infinities"),
+                steps => out!("  {:<16} in {} steps, the first {}", "infinities", steps.len(), steps[0]),
             }
         }
         let table = match &self.casts {
             Ok(table) => table,
-            Err(why) => return println!("\n{why}"),
+            Err(why) => return out!("\n{why}"),
         };
         for (name, steps) in table.not_finite() {
-            println!("  {:<16} {name}, in {steps} steps", "");
+            out!("  {:<16} {name}, in {steps} steps", "");
         }
         for ((_, title, unit), list) in TABLES.iter().zip(outliers.iter().flatten()) {
-            println!("\n{title:<56} {unit:>9} {:>9} {:>9}", "highest", "in step");
+            out!("\n{title:<56} {unit:>9} {:>9} {:>9}", "highest", "in step");
             if list.is_empty() {
-                println!("none");
+                out!("none");
             }
             for Outlier { name, value, highest, step } in list {
                 match *unit {
-                    "bits" => println!("{name:<56} {value:>9.2} {highest:>9.2} {step:>9}"),
-                    _ => println!("{name:<56} {value:>9.1e} {highest:>9.1e} {step:>9}"),
+                    "bits" => out!("{name:<56} {value:>9.2} {highest:>9.2} {step:>9}"),
+                    _ => out!("{name:<56} {value:>9.1e} {highest:>9.1e} {step:>9}"),
                 }
             }
         }
         if let Some(page) = page {
-            println!("\nheat maps: {}", page.display());
+            out!("\nheat maps: {}", page.display());
         }
     }
 }

@@ -49,33 +49,33 @@ impl PlanCommand {
 }
 
 fn print(config: &RunConfig, plan: &Plan) {
-    println!("Configuration\n");
+    out!("Configuration\n");
     for line in config.to_toml().lines() {
-        println!("  {line}");
+        out!("  {line}");
     }
-    println!("\nModel\n");
-    println!(
+    out!("\nModel\n");
+    out!(
         "  {} parameters, {:.2} MFLOP per token, {} tokens a step",
         plan.parameters,
         plan.flops_per_token / 1e6,
         plan.tokens_per_step
     );
-    println!("  attention: {}", plan.attention);
-    println!("  embedding, norms, softmax and loss: high precision in every recipe");
-    println!("\nLinears\n");
+    out!("  attention: {}", plan.attention);
+    out!("  embedding, norms, softmax and loss: high precision in every recipe");
+    out!("\nLinears\n");
     for l in &plan.linears {
-        println!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
-        println!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
+        out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
+        out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
     print_memory(&plan.memory);
     if let Some(choice) = &plan.choice {
-        println!("\n  {choice}");
+        out!("\n  {choice}");
     }
 }
 
 fn print_memory(memory: &MemoryPlan) {
-    println!("\nMemory, from a dry run of the steps\n");
-    let line = |bytes: u64, what: &str| println!("  {:>10.3} GiB  {what}", gib(bytes));
+    out!("\nMemory, from a dry run of the steps\n");
+    let line = |bytes: u64, what: &str| out!("  {:>10.3} GiB  {what}", gib(bytes));
     for used in &memory.lines {
         line(used.bytes, &used.what);
     }

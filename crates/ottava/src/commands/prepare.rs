@@ -31,7 +31,7 @@ impl Prepare {
         let (documents, tokens, bytes) = (data.len(), data.total_tokens(), data.total_bytes());
         match self.json {
             true => print_json(&json!({"documents": documents, "tokens": tokens, "bytes": bytes})),
-            false => println!(
+            false => out!(
                 "{documents} documents, {tokens} tokens, {bytes} bytes of text, in {}",
                 config.cache_dir().display()
             ),

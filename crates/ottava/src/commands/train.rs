@@ -84,7 +84,7 @@ impl Train {
             }));
         } else {
             for sample in samples {
-                println!("{sample}");
+                out!("{sample}");
             }
         }
         Ok(())
@@ -117,7 +117,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("stopping: a checkpoint is saved after this step (a second signal stops at once)");
+        note!("stopping: a checkpoint is saved after this step (a second signal stops at once)");
     })
     .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))?;
     Ok(stop)

@@ -166,16 +166,8 @@ fn a_signal_saves_and_a_resumed_run_ends() {
     use std::process::{Command, Stdio};
     let run = Run::new();
     run.replace("run.toml", "max_steps = 2", "max_steps = 100000");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ottava"))
-        .args(["train", "run.toml"])
-        .current_dir(run.path("."))
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    while std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap_or_default().lines().count() < 4 {
-        assert!(child.try_wait().unwrap().is_none(), "the run goes on until it is told to stop");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let mut child = run.command(&["train", "run.toml"]).stderr(Stdio::piped()).spawn().unwrap();
+    run.wait_for_steps(&mut child, 4);
     let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     assert_eq!(child.wait().unwrap().code(), Some(75));

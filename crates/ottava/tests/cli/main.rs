@@ -4,3 +4,4 @@ mod bad_input;
 mod commands;
 mod inspect;
 mod setup;
+mod streams;

@@ -1,7 +1,7 @@
 //! A folder with a small model, its tokenizer, text and a run's configuration; and the program to run on it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 
 /// Inputs of a run, in a folder that goes away with it.
 pub struct Run {
@@ -67,9 +67,24 @@ impl Run {
         self.write(name, text.replace(from, to).as_bytes());
     }
 
+    /// The program with these arguments, to be run in the folder.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ottava"));
+        command.args(args).current_dir(self.folder.path());
+        command
+    }
+
     /// Runs the program in the folder.
     pub fn ottava(&self, args: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_ottava")).args(args).current_dir(self.folder.path()).output().unwrap()
+        self.command(args).output().unwrap()
+    }
+
+    /// Waits until a running training has recorded `count` lines of metrics.
+    pub fn wait_for_steps(&self, child: &mut Child, count: usize) {
+        while std::fs::read_to_string(self.path("run/metrics.jsonl")).unwrap_or_default().lines().count() < count {
+            assert!(child.try_wait().unwrap().is_none(), "the run goes on until it is told to stop");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     /// Runs the program, which must succeed, and returns its standard output.
@@ -99,6 +114,14 @@ impl Run {
         }
         folder.to_path_buf()
     }
+}
+
+/// The step of each line of a `metrics.jsonl`.
+pub fn steps(metrics: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(metrics).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
+        .collect()
 }
 
 /// The one object that a program with `--json` prints.
