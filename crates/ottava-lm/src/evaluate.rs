@@ -2,7 +2,7 @@
 
 use crate::context::Sequences;
 use crate::data::{Batch, EvalLoader};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::models::Decoder;
 use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
@@ -21,7 +21,8 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates on all batches of `loader`, which together are `bytes` of text.
+/// Evaluates on all batches of `loader`, which together are `bytes` of text. Errors with [`Error::NonFinite`] when the
+/// loss is infinite or NaN.
 pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in loader {
@@ -31,6 +32,11 @@ pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<E
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
     }
     let loss = sum / tokens.max(1) as f64;
+    if !loss.is_finite() {
+        return Err(Error::NonFinite(format!(
+            "the loss of the text is {loss}: the model's weights or activations are not finite"
+        )));
+    }
     let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
     Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens })
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::fs::{Fs, FsFile};
+use super::fs::{Fs, FsFile, create_dirs, set_aside};
 use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
 use crate::hash::hex;
 use crate::{Error, Result};
@@ -39,12 +39,13 @@ impl<'a> CheckpointWriter<'a> {
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
         let temporary = folder.join(format!("{TEMPORARY}{step}"));
         for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
-            fs.remove_dir_all(&leftover).map_err(Error::io(&leftover))?;
+            fs.remove(&leftover).map_err(Error::io(&leftover))?;
         }
+        create_dirs(fs, folder)?;
         let folder = folder.to_path_buf();
         let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
         let writer = CheckpointWriter { fs, folder, temporary, step, files, subfolders, renamed: false };
-        fs.create_dir_all(&writer.temporary).map_err(Error::io(&writer.temporary))?;
+        fs.create_dir(&writer.temporary).map_err(Error::io(&writer.temporary))?;
         Ok(writer)
     }
 
@@ -56,9 +57,12 @@ impl<'a> CheckpointWriter<'a> {
         }
         if let Some((subfolder, _)) = name.rsplit_once('/') {
             let subfolder = self.temporary.join(subfolder);
-            self.fs.create_dir_all(&subfolder).map_err(Error::io(&subfolder))?;
-            let within = subfolder.ancestors().take_while(|path| *path != self.temporary);
-            self.subfolders.extend(within.map(Path::to_path_buf));
+            let within: Vec<_> = subfolder.ancestors().take_while(|path| *path != self.temporary).collect();
+            for folder in within.into_iter().rev() {
+                if self.subfolders.insert(folder.to_path_buf()) {
+                    self.fs.create_dir(folder).map_err(Error::io(folder))?;
+                }
+            }
         }
         let entry = self.write(name, content)?;
         self.files.insert(name.to_string(), entry);
@@ -67,8 +71,7 @@ impl<'a> CheckpointWriter<'a> {
 
     /// Writes the manifest with `extra` in it and gives the folder its final name, which is returned.
     ///
-    /// A checkpoint of the same step is replaced. It is gone for the moment between two renames; it can only be there
-    /// when the run was taken back to an earlier one, which stays.
+    /// What has that name already is set aside: [`abandon_after`] left none when the run began, so it is not of this run.
     pub fn finish(mut self, extra: Value) -> Result<PathBuf> {
         let ottava = env!("CARGO_PKG_VERSION").to_string();
         let files = std::mem::take(&mut self.files);
@@ -78,8 +81,8 @@ impl<'a> CheckpointWriter<'a> {
             self.fs.sync_dir(folder).map_err(Error::io(folder))?;
         }
         let path = self.folder.join(name(self.step));
-        if path.exists() {
-            remove(self.fs, &path, self.step)?;
+        if path.symlink_metadata().is_ok() {
+            set_aside(self.fs, &path)?;
         }
         self.fs.rename(&self.temporary, &path).map_err(Error::io(&path))?;
         self.renamed = true;
@@ -101,7 +104,7 @@ impl Drop for CheckpointWriter<'_> {
     fn drop(&mut self) {
         if !self.renamed {
             // On a failing disk this may fail as well; then the next save removes it.
-            let _ = self.fs.remove_dir_all(&self.temporary);
+            let _ = self.fs.remove(&self.temporary);
         }
     }
 }
@@ -181,14 +184,28 @@ fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
 /// Takes the final name away before anything is deleted, so that a half-deleted checkpoint is never taken for one.
 fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
     let trash = path.with_file_name(format!("{TRASH}{step}"));
-    if trash.exists() {
-        fs.remove_dir_all(&trash).map_err(Error::io(&trash))?;
+    if trash.symlink_metadata().is_ok() {
+        fs.remove(&trash).map_err(Error::io(&trash))?;
     }
     fs.rename(path, &trash).map_err(Error::io(path))?;
-    fs.remove_dir_all(&trash).map_err(Error::io(&trash))
+    fs.remove(&trash).map_err(Error::io(&trash))
 }
 
-fn name(step: u64) -> String {
+/// Sets aside all checkpoints in a run's `folder` of later steps than `step`, complete or not, newest first, and returns
+/// their new paths. A run that goes on after `step` would else be taken for their past, and its own checkpoints for
+/// older than theirs.
+pub fn abandon_after(fs: &dyn Fs, folder: &Path, step: u64) -> Result<Vec<PathBuf>> {
+    let later = checkpoints(folder)?.into_iter().rev().take_while(|(other, _)| *other > step);
+    later.map(|(_, path)| set_aside(fs, &path)).collect()
+}
+
+/// True when `folder` holds a checkpoint, complete or not.
+pub fn holds_checkpoints(folder: &Path) -> Result<bool> {
+    Ok(!checkpoints(folder)?.is_empty())
+}
+
+/// The name of the checkpoint of `step`.
+pub fn name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
@@ -200,7 +217,8 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
         (name(step) == file_name).then_some(step)
     };
     let step_of_path = |path: PathBuf| Some((step_of(path.file_name()?.to_str()?)?, path));
-    let mut found: Vec<_> = named(folder, |_| true)?.into_iter().filter_map(step_of_path).collect();
+    let folders = named(folder, |_| true)?.into_iter().filter(|path| path.is_dir());
+    let mut found: Vec<_> = folders.filter_map(step_of_path).collect();
     found.sort_unstable();
     Ok(found)
 }

@@ -53,14 +53,17 @@ impl Fs for FaultyFs {
         let file = RealFs.create(path)?;
         Ok(Box::new(FaultyFile { fs: self.clone(), file, path: path.to_path_buf(), full: false }))
     }
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.operation("create_dir", path).and_then(|()| RealFs.create_dir_all(path))
+    fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>> {
+        self.operation("append", path).and_then(|()| RealFs.append(path, length))
+    }
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.operation("create_dir", path).and_then(|()| RealFs.create_dir(path))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.operation("rename to", to).and_then(|()| RealFs.rename(from, to))
     }
-    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
-        self.operation("remove", path).and_then(|()| RealFs.remove_dir_all(path))
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.operation("remove", path).and_then(|()| RealFs.remove(path))
     }
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         self.operation("sync_dir", path).and_then(|()| RealFs.sync_dir(path))
@@ -124,7 +127,9 @@ fn everything_is_on_disk_before_the_final_name_appears() {
     let path = save(&fs, &run, 3).unwrap();
     assert_eq!(path, run.join("checkpoint-3"));
     let file = |name: &str| ["create", "write", "sync"].map(|what| format!("{what} {name}"));
-    let mut expected = vec!["create_dir .tmp-checkpoint-3".to_string()];
+    let above = folder.path().file_name().unwrap().to_string_lossy();
+    let mut expected =
+        vec!["create_dir run".to_string(), format!("sync_dir {above}"), "create_dir .tmp-checkpoint-3".into()];
     expected.extend(file("a.bin"));
     expected.push("create_dir sub".into());
     expected.extend([file("b.json"), file("manifest.json")].into_iter().flatten());

@@ -1,19 +1,24 @@
-//! The few file operations that saving needs, behind a trait, so that tests can make each of them fail in turn.
+//! The few file operations that a run needs to write, behind a trait, so that tests can make each of them fail in turn and
+//! simulate a power failure after each.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
+use crate::{Error, Result};
+
 /// File operations that change the disk.
 pub trait Fs {
     /// Creates a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>>;
-    /// Creates a folder and the folders above it where they are missing.
-    fn create_dir_all(&self, path: &Path) -> io::Result<()>;
-    /// Gives a file or folder another name.
+    /// Opens a file for appending, cut to `length` bytes; creates it where it is missing.
+    fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>>;
+    /// Creates a folder in one that exists.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Gives a file or folder another name; a file replaces one that has it.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a folder with everything in it.
-    fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// Removes a file, or a folder with everything in it. Of a link the link is removed.
+    fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in a folder survive a power failure.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 }
@@ -32,16 +37,27 @@ impl Fs for RealFs {
         Ok(Box::new(File::create_new(path)?))
     }
 
-    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(path)
+    fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>> {
+        refuse_link(path)?;
+        let file = File::options().create(true).append(true).open(path)?;
+        file.set_len(length)?;
+        Ok(Box::new(file))
+    }
+
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
     }
 
-    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_dir_all(path)
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if std::fs::symlink_metadata(path)?.is_dir() {
+            std::fs::remove_dir_all(path)
+        } else {
+            std::fs::remove_file(path)
+        }
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
@@ -53,4 +69,59 @@ impl FsFile for File {
     fn sync(&mut self) -> io::Result<()> {
         self.sync_all()
     }
+}
+
+/// Errors when `path` is a link: what a run writes belongs into its own folder.
+pub fn refuse_link(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "this is a link; runs do not write through links"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Creates a folder and the folders above it where they are missing, so that they survive a power failure.
+pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
+    let missing: Vec<_> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    for folder in missing.into_iter().rev() {
+        match fs.create_dir(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(Error::io(folder)(error)),
+            _ => sync_parent(fs, folder)?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes the name of `path` survive a power failure.
+pub fn sync_parent(fs: &dyn Fs, path: &Path) -> Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs.sync_dir(parent).map_err(Error::io(parent))
+}
+
+/// Replaces the file at `path` by one with these `bytes`: a reader, or the disk after a power failure, has the old one
+/// or the new one. A link is replaced, not followed.
+pub fn replace_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) -> Result<()> {
+    let name = path.file_name().expect("a path with a name").to_string_lossy();
+    let temporary = path.with_file_name(format!("{name}.tmp"));
+    if std::fs::symlink_metadata(&temporary).is_ok() {
+        fs.remove(&temporary).map_err(Error::io(&temporary))?;
+    }
+    let mut file = fs.create(&temporary).map_err(Error::io(&temporary))?;
+    file.write_all(bytes).and_then(|()| file.sync()).map_err(Error::io(&temporary))?;
+    drop(file);
+    fs.rename(&temporary, path).map_err(Error::io(path))?;
+    sync_parent(fs, path)
+}
+
+/// Renames `path` to `abandoned-NAME`, or `abandoned-NAME.2` and so on where that exists, and returns the new path.
+pub fn set_aside(fs: &dyn Fs, path: &Path) -> Result<std::path::PathBuf> {
+    let name = path.file_name().expect("a path with a name").to_string_lossy();
+    let free = |path: &std::path::PathBuf| std::fs::symlink_metadata(path).is_err();
+    let first = path.with_file_name(format!("abandoned-{name}"));
+    let mut others = (2..).map(|i| path.with_file_name(format!("abandoned-{name}.{i}")));
+    let aside = if free(&first) { first } else { others.find(free).expect("a name is free") };
+    fs.rename(path, &aside).map_err(Error::io(path))?;
+    sync_parent(fs, path)?;
+    Ok(aside)
 }

@@ -4,13 +4,14 @@ use super::safetensors_write::MAX_FILE_BYTES;
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
+use crate::input;
 use crate::models::{ConfigFile, Decoder, RopeScaling};
 use crate::param::{Init, Param, Part, WeightSource};
 use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Weights of a model folder.
 pub struct FolderWeights {
@@ -90,7 +91,10 @@ pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, std::ops::
     })
 }
 
-/// Files of a model folder beside the weights, which are passed on unchanged.
+/// The largest of [`COMPANIONS`]; those in common use have some 35 MB.
+const MAX_COMPANION_BYTES: u64 = 256 << 20;
+
+/// Files of a model folder beside the weights, which are copied unchanged.
 const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -107,8 +111,9 @@ const COMPANIONS: &[&str] = &[
 pub struct FolderTemplate {
     /// `config.json` as it was read, unknown keys included.
     pub config: ConfigFile,
-    /// Where tokenizer files come from.
-    pub tokenizer: PathBuf,
+    /// Tokenizer files and their like, by name. They are kept here, since the folder they come from may be gone when a
+    /// checkpoint is saved.
+    companions: Vec<(&'static str, Vec<u8>)>,
     /// `generation_config.json` of the source, if it had one.
     pub generation: Option<Map<String, Value>>,
     /// Ids that end a text.
@@ -124,7 +129,15 @@ impl FolderTemplate {
             true => Some(ConfigFile::read(&generation)?.values().clone()),
             false => None,
         };
-        Ok(FolderTemplate { config, tokenizer: tokenizer.to_path_buf(), generation, eos_ids: eos_ids.to_vec() })
+        let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new(".")) };
+        let mut companions = Vec::new();
+        for name in COMPANIONS {
+            let path = folder.join(name);
+            if path.exists() {
+                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?));
+            }
+        }
+        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec() })
     }
 
     fn eos(&self) -> Value {
@@ -136,6 +149,7 @@ impl FolderTemplate {
     }
 
     /// Writes a folder that `transformers` loads: configuration, tokenizer files, and weights in the model's compute type.
+    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN: such a model is of no use to anybody.
     pub fn write(&self, writer: &mut CheckpointWriter, model: &mut Decoder) -> Result<()> {
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
@@ -149,17 +163,8 @@ impl FolderTemplate {
         write_json(writer, "config.json", &Value::Object(config))?;
         let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
         write_json(writer, "generation_config.json", &Value::Object(self.generation.clone().unwrap_or_else(own)))?;
-        let folder = if self.tokenizer.is_dir() {
-            self.tokenizer.as_path()
-        } else {
-            self.tokenizer.parent().unwrap_or(Path::new("."))
-        };
-        for name in COMPANIONS {
-            let path = folder.join(name);
-            if path.is_file() {
-                let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-                writer.file(name, |file| file.write(&bytes))?;
-            }
+        for (name, bytes) in &self.companions {
+            writer.file(name, |file| file.write(bytes))?;
         }
         let params = model.parameters();
         let mut infos = Vec::new();
@@ -170,8 +175,31 @@ impl FolderTemplate {
                 shape: part.shape.clone(),
             }));
         }
-        write_model(writer, &infos, MAX_FILE_BYTES, |info| part_bytes(&params, &info.name))
+        write_model(writer, &infos, MAX_FILE_BYTES, |info| {
+            let bytes = part_bytes(&params, &info.name)?;
+            match all_finite(info.dtype, &bytes) {
+                true => Ok(bytes),
+                false => Err(Error::NonFinite(format!(
+                    "`{}` holds a weight that is not finite, so no checkpoint was saved; resume from the last one with a lower `learning_rate`",
+                    info.name
+                ))),
+            }
+        })
     }
+}
+
+/// True when no element of a tensor in a compute type is infinite or NaN: those have all exponent bits set.
+fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
+    let (exponent, size) = match dtype {
+        DType::F32 => (0x7f80_0000_u32, 4),
+        DType::BF16 => (0x7f80, 2),
+        DType::F16 => (0x7c00, 2),
+        _ => unreachable!("models compute in F32, BF16 or F16"),
+    };
+    bytes.chunks_exact(size).all(|element| {
+        let bits = element.iter().rev().fold(0_u32, |bits, &byte| bits << 8 | u32::from(byte));
+        bits & exponent != exponent
+    })
 }
 
 /// The bytes of the weights of the part called `name`.
@@ -188,4 +216,26 @@ fn part_bytes(params: &[&mut Param], name: &str) -> Result<Vec<u8>> {
 pub(super) fn write_json(writer: &mut CheckpointWriter, name: &str, value: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(value).expect("JSON values are written without fail") + "\n";
     writer.file(name, |file| file.write(text.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_tensor::DType;
+
+    #[test]
+    fn infinities_and_nans_are_found_in_every_compute_type() {
+        let fine = [0.0, -1.5, f32::MAX, f32::MIN_POSITIVE / 2.0];
+        for bad in [None, Some(f32::INFINITY), Some(f32::NEG_INFINITY), Some(f32::NAN)] {
+            let values: Vec<f32> = fine.into_iter().chain(bad).collect();
+            let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::F32, &f32s), bad.is_none());
+            // F16 and BF16 would round the largest F32 to infinity.
+            let narrow: Vec<f32> = values.iter().map(|v| if *v == f32::MAX { 60_000.0 } else { *v }).collect();
+            let bf16s: Vec<u8> = narrow.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::BF16, &bf16s), bad.is_none());
+            let f16s: Vec<u8> = narrow.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+            assert_eq!(all_finite(DType::F16, &f16s), bad.is_none());
+        }
+    }
 }

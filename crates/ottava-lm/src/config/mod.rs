@@ -375,7 +375,11 @@ impl RunConfig {
     /// and is returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
         const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        // What the paths lead to is compared by content, elsewhere.
         const STEERS: &[&str] = &[
+            "model.path",
+            "model.tokenizer",
+            "data.train_files",
             "training",
             "precision",
             "memory.recompute",

@@ -20,7 +20,23 @@ pub struct Sampling {
     pub seed: u64,
 }
 
+impl Sampling {
+    /// Errors with [`Error::Config`] when temperature or `top_p` cannot be used.
+    fn check(&self) -> Result<()> {
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err(Error::Config(format!("temperature is {}; it is a number from 0 up", self.temperature)));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::Config(format!("top-p is {}; it is above 0 and at most 1", self.top_p)));
+        }
+        Ok(())
+    }
+}
+
 /// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
+///
+/// # Errors
+/// [`Error::Config`] for settings or a prompt that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
 pub fn generate(
     model: &Decoder,
     tokenizer: &Tokenizer,
@@ -28,6 +44,7 @@ pub fn generate(
     capacity: usize,
     how: &Sampling,
 ) -> Result<String> {
+    how.check()?;
     let mut ids = tokenizer.encode(prompt)?;
     // An empty prompt starts as a document does: after the end of the one before.
     ids.extend(tokenizer.eos_id().filter(|_| ids.is_empty()));
@@ -50,6 +67,12 @@ pub fn generate(
         let logits = model.logits(&new, &mut session, Logits::Last)?;
         done = ids.len();
         let logits = cast(&logits, DType::F32)?.to_device(&Device::Cpu)?.to_vec::<f32>()?;
+        if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
+            return Err(Error::NonFinite(format!(
+                "a logit of token {} is {bad}: the model's weights or activations are not finite",
+                ids.len() + 1
+            )));
+        }
         let next = choose(&logits, how, &mut draws);
         if tokenizer.eos_ids().contains(&next) {
             break;

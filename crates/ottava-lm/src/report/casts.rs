@@ -1,6 +1,7 @@
 //! `casts.jsonl`: what each FP8 cast measures, a line every few steps.
 
 use super::MetricsWriter;
+use crate::checkpoint::fs::RealFs;
 use crate::error::Result;
 use crate::scaling::{CastCounts, CastRecord};
 use serde_json::{Map, Value, json};
@@ -21,7 +22,7 @@ impl CastLog {
     /// Opens `path` to go on after `step`, as [`MetricsWriter::resume`] does; what was counted up to `now` belongs to no line.
     pub fn resume(path: &Path, step: u64, now: &[CastRecord]) -> Result<CastLog> {
         let counted = now.iter().map(|record| record.counts).collect();
-        Ok(CastLog { writer: MetricsWriter::resume(path, step)?, since: step, counted })
+        Ok(CastLog { writer: MetricsWriter::resume(&RealFs, path, step)?, since: step, counted })
     }
 
     /// Appends the line of `step`, which has just ended.
@@ -49,7 +50,7 @@ impl CastLog {
     }
 
     /// Brings what was written to the disk.
-    pub fn sync(&self) -> Result<()> {
+    pub fn sync(&mut self) -> Result<()> {
         self.writer.sync()
     }
 }

@@ -1,30 +1,68 @@
 //! `metrics.jsonl`: one JSON object a line, each with its `step`. The record of a run that other programs read.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::checkpoint::CheckpointWriter;
+use crate::checkpoint::fs::{Fs, FsFile, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
+
+/// The copy of the metrics in a checkpoint.
+const SAVED: &str = "training/metrics.jsonl";
 
 /// Appends to a `metrics.jsonl`.
 pub struct MetricsWriter {
-    file: File,
+    file: Box<dyn FsFile>,
     path: PathBuf,
 }
 
 impl MetricsWriter {
-    /// Opens `path` to go on after `step`, 0 for a new run. Lines of later steps are removed: a resumed run does these
-    /// steps again, and its file is then the same as that of an unbroken run. So is half a line that a killed run left.
+    /// Starts the metrics of a new run at `path`. What a run that ended before its first checkpoint left there is set
+    /// aside, when it has steps. Errors with [`Error::Data`] when the file is of another kind.
+    pub fn create(fs: &dyn Fs, path: &Path) -> Result<MetricsWriter> {
+        let (first, all) = (length_up_to(path, 0)?, length_up_to(path, u64::MAX)?);
+        if all > first {
+            let aside = set_aside(fs, path)?;
+            tracing::warn!("metrics of a run without a checkpoint are now in {}", aside.display());
+        }
+        MetricsWriter::open(fs, path, 0)
+    }
+
+    /// Opens `path` to go on after `step`. Lines of later steps are removed: a resumed run trains these steps again, and
+    /// its file is then that of an unbroken run. So is half a line that a killed run left.
     /// Errors with [`Error::Data`] when another line before them cannot be read.
-    pub fn resume(path: &Path, step: u64) -> Result<MetricsWriter> {
-        let kept = match File::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            file => length_up_to(file.map_err(Error::io(path))?, path, step)?,
-        };
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::io(path))?;
-        file.set_len(kept).map_err(Error::io(path))?;
+    pub fn resume(fs: &dyn Fs, path: &Path, step: u64) -> Result<MetricsWriter> {
+        MetricsWriter::open(fs, path, length_up_to(path, step)?)
+    }
+
+    /// Opens `path` to go on after `checkpoint` of `step`, with exactly the lines that the checkpoint's copy has. A file
+    /// of another past is set aside. Checkpoints of format 1 have no copy; the lines are then those of `path`.
+    pub fn restore(fs: &dyn Fs, path: &Path, checkpoint: &Path, step: u64) -> Result<MetricsWriter> {
+        let saved = checkpoint.join(SAVED);
+        if !saved.is_file() {
+            let kept = length_up_to(path, step)?;
+            if kept == 0 {
+                tracing::warn!("{}: the metrics of steps 1 to {step} are missing", path.display());
+            }
+            return MetricsWriter::open(fs, path, kept);
+        }
+        let length = std::fs::metadata(&saved).map_err(Error::io(&saved))?.len();
+        if !starts_with(path, &saved)? {
+            if path.symlink_metadata().is_ok() {
+                let aside = set_aside(fs, path)?;
+                tracing::warn!("metrics that are not of this run's past are now in {}", aside.display());
+            }
+            replace_file(fs, path, &std::fs::read(&saved).map_err(Error::io(&saved))?)?;
+        }
+        MetricsWriter::open(fs, path, length)
+    }
+
+    fn open(fs: &dyn Fs, path: &Path, length: u64) -> Result<MetricsWriter> {
+        let file = fs.append(path, length).map_err(Error::io(path))?;
+        sync_parent(fs, path)?;
         Ok(MetricsWriter { file, path: path.to_path_buf() })
     }
 
@@ -37,14 +75,55 @@ impl MetricsWriter {
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 
-    /// Brings what was written to the disk; before a checkpoint is saved, which must not know steps that this lacks.
-    pub fn sync(&self) -> Result<()> {
-        self.file.sync_all().map_err(Error::io(&self.path))
+    /// Flushes to the disk; before a checkpoint is saved, which must not know steps that this lacks.
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync().map_err(Error::io(&self.path))
+    }
+
+    /// Copies the file into a checkpoint.
+    pub fn save(&self, writer: &mut CheckpointWriter) -> Result<()> {
+        let mut from = File::open(&self.path).map_err(Error::io(&self.path))?;
+        let mut buffer = vec![0; 1 << 20];
+        writer.file(SAVED, |to| {
+            loop {
+                match from.read(&mut buffer).map_err(Error::io(&self.path))? {
+                    0 => return Ok(()),
+                    count => to.write(&buffer[..count])?,
+                }
+            }
+        })
     }
 }
 
-/// Bytes of the lines before the first that is of a later step than `step`.
-fn length_up_to(file: File, path: &Path, step: u64) -> Result<u64> {
+/// True when the file at `path` starts with the bytes of that at `start`.
+fn starts_with(path: &Path, start: &Path) -> Result<bool> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        file => file.map_err(Error::io(path))?,
+    };
+    let start_file = File::open(start).map_err(Error::io(start))?;
+    let (mut file, mut start_file) = (BufReader::new(file), BufReader::new(start_file));
+    loop {
+        let there = file.fill_buf().map_err(Error::io(path))?;
+        let wanted = start_file.fill_buf().map_err(Error::io(start))?;
+        let count = there.len().min(wanted.len());
+        if wanted.is_empty() {
+            return Ok(true);
+        }
+        if there.is_empty() || there[..count] != wanted[..count] {
+            return Ok(false);
+        }
+        file.consume(count);
+        start_file.consume(count);
+    }
+}
+
+/// Bytes of the lines before the first that is of a later step than `step`; 0 where there is no file.
+fn length_up_to(path: &Path, step: u64) -> Result<u64> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        file => file.map_err(Error::io(path))?,
+    };
     let (mut reader, mut kept, mut line) = (BufReader::new(file), 0, Vec::new());
     for number in 1.. {
         line.clear();
@@ -72,9 +151,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::checkpoint::fs::RealFs;
+    use std::io::Write;
 
     fn run(path: &Path, steps: std::ops::RangeInclusive<u64>) {
-        let mut metrics = MetricsWriter::resume(path, steps.start() - 1).unwrap();
+        let mut metrics = MetricsWriter::resume(&RealFs, path, steps.start() - 1).unwrap();
         for step in steps {
             metrics.append(step, &[("loss", json!(1.0 / step as f64)), ("kind", json!("train"))]).unwrap();
             if step % 4 == 0 {
@@ -95,7 +176,7 @@ mod tests {
         for k in 0..=12 {
             for leftover in ["", "{\"st", "{\"step\": 1"] {
                 run(&broken, 1..=9);
-                let mut file = OpenOptions::new().append(true).open(&broken).unwrap();
+                let mut file = File::options().append(true).open(&broken).unwrap();
                 file.write_all(leftover.as_bytes()).unwrap();
                 let k = k.min(9);
                 run(&broken, k + 1..=12);
@@ -110,9 +191,45 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         for text in ["{\"step\":1}\nhello\n", "{\"step\":1}\n{\"loss\":1}\n", "{\"step\":1}\n{\"step\":-1}\n"] {
             std::fs::write(&path, text).unwrap();
-            let error = MetricsWriter::resume(&path, 5).err().unwrap().to_string();
+            let error = MetricsWriter::resume(&RealFs, &path, 5).err().unwrap().to_string();
             assert!(error.contains("metrics.jsonl:2: not a line of metrics"), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn a_run_starts_with_the_metrics_of_its_checkpoint_and_nothing_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        run(&path, 1..=4);
+        let four = read("metrics.jsonl");
+        let metrics = MetricsWriter::resume(&RealFs, &path, 4).unwrap();
+        let mut writer = CheckpointWriter::begin(&RealFs, folder.path(), 4).unwrap();
+        metrics.save(&mut writer).unwrap();
+        let checkpoint = writer.finish(Value::Null).unwrap();
+        // Lines that the run trains again are cut; lines of another past are kept elsewhere; missing ones come back.
+        run(&path, 5..=9);
+        drop(MetricsWriter::restore(&RealFs, &path, &checkpoint, 4).unwrap());
+        assert_eq!(read("metrics.jsonl"), four);
+        std::fs::write(&path, "{\"step\":1,\"loss\":9.0}\n").unwrap();
+        drop(MetricsWriter::restore(&RealFs, &path, &checkpoint, 4).unwrap());
+        assert_eq!(
+            (read("metrics.jsonl"), read("abandoned-metrics.jsonl")),
+            (four.clone(), "{\"step\":1,\"loss\":9.0}\n".into())
+        );
+        std::fs::remove_file(&path).unwrap();
+        drop(MetricsWriter::restore(&RealFs, &path, &checkpoint, 4).unwrap());
+        assert_eq!(read("metrics.jsonl"), four);
+        // A new run begins with none.
+        drop(MetricsWriter::create(&RealFs, &path).unwrap());
+        assert_eq!((read("metrics.jsonl"), read("abandoned-metrics.jsonl.2")), (String::new(), four));
+        std::fs::write(&path, "{\"step\":0,\"eval_loss\":9.0}\n{\"st").unwrap();
+        drop(MetricsWriter::create(&RealFs, &path).unwrap());
+        assert_eq!(read("metrics.jsonl"), "");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        let error = MetricsWriter::resume(&RealFs, &path, 0).err().unwrap().to_string();
+        assert!(error.contains("this is a link"), "{error}");
     }
 }

@@ -28,10 +28,9 @@ impl EventWriter {
         let file = File::create_new(&path).map_err(Error::io(&path))?;
         let mut writer = EventWriter { file, path };
         writer.event(0, |event| bytes_field(event, 3, b"brain.Event:2"))?;
-        if step > 0 {
-            // session_log { status: START } at the first step that is done again.
-            writer.event(step + 1, |event| bytes_field(event, 7, &[1 << 3, 1]))?;
-        }
+        // session_log { status: START } at the first step that may be in an earlier file too.
+        let restart = if step > 0 { step + 1 } else { 0 };
+        writer.event(restart, |event| bytes_field(event, 7, &[1 << 3, 1]))?;
         Ok(writer)
     }
 

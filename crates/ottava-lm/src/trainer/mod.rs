@@ -6,7 +6,7 @@ mod start;
 pub use report::StepReport;
 pub use start::{Start, build};
 
-use crate::checkpoint::fs::RealFs;
+use crate::checkpoint::fs::{RealFs, create_dirs, replace_file};
 use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, Verify, keep, latest_complete, training};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
@@ -22,8 +22,7 @@ use crate::step::StepResult;
 use ottava_tensor::Device;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::json;
-use start::{Losses, checkpoints, find_checkpoint, lock, read_losses, tell_of_exceptions};
-use std::fs::File;
+use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, read_losses, tell_of_exceptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +55,7 @@ pub struct Trainer {
     /// Its plan, for the case that memory runs out in spite of it.
     settled: Settled,
     /// Held as long as the run goes on, so that no second process writes into its folder.
-    _lock: File,
+    lock: RunLock,
 }
 
 impl Trainer {
@@ -74,29 +73,32 @@ impl Trainer {
     fn prepare(settled: &Settled, device: &Device, start: &Start) -> Result<Trainer> {
         let config = settled.config.clone();
         let folder = config.output_dir.clone();
-        std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
-        let lock = lock(&folder)?;
-        let resumed = find_checkpoint(&config, start)?;
-        if let Some((path, progress)) = &resumed {
-            for (key, before, now) in config.check_resume(&RunConfig::saved(path, progress)?)? {
+        create_dirs(&RealFs, &checkpoints(&folder))?;
+        let lock = RunLock::take(&folder)?;
+        let mut resumed = find_checkpoint(&config, start)?;
+        if let Some(resumed) = &resumed {
+            for (key, before, now) in config.check_resume(&RunConfig::saved(&resumed.path, &resumed.progress)?)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
         }
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let dataset =
             Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
-        if let Some((path, _)) = resumed.as_ref().filter(|(_, progress)| progress.data != dataset.meta().key) {
+        if let Some(resumed) = resumed.as_ref().filter(|resumed| resumed.progress.data != dataset.meta().key) {
             return Err(Error::Data(format!(
                 "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
-                path.display()
+                resumed.path.display()
             )));
         }
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
         let sizes = decoder_config(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;
+        if let Some(resumed) = &resumed {
+            resumed.expect_model(&sizes)?;
+        }
         let weights = match (&resumed, config.model.init) {
-            (Some((path, _)), _) => Some(path.as_path()),
+            (Some(resumed), _) => Some(resumed.path.as_path()),
             (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
             (None, WeightInit::Random) => None,
         };
@@ -106,7 +108,7 @@ impl Trainer {
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
-        if let Some((path, progress)) = &resumed {
+        if let Some(Resumed { path, progress }) = &resumed {
             training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
             loss_scale = progress.loss_scale.clone().or(loss_scale);
@@ -129,9 +131,15 @@ impl Trainer {
                 "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
             );
         }
-        let resolved = folder.join("config.toml");
-        std::fs::write(&resolved, config.to_toml()).map_err(Error::io(&resolved))?;
-        let metrics = MetricsWriter::resume(&folder.join("metrics.jsonl"), step)?;
+        replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
+        let metrics = folder.join("metrics.jsonl");
+        let metrics = match &mut resumed {
+            None => MetricsWriter::create(&RealFs, &metrics)?,
+            Some(resumed) => {
+                resumed.abandon_others(&config)?;
+                MetricsWriter::restore(&RealFs, &metrics, &resumed.path, step)?
+            }
+        };
         let casts = folder.join("casts.jsonl");
         let measured = run.model.scaling().measured()?;
         // A file of earlier steps ends where the run goes on, also where no more lines follow.
@@ -158,7 +166,7 @@ impl Trainer {
             eval_losses,
             config,
             settled: settled.clone(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -310,6 +318,7 @@ impl Trainer {
     }
 
     fn record(&mut self, done: &StepReport) -> Result<()> {
+        self.lock.check()?;
         let mut values = vec![
             ("loss", json!(done.loss)),
             ("learning_rate", json!(done.learning_rate)),
@@ -345,11 +354,12 @@ impl Trainer {
 
     /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
     fn save(&mut self) -> Result<PathBuf> {
+        self.lock.check()?;
         self.metrics.sync()?;
-        self.casts.as_ref().map_or(Ok(()), CastLog::sync)?;
+        self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
         let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
         let plot = self.config.output_dir.join("loss.svg");
-        std::fs::write(&plot, loss_svg(&title, &self.losses, &self.eval_losses)).map_err(Error::io(&plot))?;
+        replace_file(&RealFs, &plot, loss_svg(&title, &self.losses, &self.eval_losses).as_bytes())?;
         let progress = Progress {
             step: self.step,
             tokens: self.tokens,
@@ -360,7 +370,8 @@ impl Trainer {
             loss_scale: self.loss_scale.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
-        let writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
+        let mut writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
+        self.metrics.save(&mut writer)?;
         let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {

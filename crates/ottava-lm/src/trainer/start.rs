@@ -1,6 +1,10 @@
 //! How a run begins: its folder, the checkpoint that it goes on from, its model.
 
-use crate::checkpoint::{FolderWeights, Progress, RandomWeights, Verify, latest_complete, training, verify};
+use crate::checkpoint::fs::{RealFs, refuse_link, set_aside, sync_parent};
+use crate::checkpoint::{
+    FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic, holds_checkpoints, latest_complete,
+    training, verify,
+};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::param::{Description, WeightSource};
@@ -8,6 +12,7 @@ use crate::recipe::Recipe;
 use ottava_tensor::Device;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Where a run starts.
@@ -57,33 +62,59 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
     folder.join("checkpoints")
 }
 
-/// Takes the run's folder for this process.
-pub(super) fn lock(folder: &Path) -> Result<File> {
-    let path = folder.join(".lock");
-    let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
-            "{}: another process is training into this folder; choose another `output_dir`",
-            folder.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+/// The run's folder, held for this process.
+pub(super) struct RunLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl RunLock {
+    /// Takes the run's `folder`. Errors with [`Error::Config`] while another process holds it.
+    pub(super) fn take(folder: &Path) -> Result<RunLock> {
+        let path = folder.join(".lock");
+        refuse_link(&path).map_err(Error::io(&path))?;
+        let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        match file.try_lock() {
+            Ok(()) => {
+                let lock = RunLock { file, path };
+                lock.check()?;
+                Ok(lock)
+            }
+            Err(std::fs::TryLockError::WouldBlock) => Err(Error::Config(format!(
+                "{}: another process is training into this folder; choose another `output_dir`",
+                folder.display()
+            ))),
+            Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
+        }
+    }
+
+    /// Errors when the lock is no longer at its path: the folder was moved or removed, and another process may hold one
+    /// that is there now.
+    pub(super) fn check(&self) -> Result<()> {
+        let held = self.file.metadata().map_err(Error::io(&self.path))?;
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(()),
+            _ => Err(Error::Checkpoint(format!(
+                "{} was moved or removed while the run trained into it, so the run stops; `--resume` with `output_dir` set to where it is now goes on from its last checkpoint",
+                self.path.parent().unwrap_or(&self.path).display()
+            ))),
+        }
     }
 }
 
-pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<(PathBuf, Progress)>> {
+/// Where a run goes on from.
+pub(super) struct Resumed {
+    pub(super) path: PathBuf,
+    pub(super) progress: Progress,
+}
+
+/// The checkpoint that the run goes on from; `None` for a new run. Nothing is changed yet: [`Resumed::abandon_others`] does.
+pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<Resumed>> {
     let folder = checkpoints(&config.output_dir);
     let (path, manifest) = match start {
         Start::New => {
-            // Metrics without a checkpoint are left by a run that failed before its first: nothing of it can be gone on with.
-            let has_entries = |path: &Path| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-            if has_entries(&folder) {
-                return Err(Error::Config(format!(
-                    "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
-                    config.output_dir.display()
-                )));
-            }
-            return Ok(None);
+            // What a run left that ended before its first checkpoint cannot be gone on with.
+            return if holds_checkpoints(&folder)? { Err(holds_a_run(config)) } else { Ok(None) };
         }
         Start::Resume => {
             let latest = latest_complete(&folder, Verify::Hashes)?;
@@ -91,13 +122,84 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
                 tracing::warn!("{} is damaged and passed over: {error}", path.display());
             }
             latest.complete.ok_or_else(|| {
-                Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from", folder.display()))
+                Error::Checkpoint(format!(
+                    "{}: there is no complete checkpoint to resume from; without --resume the run starts anew",
+                    folder.display()
+                ))
             })?
         }
-        Start::ResumeFrom(path) => (path.clone(), verify(path, Verify::Hashes)?),
+        Start::ResumeFrom(path) => {
+            if !is_within(path, &folder) && holds_checkpoints(&folder)? {
+                return Err(holds_a_run(config));
+            }
+            (path.clone(), verify(path, Verify::Hashes)?)
+        }
     };
     let progress = training::progress(&path, &manifest)?;
-    Ok(Some((path, progress)))
+    if progress.step != manifest.step {
+        let text =
+            format!("{}: its manifest is of step {} and of step {}", path.display(), manifest.step, progress.step);
+        return Err(Error::Checkpoint(text));
+    }
+    Ok(Some(Resumed { path, progress }))
+}
+
+fn holds_a_run(config: &RunConfig) -> Error {
+    Error::Config(format!(
+        "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
+        config.output_dir.display()
+    ))
+}
+
+/// True when `path` lies in `folder`, wherever links lead.
+fn is_within(path: &Path, folder: &Path) -> bool {
+    let (path, folder) = (path.canonicalize(), folder.canonicalize());
+    matches!((path, folder), (Ok(path), Ok(folder)) if path.parent() == Some(&folder))
+}
+
+impl Resumed {
+    /// Errors when the model's sizes or constants are not those that the checkpoint was trained with.
+    pub(super) fn expect_model(&self, sizes: &DecoderConfig) -> Result<()> {
+        let saved = decoder_config(&ConfigFile::read(&self.path)?)?;
+        if saved == *sizes {
+            return Ok(());
+        }
+        let (before, now) = (format!("{saved:#?}"), format!("{sizes:#?}"));
+        let changed: Vec<_> = (before.lines().zip(now.lines()).filter(|(before, now)| before != now))
+            .map(|(before, now)| {
+                format!("`{}` is now `{}`", before.trim().trim_end_matches(','), now.trim().trim_end_matches(','))
+            })
+            .collect();
+        Err(Error::Config(format!(
+            "config.json of `model.path` has changed since {} was saved: {}. Put it back, or start a new run with `model.path` set to the checkpoint",
+            self.path.display(),
+            changed.join(", ")
+        )))
+    }
+
+    /// Makes the checkpoint the newest of the run's: later ones, damaged ones among them, are set aside, and it gets the
+    /// name of its step where it has another, as one that was set aside before.
+    pub(super) fn abandon_others(&mut self, config: &RunConfig) -> Result<()> {
+        let folder = checkpoints(&config.output_dir);
+        let step = self.progress.step;
+        for path in abandon_after(&RealFs, &folder, step)? {
+            tracing::warn!(
+                "a checkpoint of a later step is not part of this run any more and is now in {}",
+                path.display()
+            );
+        }
+        let named = folder.join(atomic::name(step));
+        if is_within(&self.path, &folder) && self.path.file_name() != named.file_name() {
+            if named.symlink_metadata().is_ok() {
+                let path = set_aside(&RealFs, &named)?;
+                tracing::warn!("a checkpoint of the same step is now in {}", path.display());
+            }
+            std::fs::rename(&self.path, &named).map_err(Error::io(&self.path))?;
+            sync_parent(&RealFs, &named)?;
+            self.path = named;
+        }
+        Ok(())
+    }
 }
 
 /// Losses of the steps that a resumed run already has, from its metrics.

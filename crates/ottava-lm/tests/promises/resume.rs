@@ -318,7 +318,10 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let run = inputs.path().join("run");
-    let mut trainer = Trainer::new(config(inputs.path(), &run, RecipeName::Fp32), &Device::Cpu, &Start::New).unwrap();
+    let mut config = config(inputs.path(), &run, RecipeName::Fp32);
+    // The validation before the first step would notice as well.
+    config.data.val_set_size = 0.0;
+    let mut trainer = Trainer::new(config, &Device::Cpu, &Start::New).unwrap();
     let poisoned = "model.layers.1.mlp.down_proj.weight";
     let before: Vec<Vec<u8>> = {
         let mut params = trainer.run.model.parameters();

@@ -3,5 +3,6 @@
 mod bad_input;
 mod commands;
 mod inspect;
+mod runs;
 mod setup;
 mod streams;

@@ -1,0 +1,194 @@
+//! A run's folder: what starts, resumes and saves into it never loses or mixes up what is there.
+
+use crate::setup::{Run, steps};
+use std::process::Stdio;
+
+/// Arguments of `train` with these settings.
+fn train<'a>(resume: &[&'a str], settings: &[&'a str]) -> Vec<&'a str> {
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+    ["train", "run.toml"].into_iter().chain(resume.iter().copied()).chain(settings).collect()
+}
+
+/// The names in `run/checkpoints`, sorted.
+fn checkpoints(run: &Run) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(run.path("run/checkpoints"))
+        .map(|entries| entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+        .unwrap_or_default();
+    names.sort();
+    names
+}
+
+fn metrics(run: &Run) -> Vec<u64> {
+    steps(&run.path("run/metrics.jsonl"))
+}
+
+#[test]
+fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
+    let run = Run::new();
+    let keep = ["max_steps=6", "save_steps=2", "save_total_limit=0"];
+    run.succeed(&train(&[], &keep));
+    assert_eq!(checkpoints(&run), ["checkpoint-2", "checkpoint-4", "checkpoint-6"]);
+    let first = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
+    let older = ["--resume", "run/checkpoints/checkpoint-2"];
+    // Killed before its first save, the run still goes on from step 2 and not from the steps that it left.
+    let endless = train(&older, &["max_steps=100000", "save_total_limit=1"]);
+    let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    run.wait_for_steps(&mut child, 12);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let out = run.ottava(&train(&["--resume"], &["max_steps=3", "save_total_limit=1", "learning_rate=1e-3"]));
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_eq!(metrics(&run), [0, 1, 2, 3]);
+    assert_eq!(checkpoints(&run), ["abandoned-checkpoint-4", "abandoned-checkpoint-6", "checkpoint-3"]);
+    // The other past can be taken up again, with its own metrics.
+    run.succeed(&train(&["--resume", "run/checkpoints/abandoned-checkpoint-6"], &["max_steps=6", "save_steps=2"]));
+    assert_eq!(std::fs::read(run.path("run/metrics.jsonl")).unwrap(), first);
+    run.succeed(&train(&["--resume"], &["max_steps=7", "save_total_limit=0"]));
+    assert_eq!(metrics(&run), [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_changed_model_configuration_is_not_resumed() {
+    let run = Run::new();
+    run.checkpoint();
+    let more = train(&["--resume"], &["max_steps=3"]);
+    for (from, to, word) in [
+        ("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6", "norm_eps: 1e-6"),
+        ("1e-5}", "1e-5, \"rope_theta\": 500000.0}", "theta: 500000.0"),
+        ("1e-5}", "1e-5, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}", "factor: 2.0"),
+        ("\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2", "kv_heads: 2"),
+        ("1e-5}", "1e-5, \"tie_word_embeddings\": true}", "tied: true"),
+    ] {
+        run.replace("model/config.json", from, to);
+        run.fail(&more, 1, &["config.json of `model.path` has changed", word]);
+        run.replace("model/config.json", to, from);
+    }
+    assert_eq!(checkpoints(&run), ["checkpoint-2"]);
+    // The same content elsewhere is the same model.
+    std::fs::rename(run.path("model"), run.path("moved")).unwrap();
+    run.succeed(&train(&["--resume"], &["max_steps=3", "model.path=moved"]));
+    run.succeed(&train(&["--resume"], &["max_steps=4", "model.path=run/checkpoints/checkpoint-3"]));
+}
+
+#[test]
+fn a_run_killed_in_its_first_save_starts_again() {
+    let run = Run::new();
+    run.write("run/checkpoints/.tmp-checkpoint-1/model.safetensors", b"half");
+    run.write("run/metrics.jsonl", b"{\"step\":0,\"eval_loss\":4.6}\n{\"step\":1,\"loss\":4.5}\n{\"st");
+    run.fail(&train(&["--resume"], &[]), 7, &["no complete checkpoint", "without --resume"]);
+    run.succeed(&train(&[], &[]));
+    assert_eq!(checkpoints(&run), ["checkpoint-2"]);
+    assert_eq!(metrics(&run), [0, 1, 2], "each step once");
+    let before = std::fs::read_to_string(run.path("run/abandoned-metrics.jsonl")).unwrap();
+    assert!(before.contains("4.5"), "what was measured before is kept: {before}");
+}
+
+#[test]
+fn metrics_are_whole_wherever_a_checkpoint_was_moved_to() {
+    let run = Run::new();
+    run.succeed(&train(&[], &["max_steps=4", "save_steps=2"]));
+    std::fs::rename(run.path("run/checkpoints"), run.path("elsewhere")).unwrap();
+    std::fs::remove_file(run.path("run/metrics.jsonl")).unwrap();
+    run.succeed(&train(&["--resume", "elsewhere/checkpoint-2"], &["max_steps=3"]));
+    assert_eq!(metrics(&run), [0, 1, 2, 3]);
+    // The checkpoints of another run are not mixed with those of this one.
+    run.fail(&train(&["--resume", "elsewhere/checkpoint-4"], &["max_steps=5"]), 1, &["already holds a run"]);
+}
+
+#[test]
+fn stray_names_are_not_taken_for_checkpoints() {
+    let run = Run::new();
+    run.write("run/checkpoints/checkpoint-7", b"a file");
+    run.write("run/checkpoints/.trash-checkpoint-3", b"a file");
+    run.write("run/checkpoints/.tmp-checkpoint-x", b"a file");
+    run.write("run/checkpoints/checkpoint-2", b"a file of a name that will be needed");
+    run.succeed(&train(&[], &["max_steps=3", "save_steps=1", "save_total_limit=1"]));
+    assert_eq!(checkpoints(&run), ["abandoned-checkpoint-2", "checkpoint-3", "checkpoint-7"]);
+}
+
+#[test]
+fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
+    let run = Run::new();
+    // Of the last step the update is not followed by another, which would notice.
+    let last = ["learning_rate=1e38", "lr_scheduler_type=constant", "warmup_steps=0", "max_steps=1"];
+    run.fail(&train(&[], &last), 4, &["not finite"]);
+    run.fail(&train(&[], &[&last[..], &["val_set_size=0"]].concat()), 4, &["not finite"]);
+    assert_eq!(checkpoints(&run), [""; 0]);
+    let run = Run::new();
+    let model = run.checkpoint();
+    let weights = model.join("model.safetensors");
+    let mut bytes = std::fs::read(run.path(weights.to_str().unwrap())).unwrap();
+    let end = bytes.len();
+    bytes[end - 200..].fill(0xff);
+    run.write(weights.to_str().unwrap(), &bytes);
+    std::fs::remove_file(run.path(model.join("manifest.json").to_str().unwrap())).unwrap();
+    let model = model.to_str().unwrap();
+    run.fail(
+        &["eval", model, "--data", "text.txt", "--seq-len", "8", "--device", "cpu"],
+        4,
+        &["loss of the text is NaN"],
+    );
+    let generate = ["generate", model, "--prompt", "a", "--device", "cpu", "--temperature"];
+    for temperature in ["0", "1"] {
+        run.fail(&[&generate[..], &[temperature]].concat(), 4, &["not finite"]);
+    }
+}
+
+/// A run without end, after its first steps.
+fn started(run: &Run) -> std::process::Child {
+    let endless = train(&[], &["max_steps=100000"]);
+    let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    run.wait_for_steps(&mut child, 3);
+    child
+}
+
+fn terminate(child: &std::process::Child) {
+    let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+}
+
+#[test]
+fn a_run_whose_folder_was_moved_does_not_write_into_the_next_one() {
+    let run = Run::new();
+    let child = started(&run);
+    std::fs::rename(run.path("run"), run.path("moved")).unwrap();
+    std::fs::create_dir(run.path("run")).unwrap();
+    terminate(&child);
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{error}");
+    assert!(error.contains("run was moved or removed"), "{error}");
+    assert_eq!(std::fs::read_dir(run.path("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_checkpoint_is_whole_when_the_model_folder_is_gone() {
+    let run = Run::new();
+    let mut child = started(&run);
+    std::fs::rename(run.path("model"), run.path("moved")).unwrap();
+    terminate(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let folder = run.path("run/checkpoints").join(&checkpoints(&run)[0]);
+    let saved = std::fs::read(folder.join("tokenizer.json")).unwrap();
+    assert_eq!(saved, std::fs::read(run.path("moved/tokenizer.json")).unwrap());
+}
+
+#[test]
+fn a_run_does_not_write_through_links() {
+    for name in ["metrics.jsonl", "casts.jsonl", ".lock"] {
+        let run = Run::new();
+        run.write("precious", b"{\"step\":0}\n");
+        run.write("run/x", b"");
+        std::os::unix::fs::symlink("../precious", run.path("run").join(name)).unwrap();
+        run.fail(&train(&[], &["recipe=fp8-delayed"]), 1, &[name, "this is a link"]);
+        assert_eq!(std::fs::read(run.path("precious")).unwrap(), b"{\"step\":0}\n", "{name}");
+    }
+    let run = Run::new();
+    for name in ["config.toml", "loss.svg"] {
+        run.write("precious", b"precious");
+        run.write("run/x", b"");
+        std::os::unix::fs::symlink("../precious", run.path("run").join(name)).unwrap();
+    }
+    run.succeed(&train(&[], &[]));
+    assert_eq!(std::fs::read(run.path("precious")).unwrap(), b"precious");
+}
