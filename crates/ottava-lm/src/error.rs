@@ -29,6 +29,9 @@ pub enum Error {
     /// A signal asked the run to stop; what was saved, and where.
     #[error("{0}")]
     Interrupted(String),
+    /// A signal asked the process to stop while there was nothing to save.
+    #[error("{0}")]
+    Cancelled(String),
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -44,13 +47,15 @@ pub enum Error {
 
 impl Error {
     /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
+    ///
+    /// An error of this crate that travelled inside of a system error, as [`Error::Cancelled`] does, stays what it is.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().display().to_string();
-        move |source| Error::Io { path, source }
+        move |source| source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path, source })
     }
 
     /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite,
-    /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint.
+    /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 130 stopped with nothing to save.
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
         match self {
@@ -59,9 +64,28 @@ impl Error {
             Error::NonFinite(_) => 4,
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,
-            Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. }) => 3,
+            Error::Cancelled(_) => 130,
+            Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
             Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
             Error::Tensor(_) => 1,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_the_host_and_of_the_device_have_one_exit_code() {
+        assert_eq!(Error::from(ottava_tensor::Error::HostMemory { requested: 1 }).exit_code(), 3);
+        let device = ottava_tensor::Error::OutOfMemory { requested: 1, free: 0, total: 0 };
+        assert_eq!(Error::from(device).exit_code(), 3);
+    }
+
+    #[test]
+    fn an_error_keeps_its_kind_through_a_reader() {
+        let error = std::io::Error::other(Error::Cancelled("stopped".into()));
+        assert!(matches!(Error::io("file")(error), Error::Cancelled(_)));
     }
 }

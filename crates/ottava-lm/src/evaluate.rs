@@ -3,6 +3,7 @@
 use crate::context::Sequences;
 use crate::data::{Batch, EvalLoader};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::models::Decoder;
 use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
@@ -26,6 +27,8 @@ pub struct Evaluation {
 pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in loader {
+        interrupt::check("evaluating")?;
+        let batch = batch?;
         let (inputs, targets) = to_device(&batch, model.device())?;
         let sequences = Sequences::new(model.device(), batch.rows, batch.seq_len)?;
         sum += total(&model.losses(&inputs, &targets, &sequences)?)?;

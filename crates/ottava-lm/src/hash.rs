@@ -1,12 +1,15 @@
-//! SHA-256 in the two forms we need: of bytes at hand, and of everything that passes through a reader.
+//! SHA-256: of bytes at hand, of files, of what a reader sees, and inside of JSON files that check themselves.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::Serialize;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Result};
+use crate::{Error, Result, input, interrupt};
 
 /// FNV-1a of `name`, from `seed`: a number of its own for each tensor that does not depend on what other tensors there are.
 pub fn name_hash(seed: u64, name: &str) -> u64 {
@@ -18,18 +21,73 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// The size and SHA-256 of the file at `path`.
+/// The size and SHA-256 of the regular file at `path`.
 pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
-    let mut file = File::open(path).map_err(Error::io(path))?;
-    let (mut hasher, mut size, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 20]);
-    loop {
-        let count = file.read(&mut buffer).map_err(Error::io(path))?;
-        if count == 0 {
-            return Ok((size, hex(&hasher.finalize())));
-        }
-        hasher.update(&buffer[..count]);
-        size += count as u64;
+    HashedFile::open(path).map_err(Error::io(path))?.finish().map_err(Error::io(path))
+}
+
+/// A regular file that is hashed while it is read; clones read the same file from the same place.
+#[derive(Clone)]
+pub struct HashedFile(Arc<Mutex<Hashed>>);
+
+struct Hashed {
+    file: File,
+    hasher: Sha256,
+    size: u64,
+}
+
+impl HashedFile {
+    /// Opens the file, as [`input::open`] does.
+    pub fn open(path: &Path) -> io::Result<HashedFile> {
+        let (file, _) = input::open(path)?;
+        Ok(HashedFile(Arc::new(Mutex::new(Hashed { file, hasher: Sha256::new(), size: 0 }))))
     }
+
+    /// Reads what is left and returns size and SHA-256 of all that was read. Errors with [`io::ErrorKind::Other`] when a
+    /// signal asks the process to stop.
+    pub fn finish(mut self) -> io::Result<(u64, String)> {
+        let mut buffer = vec![0; 1 << 20];
+        while self.read(&mut buffer)? > 0 {
+            interrupt::check("reading files").map_err(io::Error::other)?;
+        }
+        let hashed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((hashed.size, hex(&hashed.hasher.clone().finalize())))
+    }
+}
+
+impl Read for HashedFile {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut hashed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = hashed.file.read(buffer)?;
+        hashed.hasher.update(&buffer[..count]);
+        hashed.size += count as u64;
+        Ok(count)
+    }
+}
+
+const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
+const CHECKSUM_END: &str = "\",\n";
+
+/// A JSON object as text whose first key is the SHA-256 of all bytes after that line, so that any flipped bit is noticed
+/// by [`unseal`].
+pub fn seal(value: &impl Serialize) -> String {
+    let body = serde_json::to_string_pretty(value).expect("numbers, strings and maps are JSON");
+    let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
+    format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
+}
+
+/// The object of a text that [`seal`] made. The error says what is wrong with others.
+pub fn unseal(text: &[u8]) -> Result<Value, String> {
+    let damaged = || "it is damaged: its checksum does not match".to_string();
+    let text = std::str::from_utf8(text).map_err(|_| "it is damaged: not UTF-8".to_string())?;
+    let after = text.strip_prefix(CHECKSUM_START).ok_or_else(damaged)?;
+    let (checksum, rest) = after.split_once(CHECKSUM_END).ok_or_else(damaged)?;
+    if checksum != sha256(rest.as_bytes()) {
+        return Err(damaged());
+    }
+    let mut value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    value.as_object_mut().ok_or_else(damaged)?.shift_remove("checksum");
+    Ok(value)
 }
 
 /// `bytes` in lower-case hexadecimal.

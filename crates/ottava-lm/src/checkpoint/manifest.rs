@@ -6,8 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::hash::{sha256, sha256_file};
-use crate::{Error, Result};
+use crate::hash::{seal, sha256_file, unseal};
+use crate::{Error, Result, input};
 
 /// The version of the checkpoint layout that this program writes.
 pub const FORMAT: u32 = 2;
@@ -15,12 +15,11 @@ pub const FORMAT: u32 = 2;
 /// The oldest version that this program reads. Format 1 has the files of `training/` beside the weights.
 const OLDEST_FORMAT: u32 = 1;
 
+/// The largest manifest: it has a line for each file and cast.
+const MAX_BYTES: u64 = 256 << 20;
+
 /// The name of the manifest in its folder.
 pub const FILE_NAME: &str = "manifest.json";
-
-/// The text starts with this and the SHA-256 of all bytes after that line, so that a flipped bit is noticed here too.
-const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
-const CHECKSUM_END: &str = "\",\n";
 
 /// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,9 +57,7 @@ pub enum Verify {
 impl Manifest {
     /// The text of `manifest.json`.
     pub(super) fn render(&self) -> String {
-        let body = serde_json::to_string_pretty(self).expect("a manifest is JSON");
-        let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
-        format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
+        seal(self)
     }
 
     /// The manifest of `folder`, without a look at the files; `None` where there is none.
@@ -68,22 +65,14 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(FILE_NAME);
         let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));
-        let text = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            text => text.map_err(|e| wrong(e.to_string()))?,
-        };
-        let text = String::from_utf8(text).map_err(|_| wrong("it is damaged: not UTF-8".into()))?;
-        Manifest::parse(&text).map(Some).map_err(wrong)
+        match input::read(&path, MAX_BYTES) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            text => Manifest::parse(&text.map_err(|e| wrong(e.to_string()))?).map(Some).map_err(wrong),
+        }
     }
 
-    fn parse(text: &str) -> Result<Manifest, String> {
-        let damaged = || "it is damaged: its checksum does not match".to_string();
-        let after = text.strip_prefix(CHECKSUM_START).ok_or_else(damaged)?;
-        let (checksum, rest) = after.split_once(CHECKSUM_END).ok_or_else(damaged)?;
-        if checksum != sha256(rest.as_bytes()) {
-            return Err(damaged());
-        }
-        let value: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    fn parse(text: &[u8]) -> Result<Manifest, String> {
+        let value = unseal(text)?;
         // The version decides what the other fields mean, so it is looked at first.
         if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {
             return Err(format!("it has format {}, this program reads {OLDEST_FORMAT} to {FORMAT}", value["format"]));

@@ -101,15 +101,16 @@ impl BatchLoader {
         Ok(BatchLoader { dataset, split, seq_len, shard, cursor })
     }
 
-    /// The next `rows` rows of this rank. All ranks have to ask for the same numbers of rows.
-    pub fn next_batch(&mut self, rows: usize) -> Batch {
+    /// The next `rows` rows of this rank. All ranks have to ask for the same numbers of rows. Errors with
+    /// [`Error::Data`] when a file of tokens can no longer be read.
+    pub fn next_batch(&mut self, rows: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(rows, self.seq_len);
         for _ in 0..rows {
-            self.skip(self.shard.rank);
-            self.row(&mut batch);
-            self.skip(self.shard.world - 1 - self.shard.rank);
+            self.skip(self.shard.rank)?;
+            self.row(&mut batch)?;
+            self.skip(self.shard.world - 1 - self.shard.rank)?;
         }
-        batch
+        Ok(batch)
     }
 
     /// Where the next batch starts.
@@ -118,20 +119,24 @@ impl BatchLoader {
     }
 
     /// Passes over rows of other ranks without reading their tokens.
-    fn skip(&mut self, rows: usize) {
-        self.cursor.advance(&self.dataset, &self.split, (rows * self.seq_len) as u64, |_, _| ());
+    fn skip(&mut self, rows: usize) -> Result<()> {
+        self.cursor.advance(&self.dataset, &self.split, (rows * self.seq_len) as u64, |_, _| Ok(()))
     }
 
-    fn row(&mut self, batch: &mut Batch) {
+    fn row(&mut self, batch: &mut Batch) -> Result<()> {
         let (dataset, split, seq_len) = (&self.dataset, &self.split, self.seq_len);
         let mut tokens = Vec::with_capacity(seq_len + 1);
-        let mut take = |document, range| tokens.extend(dataset.ids(document, range).map(|id| id as i32));
-        self.cursor.advance(dataset, split, seq_len as u64, &mut take);
+        let mut take = |document, range| {
+            tokens.extend(dataset.ids(document, range)?.into_iter().map(|id| id as i32));
+            Ok(())
+        };
+        self.cursor.advance(dataset, split, seq_len as u64, &mut take)?;
         // One token more, which the next row reads again as its first input.
         let mut ahead = self.cursor;
-        ahead.advance(dataset, split, 1, &mut take);
+        ahead.advance(dataset, split, 1, &mut take)?;
         batch.inputs.extend_from_slice(&tokens[..seq_len]);
         batch.targets.extend_from_slice(&tokens[1..]);
+        Ok(())
     }
 }
 
@@ -157,19 +162,20 @@ impl Cursor {
         dataset: &TokenDataset,
         split: &Split,
         mut count: u64,
-        mut take: impl FnMut(usize, std::ops::Range<usize>),
-    ) {
+        mut take: impl FnMut(usize, std::ops::Range<usize>) -> Result<()>,
+    ) -> Result<()> {
         while count > 0 {
             let document = self.document(split);
             let (start, len) = (self.state.offset, dataset.document_len(document) as u64);
             let step = count.min(len - start);
-            take(document, start as usize..(start + step) as usize);
+            take(document, start as usize..(start + step) as usize)?;
             count -= step;
             self.state.offset += step;
             if self.state.offset == len {
                 self.next_document();
             }
         }
+        Ok(())
     }
 
     fn next_document(&mut self) {
@@ -218,13 +224,13 @@ impl EvalLoader {
     }
 
     /// Appends the next row of the stream to `batch`.
-    fn row(&mut self, batch: &mut Batch) {
+    fn row(&mut self, batch: &mut Batch) -> Result<()> {
         let end = batch.targets.len() + self.seq_len;
         while batch.targets.len() < end && self.next.0 < self.split.validation_len() {
             let document = self.split.validation(self.next.0);
             let len = self.dataset.document_len(document);
             let stop = len.min(self.next.1 + end - batch.targets.len());
-            for id in self.dataset.ids(document, self.next.1..stop) {
+            for id in self.dataset.ids(document, self.next.1..stop)? {
                 batch.inputs.push(self.last as i32);
                 batch.targets.push(id as i32);
                 self.last = id;
@@ -233,26 +239,31 @@ impl EvalLoader {
         }
         batch.inputs.resize(end, self.dataset.meta().eos_id as i32);
         batch.targets.resize(end, IGNORE_INDEX);
+        Ok(())
+    }
+
+    fn next_batch(&mut self) -> Result<Batch> {
+        let mut batch = Batch::with_capacity(self.rows, self.seq_len);
+        for row in 0..self.rows * self.shard.world {
+            if row % self.shard.world == self.shard.rank {
+                self.row(&mut batch)?;
+            } else {
+                self.row(&mut Batch::with_capacity(1, self.seq_len))?;
+            }
+        }
+        Ok(batch)
     }
 }
 
 impl Iterator for EvalLoader {
-    type Item = Batch;
+    type Item = Result<Batch>;
 
-    fn next(&mut self) -> Option<Batch> {
-        if self.batch == self.batches() {
-            return None;
-        }
-        self.batch += 1;
-        let mut batch = Batch::with_capacity(self.rows, self.seq_len);
-        for row in 0..self.rows * self.shard.world {
-            if row % self.shard.world == self.shard.rank {
-                self.row(&mut batch);
-            } else {
-                self.row(&mut Batch::with_capacity(1, self.seq_len));
-            }
-        }
-        Some(batch)
+    /// The next batch, or [`Error::Data`] when a file of tokens can no longer be read.
+    fn next(&mut self) -> Option<Result<Batch>> {
+        (self.batch < self.batches()).then(|| {
+            self.batch += 1;
+            self.next_batch()
+        })
     }
 }
 

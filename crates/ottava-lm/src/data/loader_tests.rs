@@ -23,7 +23,7 @@ fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: 
 fn stream(dataset: &TokenDataset, split: &Split, seed: u64) -> Vec<i32> {
     let epoch = |epoch| {
         let order = Permutation::new(split.train_len(), seed, epoch);
-        (0..split.train_len()).flat_map(move |i| dataset.document(split.train(order.get(i))))
+        (0..split.train_len()).flat_map(move |i| dataset.document(split.train(order.get(i))).unwrap())
     };
     (0..3).flat_map(epoch).map(|id| id as i32).collect()
 }
@@ -37,7 +37,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
     let mut loader = loader(&dataset, split, LoaderState::start(9), Shard::WHOLE);
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while inputs.len() < epoch_tokens * 2 {
-        let batch = loader.next_batch(3);
+        let batch = loader.next_batch(3).unwrap();
         assert_eq!((batch.inputs.len(), batch.targets.len(), batch.rows, batch.seq_len), (48, 48, 3, 16));
         inputs.extend(batch.inputs);
         targets.extend(batch.targets);
@@ -58,14 +58,14 @@ fn resuming_after_any_batch_gives_the_same_batches() {
         let mut states = Vec::new();
         while unbroken.state().epoch < 3 {
             states.push(unbroken.state());
-            batches.push(unbroken.next_batch(2));
+            batches.push(unbroken.next_batch(2).unwrap());
         }
         assert!(batches.len() > 5);
         for (k, state) in states.iter().enumerate() {
             let saved = serde_json::to_string(state).unwrap();
             let mut resumed = loader(&dataset, split, serde_json::from_str(&saved).unwrap(), shard);
             for batch in &batches[k..] {
-                assert_eq!(&resumed.next_batch(2), batch, "resumed after {k} batches");
+                assert_eq!(&resumed.next_batch(2).unwrap(), batch, "resumed after {k} batches");
             }
             assert_eq!(resumed.state(), unbroken.state());
         }
@@ -81,9 +81,9 @@ fn ranks_share_the_rows_of_one_process() {
         let mut ranks: Vec<_> =
             (0..world).map(|rank| loader(&dataset, split, LoaderState::start(1), Shard { rank, world })).collect();
         for _ in 0..20 {
-            let whole = alone.next_batch(2 * world);
+            let whole = alone.next_batch(2 * world).unwrap();
             for (rank, loader) in ranks.iter_mut().enumerate() {
-                let batch = loader.next_batch(2);
+                let batch = loader.next_batch(2).unwrap();
                 for row in 0..2 {
                     let at = (row * world + rank) * 16;
                     assert_eq!(batch.inputs[row * 16..(row + 1) * 16], whole.inputs[at..at + 16]);
@@ -112,13 +112,16 @@ fn evaluation_predicts_every_validation_token_once() {
     for val_set_size in [1.0, 7.0, 29.0] {
         let split = Split::new(30, val_set_size).unwrap();
         let documents = (0..split.validation_len()).map(|i| split.validation(i));
-        let expected: Vec<i32> = documents.clone().flat_map(|i| dataset.document(i)).map(|id| id as i32).collect();
+        let expected: Vec<i32> =
+            documents.clone().flat_map(|i| dataset.document(i).unwrap()).map(|id| id as i32).collect();
         let bytes: u64 = documents.map(|i| u64::from(dataset.document_bytes(i))).sum();
         assert_eq!(validation_bytes(&dataset, &split), bytes);
         for (rows, world) in [(1, 1), (4, 1), (2, 3)] {
             let mut ranks: Vec<_> = (0..world)
                 .map(|rank| {
-                    EvalLoader::new(dataset.clone(), split, 16, rows, Shard { rank, world }).collect::<Vec<_>>()
+                    EvalLoader::new(dataset.clone(), split, 16, rows, Shard { rank, world })
+                        .map(Result::unwrap)
+                        .collect::<Vec<_>>()
                 })
                 .collect();
             let batches = EvalLoader::new(dataset.clone(), split, 16, rows, Shard::WHOLE).batches().div_ceil(world);

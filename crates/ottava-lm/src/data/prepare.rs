@@ -1,23 +1,34 @@
 //! From text files to a folder of tokens, made once and found again by the hash of everything it depends on.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
-use super::shards::{FORMAT, Meta, SourceFile, TokenDataset, TokenType, shard_name};
+use super::shards::{BYTES, DOCUMENTS, FORMAT, Meta, SourceFile, TokenDataset, TokenType, shard_name};
 use super::source::{Document, SourceOptions, documents};
 use super::tokenizer::Tokenizer;
-use crate::hash::{sha256, sha256_file};
-use crate::{Error, Result};
+use crate::checkpoint::fs::{Fs, RealFs, create_dirs, sync_parent};
+use crate::hash::{hex, seal, sha256, sha256_file};
+use crate::{Error, Result, interrupt, limits};
 
 /// A new file of tokens is started after this many bytes.
 const SHARD_BYTES: u64 = 1 << 30;
 
 /// Text that is read before it is tokenised on all cores: bounds memory and keeps the cores busy.
 const CHUNK_BYTES: usize = 8 << 20;
+
+/// Memory that tokenising takes for each byte of text: 124 to 235 bytes by text and tokenizer, nearly all of it in the
+/// tokenizers crate.
+const BYTES_PER_BYTE: u64 = 250;
+
+/// What the names of folders start with that are being written.
+const TEMPORARY: &str = ".tmp-";
 
 /// The tokens of `sources`, from a folder under `cache` when it was made before, else made now.
 ///
@@ -53,16 +64,24 @@ pub(super) fn prepare_sharded(
         match TokenDataset::open(&folder) {
             Ok(dataset) if dataset.meta().key == key => return Ok(dataset),
             Ok(_) => warn!("{}: made from other data; preparing it again", folder.display()),
+            Err(stopped @ Error::Cancelled(_)) => return Err(stopped),
             Err(error) => warn!("{error}; preparing it again"),
         }
         std::fs::remove_dir_all(&folder).map_err(Error::io(&folder))?;
     }
-    std::fs::create_dir_all(cache).map_err(Error::io(cache))?;
-    let temporary = TemporaryFolder::create(cache.join(format!(".tmp-{}-{}", &key[..16], std::process::id())))?;
-    let mut writer = TokenWriter::create(&temporary.0, tokenizer.vocab_size(), shard_bytes)?;
-    for source in sources {
+    create_dirs(&RealFs, cache)?;
+    let temporary = TemporaryFolder::create(cache, &key[..16])?;
+    let mut writer = TokenWriter::create(&temporary.path, tokenizer.vocab_size(), shard_bytes)?;
+    for (source, expected) in sources.iter().zip(&files) {
         info!("tokenising {}", source.display());
-        tokenise(source, options, tokenizer, eos_id, &mut writer)?;
+        let (size, sha256) = tokenise(source, options, tokenizer, eos_id, &mut writer)?;
+        if sha256 != expected.sha256 {
+            return Err(Error::Data(format!(
+                "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
+                source.display(),
+                expected.size
+            )));
+        }
     }
     if writer.starts.len() == 1 {
         let names: Vec<_> = sources.iter().map(|path| path.display().to_string()).collect();
@@ -79,18 +98,24 @@ pub(super) fn prepare_sharded(
         eos_id,
         tokenizer_sha256: tokenizer.sha256().into(),
         shards: Vec::new(),
+        sha256: BTreeMap::new(),
         sources: files,
     })?;
+    RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
     // When another process was faster, its folder is as good as ours; opening it tells.
-    match std::fs::rename(&temporary.0, &folder) {
-        Err(error) if !folder.exists() => Err(Error::io(&folder)(error)),
-        _ => TokenDataset::open(&folder),
+    match std::fs::rename(&temporary.path, &folder) {
+        Err(error) if !folder.exists() => return Err(Error::io(&folder)(error)),
+        _ => sync_parent(&RealFs, &folder)?,
     }
+    TokenDataset::open(&folder)
 }
 
 fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
     let describe = |path: &PathBuf| {
-        let (size, sha256) = sha256_file(path).map_err(|error| Error::Data(error.to_string()))?;
+        let (size, sha256) = sha256_file(path).map_err(|error| match error {
+            Error::Io { .. } => Error::Data(error.to_string()),
+            other => other,
+        })?;
         Ok(SourceFile { path: path.display().to_string(), size, sha256 })
     };
     sources.par_iter().map(describe).collect()
@@ -106,35 +131,68 @@ fn key(files: &[SourceFile], options: &SourceOptions, tokenizer: &Tokenizer, eos
 }
 
 /// Tokenises one file chunk by chunk: all cores work on the documents of a chunk, and it is written in their order.
+/// Returns size and SHA-256 of the file as it was read.
 fn tokenise(
     source: &Path,
     options: &SourceOptions,
     tokenizer: &Tokenizer,
     eos_id: u32,
     writer: &mut TokenWriter,
-) -> Result<()> {
+) -> Result<(u64, String)> {
     let mut reader = documents(source, options)?;
     loop {
         let (mut chunk, mut size) = (Vec::new(), 0);
         while size < CHUNK_BYTES {
+            interrupt::check("tokenizing")?;
             let Some(document) = reader.next().transpose()? else { break };
             // A document costs more than its text, so that many short ones end a chunk as well.
             size += document.text.len() + 64;
             chunk.push(document);
         }
         if chunk.is_empty() {
-            return Ok(());
+            return reader.finish();
         }
         let encode = |document: &Document| {
+            interrupt::check("tokenizing")?;
             let ids = tokenizer.encode(&document.text);
             ids.map_err(|e| Error::Data(format!("{}:{}: {e}", source.display(), document.line)))
         };
-        let encoded: Result<Vec<Vec<u32>>> = chunk.par_iter().map(encode).collect();
-        for (document, mut ids) in chunk.iter().zip(encoded?) {
-            ids.push(eos_id);
-            writer.push(&ids, document.text.len())?;
+        let mut rest = &chunk[..];
+        while !rest.is_empty() {
+            let (together, others) = rest.split_at(fitting(rest, source)?);
+            let encoded: Result<Vec<Vec<u32>>> = together.par_iter().map(encode).collect();
+            for (document, mut ids) in together.iter().zip(encoded?) {
+                ids.push(eos_id);
+                writer.push(&ids, document.text.len())?;
+            }
+            rest = others;
         }
     }
+}
+
+/// How many of `documents`, at least one, may be tokenised at once in the memory that is available. Errors with
+/// [`Error::Data`] when the first is too large by itself.
+fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
+    let available = limits::available_memory().unwrap_or(u64::MAX);
+    let needed = |document: &Document| document.text.len() as u64 * BYTES_PER_BYTE;
+    let first = needed(&documents[0]);
+    if first > available {
+        return Err(Error::Data(format!(
+            "{}:{}: tokenizing this document of {:.1} MiB takes about {:.1} GiB of memory, and {:.1} GiB are available; split it, or set text_documents = \"line\"",
+            source.display(),
+            documents[0].line,
+            documents[0].text.len() as f64 / f64::from(1 << 20),
+            first as f64 / f64::from(1 << 30),
+            available as f64 / f64::from(1 << 30),
+        )));
+    }
+    // Half of it, since others allocate as well.
+    let mut total = first;
+    let more = documents[1..].iter().take_while(|document| {
+        total = total.saturating_add(needed(document));
+        total <= available / 2
+    });
+    Ok(1 + more.count())
 }
 
 /// Writes the files of a [`TokenDataset`] in one pass.
@@ -144,6 +202,8 @@ struct TokenWriter {
     shard_bytes: u64,
     shard: Option<Output>,
     shards: Vec<u64>,
+    /// SHA-256 of the files that are complete, by name.
+    sha256: BTreeMap<String, String>,
     /// The first token of each document, and at the end the number of tokens.
     starts: Vec<u64>,
     bytes: Vec<u32>,
@@ -157,6 +217,7 @@ impl TokenWriter {
             shard_bytes,
             shard: None,
             shards: Vec::new(),
+            sha256: BTreeMap::new(),
             starts: vec![0],
             bytes: Vec::new(),
         })
@@ -186,75 +247,117 @@ impl TokenWriter {
     }
 
     fn close_shard(&mut self) -> Result<()> {
-        self.shard.take().map_or(Ok(()), Output::finish)
+        match self.shard.take() {
+            Some(shard) => self.close(shard),
+            None => Ok(()),
+        }
     }
 
-    /// Writes the tables and, last, `meta.json` with the counts filled in.
+    fn close(&mut self, file: Output) -> Result<()> {
+        let (name, sha256) = file.finish()?;
+        self.sha256.insert(name, sha256);
+        Ok(())
+    }
+
+    /// Writes the tables and, last, `meta.json` with the counts and hashes filled in.
     fn finish(mut self, meta: Meta) -> Result<()> {
         self.close_shard()?;
-        let mut starts = Output::create(self.folder.join("documents.bin"))?;
+        let mut starts = Output::create(self.folder.join(DOCUMENTS))?;
         self.starts.iter().try_for_each(|start| starts.write(&start.to_le_bytes()))?;
-        starts.finish()?;
-        let mut bytes = Output::create(self.folder.join("bytes.bin"))?;
+        self.close(starts)?;
+        let mut bytes = Output::create(self.folder.join(BYTES))?;
         self.bytes.iter().try_for_each(|length| bytes.write(&length.to_le_bytes()))?;
-        bytes.finish()?;
+        self.close(bytes)?;
         let meta = Meta {
             documents: self.bytes.len() as u64,
             tokens: self.starts[self.starts.len() - 1],
             bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
             shards: self.shards,
+            sha256: self.sha256,
             ..meta
         };
         let mut file = Output::create(self.folder.join("meta.json"))?;
-        let text = serde_json::to_string_pretty(&meta).expect("numbers and strings are JSON");
-        file.write(text.as_bytes())?;
-        file.write(b"\n")?;
-        file.finish()
+        file.write(seal(&meta).as_bytes())?;
+        file.finish().map(|_| ())
     }
 }
 
-/// A buffered file that knows its name in errors and reaches the disk before [`Output::finish`] returns: the rename
-/// that follows must never be seen without the content.
+/// A buffered file that is hashed, knows its name in errors, and reaches the disk before [`Output::finish`] returns: the
+/// rename that follows must never be seen without the content.
 struct Output {
     file: BufWriter<File>,
     path: PathBuf,
+    hasher: Sha256,
 }
 
 impl Output {
     fn create(path: PathBuf) -> Result<Output> {
         let file = File::create_new(&path).map_err(Error::io(&path))?;
-        Ok(Output { file: BufWriter::with_capacity(1 << 18, file), path })
+        Ok(Output { file: BufWriter::with_capacity(1 << 18, file), path, hasher: Sha256::new() })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hasher.update(bytes);
         self.file.write_all(bytes).map_err(Error::io(&self.path))
     }
 
-    fn finish(self) -> Result<()> {
+    /// Returns the file's name and SHA-256.
+    fn finish(self) -> Result<(String, String)> {
         let path = self.path;
         let file = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;
-        file.sync_all().map_err(Error::io(&path))
+        file.sync_all().map_err(Error::io(&path))?;
+        let name = path.file_name().expect("a file has a name").to_string_lossy();
+        Ok((name.into_owned(), hex(&self.hasher.finalize())))
     }
 }
 
-/// A folder that is removed again unless it was renamed.
-struct TemporaryFolder(PathBuf);
+/// A folder that is removed again unless it was renamed. Its lock is held while its process lives, so that folders of
+/// killed processes are known.
+struct TemporaryFolder {
+    path: PathBuf,
+    _lock: File,
+}
 
 impl TemporaryFolder {
-    fn create(path: PathBuf) -> Result<TemporaryFolder> {
-        // In containers process ids repeat, so a killed run may have left a folder of this name.
-        if path.exists() {
-            std::fs::remove_dir_all(&path).map_err(Error::io(&path))?;
+    /// Creates a folder in `cache` and removes those that killed processes left.
+    fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
+        // Held from before a folder exists until its own lock is, so that no other process takes it for a leftover.
+        let guard = File::open(cache).map_err(Error::io(cache))?;
+        let locks = guard.lock().is_ok();
+        if locks {
+            remove_leftovers(cache)?;
         }
+        // Containers that share a cache have equal process ids, so names are drawn.
+        let nonce = std::collections::hash_map::RandomState::new().build_hasher().finish();
+        let path = cache.join(format!("{TEMPORARY}{key}-{nonce:016x}"));
         std::fs::create_dir(&path).map_err(Error::io(&path))?;
-        Ok(TemporaryFolder(path))
+        let lock = File::open(&path).map_err(Error::io(&path))?;
+        if locks {
+            lock.try_lock().map_err(|e| Error::io(&path)(e.into()))?;
+        }
+        Ok(TemporaryFolder { path, _lock: lock })
     }
+}
+
+/// Removes temporary folders whose lock nobody holds.
+fn remove_leftovers(cache: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(cache).map_err(Error::io(cache))? {
+        let entry = entry.map_err(Error::io(cache))?;
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) && path.is_dir() {
+            let folder = File::open(&path).map_err(Error::io(&path))?;
+            if folder.try_lock().is_ok() {
+                std::fs::remove_dir_all(&path).map_err(Error::io(&path))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
         // Nothing is there after the rename; when removing fails, the name says that it is temporary.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 

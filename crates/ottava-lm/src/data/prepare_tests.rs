@@ -1,6 +1,6 @@
 use std::path::{Path, PathBuf};
 
-use super::{prepare, prepare_sharded};
+use super::*;
 use crate::data::{Documents, SourceOptions, TokenDataset, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
@@ -19,7 +19,7 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 
 fn texts(dataset: &TokenDataset) -> Vec<String> {
     let tokenizer = tokenizer();
-    (0..dataset.len()).map(|i| tokenizer.decode(&dataset.document(i)).unwrap()).collect()
+    (0..dataset.len()).map(|i| tokenizer.decode(&dataset.document(i).unwrap()).unwrap()).collect()
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn documents_come_back_in_order_over_files_and_shards() {
         let bytes: usize = many.iter().map(String::len).sum::<usize>() + "one\ntwo".len() + "three".len();
         assert_eq!(dataset.total_bytes(), bytes as u64);
         assert_eq!(dataset.document_bytes(301), 5);
-        assert_eq!(dataset.ids(0, 1..3).collect::<Vec<_>>(), dataset.document(0)[1..3]);
+        assert_eq!(dataset.ids(0, 1..3).unwrap(), dataset.document(0).unwrap()[1..3]);
     }
 }
 
@@ -80,6 +80,80 @@ fn a_damaged_folder_is_made_again() {
     std::fs::write(entry.join("documents.bin"), "short").unwrap();
     assert_eq!(prepare(&source, &lines(), &tokenizer(), &cache).unwrap().len(), 2);
     assert!(TokenDataset::open(&entry).is_ok());
+}
+
+#[test]
+fn a_changed_id_is_noticed_and_the_folder_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = [write(folder.path(), "a.txt", "one\ntwo\n")];
+    let cache = folder.path().join("cache");
+    let expected = texts(&prepare(&source, &lines(), &tokenizer(), &cache).unwrap());
+    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    for name in ["tokens-00000.bin", "documents.bin", "bytes.bin", "meta.json"] {
+        let mut bytes = std::fs::read(entry.join(name)).unwrap();
+        bytes[0] ^= 1;
+        std::fs::write(entry.join(name), &bytes).unwrap();
+        assert!(TokenDataset::open(&entry).is_err(), "{name}");
+        assert_eq!(texts(&prepare(&source, &lines(), &tokenizer(), &cache).unwrap()), expected);
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_open_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = [write(folder.path(), "a.txt", "one\ntwo\n")];
+    let cache = folder.path().join("cache");
+    let dataset = prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
+    let entry = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    std::fs::File::options().write(true).open(entry.join("tokens-00000.bin")).unwrap().set_len(1).unwrap();
+    let error = dataset.document(1).unwrap_err().to_string();
+    assert!(error.contains("tokens-00000.bin: document 1 cannot be read any more"), "{error}");
+}
+
+#[test]
+fn a_source_that_changes_while_it_is_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "a.txt", &"a line of text\n".repeat(200_000));
+    // Appends for as long as the file is hashed and tokenised, a line at a time.
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = std::fs::File::options().append(true).open(&path).unwrap();
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                std::io::Write::write_all(&mut file, b"more\n").unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        });
+        let result = prepare(std::slice::from_ref(&path), &lines(), &tokenizer(), &folder.path().join("cache"));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        let error = result.err().expect("the change to be noticed").to_string();
+        assert!(error.contains("was changed while it was read"), "{error}");
+    });
+}
+
+#[test]
+fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = [write(folder.path(), "a.txt", "one\n")];
+    let cache = folder.path().join("cache");
+    std::fs::create_dir_all(cache.join(".tmp-0123-77/x")).unwrap();
+    let living = TemporaryFolder::create(&cache, "key").unwrap();
+    let second = TemporaryFolder::create(&cache, "key").unwrap();
+    assert_ne!(living.path, second.path, "two containers with equal process ids");
+    prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
+    assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-77").exists());
+}
+
+#[test]
+fn documents_are_tokenised_together_as_far_as_memory_reaches() {
+    let document = |megabytes: usize| Document { text: "x".repeat(megabytes << 20), line: 1 };
+    let path = Path::new("a.txt");
+    assert_eq!(fitting(&[document(0), document(0)], path).unwrap(), 2);
+    let available = limits::available_memory().unwrap() >> 20;
+    let large = (available / BYTES_PER_BYTE) as usize;
+    assert_eq!(fitting(&[document(large / 2), document(large / 2)], path).unwrap(), 1);
+    let error = fitting(&[document(large * 3 / 2)], path).unwrap_err().to_string();
+    assert!(error.starts_with("a.txt:1: tokenizing this document of "), "{error}");
 }
 
 #[test]

@@ -1,23 +1,30 @@
-//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, mapped into memory and checked once on opening.
+//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, checked once on opening and read as needed.
 //!
 //! | file | content, little endian |
 //! |---|---|
 //! | `tokens-00000.bin`, ... | the ids of all documents in order, u16 or u32; a document never spans two files |
 //! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
-//! | `meta.json` | [`Meta`]; written last |
+//! | `meta.json` | [`Meta`] with a checksum of itself; written last |
+//!
+//! Tokens are read with positioned reads: a file that is cut meanwhile is then an error, where a mapped one would kill the
+//! process. The two tables are held in memory, 12 bytes per document.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use ottava_tensor::mapped::MappedFile;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use crate::{Error, Result};
+use crate::hash::{hex, sha256, unseal};
+use crate::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// What `meta.json` says about a folder of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,9 +50,21 @@ pub struct Meta {
     pub tokenizer_sha256: String,
     /// Tokens in each `tokens-*.bin`.
     pub shards: Vec<u64>,
+    /// SHA-256 of each file of the folder but `meta.json`, by name.
+    pub sha256: BTreeMap<String, String>,
     /// The files that the text came from.
     pub sources: Vec<SourceFile>,
 }
+
+/// The names of the tables.
+pub(super) const DOCUMENTS: &str = "documents.bin";
+pub(super) const BYTES: &str = "bytes.bin";
+
+/// The largest `meta.json`: it has a line for each source.
+const MAX_META_BYTES: u64 = 256 << 20;
+
+/// Bytes of tokens that are checked at a time.
+const CHECK_BYTES: usize = 1 << 20;
 
 /// How a token is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,16 +107,20 @@ pub fn shard_name(index: usize) -> String {
     format!("tokens-{index:05}.bin")
 }
 
-/// A folder of tokens, open for reading at random. Every document is known to be non-empty and every id in range.
+/// A folder of tokens, open for reading at random. Every document is known to be non-empty, every id in range, and every
+/// file the one that was written.
 pub struct TokenDataset {
     meta: Meta,
     shards: Vec<Shard>,
-    starts: MappedFile,
-    bytes: MappedFile,
+    /// The first token of each document, then the number of tokens.
+    starts: Vec<u64>,
+    /// Bytes of the text of each document.
+    bytes: Vec<u32>,
 }
 
 struct Shard {
-    file: MappedFile,
+    file: File,
+    path: PathBuf,
     /// The first token of the file, counted over all files.
     start: u64,
 }
@@ -107,7 +130,7 @@ impl TokenDataset {
     pub fn open(folder: &Path) -> Result<TokenDataset> {
         let path = folder.join("meta.json");
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
-        let text = std::fs::read(&path).map_err(Error::io(&path))?;
+        let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
         // The version decides what the other fields mean, so it is read by itself first.
         let value: serde_json::Value =
             serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
@@ -117,63 +140,83 @@ impl TokenDataset {
                 "format {found}, this program reads {FORMAT}; delete the folder to prepare it again"
             )));
         }
-        let meta: Meta = serde_json::from_value(value).map_err(|e| wrong(e.to_string()))?;
+        let meta: Meta = serde_json::from_value(unseal(&text).map_err(wrong)?).map_err(|e| wrong(e.to_string()))?;
         if meta.documents == 0 || meta.shards.iter().try_fold(0_u64, |sum, &n| sum.checked_add(n)) != Some(meta.tokens)
         {
             return Err(wrong("its counts of documents and tokens do not agree".into()));
         }
-        let map = |name: &str, items: u64, size: usize| map_exactly(&folder.join(name), items, size);
         let mut shards = Vec::with_capacity(meta.shards.len());
         let mut start = 0;
         for (index, &tokens) in meta.shards.iter().enumerate() {
-            shards.push(Shard { file: map(&shard_name(index), tokens, meta.dtype.size())?, start });
+            let path = folder.join(shard_name(index));
+            let file = open_exactly(&path, tokens, meta.dtype.size())?;
+            shards.push(Shard { file, path, start });
             start += tokens;
         }
-        let starts = map("documents.bin", meta.documents.saturating_add(1), 8)?;
-        let bytes = map("bytes.bin", meta.documents, 4)?;
+        let starts = meta.table::<8>(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
+        let bytes = meta.table::<4>(folder, BYTES, meta.documents)?;
+        let starts = starts.into_iter().map(u64::from_le_bytes).collect();
+        let bytes = bytes.into_iter().map(u32::from_le_bytes).collect();
         let dataset = TokenDataset { meta, shards, starts, bytes };
         dataset.check(folder)?;
         Ok(dataset)
     }
 
     /// Checks what the readers below rely on: offsets rise from 0 to the number of tokens, documents stay within one
-    /// file, ids are below the vocabulary, bytes add up.
+    /// file, ids are below the vocabulary, bytes add up, and files of tokens are those that were written.
     fn check(&self, folder: &Path) -> Result<()> {
         let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", folder.join(name).display()));
         let mut shard_starts = self.shards.iter().map(|shard| shard.start).peekable();
-        for i in 0..self.len() {
-            let (start, end) = (self.start(i), self.start(i + 1));
+        for (i, range) in self.starts.windows(2).enumerate() {
+            let (start, end) = (range[0], range[1]);
             if (i == 0 && start != 0) || end <= start || end > self.meta.tokens {
-                return Err(wrong("documents.bin", format!("document {i} has the token range {start}..{end}")));
+                return Err(wrong(DOCUMENTS, format!("document {i} has the token range {start}..{end}")));
             }
             // Every file has to begin where a document does.
             if shard_starts.next_if_eq(&start).is_none() && shard_starts.peek().is_some_and(|&shard| shard < start) {
-                return Err(wrong("documents.bin", format!("document {} spans two files of tokens", i - 1)));
+                return Err(wrong(DOCUMENTS, format!("document {} spans two files of tokens", i - 1)));
             }
         }
-        if self.start(self.len()) != self.meta.tokens || shard_starts.next().is_some() {
+        if self.starts.last() != Some(&self.meta.tokens) || shard_starts.next().is_some() {
             return Err(wrong(
-                "documents.bin",
+                DOCUMENTS,
                 "the last document spans two files of tokens or ends before the last token".into(),
             ));
         }
-        let bytes: u64 = (0..self.len()).map(|i| u64::from(self.document_bytes(i))).sum();
+        let bytes: u64 = self.bytes.iter().map(|&bytes| u64::from(bytes)).sum();
         if bytes != self.meta.bytes {
-            return Err(wrong("bytes.bin", format!("the sum is {bytes}, meta.json says {}", self.meta.bytes)));
+            return Err(wrong(BYTES, format!("the sum is {bytes}, meta.json says {}", self.meta.bytes)));
         }
-        let bad = (0..self.len()).into_par_iter().with_min_len(1024).find_map_first(|i| {
-            let bad = self.ids(i, 0..self.document_len(i)).position(|id| id as usize >= self.meta.vocab_size)?;
-            Some((i, bad, self.ids(i, bad..bad + 1).next()?))
-        });
-        if let Some((i, at, id)) = bad {
-            let name = shard_name(self.shard_of(self.start(i)));
-            let vocab = self.meta.vocab_size;
-            return Err(wrong(
-                &name,
-                format!("document {i} has the id {id} at token {at}, the vocabulary has {vocab}"),
-            ));
+        self.shards.par_iter().zip(&self.meta.shards).try_for_each(|(shard, &tokens)| self.check_shard(shard, tokens))
+    }
+
+    /// Reads a file of tokens once, for its ids and its hash.
+    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<()> {
+        let wrong = |reason: String| Error::Data(format!("{}: {reason}", shard.path.display()));
+        let (size, vocab) = (self.meta.dtype.size(), self.meta.vocab_size);
+        let (mut hasher, mut buffer, mut at) = (Sha256::new(), Vec::new(), 0);
+        while at < tokens {
+            interrupt::check("checking tokens")?;
+            let count = (tokens - at).min((CHECK_BYTES / size) as u64);
+            buffer.resize(count as usize * size, 0);
+            shard
+                .file
+                .read_exact_at(&mut buffer, at * size as u64)
+                .map_err(|e| wrong(format!("cannot be read: {e}")))?;
+            hasher.update(&buffer);
+            if let Some(bad) = decode(&buffer, size).position(|id| id as usize >= vocab) {
+                let token = shard.start + at + bad as u64;
+                let document = self.starts.partition_point(|&start| start <= token) - 1;
+                let id = decode(&buffer[bad * size..], size).next().unwrap_or_default();
+                let at = token - self.starts[document];
+                return Err(wrong(format!(
+                    "document {document} has the id {id} at token {at}, the vocabulary has {vocab}"
+                )));
+            }
+            at += count;
         }
-        Ok(())
+        let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
+        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
     }
 
     /// What `meta.json` says.
@@ -199,50 +242,65 @@ impl TokenDataset {
 
     /// Tokens of document `i` with its end-of-sequence token; at least 1.
     pub fn document_len(&self, i: usize) -> usize {
-        (self.start(i + 1) - self.start(i)) as usize
+        (self.starts[i + 1] - self.starts[i]) as usize
     }
 
     /// Bytes of the text of document `i`.
     pub fn document_bytes(&self, i: usize) -> u32 {
-        u32::from_le_bytes(array(self.bytes.bytes(), i))
+        self.bytes[i]
     }
 
     /// The tokens of document `i`; the last one is the end-of-sequence token.
-    pub fn document(&self, i: usize) -> Vec<u32> {
-        self.ids(i, 0..self.document_len(i)).collect()
+    pub fn document(&self, i: usize) -> Result<Vec<u32>> {
+        self.ids(i, 0..self.document_len(i))
     }
 
-    /// The ids at `range` within document `i`.
-    pub fn ids(&self, i: usize, range: Range<usize>) -> impl Iterator<Item = u32> {
+    /// The ids at `range` within document `i`. Errors with [`Error::Data`] when the file can no longer be read.
+    pub fn ids(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
         assert!(range.end <= self.document_len(i), "a range within document {i}");
-        let start = self.start(i);
-        let shard = &self.shards[self.shard_of(start)];
+        let start = self.starts[i];
+        let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= start) - 1];
         let (first, size) = ((start - shard.start) as usize, self.meta.dtype.size());
-        let bytes = &shard.file.bytes()[(first + range.start) * size..(first + range.end) * size];
-        bytes.chunks_exact(size).map(|id| match *id {
-            [a, b] => u32::from(u16::from_le_bytes([a, b])),
-            [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
-            _ => unreachable!("a token has two or four bytes"),
-        })
-    }
-
-    fn start(&self, i: usize) -> u64 {
-        u64::from_le_bytes(array(self.starts.bytes(), i))
-    }
-
-    fn shard_of(&self, token: u64) -> usize {
-        self.shards.partition_point(|shard| shard.start <= token) - 1
+        let mut bytes = vec![0; range.len() * size];
+        shard
+            .file
+            .read_exact_at(&mut bytes, ((first + range.start) * size) as u64)
+            .map_err(|e| Error::Data(format!("{}: document {i} cannot be read any more: {e}", shard.path.display())))?;
+        Ok(decode(&bytes, size).collect())
     }
 }
 
-/// The `i`th group of `N` bytes.
-fn array<const N: usize>(bytes: &[u8], i: usize) -> [u8; N] {
-    bytes[i * N..(i + 1) * N].try_into().expect("a slice of N bytes")
+impl Meta {
+    /// The `items` of `N` bytes of a table, checked against its hash.
+    fn table<const N: usize>(&self, folder: &Path, name: &str, items: u64) -> Result<Vec<[u8; N]>> {
+        let path = folder.join(name);
+        open_exactly(&path, items, N)?;
+        let bytes = input::read(&path, items.saturating_mul(N as u64)).map_err(Error::io(&path))?;
+        self.expect_hash(name, &sha256(&bytes)).map_err(|e| Error::Data(format!("{}: {e}", path.display())))?;
+        Ok(bytes.chunks_exact(N).map(|item| item.try_into().expect("a chunk of N bytes")).collect())
+    }
+
+    fn expect_hash(&self, name: &str, found: &str) -> Result<(), String> {
+        match self.sha256.get(name).is_some_and(|expected| expected == found) {
+            true => Ok(()),
+            false => Err("it is damaged: its SHA-256 is not that of meta.json".into()),
+        }
+    }
 }
 
-fn map_exactly(path: &Path, items: u64, size: usize) -> Result<MappedFile> {
-    let file = MappedFile::open(path).map_err(Error::io(path))?;
-    let (found, expected) = (file.bytes().len() as u64, items.saturating_mul(size as u64));
+/// The ids that `bytes` hold, of `size` bytes each.
+fn decode(bytes: &[u8], size: usize) -> impl Iterator<Item = u32> {
+    bytes.chunks_exact(size).map(|id| match *id {
+        [a, b] => u32::from(u16::from_le_bytes([a, b])),
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+        _ => unreachable!("a token has two or four bytes"),
+    })
+}
+
+/// Opens a file that holds `items` of `size` bytes.
+fn open_exactly(path: &Path, items: u64, size: usize) -> Result<File> {
+    let (file, found) = input::open(path).map_err(Error::io(path))?;
+    let expected = items.saturating_mul(size as u64);
     if found != expected {
         return Err(Error::Data(format!(
             "{}: {found} bytes, meta.json promises {expected}; delete the folder to prepare it again",

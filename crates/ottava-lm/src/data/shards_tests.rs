@@ -1,6 +1,7 @@
 use std::path::Path;
 
-use super::{Meta, TokenDataset, TokenType};
+use super::{FORMAT, Meta, TokenDataset, TokenType};
+use crate::hash::{seal, sha256_file};
 
 /// Three documents of 2, 1 and 3 tokens in two files.
 fn sample(folder: &Path, dtype: TokenType) -> Meta {
@@ -10,7 +11,7 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
     std::fs::write(folder.join("documents.bin"), [0_u64, 2, 3, 6].map(u64::to_le_bytes).concat()).unwrap();
     std::fs::write(folder.join("bytes.bin"), [1_u32, 0, 7].map(u32::to_le_bytes).concat()).unwrap();
     let meta = Meta {
-        format: 1,
+        format: FORMAT,
         key: "k".into(),
         documents: 3,
         tokens: 6,
@@ -20,14 +21,20 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
         eos_id: 0,
         tokenizer_sha256: String::new(),
         shards: vec![3, 3],
+        sha256: hashes(folder),
         sources: Vec::new(),
     };
     write_meta(folder, &meta);
     meta
 }
 
+fn hashes(folder: &Path) -> std::collections::BTreeMap<String, String> {
+    let files = ["tokens-00000.bin", "tokens-00001.bin", "documents.bin", "bytes.bin"];
+    files.into_iter().map(|name| (name.to_string(), sha256_file(&folder.join(name)).unwrap().1)).collect()
+}
+
 fn write_meta(folder: &Path, meta: &Meta) {
-    std::fs::write(folder.join("meta.json"), serde_json::to_string(meta).unwrap()).unwrap();
+    std::fs::write(folder.join("meta.json"), seal(meta)).unwrap();
 }
 
 /// The error after `damage` was done to a good folder.
@@ -45,7 +52,7 @@ fn both_token_types_read_back() {
         let folder = tempfile::tempdir().unwrap();
         sample(folder.path(), dtype);
         let dataset = TokenDataset::open(folder.path()).unwrap();
-        let all: Vec<_> = (0..dataset.len()).map(|i| dataset.document(i)).collect();
+        let all: Vec<_> = (0..dataset.len()).map(|i| dataset.document(i).unwrap()).collect();
         assert_eq!(all, [vec![5, 0], vec![0], vec![9, 8, 0]]);
         assert_eq!((dataset.total_tokens(), dataset.total_bytes(), dataset.document_bytes(2)), (6, 8, 7));
     }
@@ -55,8 +62,9 @@ fn both_token_types_read_back() {
 #[test]
 fn damaged_offsets_are_named_by_document() {
     let offsets = |starts: [u64; 4]| {
-        error_after(|folder, _| {
+        error_after(|folder, meta| {
             std::fs::write(folder.join("documents.bin"), starts.map(u64::to_le_bytes).concat()).unwrap();
+            write_meta(folder, &Meta { sha256: hashes(folder), ..meta });
         })
     };
     const LAST: &str = "documents.bin: the last document spans two files of tokens or ends before the last token";
@@ -84,7 +92,7 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     let missing = error_after(|folder, _| std::fs::remove_file(folder.join("tokens-00000.bin")).unwrap());
     assert!(missing.starts_with("tokens-00000.bin: "), "{missing}");
     let meta = |change: fn(Meta) -> Meta| error_after(|folder, meta| write_meta(folder, &change(meta)));
-    assert!(meta(|m| Meta { format: 2, ..m }).contains("format 2, this program reads 1"));
+    assert!(meta(|m| Meta { format: 1, ..m }).contains("format 1, this program reads 2"));
     assert!(meta(|m| Meta { tokens: 7, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: 0, ..m }).contains("do not agree"));
     assert!(meta(|m| Meta { documents: u64::MAX, ..m }).contains("documents.bin: 32 bytes"));
@@ -93,6 +101,20 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
     assert!(meta(|m| Meta { bytes: 9, ..m }).contains("bytes.bin: the sum is 8, meta.json says 9"));
     assert!(error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{").unwrap()).contains("not valid JSON"));
     assert!(
-        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":1}").unwrap()).contains("key")
+        error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":2}").unwrap())
+            .contains("checksum")
     );
+}
+
+#[test]
+fn changed_bytes_are_noticed_in_every_file() {
+    for name in ["tokens-00000.bin", "documents.bin", "bytes.bin", "meta.json"] {
+        let error = error_after(|folder, _| {
+            let mut bytes = std::fs::read(folder.join(name)).unwrap();
+            // The first id becomes another one of the vocabulary.
+            bytes[0] ^= 1;
+            std::fs::write(folder.join(name), bytes).unwrap();
+        });
+        assert!(error.starts_with(&format!("{name}: ")), "{error}");
+    }
 }

@@ -4,7 +4,6 @@
 //! is skipped silently except blank lines and empty texts, which hold nothing to learn.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -12,9 +11,10 @@ use flate2::read::MultiGzDecoder;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::hash::HashedFile;
+use crate::{Error, Result, input};
 
-/// The largest document. Tokenising needs some thirty times its size in memory.
+/// The largest document.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
 /// A `.gz` may unpack to this many times its size (text seldom passes 20) or to [`GZIP_FREE_BYTES`], and no further.
@@ -63,6 +63,8 @@ pub struct Document {
 pub struct DocumentReader {
     path: PathBuf,
     input: Box<dyn BufRead + Send>,
+    /// The file below `input`.
+    file: HashedFile,
     form: Form,
     /// The line read last, from 1.
     line: u64,
@@ -75,8 +77,14 @@ enum Form {
     Json { field: String },
 }
 
-/// Opens `path` for reading its documents. The name says what it is; other names are an error.
-pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader> {
+/// Errors with [`Error::Data`] unless the name of `path` is that of a kind of data that is known, and a file is there.
+pub fn check(path: &Path) -> Result<()> {
+    form(path, &SourceOptions::default())?;
+    input::open(path).map(|_| ()).map_err(|error| Error::Data(format!("{}: {error}", path.display())))
+}
+
+/// What the documents of a file are, by its name, and whether it is compressed.
+fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let plain = name.strip_suffix(".gz");
     let form = match plain.unwrap_or(&name).rsplit_once('.').map(|(_, extension)| extension) {
@@ -92,22 +100,31 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
             )));
         }
     };
+    Ok((form, plain.is_some()))
+}
+
+/// Opens `path` for reading its documents. The name says what it is; other names are an error.
+pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader> {
+    let (form, compressed) = form(path, options)?;
     let unreadable = |error| Error::Data(format!("{}: {error}", path.display()));
-    let file = File::open(path).map_err(unreadable)?;
-    let size = file.metadata().map_err(unreadable)?;
-    if !size.is_file() {
-        return Err(Error::Data(format!("{}: not a file; list the files themselves", path.display())));
-    }
-    let input: Box<dyn BufRead + Send> = if plain.is_some() {
+    let file = HashedFile::open(path).map_err(unreadable)?;
+    let size = std::fs::metadata(path).map_err(unreadable)?;
+    let reader = file.clone();
+    let input: Box<dyn BufRead + Send> = if compressed {
         let left = GZIP_FREE_BYTES.max(size.len().saturating_mul(GZIP_MAX_RATIO));
-        Box::new(BufReader::with_capacity(1 << 18, Capped { inner: MultiGzDecoder::new(BufReader::new(file)), left }))
+        Box::new(BufReader::with_capacity(1 << 18, Capped { inner: MultiGzDecoder::new(BufReader::new(reader)), left }))
     } else {
-        Box::new(BufReader::with_capacity(1 << 18, file))
+        Box::new(BufReader::with_capacity(1 << 18, reader))
     };
-    Ok(DocumentReader { path: path.to_path_buf(), input, form, line: 0, finished: false })
+    Ok(DocumentReader { path: path.to_path_buf(), input, file, form, line: 0, finished: false })
 }
 
 impl DocumentReader {
+    /// Size and SHA-256 of the file as it was read.
+    pub fn finish(self) -> Result<(u64, String)> {
+        self.file.finish().map_err(Error::io(&self.path))
+    }
+
     fn wrong(&self, reason: impl fmt::Display) -> Error {
         Error::Data(format!("{}:{}: {reason}", self.path.display(), self.line))
     }

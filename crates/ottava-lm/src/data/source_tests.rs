@@ -4,7 +4,7 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{Documents, SourceOptions, documents};
+use super::{Documents, HashedFile, SourceOptions, documents};
 
 fn lines() -> SourceOptions {
     SourceOptions { text_documents: Documents::Line, ..SourceOptions::default() }
@@ -127,7 +127,7 @@ fn other_kinds_of_paths_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("b.txt");
     std::fs::create_dir(&inner).unwrap();
-    assert!(documents(&inner, &lines()).err().unwrap().to_string().contains("not a file"));
+    assert!(documents(&inner, &lines()).err().unwrap().to_string().contains("this is a folder"));
     assert!(documents(Path::new("/nowhere/a.txt"), &lines()).is_err());
 }
 
@@ -135,6 +135,7 @@ fn other_kinds_of_paths_are_errors() {
 fn mutated_records_never_panic() {
     let good = b"{\"text\": \"a \\u00e9 \xc3\xa9\", \"n\": [1, {\"k\": null}]}\r\n\n{\"text\": \"b\"}\n";
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let file = HashedFile::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).unwrap();
     for _ in 0..20_000 {
         let mut bytes = good.to_vec();
         for _ in 0..3 {
@@ -145,6 +146,7 @@ fn mutated_records_never_panic() {
         let reader = super::DocumentReader {
             path: "a.jsonl".into(),
             input: Box::new(std::io::Cursor::new(bytes)),
+            file: file.clone(),
             form: super::Form::Json { field: "text".into() },
             line: 0,
             finished: false,

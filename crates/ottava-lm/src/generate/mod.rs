@@ -3,6 +3,7 @@
 use crate::data::Tokenizer;
 use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::models::{Decoder, Logits};
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
@@ -62,6 +63,7 @@ pub fn generate(
     let mut done = 0;
     let mut draws = Draws(how.seed);
     while ids.len() < capacity && ids.len() - prompt_len < how.max_new_tokens {
+        interrupt::check("generating")?;
         let new: Vec<i32> = ids[done..].iter().map(|&id| id as i32).collect();
         let new = Tensor::from_slice(model.device(), &[new.len()], &new)?;
         let logits = model.logits(&new, &mut session, Logits::Last)?;

@@ -235,7 +235,7 @@ impl Trainer {
         let step = self.step + 1;
         let t = &self.config.training;
         for pass in 0..t.gradient_accumulation_steps {
-            let batch = self.batches.next_batch(t.per_device_train_batch_size);
+            let batch = self.batches.next_batch(t.per_device_train_batch_size)?;
             self.run.step.load(pass, &batch)?;
         }
         let tokens = self.config.tokens_per_step();
