@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     match result.and_then(|()| output::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let kind = if matches!(error, Error::Interrupted(_)) { "stopped" } else { "error" };
+            let kind = if matches!(error, Error::Interrupted(_) | Error::Cancelled(_)) { "stopped" } else { "error" };
             note!("{kind}: {error}");
             ExitCode::from(error.exit_code())
         }

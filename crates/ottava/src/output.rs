@@ -5,11 +5,12 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::trainer::StepReport;
-use ottava_lm::{Error, Result};
+use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
 use std::fmt::{Arguments, Write as _};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 
 /// Prints a line to standard output, as `println!` does, but never panics.
 macro_rules! out {
@@ -101,6 +102,17 @@ pub fn log_to_stderr() {
 /// Prints `value` as one JSON object on one line.
 pub fn print_json(value: &impl serde::Serialize) {
     out!("{}", serde_json::to_string(value).expect("results are written without fail"));
+}
+
+/// Makes the first SIGINT, SIGTERM or SIGHUP ask all work to stop, with this message; a second one ends the process.
+pub fn stop_on_signals(message: &'static str) -> Result<()> {
+    ctrlc::set_handler(move || {
+        if interrupt::flag().swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        note!("{message} (a second signal stops at once)");
+    })
+    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
 /// A bar on a terminal, plain lines elsewhere.

@@ -84,25 +84,44 @@ impl Manifest {
 /// Reads the manifest of `folder` and compares the files with it.
 /// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
 pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
-    let wrong = |name: &str, reason: String| Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()));
-    let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(FILE_NAME, "there is no such file".into()))?;
-    for (name, entry) in &manifest.files {
+    let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(folder, FILE_NAME, "there is no such file".into()))?;
+    compare(folder, &manifest, depth, |_| true)?;
+    Ok(manifest)
+}
+
+/// Compares the files of a model folder with its manifest, where it has one, as checkpoints do: those at the top, by
+/// their hashes. Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+pub fn verify_model(folder: &Path) -> Result<()> {
+    match Manifest::read(folder)? {
+        Some(manifest) => compare(folder, &manifest, Verify::Hashes, is_plain_name),
+        None => Ok(()),
+    }
+}
+
+fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str) -> bool) -> Result<()> {
+    let files = || manifest.files.iter().filter(|(name, _)| included(name));
+    for (name, entry) in files() {
         if !is_relative_path(name) {
-            return Err(wrong(FILE_NAME, format!("{name:?} is not the path of a file in this folder")));
+            return Err(wrong(folder, FILE_NAME, format!("{name:?} is not the path of a file in this folder")));
         }
-        let size = file_size(folder, name).map_err(|reason| wrong(name, reason))?;
+        let size = file_size(folder, name).map_err(|reason| wrong(folder, name, reason))?;
         if size != entry.size {
-            return Err(wrong(name, format!("{size} bytes, the manifest says {}", entry.size)));
+            return Err(wrong(folder, name, format!("{size} bytes, the manifest says {}", entry.size)));
         }
     }
     if depth == Verify::Hashes {
-        for (name, entry) in &manifest.files {
+        for (name, entry) in files() {
             if sha256_file(&folder.join(name))?.1 != entry.sha256 {
-                return Err(wrong(name, "it is damaged: its SHA-256 is not that of the manifest".into()));
+                let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; without the manifest this is a model folder like any other";
+                return Err(wrong(folder, name, reason.into()));
             }
         }
     }
-    Ok(manifest)
+    Ok(())
+}
+
+fn wrong(folder: &Path, name: &str, reason: String) -> Error {
+    Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()))
 }
 
 /// The size of the file at the relative path `name`, which no link may be part of: what it leads to is not ours to trust.

@@ -10,7 +10,7 @@ pub mod slices;
 pub mod training;
 
 pub use atomic::{CheckpointWriter, abandon_after, holds_checkpoints, keep, latest_complete};
-pub use manifest::{Manifest, Verify, verify};
+pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use model::{FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};

@@ -4,9 +4,9 @@ use super::safetensors_write::MAX_FILE_BYTES;
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::input;
 use crate::models::{ConfigFile, Decoder, RopeScaling};
 use crate::param::{Init, Param, Part, WeightSource};
+use crate::{input, interrupt};
 use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
@@ -41,6 +41,7 @@ impl FolderWeights {
 
 impl WeightSource for FolderWeights {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
+        interrupt::check("loading the model")?;
         let info = self.files.info(&part.name)?;
         if info.shape != part.shape {
             return Err(Error::Model(format!(
@@ -70,6 +71,7 @@ pub struct RandomWeights {
 
 impl WeightSource for RandomWeights {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
+        interrupt::check("drawing the weights")?;
         Ok(match init {
             Init::Normal(std) => normal(&self.device, &part.shape, std, name_hash(self.seed, &part.name))?,
             Init::Zeros => Tensor::zeros(&self.device, &part.shape, DType::F32)?,

@@ -6,7 +6,10 @@
 //! leave the folder.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
 use std::fs::File;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +17,7 @@ use std::path::{Path, PathBuf};
 use ottava_tensor::DType;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::manifest::is_plain_name;
 use crate::{Error, Result, input};
@@ -191,8 +195,9 @@ impl TensorFile {
         if header.first() != Some(&b'{') {
             return Err(wrong("its header does not start as JSON; not a safetensors file".into()));
         }
-        let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|e| wrong(format!("its header is not valid: {e}")))?;
+        let invalid = |e: serde_json::Error| wrong(format!("its header is not valid: {e}"));
+        serde_json::from_slice::<Unique<IgnoredAny>>(&header).map_err(invalid)?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(invalid)?;
         let (data_start, present) = (8 + length, size - 8 - length);
         if present != metadata.data_len() as u64 {
             let cut = metadata
@@ -215,7 +220,42 @@ impl TensorFile {
 
 #[derive(Deserialize)]
 struct Index {
+    #[serde(deserialize_with = "unique")]
     weight_map: BTreeMap<String, String>,
+}
+
+/// A JSON object in which no key appears twice: with two entries of one name, readers differ in which they take.
+struct Unique<V>(BTreeMap<String, V>);
+
+fn unique<'de, V: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, V>, D::Error> {
+    Unique::deserialize(from).map(|Unique(map)| map)
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Unique<V>, D::Error> {
+        struct Entries<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
+            type Value = Unique<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Unique<V>, A::Error> {
+                let mut map = BTreeMap::new();
+                while let Some((key, value)) = entries.next_entry::<String, V>()? {
+                    match map.entry(key) {
+                        Entry::Vacant(entry) => drop(entry.insert(value)),
+                        Entry::Occupied(entry) => {
+                            return Err(A::Error::custom(format!("{:?} appears twice", entry.key())));
+                        }
+                    }
+                }
+                Ok(Unique(map))
+            }
+        }
+        from.deserialize_map(Entries(PhantomData))
+    }
 }
 
 fn read_index(path: &Path) -> Result<Index> {

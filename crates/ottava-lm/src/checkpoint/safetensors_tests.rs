@@ -136,6 +136,10 @@ fn impossible_tensors_are_errors() {
     two(entry("a", "F32", "[1]", 0, 4), entry("b", "F32", "[1]", 2, 6));
     two(entry("a", "F32", "[1]", 0, 4), entry("b", "F32", "[1]", 5, 9));
     two(entry("a", "F32", "[1]", 0, 4), entry("a", "F32", "[1]", 4, 8));
+    for (second, shape, end) in [("F32", "[2]", 8), ("I32", "[2]", 8), ("F32", "[1]", 4)] {
+        let error = two(entry("a", "F32", "[2]", 0, 8), entry("a", second, shape, 0, end));
+        assert!(error.contains("\"a\" appears twice"), "{error}");
+    }
 }
 
 #[test]
@@ -179,6 +183,13 @@ fn index_error(change: impl FnOnce(&Path, &mut serde_json::Value)) -> String {
     error.replace(&format!("{}/", path.display()), "")
 }
 
+/// The error of opening a folder that holds nothing but this index.
+fn folder_with_index(index: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    ModelFiles::open(folder.path()).unwrap_err().to_string()
+}
+
 #[test]
 fn damaged_indexes_are_errors() {
     for bad in ["../model-00001-of-00003.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
@@ -195,6 +206,8 @@ fn damaged_indexes_are_errors() {
     let copy = "model-00001-of-00003.safetensors";
     let twice = index_error(|path, _| std::fs::copy(path.join(copy), path.join(third)).map(|_| ()).unwrap());
     assert!(twice.contains("is also in"), "{twice}");
+    let twice = folder_with_index(r#"{"weight_map": {"a": "x.safetensors", "b": "y", "a": "y"}}"#);
+    assert!(twice.contains("\"a\" appears twice"), "{twice}");
     for text in ["{}", "[]", r#"{"weight_map": {}}"#, r#"{"weight_map": {"a": 1}}"#] {
         index_error(|_, index| *index = serde_json::from_str(text).unwrap());
     }

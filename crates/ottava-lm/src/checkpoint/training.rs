@@ -10,7 +10,7 @@ use crate::optim::{AdamWOptimizer, LossScale, kept};
 use crate::param::{Param, Part};
 use ottava_tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -39,6 +39,9 @@ pub struct Progress {
     /// The loss scale, where there is one.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
+    /// The metrics of the step, where a signal cut its evaluation short: they have no line yet.
+    #[serde(default)]
+    pub pending: Option<Map<String, Value>>,
 }
 
 /// Writes model, optimizer, scales and position.
@@ -78,7 +81,10 @@ pub fn save(
 /// Reads the position from the manifest of a checkpoint.
 pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     serde_json::from_value(manifest.extra.clone()).map_err(|e| {
-        Error::Checkpoint(format!("{}: manifest.json does not describe a training run: {e}", folder.display()))
+        Error::Checkpoint(format!(
+            "{}: it does not describe a training run: {e}",
+            folder.join("manifest.json").display()
+        ))
     })
 }
 

@@ -1,6 +1,7 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
 mod auto;
+mod effects;
 mod kept;
 mod names;
 mod precision;
@@ -12,12 +13,20 @@ pub use precision::formats;
 use self::names::Known;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
+use crate::input;
+use crate::models::DecoderConfig;
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
+
+/// The largest configuration file.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The most tokens of a micro-batch, whose positions are counted in 32 bits.
+const MAX_TOKENS: usize = i32::MAX as usize;
 
 /// A training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -229,7 +238,7 @@ impl Default for GenerationConfig {
 impl RunConfig {
     /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
     pub fn load(path: &Path, settings: &[String]) -> Result<RunConfig> {
-        let text = std::fs::read_to_string(path).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
+        let text = input::read_text(path, MAX_BYTES).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
         let mut table: Table =
             text.parse().map_err(|e| Error::Config(format!("{}: this is not valid TOML: {e}", path.display())))?;
         let known = Known::new();
@@ -251,7 +260,10 @@ impl RunConfig {
                 Err(error) => problems.push(error.to_string().trim_end().replace('\n', " ")),
             }
         }
-        Err(Error::Config(problems.iter().map(|p| format!("{}: {p}", path.display())).collect::<Vec<_>>().join("\n")))
+        let told = problems.iter().take(names::MAX_PROBLEMS).map(|problem| format!("{}: {problem}", path.display()));
+        let more = problems.len().saturating_sub(names::MAX_PROBLEMS);
+        let more = (more > 0).then(|| format!("{}: {more} more problems", path.display()));
+        Err(Error::Config(told.chain(more).collect::<Vec<_>>().join("\n")))
     }
 
     /// The resolved configuration as TOML.
@@ -285,11 +297,38 @@ impl RunConfig {
             "`model.path` is not set: name a model folder, or a config.json for random weights",
         );
         demand(!self.data.train_files.is_empty(), "`data.train_files` is empty: name at least one .txt or .jsonl file");
-        demand(self.data.max_length > 0, "`data.max_length` is 0; a sequence has at least one token");
-        demand(t.per_device_train_batch_size > 0, "`training.per_device_train_batch_size` is 0");
-        demand(t.gradient_accumulation_steps > 0, "`training.gradient_accumulation_steps` is 0");
+        demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
+        let counts = [
+            ("data.max_length", self.data.max_length as u64),
+            ("training.per_device_train_batch_size", t.per_device_train_batch_size as u64),
+            ("training.gradient_accumulation_steps", t.gradient_accumulation_steps as u64),
+            ("training.logging_steps", t.logging_steps),
+            ("precision.amax_history_len", self.precision.amax_history_len as u64),
+        ];
+        for (key, count) in counts {
+            demand((1..=1 << 24).contains(&count), &format!("`{key}` is {count}; it is a number from 1 to 16777216"));
+        }
+        let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
         demand(
-            t.max_steps > 0 || t.num_train_epochs > 0.0,
+            tokens <= MAX_TOKENS,
+            &format!(
+                "`per_device_train_batch_size` times `max_length` is {tokens}; a micro-batch has at most {MAX_TOKENS} tokens"
+            ),
+        );
+        let steps = [
+            ("training.max_steps", t.max_steps),
+            ("training.warmup_steps", t.warmup_steps),
+            ("training.decay_steps", t.decay_steps),
+            ("generation.max_new_tokens", self.generation.max_new_tokens as u64),
+            ("precision.first_layers_bf16", self.precision.first_layers_bf16 as u64),
+            ("precision.last_layers_bf16", self.precision.last_layers_bf16 as u64),
+            ("precision.loss_scale_window", self.precision.loss_scale_window),
+        ];
+        for (key, count) in steps {
+            demand(count <= 1 << 40, &format!("`{key}` is {count}; it is at most 2^40"));
+        }
+        demand(
+            t.max_steps > 0 || (t.num_train_epochs > 0.0 && t.num_train_epochs.is_finite()),
             "set `training.max_steps` or `training.num_train_epochs` above 0",
         );
         demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
@@ -301,9 +340,13 @@ impl RunConfig {
             (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
             "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
         );
-        demand(t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
-        demand(t.weight_decay >= 0.0, "`training.weight_decay` must not be negative");
-        demand(t.max_grad_norm >= 0.0, "`training.max_grad_norm` must not be negative; 0 turns clipping off");
+        let from_zero = |value: f64| value.is_finite() && value >= 0.0;
+        demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
+        demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
+        demand(
+            from_zero(t.max_grad_norm),
+            "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
+        );
         let shares = [
             ("offload_optimizer", self.memory.offload_optimizer),
             ("offload_parameters", self.memory.offload_parameters),
@@ -316,10 +359,20 @@ impl RunConfig {
             !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
             "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which keeps nothing but the inputs of blocks",
         );
-        demand(t.logging_steps > 0, "`training.logging_steps` is 0");
-        demand(self.generation.temperature >= 0.0, "`generation.temperature` must not be negative");
+        demand(from_zero(self.generation.temperature), "`generation.temperature` must not be negative or infinite");
         demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");
         problems
+    }
+
+    /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.
+    pub fn expect_positions(&self, sizes: &DecoderConfig) -> Result<()> {
+        if self.data.max_length <= sizes.max_positions {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "`data.max_length` is {}, and config.json gives the model {} positions (`max_position_embeddings`); set max_length to at most that",
+            self.data.max_length, sizes.max_positions
+        )))
     }
 
     /// How text is read.

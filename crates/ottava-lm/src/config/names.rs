@@ -3,6 +3,12 @@
 use super::{RunConfig, flatten, theirs};
 use toml::{Table, Value};
 
+/// Longer keys are compared with none.
+const MAX_KEY_BYTES: usize = 100;
+
+/// Problems that are told one by one.
+pub(super) const MAX_PROBLEMS: usize = 20;
+
 /// All keys there are, as dotted paths.
 pub(super) struct Known(pub(super) Vec<String>);
 
@@ -31,6 +37,7 @@ impl Known {
             }
             match theirs::translate(&key, &table[&key]) {
                 None if self.0.contains(&path) => {}
+                None if problems.len() >= MAX_PROBLEMS => problems.push(String::new()),
                 None => problems.push(self.unknown(&path)),
                 Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
                 Some(Ok(None)) => drop(table.remove(&key)),
@@ -57,6 +64,14 @@ impl Known {
     }
 
     fn unknown(&self, path: &str) -> String {
+        // No key is nearly as long, and comparing takes time with the square of the length.
+        if path.len() > MAX_KEY_BYTES {
+            let start: String = path.chars().take(20).collect();
+            return format!(
+                "`{start}…`, {} bytes long, is not a setting; configs/reference.toml lists all of them",
+                path.len()
+            );
+        }
         let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
         let similarity = |key: &String| {
             let whole = strsim::jaro_winkler(path, key);

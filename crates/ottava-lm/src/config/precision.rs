@@ -16,8 +16,11 @@ impl RunConfig {
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.
     pub fn saved(path: &Path, progress: &training::Progress) -> Result<RunConfig> {
-        toml::from_str(&progress.config)
-            .map_err(|e| Error::Checkpoint(format!("{}: its configuration does not read: {e}", path.display())))
+        toml::from_str(&progress.config).map_err(|e| {
+            let path = path.join("manifest.json");
+            let e = e.to_string().trim_end().replace('\n', " ");
+            Error::Checkpoint(format!("{}: its configuration cannot be read: {e}", path.display()))
+        })
     }
 }
 

@@ -3,13 +3,15 @@
 //! A tokenizer file comes from elsewhere, and crafted ones can make the parsing crate panic: every call into it
 //! is caught and becomes an error.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use serde_json::Value;
 
 use crate::hash::sha256;
-use crate::{Error, Result};
+use crate::{Error, Result, input};
 
 /// Larger tokenizer files are refused; the largest in common use is about 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -151,9 +153,26 @@ impl Tokenizer {
     }
 }
 
+thread_local! {
+    /// True while a panic of this thread becomes an error, and is not to be printed.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs a call into the tokenizers crate; its errors and panics become the reason.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(call)) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !GUARDED.get() {
+                print(panic)
+            }
+        }));
+    });
+    GUARDED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(false);
+    match result {
         Ok(result) => result.map_err(|e| e.to_string()),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -164,14 +183,7 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
 }
 
 fn read_capped(path: &Path) -> Result<Vec<u8>> {
-    let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(Error::Model(format!(
-            "{}: {size} bytes, and {MAX_FILE_BYTES} is the most for such a file",
-            path.display()
-        )));
-    }
-    std::fs::read(path).map_err(Error::io(path))
+    input::read(path, MAX_FILE_BYTES).map_err(|e| Error::Model(format!("{}: {e}", path.display())))
 }
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! Reading `config.json`: each key with its type, and errors that name file and key.
 
 use crate::error::{Error, Result};
+use crate::input;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+
+/// The largest `config.json`.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// A parsed `config.json`.
 #[derive(Clone, Debug)]
@@ -16,7 +20,7 @@ impl ConfigFile {
     /// Reads `config.json` of a model folder, or the file itself.
     pub fn read(path: &Path) -> Result<ConfigFile> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-        let text = std::fs::read_to_string(&path).map_err(|error| {
+        let text = input::read_text(&path, MAX_BYTES).map_err(|error| {
             Error::Model(format!(
                 "{}: {error}; a model folder holds config.json, tokenizer.json and *.safetensors",
                 path.display()

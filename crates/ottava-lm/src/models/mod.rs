@@ -43,8 +43,37 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
         return Err(file.error(&format!("the architecture `{name}` is not one of {}", known.join(", "))));
     };
     let config = (family.read)(file)?;
+    check_constants(&config).map_err(|problem| file.error(&problem))?;
     config.check().map_err(|problem| file.error(&problem))?;
     Ok(config)
+}
+
+/// More blocks than any model has, and few enough to be planned within a second.
+const MAX_LAYERS: usize = 10_000;
+
+/// What is wrong with numbers that are no sizes.
+fn check_constants(config: &DecoderConfig) -> Result<(), String> {
+    if config.layers > MAX_LAYERS {
+        return Err(format!("`num_hidden_layers` is {}; at most {MAX_LAYERS} are possible", config.layers));
+    }
+    let mut positive = vec![("rms_norm_eps", config.norm_eps), ("rope_theta", config.rope.theta)];
+    match config.rope.kind {
+        RopeKind::Default => {}
+        RopeKind::Linear { factor } => positive.push(("factor", factor)),
+        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => positive.extend([
+            ("factor", factor),
+            ("low_freq_factor", low_freq_factor),
+            ("high_freq_factor", high_freq_factor),
+            ("original_max_position_embeddings", original_max_positions),
+        ]),
+    }
+    match positive.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+        Some((key, value)) => Err(format!("`{key}` is {value}; it is a number above 0")),
+        None if !(config.init_std.is_finite() && config.init_std >= 0.0) => {
+            Err(format!("`initializer_range` is {}; it is a number from 0 up", config.init_std))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Sizes that all families write alike.

@@ -7,7 +7,9 @@ pub use report::StepReport;
 pub use start::{Start, build};
 
 use crate::checkpoint::fs::{RealFs, create_dirs, replace_file};
-use crate::checkpoint::{CheckpointWriter, FolderTemplate, Progress, Verify, keep, latest_complete, training};
+use crate::checkpoint::{
+    CheckpointWriter, FolderTemplate, Progress, Verify, keep, latest_complete, training, verify_model,
+};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
@@ -21,7 +23,7 @@ use crate::run::Run;
 use crate::step::StepResult;
 use ottava_tensor::Device;
 use report::{not_finite, peak_memory, warn_of_infinities};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, read_losses, tell_of_exceptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,6 +54,8 @@ pub struct Trainer {
     /// Loss by step, for the plot.
     losses: Losses,
     eval_losses: Losses,
+    /// Metrics of the last step, where its evaluation was cut short by a signal and they have no line yet.
+    pending: Option<Map<String, Value>>,
     /// Its plan, for the case that memory runs out in spite of it.
     settled: Settled,
     /// Held as long as the run goes on, so that no second process writes into its folder.
@@ -61,7 +65,9 @@ pub struct Trainer {
 impl Trainer {
     /// Prepares a run: data, model, optimizer and, where it resumes, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
-        let settled = Settled::new(&config, &decoder_config(&ConfigFile::read(&config.model.path)?)?, device)?;
+        let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
+        config.expect_positions(&sizes)?;
+        let settled = Settled::new(&config, &sizes, device)?;
         settled.expect_fit()?;
         settled.prepare_device();
         if let Some(choice) = &settled.choice {
@@ -99,7 +105,10 @@ impl Trainer {
         }
         let weights = match (&resumed, config.model.init) {
             (Some(resumed), _) => Some(resumed.path.as_path()),
-            (None, WeightInit::Pretrained) => Some(config.model.path.as_path()),
+            (None, WeightInit::Pretrained) => {
+                verify_model(&config.model.path)?;
+                Some(config.model.path.as_path())
+            }
             (None, WeightInit::Random) => None,
         };
         let mut run =
@@ -164,6 +173,7 @@ impl Trainer {
             tokens,
             losses,
             eval_losses,
+            pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
             settled: settled.clone(),
             lock,
@@ -189,14 +199,24 @@ impl Trainer {
                 self.eval_losses.push((0, evaluation.loss));
             }
         }
+        if let Some(values) = self.pending.clone() {
+            let evaluation = self.evaluate()?;
+            self.record(self.step, values, evaluation)?;
+            self.pending = None;
+        }
         while self.step < max_steps {
             let mut done = self.train_step()?;
             let step = self.step;
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
-            if due(self.config.training.eval_steps) {
-                done.evaluation = self.evaluate()?;
+            let values = self.values(&done);
+            match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
+                // The run that goes on evaluates first, so that its metrics are those of one that was not stopped.
+                Err(Error::Cancelled(_)) => self.pending = Some(values),
+                evaluation => {
+                    done.evaluation = evaluation?;
+                    self.record(step, values, done.evaluation)?;
+                }
             }
-            self.record(&done)?;
             let stopping = stop.load(Ordering::Relaxed);
             let saving = due(self.config.training.save_steps) || stopping;
             // A resumed run counts from its checkpoint on, so that a line ends there.
@@ -207,7 +227,7 @@ impl Trainer {
                 done.checkpoint = Some(self.save()?);
             }
             report(&done);
-            if stopping && self.step < max_steps {
+            if stopping && (self.step < max_steps || self.pending.is_some()) {
                 let path = done.checkpoint.expect("saved just above");
                 return Err(Error::Interrupted(format!(
                     "stopped by a signal after step {}; `--resume` goes on from {}",
@@ -317,39 +337,49 @@ impl Trainer {
         Ok(Some(evaluate(&mut self.run.model, batches, bytes)?))
     }
 
-    fn record(&mut self, done: &StepReport) -> Result<()> {
-        self.lock.check()?;
-        let mut values = vec![
-            ("loss", json!(done.loss)),
-            ("learning_rate", json!(done.learning_rate)),
-            ("grad_norm", json!(done.grad_norm)),
-            ("tokens", json!(self.tokens)),
-            ("tokens_per_second", json!(done.tokens_per_second)),
-            ("peak_memory_bytes", json!(done.peak_memory_bytes)),
-        ];
+    /// What is recorded of a step, evaluation aside.
+    fn values(&self, done: &StepReport) -> Map<String, Value> {
+        let mut values = json!({
+            "loss": done.loss,
+            "learning_rate": done.learning_rate,
+            "grad_norm": done.grad_norm,
+            "tokens": self.tokens,
+            "tokens_per_second": done.tokens_per_second,
+            "peak_memory_bytes": done.peak_memory_bytes,
+        });
         if let Some(LossScale { scale, skipped_steps, .. }) = &done.loss_scale {
-            values.push(("loss_scale", json!(scale)));
-            values.push(("skipped_steps", json!(skipped_steps)));
+            values["loss_scale"] = json!(scale);
+            values["skipped_steps"] = json!(skipped_steps);
         }
         if let Some(casts) = &done.casts {
-            values.push(("fp8_saturated", json!(casts.saturated)));
-            values.push(("fp8_underflowed", json!(casts.underflowed)));
-            values.push(("fp8_non_finite", json!(casts.non_finite.len())));
+            values["fp8_saturated"] = json!(casts.saturated);
+            values["fp8_underflowed"] = json!(casts.underflowed);
+            values["fp8_non_finite"] = json!(casts.non_finite.len());
         }
-        let mut scalars = vec![
-            ("train/loss", done.loss),
-            ("train/learning_rate", done.learning_rate),
-            ("train/grad_norm", done.grad_norm),
-        ];
-        self.losses.push((done.step, done.loss));
-        if let Some(evaluation) = done.evaluation {
-            values.push(("eval_loss", json!(evaluation.loss)));
-            values.push(("eval_bits_per_byte", json!(evaluation.bits_per_byte)));
+        match values {
+            Value::Object(values) => values,
+            _ => unreachable!("an object was made above"),
+        }
+    }
+
+    fn record(&mut self, step: u64, mut values: Map<String, Value>, evaluation: Option<Evaluation>) -> Result<()> {
+        self.lock.check()?;
+        let mut scalars = Vec::new();
+        for (tag, key) in
+            [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
+        {
+            scalars.extend(values[key].as_f64().map(|value| (tag, value)));
+        }
+        self.losses.extend(values["loss"].as_f64().map(|loss| (step, loss)));
+        if let Some(evaluation) = evaluation {
+            values.insert("eval_loss".into(), json!(evaluation.loss));
+            values.insert("eval_bits_per_byte".into(), json!(evaluation.bits_per_byte));
             scalars.push(("eval/loss", evaluation.loss));
-            self.eval_losses.push((done.step, evaluation.loss));
+            self.eval_losses.push((step, evaluation.loss));
         }
-        self.metrics.append(done.step, &values)?;
-        self.events.scalars(done.step, &scalars)
+        let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        self.metrics.append(step, &values)?;
+        self.events.scalars(step, &scalars)
     }
 
     /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
@@ -368,6 +398,7 @@ impl Trainer {
             config: self.config.to_toml(),
             scaling_slots: self.run.model.scaling().names(),
             loss_scale: self.loss_scale.clone(),
+            pending: self.pending.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
         let mut writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;

@@ -40,13 +40,13 @@ enum What {
 #[derive(Args)]
 struct Kernels {
     /// Rows of the activations.
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = super::count)]
     tokens: usize,
     /// Width of the residual stream.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = super::count)]
     channels: usize,
     /// Width of the feed-forward layers.
-    #[arg(long, default_value_t = 11_008)]
+    #[arg(long, default_value_t = 11_008, value_parser = super::count)]
     hidden: usize,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
@@ -63,7 +63,7 @@ struct Gemm {
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Rows of the activations.
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = super::count)]
     tokens: usize,
     /// Recipes whose products to time.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed")]
@@ -86,7 +86,7 @@ struct Linear {
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = super::count)]
     tokens: Vec<usize>,
     /// Recipes to compare; speed-ups are over the first. With --sweep, the first that is not bf16 against it.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
@@ -98,7 +98,7 @@ struct Linear {
     #[arg(long)]
     sweep: bool,
     /// Inputs and outputs of the grid.
-    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384", requires = "sweep")]
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384", requires = "sweep", value_parser = super::count)]
     sizes: Vec<usize>,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
@@ -115,10 +115,10 @@ struct Attention {
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Tokens of a micro-batch.
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = super::count)]
     tokens: usize,
     /// Tokens per sequence, in turn.
-    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192")]
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = super::count)]
     seq_lens: Vec<usize>,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
@@ -135,16 +135,16 @@ struct Train {
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Blocks, if not as many as the model has.
-    #[arg(long)]
+    #[arg(long, value_parser = super::count)]
     layers: Option<usize>,
     /// Tokens per sequence.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = super::count)]
     seq_len: usize,
     /// Sequences per step.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
     /// Steps whose median is reported, after two that are not.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = super::count)]
     steps: usize,
     /// Recipes to run in turn; ratios are to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]

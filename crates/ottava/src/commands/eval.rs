@@ -1,7 +1,7 @@
 //! `ottava eval`.
 
-use super::inference::{Inference, model_folder};
-use crate::output::print_json;
+use super::inference::{Inference, with_model};
+use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
 use ottava_lm::evaluate::evaluate;
@@ -9,6 +9,9 @@ use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The most tokens of a batch.
+const MAX_TOKENS: usize = 1 << 24;
 
 /// Loss, perplexity and bits per byte of a model on a text.
 #[derive(Args)]
@@ -23,10 +26,10 @@ pub struct Eval {
     #[arg(long, required = true, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Tokens per sequence; by default the model's positions, at most 1024.
-    #[arg(long)]
+    #[arg(long, value_parser = super::count)]
     seq_len: Option<usize>,
     /// Sequences at a time.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = super::count)]
     batch_size: usize,
     /// Take each line of a text file as a document.
     #[arg(long)]
@@ -43,21 +46,32 @@ pub struct Eval {
 
 impl Eval {
     pub fn run(self) -> Result<()> {
-        let model = model_folder(self.model)?;
-        let config = ConfigFile::read(&model)?;
-        let sizes = decoder_config(&config)?;
-        let tokenizer = Tokenizer::load(&model)?;
-        tokenizer.check_fits(sizes.vocabulary)?;
-        let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
-        if seq_len == 0 || self.batch_size == 0 {
-            return Err(Error::Config("--seq-len and --batch-size must be at least 1".into()));
+        stop_on_signals("stopping")?;
+        let (mut model, tokenizer, seq_len) = with_model(&self.model, |folder| {
+            let config = ConfigFile::read(folder)?;
+            let sizes = decoder_config(&config)?;
+            let tokenizer = Tokenizer::load(folder)?;
+            tokenizer.check_fits(sizes.vocabulary)?;
+            let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
+            if seq_len > sizes.max_positions {
+                return Err(Error::Config(format!(
+                    "--seq-len is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
+                    sizes.max_positions
+                )));
+            }
+            Ok((self.how.load(folder, &config, seq_len)?, tokenizer, seq_len))
+        })?;
+        if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
+            return Err(Error::Config(format!(
+                "--batch-size times --seq-len is {}; at most {MAX_TOKENS} tokens are evaluated at a time",
+                self.batch_size.saturating_mul(seq_len)
+            )));
         }
         let documents = if self.lines { Documents::Line } else { Documents::File };
         let options = SourceOptions { text_documents: documents, text_field: self.text_field };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
-        let mut model = self.how.load(&model, &config, seq_len)?;
         let bytes = loader::validation_bytes(&dataset, &split);
         let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
         let result = evaluate(&mut model, batches, bytes)?;

@@ -1,6 +1,6 @@
 //! `ottava generate`.
 
-use super::inference::{Inference, model_folder};
+use super::inference::{Inference, with_model};
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
@@ -42,14 +42,15 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let model = model_folder(self.model)?;
-        let config = ConfigFile::read(&model)?;
-        let tokenizer = Tokenizer::load(&model)?;
-        let sizes = decoder_config(&config)?;
-        // Positions beyond what is asked for would only cost memory.
-        let wanted = tokenizer.encode(&self.prompt)?.len() + 1 + self.max_new_tokens;
-        let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-        let model = self.how.load(&model, &config, capacity)?;
+        let (model, tokenizer, capacity) = with_model(&self.model, |folder| {
+            let config = ConfigFile::read(folder)?;
+            let tokenizer = Tokenizer::load(folder)?;
+            let sizes = decoder_config(&config)?;
+            // Positions beyond what is asked for would only cost memory.
+            let wanted = (tokenizer.encode(&self.prompt)?.len() + 1).saturating_add(self.max_new_tokens);
+            let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
+            Ok((self.how.load(folder, &config, capacity)?, tokenizer, capacity))
+        })?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
             temperature: self.temperature,

@@ -1,14 +1,14 @@
 //! What the commands that run a finished model share.
 
 use clap::Args;
-use ottava_lm::checkpoint::{Verify, latest_complete};
+use ottava_lm::checkpoint::{Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::recipe::{Recipe, RecipeName};
 use ottava_lm::trainer::build;
 use ottava_lm::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// In which precision, and where.
 #[derive(Args)]
@@ -22,26 +22,39 @@ pub struct Inference {
     device: DeviceChoice,
 }
 
-/// The model folder that `path` names: itself, or the newest complete checkpoint of a run.
-pub fn model_folder(path: PathBuf) -> Result<PathBuf> {
+/// How often a run's newest checkpoint may be deleted while it is being read.
+const ATTEMPTS: usize = 20;
+
+/// Calls `read` with the model folder that `path` names: itself, or the newest complete checkpoint of a run. A run that
+/// trains meanwhile may delete that one; then `read` is called with the next.
+pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     let checkpoints = path.join("checkpoints");
     if path.join("config.json").is_file() || !checkpoints.is_dir() {
-        return Ok(path);
+        return read(path);
     }
-    let newest = latest_complete(&checkpoints, Verify::Sizes)?.complete;
-    let (newest, _) = newest.ok_or_else(|| {
-        Error::Checkpoint(format!(
-            "{}: there is no complete checkpoint yet; name a model folder",
-            checkpoints.display()
-        ))
-    })?;
-    tracing::info!("model: {}", newest.display());
-    Ok(newest)
+    for attempt in 1.. {
+        let latest = latest_complete(&checkpoints, Verify::Sizes)?;
+        let Some((newest, _)) = latest.complete else {
+            if attempt < ATTEMPTS && latest.damaged.iter().any(|(path, _)| !path.exists()) {
+                continue;
+            }
+            let none = format!("{}: there is no complete checkpoint yet; name a model folder", checkpoints.display());
+            return Err(Error::Checkpoint(none));
+        };
+        tracing::info!("model: {}", newest.display());
+        match read(&newest) {
+            Err(_) if !newest.exists() && attempt < ATTEMPTS => {}
+            done => return done,
+        }
+    }
+    unreachable!("the last attempt returns")
 }
 
 impl Inference {
-    /// The model of `folder` with its weights cast, for sequences up to `seq_len`.
+    /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint are
+    /// not those of its manifest.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
+        verify_model(folder)?;
         let recipe = self.recipe(folder)?;
         tracing::info!("recipe: {}", recipe.name.as_str());
         let device = crate::device::open(self.device)?;

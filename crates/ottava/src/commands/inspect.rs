@@ -2,6 +2,7 @@
 
 use crate::output::print_json;
 use clap::Args;
+use ottava_lm::checkpoint::fs::{RealFs, replace_file};
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::RunConfig;
 use ottava_lm::report::{CastTable, Outlier, Share, Summary, cast_maps};
@@ -57,7 +58,7 @@ impl Inspect {
             Ok(table) => {
                 let page = self.output.unwrap_or_else(|| self.run.join("casts.html"));
                 let title = format!("FP8 casts of {} ({})", self.run.display(), found.recipe());
-                std::fs::write(&page, cast_maps(&title, table)).map_err(Error::io(&page))?;
+                replace_file(&RealFs, &page, cast_maps(&title, table).as_bytes())?;
                 Some(page)
             }
             Err(_) => None,

@@ -9,3 +9,23 @@ pub mod inspect;
 pub mod plan;
 pub mod prepare;
 pub mod train;
+
+use ottava_lm::config::RunConfig;
+
+/// The largest number of anything that is counted on the command line.
+const MAX_COUNT: usize = 1 << 24;
+
+/// Parses a number of things, at least one.
+pub fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=MAX_COUNT) => Ok(count),
+        _ => Err(format!("expected a number of at least 1 and at most {MAX_COUNT}")),
+    }
+}
+
+/// Names settings that were set and change nothing: whoever wrote them expects something of them.
+pub fn warn_of_settings(config: &RunConfig) {
+    for text in config.without_effect() {
+        tracing::warn!("{text}");
+    }
+}

@@ -4,6 +4,7 @@ use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::{DeviceChoice, RunConfig};
+use ottava_lm::data::source;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::plan::{MemoryPlan, Plan, Settled};
 use std::path::PathBuf;
@@ -36,7 +37,10 @@ pub struct PlanCommand {
 impl PlanCommand {
     pub fn run(self) -> Result<()> {
         let config = RunConfig::load(&self.config, &self.settings)?;
+        super::warn_of_settings(&config);
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
+        config.expect_positions(&sizes)?;
+        config.data.train_files.iter().try_for_each(|path| source::check(path))?;
         let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
         let settled = Settled::new(&config, &sizes, &device)?;
         let plan = Plan::new(&settled, &sizes, &device)?;

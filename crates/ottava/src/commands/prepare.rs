@@ -1,6 +1,6 @@
 //! `ottava prepare`.
 
-use crate::output::print_json;
+use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::config::RunConfig;
@@ -25,6 +25,7 @@ pub struct Prepare {
 
 impl Prepare {
     pub fn run(self) -> Result<()> {
+        stop_on_signals("stopping")?;
         let config = RunConfig::load(&self.config, &self.settings)?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let data = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;

@@ -1,15 +1,14 @@
 //! `ottava train`.
 
-use crate::output::{Progress, print_json};
+use super::warn_of_settings;
+use crate::output::{Progress, print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::generate::{Sampling, generate};
 use ottava_lm::trainer::{Start, Trainer};
-use ottava_lm::{Error, Result};
+use ottava_lm::{Error, Result, interrupt};
 use serde_json::json;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Train a model as a configuration file says.
 #[derive(Args)]
@@ -18,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
   ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
   ottava train run.toml --resume
 
-SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; a second one exits at once.")]
+SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130. A second one exits at once, with 130.")]
 pub struct Train {
     /// The run's TOML file; configs/reference.toml shows every key.
     config: PathBuf,
@@ -45,7 +44,8 @@ impl Train {
             Some(None) => Start::Resume,
             Some(Some(path)) => Start::ResumeFrom(path),
         };
-        let stop = stop_on_signals()?;
+        warn_of_settings(&config);
+        stop_on_signals("stopping: a checkpoint is saved after this step")?;
         let device = crate::device::open(config.device)?;
         let progress = Progress::new(config.training.logging_steps);
         let mut trainer = Trainer::new(config.clone(), &device, &start)?;
@@ -56,7 +56,7 @@ impl Train {
             config.tokens_per_step()
         ));
         let mut last = None;
-        let outcome = trainer.run(&stop, &mut |report| {
+        let outcome = trainer.run(interrupt::flag(), &mut |report| {
             progress.step(report);
             last = Some(report.clone());
         });
@@ -70,7 +70,12 @@ impl Train {
             ));
         }
         progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
-        let samples = samples(&mut trainer, &config)?;
+        let samples = samples(&mut trainer, &config).map_err(|error| match error {
+            Error::Cancelled(_) => Error::Interrupted(
+                "stopped by a signal while samples were generated; the run is complete and saved".into(),
+            ),
+            other => other,
+        })?;
         if self.json {
             let last = last.as_ref();
             print_json(&json!({
@@ -107,18 +112,4 @@ fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
             Ok(format!("{prompt}{text}"))
         })
         .collect()
-}
-
-/// A flag that the first SIGINT or SIGTERM sets; the second ends the process.
-fn stop_on_signals() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        note!("stopping: a checkpoint is saved after this step (a second signal stops at once)");
-    })
-    .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))?;
-    Ok(stop)
 }

@@ -53,6 +53,10 @@ fn weights() {
     let eval = ["eval", checkpoint.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--seq-len", "8"];
     let whole = std::fs::read(run.path(weights)).unwrap();
     run.write(weights, &whole[..whole.len() - 3]);
+    run.fail(&eval, 7, &["model.safetensors", "the manifest says"]);
+    // A model folder like any other, whose files are checked by themselves.
+    std::fs::remove_file(run.path(checkpoint.join("manifest.json").to_str().unwrap())).unwrap();
+    run.write(weights, &whole[..whole.len() - 3]);
     run.fail(&eval, 1, &["model.safetensors"]);
     let text = String::from_utf8_lossy(&whole[8..2000]).into_owned();
     assert!(text.contains("BF16"));

@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod commands;
+mod hostile;
 mod inspect;
 mod runs;
 mod setup;
+mod signals;
 mod streams;

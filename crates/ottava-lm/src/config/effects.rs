@@ -1,0 +1,126 @@
+//! Settings that change nothing in a run, because others make them meaningless.
+
+use super::RunConfig;
+use crate::optim::SchedulerType;
+use crate::recipe::RecipeName;
+use toml::{Table, Value};
+
+impl RunConfig {
+    /// Settings with another value than their default that have no effect, a sentence each.
+    pub fn without_effect(&self) -> Vec<String> {
+        let flat = |config: &RunConfig| {
+            let mut keys = Vec::new();
+            super::flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
+            keys
+        };
+        let changed: Vec<(String, Value)> = flat(self)
+            .into_iter()
+            .zip(flat(&RunConfig::default()))
+            .filter(|(now, default)| now != default)
+            .map(|(now, _)| now)
+            .collect();
+        let reason =
+            |key: &str| self.reasons().into_iter().find(|(keys, _)| keys.contains(&key)).map(|(_, reason)| reason);
+        let sentence =
+            |(key, value): (String, Value)| Some(format!("`{key} = {value}` has no effect {}", reason(&key)?));
+        changed.into_iter().filter_map(sentence).collect()
+    }
+
+    /// Keys without effect in this run, and why.
+    fn reasons(&self) -> Vec<(&'static [&'static str], String)> {
+        let (recipe, t) = (self.precision.recipe, &self.training);
+        let mut reasons: Vec<(&[&str], String)> = Vec::new();
+        let of_recipe = format!("with recipe {}", recipe.as_str());
+        if matches!(recipe, RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16) {
+            reasons.push((OF_FP8, format!("{of_recipe}, which casts nothing to FP8")));
+        }
+        if recipe != RecipeName::Fp8Delayed {
+            reasons.push((OF_DELAYED, format!("{of_recipe}; it is for fp8-delayed")));
+        }
+        if recipe != RecipeName::Fp8Block {
+            reasons.push((&["precision.wgrad_blocks"], format!("{of_recipe}; it is for fp8-block")));
+        }
+        if recipe != RecipeName::Fp16 {
+            reasons.push((OF_FP16, format!("{of_recipe}; it is for fp16")));
+        }
+        if t.lr_scheduler_type != SchedulerType::WarmupStableDecay {
+            let text = "with this `lr_scheduler_type`; it is for warmup_stable_decay";
+            reasons.push((&["training.decay_steps"], text.into()));
+        }
+        if t.lr_scheduler_type == SchedulerType::Constant {
+            reasons.push((&["training.min_learning_rate"], "with a constant learning rate".into()));
+        }
+        if t.max_steps > 0 {
+            reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));
+        }
+        if self.generation.prompts.is_empty() {
+            let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
+            reasons.push((keys, "without `generation.prompts`".into()));
+        } else if self.generation.temperature == 0.0 {
+            reasons.push((&["generation.top_p"], "with temperature 0, which takes the likeliest token".into()));
+        }
+        reasons
+    }
+}
+
+const OF_FP8: &[&str] = &[
+    "precision.fp8_format",
+    "precision.power_of_two_scales",
+    "precision.fprop_accumulation",
+    "precision.dgrad_accumulation",
+    "precision.wgrad_accumulation",
+    "precision.high_precision_products",
+    "precision.high_precision_layers",
+    "precision.first_layers_bf16",
+    "precision.last_layers_bf16",
+    "precision.skip_slow_linears",
+    "memory.weight_codes",
+    "training.cast_statistics_steps",
+];
+
+const OF_DELAYED: &[&str] = &[
+    "precision.amax_history_len",
+    "precision.amax_compute_algo",
+    "precision.margin",
+    "precision.interval",
+    "precision.non_finite",
+    "precision.first_step",
+];
+
+const OF_FP16: &[&str] = &["precision.initial_loss_scale", "precision.loss_scale_window", "precision.min_loss_scale"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_a_setting() {
+        let known = super::super::names::Known::new().0;
+        for key in [OF_FP8, OF_DELAYED, OF_FP16].concat() {
+            assert!(known.contains(&key.to_string()), "{key}");
+        }
+    }
+
+    #[test]
+    fn settings_without_effect_are_named_with_the_reason() {
+        let mut config = RunConfig::default();
+        assert_eq!(config.without_effect(), [""; 0]);
+        config.precision.margin = 2;
+        config.precision.first_layers_bf16 = 1;
+        config.training.decay_steps = 5;
+        let told = |config: &RunConfig| config.without_effect().join("\n");
+        let text = told(&config);
+        assert!(text.contains("`precision.margin = 2` has no effect with recipe bf16"), "{text}");
+        assert!(text.contains("`precision.first_layers_bf16 = 1` has no effect with recipe bf16, which casts nothing"));
+        assert!(text.contains("`training.decay_steps = 5` has no effect with this `lr_scheduler_type`"));
+        config.precision.recipe = RecipeName::Fp8Current;
+        assert!(
+            told(&config)
+                .contains("`precision.margin = 2` has no effect with recipe fp8-current; it is for fp8-delayed")
+        );
+        assert!(!told(&config).contains("first_layers"));
+        config.precision.recipe = RecipeName::Fp8Delayed;
+        config.training.lr_scheduler_type = SchedulerType::WarmupStableDecay;
+        assert_eq!(config.without_effect(), [""; 0]);
+    }
+}
