@@ -28,6 +28,10 @@ nightly:
 nightly-memory:
     OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises as_well_as -- --nocapture --skip fp8_learns_as_well
 
+# Kill a run 1,000 times at random moments; about ten minutes
+nightly-kill:
+    OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
+
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:
     scripts/gpu-check.sh

@@ -242,3 +242,7 @@ fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> 
 #[cfg(test)]
 #[path = "atomic_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "power_tests.rs"]
+mod power_tests;

@@ -4,6 +4,7 @@ mod bad_input;
 mod commands;
 mod hostile;
 mod inspect;
+mod kill;
 mod runs;
 mod setup;
 mod signals;
