@@ -10,7 +10,6 @@ pub mod error;
 pub mod fp8;
 pub mod granularity;
 pub mod ledger;
-pub mod mapped;
 pub mod ops;
 pub mod quantized;
 pub mod stored;
