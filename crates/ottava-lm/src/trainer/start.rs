@@ -7,6 +7,7 @@ use crate::checkpoint::{
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::param::{Description, WeightSource};
 use crate::recipe::Recipe;
 use ottava_tensor::Device;

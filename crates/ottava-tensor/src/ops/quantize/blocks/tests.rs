@@ -249,9 +249,9 @@ fn quantize_into_refuses_another_granularity() {
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
     let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
     for (scale, reason) in [
-        (CastScale::Given(&one), "per-tensor scales for codes with per-row scales"),
-        (CastScale::Own(Granularity::Mx, PLAIN), "mx scales for codes with per-row scales"),
-        (CastScale::Own(Granularity::PerTensor, PLAIN), "one scale per tensor is given"),
+        (CastScale::Given(&one), "per-tensor scales cannot replace per-row scales"),
+        (CastScale::Own(Granularity::Mx, PLAIN), "mx scales cannot replace per-row scales"),
+        (CastScale::Own(Granularity::PerTensor, PLAIN), "a per-tensor scale must be given"),
     ] {
         let error = quantize_into(&x, scale, &mut into, &mut seen, 0).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
