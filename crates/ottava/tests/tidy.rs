@@ -1,6 +1,6 @@
 //! Rules of this project that no compiler checks: floors, `unsafe`, leftovers, the shape of op folders, the length of files.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,9 @@ const FLOORS: &[(&str, Floors)] = &[
             ("input", 3),
             ("interrupt", 3),
             ("limits", 3),
-            ("layer", 3),
+            ("mode", 3),
+            ("operand", 3),
+            ("context", 3),
             ("param", 3),
             ("recipe", 3),
             ("level", 3),
@@ -54,6 +56,7 @@ const FLOORS: &[(&str, Floors)] = &[
             ("config", 7),
             ("bench", 7),
             ("plan", 7),
+            ("run", 7),
             ("step", 7),
             ("trainer", 7),
         ],
@@ -61,7 +64,7 @@ const FLOORS: &[(&str, Floors)] = &[
 ];
 
 /// Crates that must have no import cycle among their files.
-const ACYCLIC: &[&str] = &["ottava-tensor"];
+const ACYCLIC: &[&str] = &["ottava-tensor", "ottava-lm"];
 
 /// Folders whose subfolders each are one node for [`ACYCLIC`]: contract, reference and launch of an op import each other.
 const UNITS: &[&str] = &["ops"];
@@ -645,6 +648,36 @@ fn layers_and_models_name_no_recipe() {
             assert_eq!(found, None, "RecipeName");
         }
     }
+}
+
+/// Names of linears in string literals outside tests, each with the files that have it.
+fn named_linears<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeMap<String, BTreeSet<PathBuf>> {
+    let mut found: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
+    for (path, text) in files {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for literal in line.split('"').skip(1).step_by(2) {
+                for word in literal.split(|c| !is_word(c)).filter(|word| word.ends_with("_proj")) {
+                    found.entry(word.to_string()).or_default().insert(path.to_path_buf());
+                }
+            }
+        }
+    }
+    found
+}
+
+/// A model is described where it is built: a second list of its linears would name them again.
+#[test]
+fn each_linear_is_named_in_one_file() {
+    let sources = files("crates/ottava-lm/src", &["rs"]);
+    let sources = sources.iter().filter(|file| !file.path.ends_with("tests.rs"));
+    let named = named_linears(sources.map(|file| (file.path.as_path(), file.text.as_str())));
+    assert!(named.contains_key("q_proj"), "the walk sees the attention");
+    let twice: Vec<_> = named.iter().filter(|(_, files)| files.len() > 1).collect();
+    assert!(twice.is_empty(), "linears with a second description: {twice:?}");
+    let planted = [("a.rs", "part(\"q_proj\", n)"), ("b.rs", "// \"k_proj\"\nname: \"self_attn.q_proj\"")];
+    let planted = named_linears(planted.iter().map(|(path, text)| (Path::new(path), *text)));
+    assert_eq!(planted.iter().map(|(name, files)| (name.as_str(), files.len())).collect::<Vec<_>>(), [("q_proj", 2)]);
 }
 
 #[test]
