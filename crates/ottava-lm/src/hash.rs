@@ -1,4 +1,4 @@
-//! SHA-256: of bytes at hand, of files, of what a reader sees, and inside of JSON files that check themselves.
+//! SHA-256 of bytes, files and readers, and JSON files with a checksum of themselves.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -43,7 +43,7 @@ impl HashedFile {
         Ok(HashedFile(Arc::new(Mutex::new(Hashed { file, hasher: Sha256::new(), size: 0 }))))
     }
 
-    /// Reads what is left and returns size and SHA-256 of all that was read. Errors with [`io::ErrorKind::Other`] when a
+    /// Reads the rest and returns size and SHA-256 of all that was read. Errors with [`io::ErrorKind::Other`] when a
     /// signal asks the process to stop.
     pub fn finish(mut self) -> io::Result<(u64, String)> {
         let mut buffer = vec![0; 1 << 20];
@@ -68,15 +68,14 @@ impl Read for HashedFile {
 const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
 const CHECKSUM_END: &str = "\",\n";
 
-/// A JSON object as text whose first key is the SHA-256 of all bytes after that line, so that any flipped bit is noticed
-/// by [`unseal`].
+/// Renders a JSON object whose first key is the SHA-256 of all bytes after that line; [`unseal`] notices any flipped bit.
 pub fn seal(value: &impl Serialize) -> String {
     let body = serde_json::to_string_pretty(value).expect("numbers, strings and maps are JSON");
     let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
     format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
 }
 
-/// The object of a text that [`seal`] made. The error says what is wrong with others.
+/// Parses a text that [`seal`] rendered. Errors with the reason when it is damaged.
 pub fn unseal(text: &[u8]) -> Result<Value, String> {
     let damaged = || "it is damaged: its checksum does not match".to_string();
     let text = std::str::from_utf8(text).map_err(|_| "it is damaged: not UTF-8".to_string())?;

@@ -1,4 +1,4 @@
-//! Opening files that come from elsewhere: regular files only, and no more of them than a limit.
+//! Reading untrusted files: regular files only, up to a limit.
 //!
 //! A FIFO without a writer blocks its reader, and devices such as `/dev/zero` never end; both are refused before they are
 //! opened.
@@ -12,7 +12,7 @@ use std::path::Path;
 /// # Errors
 /// Those of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
-    // Looked at before it is opened, because opening a FIFO waits for its writer.
+    // Checked before opening, because opening a FIFO waits for its writer.
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
         let kind = if found.is_dir() { "this is a folder" } else { "this is a pipe or a device" };

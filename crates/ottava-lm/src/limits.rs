@@ -1,4 +1,4 @@
-//! How much memory this process may still take, by the limits that others set for it.
+//! Memory available to this process under `ulimit` and cgroup limits.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ pub fn process_memory() -> Option<u64> {
     limits.into_iter().chain(of_cgroups(&read("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))).min()
 }
 
-/// Bytes that the process may still allocate, by its own limits and by what the machine has left without swapping.
+/// Bytes that the process may still allocate under its limits and without swapping.
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     process_memory().into_iter().chain(kilobytes(&info, "MemAvailable:")).min()
 }
 
-/// What is left of the limits on address space and data.
+/// The remainders of the limits on address space and data.
 fn of_process(limits: &str, status: &str) -> Vec<u64> {
     let left = |limit: &str, used: &str| {
         let soft = limits.lines().find_map(|line| line.strip_prefix(limit)?.split_whitespace().next()?.parse().ok());
@@ -31,7 +31,7 @@ fn kilobytes(text: &str, key: &str) -> Option<u64> {
     Some(value.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
-/// What is left of the limits of the cgroups that `own` (`/proc/self/cgroup`) names, below `root`.
+/// The remainders of the limits of the cgroups that `own` (`/proc/self/cgroup`) names, below `root`.
 fn of_cgroups(own: &str, root: &Path) -> Vec<u64> {
     let mut left = Vec::new();
     for line in own.lines() {

@@ -1,12 +1,12 @@
-//! From the choice of a device to the device, said aloud.
+//! Opening the chosen device, and logging it.
 
 use ottava_lm::Result;
 use ottava_lm::config::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};
 
-/// Opens the chosen device. `auto` takes a GPU where the driver shows one; a GPU that is there and does not open is an error, so that
-/// nobody trains on the CPU unawares.
+/// Opens the chosen device. `auto` takes a GPU where the driver shows one; a GPU that does not open is an error, so that
+/// no run falls back to the CPU silently.
 pub fn open(choice: DeviceChoice) -> Result<Device> {
     let device = match choice {
         DeviceChoice::Cpu => Device::Cpu,
@@ -25,8 +25,7 @@ pub fn open(choice: DeviceChoice) -> Result<Device> {
     Ok(device)
 }
 
-/// What a plan is for: the chosen device, opened where it is here. A GPU that is not, or one of `gpu_memory` GiB, is planned for all
-/// the same, in a dry run.
+/// The device to plan for: the chosen one, or a dry run of a GPU where there is none or `gpu_memory` GiB are asked for.
 pub fn plan_for(choice: DeviceChoice, gpu_memory: Option<f64>) -> Result<Device> {
     let h200 = GpuModel::h200();
     if let Some(memory) = gpu_memory {

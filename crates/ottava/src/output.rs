@@ -1,7 +1,7 @@
-//! How the program speaks: results on standard output, everything else on standard error.
+//! Output: results to standard output, everything else to standard error.
 //!
-//! Nothing here panics or stops the work: a reader that went away, a closed descriptor or a full disk costs the text and
-//! no more. Results that were lost on standard output make [`finish`] fail, except where the reader closed its pipe.
+//! Nothing here panics. Closed pipes, closed descriptors and full disks lose the text and nothing else. A result lost on
+//! standard output makes [`finish`] fail, unless its reader closed the pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_lm::trainer::StepReport;
@@ -31,7 +31,7 @@ macro_rules! note {
 /// The first failure to write a result.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
-/// What [`out!`] calls.
+/// Implements [`out!`].
 pub fn print(text: Arguments) {
     let text = text.to_string();
     let mut stdout = io::stdout().lock();
@@ -41,12 +41,12 @@ pub fn print(text: Arguments) {
     }
 }
 
-/// What [`note!`] calls.
+/// Implements [`note!`].
 pub fn complain(text: Arguments) {
     let _ = Stderr.write_all(format!("{}\n", visible(&text.to_string())).as_bytes());
 }
 
-/// Errors when a result could not be written, unless its reader had enough of it (`| head -1`).
+/// Errors when a result could not be written, unless its reader closed the pipe (`| head -1`).
 pub fn finish() -> Result<()> {
     match LOST.get() {
         Some(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -56,7 +56,7 @@ pub fn finish() -> Result<()> {
     }
 }
 
-/// `text` with control characters written out, so that names and generated text cannot steer a terminal.
+/// `text` with control characters escaped, so that names and generated text cannot control a terminal.
 fn visible(text: &str) -> Cow<'_, str> {
     let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(steers) {
@@ -73,7 +73,7 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::from(visible)
 }
 
-/// Standard error for whoever must not fail when it is gone.
+/// Standard error that ignores failures.
 struct Stderr;
 
 impl Write for Stderr {
@@ -115,14 +115,14 @@ pub fn stop_on_signals(message: &'static str) -> Result<()> {
     .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
-/// A bar on a terminal, plain lines elsewhere.
+/// A progress bar on a terminal, lines elsewhere.
 pub struct Progress {
     bar: Option<ProgressBar>,
     logging_steps: u64,
 }
 
 impl Progress {
-    /// Speaks every `logging_steps` steps.
+    /// Prints a line every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
         let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
@@ -162,7 +162,7 @@ impl Progress {
         }
     }
 
-    /// A line of its own, above the bar.
+    /// Prints a line, above the bar if there is one.
     pub fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(visible(text)),
@@ -170,7 +170,7 @@ impl Progress {
         }
     }
 
-    /// Leaves the bar as it is.
+    /// Ends the bar where it is.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();

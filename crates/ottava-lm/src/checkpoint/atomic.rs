@@ -1,8 +1,7 @@
-//! Saving so that a checkpoint is complete or absent, whenever the program or the machine stops.
+//! Atomic checkpoints: complete or absent, whenever the program or the machine stops.
 //!
-//! Files go into a `.tmp-` folder, each hashed while it is written and brought to the disk; the manifest comes last;
-//! then the folder gets its final name, which is the one moment at which the checkpoint begins to exist. Deleting takes
-//! the final name away first. One process writes into a run's folder at a time; the trainer holds a lock for that.
+//! Files are written into a `.tmp-` folder, hashed and flushed to the disk, the manifest last. Renaming the folder creates the
+//! checkpoint. Deleting renames first. One process writes into a run's folder at a time; the trainer holds its lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufWriter, Write};
@@ -16,10 +15,10 @@ use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relativ
 use crate::hash::hex;
 use crate::{Error, Result};
 
-/// What a folder's name starts with while it is written.
+/// Prefix of a folder that is being written.
 const TEMPORARY: &str = ".tmp-checkpoint-";
 
-/// What its name starts with while it is deleted.
+/// Prefix of a folder that is being deleted.
 const TRASH: &str = ".trash-checkpoint-";
 
 /// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what it wrote.
@@ -35,7 +34,7 @@ pub struct CheckpointWriter<'a> {
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// Starts the checkpoint of `step` in the run's `folder`; what a killed process left half done there goes.
+    /// Starts the checkpoint of `step` in the run's `folder`, and removes what killed processes left there.
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
         let temporary = folder.join(format!("{TEMPORARY}{step}"));
         for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
@@ -69,9 +68,9 @@ impl<'a> CheckpointWriter<'a> {
         Ok(())
     }
 
-    /// Writes the manifest with `extra` in it and gives the folder its final name, which is returned.
+    /// Writes the manifest with `extra` in it, renames the folder and returns its final path.
     ///
-    /// What has that name already is set aside: [`abandon_after`] left none when the run began, so it is not of this run.
+    /// Anything else of that name is set aside: it is not part of this run, since [`abandon_after`] left none when it began.
     pub fn finish(mut self, extra: Value) -> Result<PathBuf> {
         let ottava = env!("CARGO_PKG_VERSION").to_string();
         let files = std::mem::take(&mut self.files);
@@ -133,12 +132,12 @@ impl CheckpointFile {
     }
 }
 
-/// What [`latest_complete`] found.
+/// The result of [`latest_complete`].
 #[derive(Debug)]
 pub struct Latest {
     /// The newest complete checkpoint.
     pub complete: Option<(PathBuf, Manifest)>,
-    /// Newer ones that are damaged, and why: worth a warning.
+    /// Newer ones that are damaged, with the reason.
     pub damaged: Vec<(PathBuf, Error)>,
 }
 
@@ -159,8 +158,7 @@ pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
 
 /// Deletes all but the `count` newest complete checkpoints and those of the `protected` steps (the best one, say).
 ///
-/// At least one complete checkpoint always stays, and damaged ones that are newer than the oldest one kept: somebody
-/// may want to look at them.
+/// Keeps at least one complete checkpoint, and damaged ones that are newer than the oldest one kept.
 pub fn keep(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
     let mut kept = 0;
     for (step, path) in checkpoints(folder)?.into_iter().rev() {
@@ -181,7 +179,7 @@ fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Takes the final name away before anything is deleted, so that a half-deleted checkpoint is never taken for one.
+/// Renames before deleting, so that a half-deleted checkpoint is never read.
 fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
     let trash = path.with_file_name(format!("{TRASH}{step}"));
     if trash.symlink_metadata().is_ok() {
@@ -192,8 +190,7 @@ fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
 }
 
 /// Sets aside all checkpoints in a run's `folder` of later steps than `step`, complete or not, newest first, and returns
-/// their new paths. A run that goes on after `step` would else be taken for their past, and its own checkpoints for
-/// older than theirs.
+/// their new paths. Otherwise the next `--resume` of a run that continues after `step` would take one of them.
 pub fn abandon_after(fs: &dyn Fs, folder: &Path, step: u64) -> Result<Vec<PathBuf>> {
     let later = checkpoints(folder)?.into_iter().rev().take_while(|(other, _)| *other > step);
     later.map(|(_, path)| set_aside(fs, &path)).collect()
@@ -223,7 +220,7 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// What lies in `folder` under a name that `matches`; nothing when it does not exist yet.
+/// The entries of `folder` whose names match; none when it does not exist.
 fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -284,7 +284,7 @@ fn dropping_an_unfinished_writer_removes_it() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed_by_the_next_save() {
+fn leftovers_of_killed_processes_are_removed_by_the_next_save() {
     let folder = tempfile::tempdir().unwrap();
     for leftover in [".tmp-checkpoint-3", ".trash-checkpoint-1", "keep"] {
         std::fs::create_dir_all(folder.path().join(leftover).join("x")).unwrap();

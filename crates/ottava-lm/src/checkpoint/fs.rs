@@ -1,5 +1,4 @@
-//! The few file operations that a run needs to write, behind a trait, so that tests can make each of them fail in turn and
-//! simulate a power failure after each.
+//! File operations that write, behind a trait, so that tests can make each one fail and simulate a power failure after it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,17 +14,17 @@ pub trait Fs {
     fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>>;
     /// Creates a folder in one that exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Gives a file or folder another name; a file replaces one that has it.
+    /// Renames a file or folder; a file replaces an existing one.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file, or a folder with everything in it. Of a link the link is removed.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes the names in a folder survive a power failure.
+    /// Flushes a folder's entries to the disk.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 }
 
 /// A file being written.
 pub trait FsFile: Write {
-    /// Makes its content survive a power failure.
+    /// Flushes its content to the disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -93,14 +92,14 @@ pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the name of `path` survive a power failure.
+/// Flushes the entry of `path` in its folder to the disk.
 pub fn sync_parent(fs: &dyn Fs, path: &Path) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs.sync_dir(parent).map_err(Error::io(parent))
 }
 
-/// Replaces the file at `path` by one with these `bytes`: a reader, or the disk after a power failure, has the old one
-/// or the new one. A link is replaced, not followed.
+/// Replaces the file at `path` atomically; after a power failure it is the old one or the new one. A link is replaced, not
+/// followed.
 pub fn replace_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().expect("a path with a name").to_string_lossy();
     let temporary = path.with_file_name(format!("{name}.tmp"));

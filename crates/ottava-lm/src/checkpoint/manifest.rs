@@ -1,4 +1,4 @@
-//! `manifest.json`: what a complete checkpoint holds. A folder without a valid one is not a checkpoint.
+//! `manifest.json`: the files of a complete checkpoint. A folder without a valid one is not a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// The name of the manifest in its folder.
 pub const FILE_NAME: &str = "manifest.json";
 
-/// What a checkpoint holds.
+/// The content of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The layout's version, [`FORMAT`] when it was written.
@@ -32,7 +32,7 @@ pub struct Manifest {
     pub step: u64,
     /// Every file by its path in the folder (`training/optimizer.safetensors`), without this one.
     pub files: BTreeMap<String, FileEntry>,
-    /// What the writer added: for instance its configuration and the layout of ranks.
+    /// The writer's own fields: position and configuration of the run.
     pub extra: Value,
 }
 
@@ -45,12 +45,12 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// How thoroughly a checkpoint is looked at.
+/// How thoroughly a checkpoint is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// The manifest, and that all files have their sizes: finds interrupted copies.
+    /// The manifest and the sizes of all files: finds interrupted copies.
     Sizes,
-    /// Also the content of every file: finds any damage, at the speed of reading it all.
+    /// Also the SHA-256 of every file: finds any damage, and reads everything.
     Hashes,
 }
 
@@ -73,7 +73,7 @@ impl Manifest {
 
     fn parse(text: &[u8]) -> Result<Manifest, String> {
         let value = unseal(text)?;
-        // The version decides what the other fields mean, so it is looked at first.
+        // The version decides the meaning of the other fields, so it is checked first.
         if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {
             return Err(format!("it has format {}, this program reads {OLDEST_FORMAT} to {FORMAT}", value["format"]));
         }
@@ -112,7 +112,7 @@ fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str)
     if depth == Verify::Hashes {
         for (name, entry) in files() {
             if sha256_file(&folder.join(name))?.1 != entry.sha256 {
-                let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; without the manifest this is a model folder like any other";
+                let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; if the change is meant, delete manifest.json to use this as a plain model folder";
                 return Err(wrong(folder, name, reason.into()));
             }
         }
@@ -124,7 +124,7 @@ fn wrong(folder: &Path, name: &str, reason: String) -> Error {
     Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()))
 }
 
-/// The size of the file at the relative path `name`, which no link may be part of: what it leads to is not ours to trust.
+/// The size of the file at the relative path `name`. A link in the path is an error.
 fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
     let mut path = folder.to_path_buf();
     let mut parts = name.split('/').peekable();

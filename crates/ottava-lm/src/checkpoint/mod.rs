@@ -1,4 +1,4 @@
-//! Weights and training state on disk: Hugging Face's safetensors files, in folders that appear whole or not at all.
+//! Checkpoints: Hugging Face model folders with training state, written atomically.
 
 pub mod atomic;
 pub mod fs;

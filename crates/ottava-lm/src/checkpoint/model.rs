@@ -1,4 +1,4 @@
-//! Model folders as Hugging Face has them: weights into a model, and out of it.
+//! Hugging Face model folders: loading weights and writing them.
 
 use super::safetensors_write::MAX_FILE_BYTES;
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
@@ -25,7 +25,7 @@ impl FolderWeights {
         Ok(FolderWeights { files: ModelFiles::open(folder)?, used: BTreeSet::new() })
     }
 
-    /// Errors when the folder holds weights that the model did not ask for; known leftovers of older writers are passed over.
+    /// Errors when the folder holds weights that the model did not read; known leftovers of older writers are ignored.
     pub fn finish(self, tied: bool) -> Result<()> {
         let expected = |name: &str| {
             self.used.contains(name) || name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
@@ -61,11 +61,11 @@ impl WeightSource for FolderWeights {
     }
 }
 
-/// Random weights: each tensor from the seed and its own name, so that it does not depend on what else the model has.
+/// Random weights: each tensor depends on the seed and its name only.
 pub struct RandomWeights {
     /// Seed of the run.
     pub seed: u64,
-    /// Where they are drawn; the values are the same everywhere.
+    /// Where they are generated; the values do not depend on it.
     pub device: Device,
 }
 
@@ -83,7 +83,7 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// The tensors of a fused parameter, each with its rows of the stack.
+/// The tensors of a fused parameter, each with its rows.
 pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
     let mut end = 0;
     parts.iter().map(move |part| {
@@ -109,11 +109,11 @@ const COMPANIONS: &[&str] = &[
     "chat_template.json",
 ];
 
-/// What goes into a model folder beside the weights.
+/// The files of a model folder other than the weights.
 pub struct FolderTemplate {
     /// `config.json` as it was read, unknown keys included.
     pub config: ConfigFile,
-    /// Tokenizer files and their like, by name. They are kept here, since the folder they come from may be gone when a
+    /// Tokenizer files and others of [`COMPANIONS`], by name. They are kept in memory, since their folder may be gone when a
     /// checkpoint is saved.
     companions: Vec<(&'static str, Vec<u8>)>,
     /// `generation_config.json` of the source, if it had one.
@@ -123,7 +123,7 @@ pub struct FolderTemplate {
 }
 
 impl FolderTemplate {
-    /// Reads what `model` (a folder, or a `config.json` alone) and `tokenizer` (a folder, or a `tokenizer.json`) offer.
+    /// Reads the files of `model` (a folder, or a `config.json`) and `tokenizer` (a folder, or a `tokenizer.json`).
     pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
         let config = ConfigFile::read(model)?;
         let generation = model.join("generation_config.json");
@@ -151,7 +151,7 @@ impl FolderTemplate {
     }
 
     /// Writes a folder that `transformers` loads: configuration, tokenizer files, and weights in the model's compute type.
-    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN: such a model is of no use to anybody.
+    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
     pub fn write(&self, writer: &mut CheckpointWriter, model: &mut Decoder) -> Result<()> {
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();

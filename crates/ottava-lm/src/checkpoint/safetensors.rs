@@ -1,9 +1,8 @@
 //! Reading weights: one `model.safetensors`, or several with their `model.safetensors.index.json`.
 //!
-//! Only headers are parsed when a model is opened, by the safetensors crate, which checks every shape and offset.
-//! Tensors are read with positioned reads: a file that shrinks meanwhile is then an error, where a mapped one would
-//! kill the process. Links are followed, because the Hugging Face cache consists of them; a path inside a file may not
-//! leave the folder.
+//! Opening a model parses headers only, with the safetensors crate, which checks every shape and offset. Tensors are read
+//! with positioned reads, so a file that shrinks meanwhile is an error and not SIGBUS. Links are followed, because the
+//! Hugging Face cache consists of them; a path in an index may not leave the folder.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -118,7 +117,7 @@ impl ModelFiles {
         Ok(model)
     }
 
-    /// Opens one safetensors file by itself.
+    /// Opens a single safetensors file.
     pub fn open_file(path: &Path) -> Result<ModelFiles> {
         let mut model = ModelFiles { files: Vec::new(), holders: BTreeMap::new() };
         model.add(TensorFile::open(path)?)?;
@@ -142,7 +141,7 @@ impl ModelFiles {
         self.holders.keys().map(String::as_str)
     }
 
-    /// Type and shape of a tensor. Errors when there is none of that name, or its type is none that we compute with.
+    /// Type and shape of a tensor. Errors when there is none of that name, or its type is not supported.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
         let (file, info) = self.find(name)?;
         let dtype = from_safetensors(info.dtype)
@@ -224,7 +223,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// A JSON object in which no key appears twice: with two entries of one name, readers differ in which they take.
+/// A JSON object without duplicate keys: readers differ in which duplicate they take.
 struct Unique<V>(BTreeMap<String, V>);
 
 fn unique<'de, V: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, V>, D::Error> {

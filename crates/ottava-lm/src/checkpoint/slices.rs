@@ -200,7 +200,7 @@ impl SliceFiles {
                 return Err(format!("{file} holds elements {start}..{stop}, the tensor has {elements}"));
             }
             if start > end {
-                return Err(format!("elements {end}..{start} are in no file; {file} goes on with {start}..{stop}"));
+                return Err(format!("elements {end}..{start} are in no file; {file} continues with {start}..{stop}"));
             }
             if start < end {
                 let before = pieces.last().map_or("", |piece| &piece.file);

@@ -115,10 +115,13 @@ fn gaps_overlaps_and_absent_slices_name_tensor_and_file() {
         _ => thirds(file, tensor),
     };
     for (ranges, words) in [
-        ([&[(0, 10)][..], &[(12, 20)], &[(20, 35)]], "elements 10..12 are in no file; optimizer-1.safetensors goes on"),
+        (
+            [&[(0, 10)][..], &[(12, 20)], &[(20, 35)]],
+            "elements 10..12 are in no file; optimizer-1.safetensors continues",
+        ),
         ([&[(0, 12)], &[(10, 20)], &[(20, 35)]], "elements 10..12 are in both optimizer-0.safetensors and optimizer-1"),
         ([&[(0, 10)], &[(10, 20)], &[(20, 34)]], "elements 34..35 are in no file; the last file is optimizer-2"),
-        ([&[(2, 10)], &[(10, 20)], &[(20, 35)]], "elements 0..2 are in no file; optimizer-0.safetensors goes on"),
+        ([&[(2, 10)], &[(10, 20)], &[(20, 35)]], "elements 0..2 are in no file; optimizer-0.safetensors continues"),
         ([&[], &[], &[]], "elements 0..35 are in no file; no file holds any"),
     ] {
         let error = error(&|file, tensor| of_w(file, tensor, ranges));

@@ -1,4 +1,4 @@
-//! A checkpoint: a model folder, plus all that is needed to go on as if nothing had happened.
+//! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
 use super::model::{FolderTemplate, rows_of};
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
@@ -18,10 +18,10 @@ use std::path::Path;
 const OPTIMIZER: &str = "optimizer.safetensors";
 const SCALING: &str = "scaling.safetensors";
 
-/// What the names of scaling arrays start with.
+/// Prefix of the names of scaling arrays.
 const SCALING_PREFIX: &str = "scaling.";
 
-/// Where a run stands, beside its tensors.
+/// The state of a run other than its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Optimizer steps done.
@@ -88,7 +88,7 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     })
 }
 
-/// Puts masters, moments and scales of a checkpoint into a model that was built with its weights.
+/// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights.
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
@@ -131,8 +131,8 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
-/// The names of a tensor of a `kind`, and the rows saved under each: those of a part under the part's name; what has no rows of its
-/// own, as a scale of the whole parameter, under the first part's.
+/// The names under which a tensor of a `kind` is saved, with the rows of each: one per part; a tensor without a row per weight row,
+/// such as a scale of the whole parameter, is saved under the first part's name.
 fn names(parts: &[Part], kind: &str, tensor: &Tensor) -> Vec<(String, std::ops::Range<usize>)> {
     let name = |part: &Part| format!("{kind}.{}", part.name);
     let rows: usize = parts.iter().map(|part| part.shape[0]).sum();

@@ -1,4 +1,4 @@
-//! A setting that is `"auto"`, which is `None`, or a value of its own.
+//! Settings that are `"auto"` (`None`) or a value.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

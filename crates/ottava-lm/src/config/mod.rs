@@ -1,13 +1,13 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 
+mod aliases;
 mod auto;
 mod effects;
-mod kept;
+mod memory;
 mod names;
 mod precision;
-mod theirs;
 
-pub use kept::{MemoryConfig, OptimizerConfig};
+pub use memory::{MemoryConfig, OptimizerConfig};
 pub use precision::formats;
 
 use self::names::Known;
@@ -38,17 +38,17 @@ pub struct RunConfig {
     pub device: DeviceChoice,
     /// Decides initial weights and the order of the data.
     pub seed: u64,
-    /// What is trained.
+    /// The model.
     pub model: ModelConfig,
-    /// What it is trained on.
+    /// The training data.
     pub data: DataConfig,
-    /// How long and how fast.
+    /// Steps, batches and learning rate.
     pub training: TrainingConfig,
-    /// What is computed in which format.
+    /// Formats of computation.
     pub precision: Precision,
-    /// What the optimizer keeps in which format.
+    /// Formats of master weights, gradients and optimizer states.
     pub optimizer: OptimizerConfig,
-    /// What is kept, and what is made again.
+    /// Recomputation and offloading.
     pub memory: MemoryConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
@@ -283,7 +283,7 @@ impl RunConfig {
         problems
     }
 
-    /// Everything that is wrong with the values, a sentence each.
+    /// All problems of the values, a sentence each.
     fn problems(&self) -> Vec<String> {
         let mut problems = self.format_problems();
         let mut demand = |holds: bool, text: &str| {
@@ -388,7 +388,7 @@ impl RunConfig {
         }
     }
 
-    /// What is cast to what.
+    /// The recipe of the run.
     pub fn recipe(&self) -> Recipe {
         self.precision.recipe_at(self.training.per_device_train_batch_size * self.data.max_length)
     }
@@ -424,11 +424,11 @@ impl RunConfig {
         }
     }
 
-    /// Checks that a run saved with `saved` may go on as `self`. What shapes the run must be the same; what steers it may change,
-    /// and is returned as `(key, before, now)` for the log.
+    /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
+    /// are returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
         const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
-        // What the paths lead to is compared by content, elsewhere.
+        // The content at these paths is compared when the run resumes.
         const STEERS: &[&str] = &[
             "model.path",
             "model.tokenizer",
@@ -451,7 +451,7 @@ impl RunConfig {
         let (before, now) = (saved.precision.recipe, self.precision.recipe);
         if saved.precision.recipe().compute != self.precision.recipe().compute {
             return Err(Error::Config(format!(
-                "the checkpoint is of recipe `{}` and cannot go on as `{}`, whose weights have another type. Start a new run with `model.path` set to the checkpoint instead",
+                "the checkpoint is of recipe `{}` and cannot resume as `{}`, whose weights have another type. Start a new run with `model.path` set to the checkpoint instead",
                 before.as_str(),
                 now.as_str()
             )));

@@ -1,15 +1,15 @@
-//! The keys of a configuration: which there are, and how they are found.
+//! The keys of a configuration, and looking them up.
 
-use super::{RunConfig, flatten, theirs};
+use super::{RunConfig, aliases, flatten};
 use toml::{Table, Value};
 
-/// Longer keys are compared with none.
+/// Longer keys get no suggestion.
 const MAX_KEY_BYTES: usize = 100;
 
-/// Problems that are told one by one.
+/// Problems that are listed; the others are counted.
 pub(super) const MAX_PROBLEMS: usize = 20;
 
-/// All keys there are, as dotted paths.
+/// All keys, as dotted paths.
 pub(super) struct Known(pub(super) Vec<String>);
 
 impl Known {
@@ -35,7 +35,7 @@ impl Known {
                 }
                 continue;
             }
-            match theirs::translate(&key, &table[&key]) {
+            match aliases::translate(&key, &table[&key]) {
                 None if self.0.contains(&path) => {}
                 None if problems.len() >= MAX_PROBLEMS => problems.push(String::new()),
                 None => problems.push(self.unknown(&path)),
@@ -55,7 +55,7 @@ impl Known {
         }
     }
 
-    /// What to say of a name that would be understood in another table.
+    /// The message for a name that belongs into another table.
     fn elsewhere(&self, path: &str, ours: &str) -> String {
         match self.0.iter().find(|known| known.rsplit('.').next() == Some(ours)) {
             Some(known) => format!("`{path}` is `{known}` here"),
@@ -91,7 +91,7 @@ impl Known {
         // What is no TOML value is a string: `--set recipe=bf16` needs no quotes.
         let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
         let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
-        match theirs::translate(key.rsplit('.').next().unwrap_or_default(), &value) {
+        match aliases::translate(key.rsplit('.').next().unwrap_or_default(), &value) {
             Some(Err(reason)) => return Err(reason.to_string()),
             Some(Ok(None)) => return Ok(()),
             Some(Ok(Some((_, ours)))) => value = ours,
@@ -114,7 +114,7 @@ impl Known {
             return Ok(key.to_string());
         }
         let (section, name) = key.rsplit_once('.').map_or((None, key), |(s, n)| (Some(s), n));
-        let name = theirs::ours(name).unwrap_or(name);
+        let name = aliases::ours(name).unwrap_or(name);
         let matches = |known: &&String| match section {
             Some(section) => **known == format!("{section}.{name}"),
             None => known.rsplit('.').next() == Some(name),

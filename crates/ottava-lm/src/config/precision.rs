@@ -1,4 +1,4 @@
-//! Formats of what is not trained by a configuration file: of a finished model, and of benchmarks.
+//! Configurations that do not come from a run's file: of a saved model, and of benchmarks.
 
 use super::RunConfig;
 use super::names::Known;

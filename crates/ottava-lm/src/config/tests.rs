@@ -72,7 +72,7 @@ fn a_resumed_run_keeps_its_shape() {
     let saved = load(SMALL, &["max_steps=3"]).unwrap();
     let longer = load(SMALL, &["max_steps=9", "output_dir=elsewhere"]).unwrap();
     let wider = load(SMALL, &["max_steps=3", "recipe=fp32"]).unwrap();
-    assert!(wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot go on as `fp32`"));
+    assert!(wider.check_resume(&saved).unwrap_err().to_string().contains("recipe `bf16` and cannot resume as `fp32`"));
     assert_eq!(
         longer.check_resume(&saved).unwrap(),
         [("training.max_steps".to_string(), "3".to_string(), "9".to_string())]

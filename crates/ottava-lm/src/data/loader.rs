@@ -1,7 +1,6 @@
 //! Batches for training and evaluation.
 //!
-//! Documents are laid back to back into one endless stream, in another order each epoch, and the stream is cut into
-//! rows. A row of `seq_len + 1` tokens gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row
+//! Documents are concatenated into one endless stream, in another order each epoch, and the stream is cut into rows. A row of `seq_len + 1` tokens gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row
 //! starts with the last token of this one, so every token is a target exactly once.
 
 use std::sync::Arc;
@@ -48,7 +47,7 @@ impl Shard {
     pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
 }
 
-/// Where a [`BatchLoader`] is in its data: all that a checkpoint needs to keep of it, the same on every rank.
+/// The position of a [`BatchLoader`] in its data, as checkpoints save it; the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
@@ -118,7 +117,7 @@ impl BatchLoader {
         self.cursor.state
     }
 
-    /// Passes over rows of other ranks without reading their tokens.
+    /// Skips rows of other ranks without reading their tokens.
     fn skip(&mut self, rows: usize) -> Result<()> {
         self.cursor.advance(&self.dataset, &self.split, (rows * self.seq_len) as u64, |_, _| Ok(()))
     }
@@ -140,7 +139,7 @@ impl BatchLoader {
     }
 }
 
-/// A place in the endless stream; always on a token that exists.
+/// A position in the endless stream; always on an existing token.
 #[derive(Clone, Copy)]
 struct Cursor {
     state: LoaderState,
@@ -156,7 +155,7 @@ impl Cursor {
         dataset.document_len(self.document(split)) as u64
     }
 
-    /// Moves on by `count` tokens, giving each piece of a document that it passes over to `take`.
+    /// Advances by `count` tokens and calls `take` with each range of a document on the way.
     fn advance(
         &mut self,
         dataset: &TokenDataset,

@@ -1,4 +1,4 @@
-//! Training text: from files to tokens on disk, and from there to batches in a computed order.
+//! Training data: text files, cached tokens, and batches in a computed order.
 
 pub mod loader;
 pub mod order;

@@ -1,5 +1,5 @@
-//! The order of documents, computed and not stored: document `i` of an epoch is found in constant time, so a resumed
-//! run does not read again what it has seen, and the order does not depend on the number of workers.
+//! The order of documents, computed and not stored: document `i` of an epoch is found in constant time, so a resumed run
+//! seeks instead of skipping, and the order does not depend on the number of workers.
 
 use crate::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! From text files to a folder of tokens, made once and found again by the hash of everything it depends on.
+//! Tokenizes text files into a cached folder, whose name is the hash of everything that it depends on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,21 +20,19 @@ use crate::{Error, Result, interrupt, limits};
 /// A new file of tokens is started after this many bytes.
 const SHARD_BYTES: u64 = 1 << 30;
 
-/// Text that is read before it is tokenised on all cores: bounds memory and keeps the cores busy.
+/// Bytes of text that are tokenized together on all cores: bounds memory and keeps the cores busy.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Memory that tokenising takes for each byte of text: 124 to 235 bytes by text and tokenizer, nearly all of it in the
-/// tokenizers crate.
+/// Bytes of memory to tokenize a byte of text. The tokenizers crate takes 124 to 235, depending on text and tokenizer.
 const BYTES_PER_BYTE: u64 = 250;
 
-/// What the names of folders start with that are being written.
+/// Prefix of folders that are being written.
 const TEMPORARY: &str = ".tmp-";
 
-/// The tokens of `sources`, from a folder under `cache` when it was made before, else made now.
+/// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
 ///
-/// Each document is tokenised by itself and ends with the tokenizer's end-of-sequence token; the order is that of the
-/// files and of the documents in them, whatever the number of cores. The folder appears under its final name only when
-/// it is complete. Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
+/// Each document is tokenized separately and ends with the tokenizer's end-of-sequence token. Files and documents keep
+/// their order, whatever the number of cores. The folder appears by rename when it is complete. Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
 pub fn prepare(
     sources: &[PathBuf],
     options: &SourceOptions,
@@ -73,8 +71,8 @@ pub(super) fn prepare_sharded(
     let temporary = TemporaryFolder::create(cache, &key[..16])?;
     let mut writer = TokenWriter::create(&temporary.path, tokenizer.vocab_size(), shard_bytes)?;
     for (source, expected) in sources.iter().zip(&files) {
-        info!("tokenising {}", source.display());
-        let (size, sha256) = tokenise(source, options, tokenizer, eos_id, &mut writer)?;
+        info!("tokenizing {}", source.display());
+        let (size, sha256) = tokenize(source, options, tokenizer, eos_id, &mut writer)?;
         if sha256 != expected.sha256 {
             return Err(Error::Data(format!(
                 "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
@@ -102,7 +100,7 @@ pub(super) fn prepare_sharded(
         sources: files,
     })?;
     RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
-    // When another process was faster, its folder is as good as ours; opening it tells.
+    // Another process may have been faster; its folder is checked on opening.
     match std::fs::rename(&temporary.path, &folder) {
         Err(error) if !folder.exists() => return Err(Error::io(&folder)(error)),
         _ => sync_parent(&RealFs, &folder)?,
@@ -121,8 +119,8 @@ fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
     sources.par_iter().map(describe).collect()
 }
 
-/// Everything that the tokens depend on. Of a source that is its content and its name, which says how to read it;
-/// where it lies does not matter.
+/// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
+/// format, not with its folder.
 fn key(files: &[SourceFile], options: &SourceOptions, tokenizer: &Tokenizer, eos_id: u32) -> String {
     let files: Vec<_> =
         files.iter().map(|f| (Path::new(&f.path).file_name().map(|n| n.to_string_lossy()), &f.sha256)).collect();
@@ -130,9 +128,9 @@ fn key(files: &[SourceFile], options: &SourceOptions, tokenizer: &Tokenizer, eos
     sha256(parts.to_string().as_bytes())
 }
 
-/// Tokenises one file chunk by chunk: all cores work on the documents of a chunk, and it is written in their order.
-/// Returns size and SHA-256 of the file as it was read.
-fn tokenise(
+/// Tokenizes one file chunk by chunk: all cores work on the documents of a chunk, which are written in order. Returns size
+/// and SHA-256 of the bytes read.
+fn tokenize(
     source: &Path,
     options: &SourceOptions,
     tokenizer: &Tokenizer,
@@ -145,7 +143,7 @@ fn tokenise(
         while size < CHUNK_BYTES {
             interrupt::check("tokenizing")?;
             let Some(document) = reader.next().transpose()? else { break };
-            // A document costs more than its text, so that many short ones end a chunk as well.
+            // The overhead of a document counts too, so that many short ones end a chunk.
             size += document.text.len() + 64;
             chunk.push(document);
         }
@@ -170,8 +168,8 @@ fn tokenise(
     }
 }
 
-/// How many of `documents`, at least one, may be tokenised at once in the memory that is available. Errors with
-/// [`Error::Data`] when the first is too large by itself.
+/// How many of `documents`, at least one, may be tokenized at once in the available memory. Errors with [`Error::Data`] when
+/// the first one alone does not fit.
 fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
     let available = limits::available_memory().unwrap_or(u64::MAX);
     let needed = |document: &Document| document.text.len() as u64 * BYTES_PER_BYTE;
@@ -186,7 +184,7 @@ fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
             available as f64 / f64::from(1 << 30),
         )));
     }
-    // Half of it, since others allocate as well.
+    // Half of it is left to everything else.
     let mut total = first;
     let more = documents[1..].iter().take_while(|document| {
         total = total.saturating_add(needed(document));
@@ -282,8 +280,8 @@ impl TokenWriter {
     }
 }
 
-/// A buffered file that is hashed, knows its name in errors, and reaches the disk before [`Output::finish`] returns: the
-/// rename that follows must never be seen without the content.
+/// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk, so that the rename of its
+/// folder cannot survive a power failure without its content.
 struct Output {
     file: BufWriter<File>,
     path: PathBuf,
@@ -311,8 +309,8 @@ impl Output {
     }
 }
 
-/// A folder that is removed again unless it was renamed. Its lock is held while its process lives, so that folders of
-/// killed processes are known.
+/// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed
+/// processes can be told apart.
 struct TemporaryFolder {
     path: PathBuf,
     _lock: File,
@@ -321,13 +319,13 @@ struct TemporaryFolder {
 impl TemporaryFolder {
     /// Creates a folder in `cache` and removes those that killed processes left.
     fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
-        // Held from before a folder exists until its own lock is, so that no other process takes it for a leftover.
+        // The cache is locked until the folder's own lock is held, so that no process takes it for a leftover.
         let guard = File::open(cache).map_err(Error::io(cache))?;
         let locks = guard.lock().is_ok();
         if locks {
             remove_leftovers(cache)?;
         }
-        // Containers that share a cache have equal process ids, so names are drawn.
+        // Containers that share a cache have equal process ids, so the name is random.
         let nonce = std::collections::hash_map::RandomState::new().build_hasher().finish();
         let path = cache.join(format!("{TEMPORARY}{key}-{nonce:016x}"));
         std::fs::create_dir(&path).map_err(Error::io(&path))?;
@@ -356,7 +354,7 @@ fn remove_leftovers(cache: &Path) -> Result<()> {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // Nothing is there after the rename; when removing fails, the name says that it is temporary.
+        // After the rename there is nothing to remove; a failure leaves a leftover for the next process.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

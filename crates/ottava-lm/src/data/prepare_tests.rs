@@ -114,7 +114,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
 fn a_source_that_changes_while_it_is_read_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "a.txt", &"a line of text\n".repeat(200_000));
-    // Appends for as long as the file is hashed and tokenised, a line at a time.
+    // Appends for as long as the file is hashed and tokenized, a line at a time.
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -145,7 +145,7 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
 }
 
 #[test]
-fn documents_are_tokenised_together_as_far_as_memory_reaches() {
+fn documents_are_tokenized_together_as_far_as_memory_reaches() {
     let document = |megabytes: usize| Document { text: "x".repeat(megabytes << 20), line: 1 };
     let path = Path::new("a.txt");
     assert_eq!(fitting(&[document(0), document(0)], path).unwrap(), 2);

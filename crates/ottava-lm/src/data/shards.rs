@@ -7,8 +7,8 @@
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //!
-//! Tokens are read with positioned reads: a file that is cut meanwhile is then an error, where a mapped one would kill the
-//! process. The two tables are held in memory, 12 bytes per document.
+//! Tokens are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS. The two tables are
+//! held in memory, 12 bytes per document.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::{Error, Result, input, interrupt};
 /// The version of the folder's layout that this program writes and reads.
 pub const FORMAT: u32 = 2;
 
-/// What `meta.json` says about a folder of tokens.
+/// The content of `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Meta {
@@ -131,7 +131,7 @@ impl TokenDataset {
         let path = folder.join("meta.json");
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
         let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
-        // The version decides what the other fields mean, so it is read by itself first.
+        // The version decides the meaning of the other fields, so it is checked first.
         let value: serde_json::Value =
             serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         if value["format"] != FORMAT {
@@ -162,7 +162,7 @@ impl TokenDataset {
         Ok(dataset)
     }
 
-    /// Checks what the readers below rely on: offsets rise from 0 to the number of tokens, documents stay within one
+    /// Checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
     /// file, ids are below the vocabulary, bytes add up, and files of tokens are those that were written.
     fn check(&self, folder: &Path) -> Result<()> {
         let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", folder.join(name).display()));
@@ -219,7 +219,7 @@ impl TokenDataset {
         self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
     }
 
-    /// What `meta.json` says.
+    /// The content of `meta.json`.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }

@@ -1,7 +1,6 @@
 //! Documents from text files: `.txt` and `.md`, `.jsonl`, each also compressed as `.gz`.
 //!
-//! Files are streamed one document at a time. Anything wrong in one is an error that says `file:line: reason`; nothing
-//! is skipped silently except blank lines and empty texts, which hold nothing to learn.
+//! Files are streamed one document at a time. Errors say `file:line: reason`. Only blank lines and empty texts are skipped.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -23,7 +22,7 @@ const GZIP_MAX_RATIO: u64 = 200;
 /// Unpacked bytes that are always allowed, so that small files of repeated text pass.
 const GZIP_FREE_BYTES: u64 = 16 << 20;
 
-/// What one document is in a `.txt` or `.md` file.
+/// The unit that is one document in a `.txt` or `.md` file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Documents {
@@ -34,11 +33,11 @@ pub enum Documents {
     File,
 }
 
-/// How files are read; part of the key under which prepared tokens are kept.
+/// How files are read; part of the key of cached tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceOptions {
-    /// What one document is in plain text files.
+    /// The unit that is one document in plain text files.
     pub text_documents: Documents,
     /// The field of a JSON record that holds its text.
     pub text_field: String,
@@ -77,13 +76,13 @@ enum Form {
     Json { field: String },
 }
 
-/// Errors with [`Error::Data`] unless the name of `path` is that of a kind of data that is known, and a file is there.
+/// Errors with [`Error::Data`] unless `path` is a regular file with a supported extension.
 pub fn check(path: &Path) -> Result<()> {
     form(path, &SourceOptions::default())?;
     input::open(path).map(|_| ()).map_err(|error| Error::Data(format!("{}: {error}", path.display())))
 }
 
-/// What the documents of a file are, by its name, and whether it is compressed.
+/// The format of a file by its name, and whether it is compressed.
 fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let plain = name.strip_suffix(".gz");
@@ -120,7 +119,7 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
 }
 
 impl DocumentReader {
-    /// Size and SHA-256 of the file as it was read.
+    /// Size and SHA-256 of the bytes read.
     pub fn finish(self) -> Result<(u64, String)> {
         self.file.finish().map_err(Error::io(&self.path))
     }
@@ -138,7 +137,7 @@ impl DocumentReader {
             Form::Whole => (limited.read_to_end(&mut bytes), true),
             Form::Lines | Form::Json { .. } => (limited.read_until(b'\n', &mut bytes), false),
         };
-        read.map_err(|e| self.wrong(format!("cannot be read on: {e}")))?;
+        read.map_err(|e| self.wrong(format!("cannot be read further: {e}")))?;
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -246,7 +245,7 @@ impl<'de> Visitor<'de> for TextField<'_> {
     }
 }
 
-/// Passes on at most `left` bytes, then fails: what stands between us and a decompression bomb.
+/// Fails after `left` bytes: protects against decompression bombs.
 struct Capped<R> {
     inner: R,
     left: u64,

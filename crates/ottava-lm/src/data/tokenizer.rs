@@ -1,7 +1,6 @@
 //! Text to token ids and back, as a Hugging Face `tokenizer.json` describes it.
 //!
-//! A tokenizer file comes from elsewhere, and crafted ones can make the parsing crate panic: every call into it
-//! is caught and becomes an error.
+//! Crafted tokenizer files make the tokenizers crate panic; every call into it is guarded, and a panic becomes an error.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -154,7 +153,7 @@ impl Tokenizer {
 }
 
 thread_local! {
-    /// True while a panic of this thread becomes an error, and is not to be printed.
+    /// True while panics of this thread become errors and are not printed.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -1,4 +1,4 @@
-//! A run's `casts.jsonl` as a table, casts by lines, and what stands out in it.
+//! A run's `casts.jsonl` as a table of casts by lines, and its outliers.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// What one cast did in the steps of one line.
+/// Statistics of one cast over the steps of one line.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Cell {
     /// Largest absolute value of the line's own step; infinite where the file has null, as JSON has no infinity.
     #[serde(deserialize_with = "or_infinite")]
     pub amax: f64,
-    /// What was multiplied by in that step, where that was known before it.
+    /// The scale of that step, if it was known before the cast.
     pub scale: Option<f64>,
     /// Largest finite value of the format.
     pub largest: f64,
@@ -50,22 +50,22 @@ impl Cell {
 /// Casts by lines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CastTable {
-    /// The casts, in the order in which lines name them.
+    /// The casts, in the order of the lines.
     pub names: Vec<String>,
     /// The step of each line.
     pub steps: Vec<u64>,
-    /// Of each cast, its cell in each line; `None` where a line has none.
+    /// The cells of each cast, one per line; `None` where a line lacks the cast.
     pub cells: Vec<Vec<Option<Cell>>>,
 }
 
-/// A cast that stands out.
+/// An outlier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outlier {
     /// The cast.
     pub name: String,
-    /// What it is ranked by: a share of all its elements, or powers of two.
+    /// The value it is ranked by: a share of all its elements, or powers of two.
     pub value: f64,
-    /// The same of the line where it is largest.
+    /// Its largest value on a line.
     pub highest: f64,
     /// The step of that line.
     pub step: u64,
@@ -78,7 +78,7 @@ struct Line {
 }
 
 impl CastTable {
-    /// Reads a `casts.jsonl`; half a line at its end, which a killed run left, is passed over.
+    /// Reads a `casts.jsonl`; an incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<CastTable> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let mut table = CastTable::default();

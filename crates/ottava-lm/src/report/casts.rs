@@ -1,4 +1,4 @@
-//! `casts.jsonl`: what each FP8 cast measures, a line every few steps.
+//! `casts.jsonl`: statistics of each FP8 cast, a line every `cast_statistics_steps` steps.
 
 use super::MetricsWriter;
 use crate::checkpoint::fs::RealFs;
@@ -19,7 +19,7 @@ pub struct CastLog {
 }
 
 impl CastLog {
-    /// Opens `path` to go on after `step`, as [`MetricsWriter::resume`] does; what was counted up to `now` belongs to no line.
+    /// Opens `path` to continue after `step`, as [`MetricsWriter::resume`] does. Counts up to `now` belong to no line.
     pub fn resume(path: &Path, step: u64, now: &[CastRecord]) -> Result<CastLog> {
         let counted = now.iter().map(|record| record.counts).collect();
         Ok(CastLog { writer: MetricsWriter::resume(&RealFs, path, step)?, since: step, counted })
@@ -49,7 +49,7 @@ impl CastLog {
         Ok(())
     }
 
-    /// Brings what was written to the disk.
+    /// Flushes to the disk.
     pub fn sync(&mut self) -> Result<()> {
         self.writer.sync()
     }

@@ -20,26 +20,25 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Starts the metrics of a new run at `path`. What a run that ended before its first checkpoint left there is set
-    /// aside, when it has steps. Errors with [`Error::Data`] when the file is of another kind.
+    /// Starts the metrics of a new run at `path`. Steps of a run that ended before its first checkpoint are set aside. Errors with [`Error::Data`] when the file is of another kind.
     pub fn create(fs: &dyn Fs, path: &Path) -> Result<MetricsWriter> {
         let (first, all) = (length_up_to(path, 0)?, length_up_to(path, u64::MAX)?);
         if all > first {
             let aside = set_aside(fs, path)?;
-            tracing::warn!("metrics of a run without a checkpoint are now in {}", aside.display());
+            tracing::warn!("metrics of a run without a checkpoint were moved to {}", aside.display());
         }
         MetricsWriter::open(fs, path, 0)
     }
 
-    /// Opens `path` to go on after `step`. Lines of later steps are removed: a resumed run trains these steps again, and
-    /// its file is then that of an unbroken run. So is half a line that a killed run left.
+    /// Opens `path` to continue after `step`. Lines of later steps, which a resumed run trains again, are removed, and so is
+    /// an incomplete last line.
     /// Errors with [`Error::Data`] when another line before them cannot be read.
     pub fn resume(fs: &dyn Fs, path: &Path, step: u64) -> Result<MetricsWriter> {
         MetricsWriter::open(fs, path, length_up_to(path, step)?)
     }
 
-    /// Opens `path` to go on after `checkpoint` of `step`, with exactly the lines that the checkpoint's copy has. A file
-    /// of another past is set aside. Checkpoints of format 1 have no copy; the lines are then those of `path`.
+    /// Opens `path` to continue after `checkpoint` of `step`, with exactly the lines of the checkpoint's copy. A file that
+    /// does not start with them is set aside. Checkpoints of format 1 have no copy; then `path` is cut after `step`.
     pub fn restore(fs: &dyn Fs, path: &Path, checkpoint: &Path, step: u64) -> Result<MetricsWriter> {
         let saved = checkpoint.join(SAVED);
         if !saved.is_file() {
@@ -53,7 +52,7 @@ impl MetricsWriter {
         if !starts_with(path, &saved)? {
             if path.symlink_metadata().is_ok() {
                 let aside = set_aside(fs, path)?;
-                tracing::warn!("metrics that are not of this run's past are now in {}", aside.display());
+                tracing::warn!("metrics of another branch were moved to {}", aside.display());
             }
             replace_file(fs, path, &std::fs::read(&saved).map_err(Error::io(&saved))?)?;
         }
@@ -75,7 +74,7 @@ impl MetricsWriter {
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 
-    /// Flushes to the disk; before a checkpoint is saved, which must not know steps that this lacks.
+    /// Flushes to the disk. Called before a checkpoint is saved, so that no checkpoint has steps that this lacks.
     pub fn sync(&mut self) -> Result<()> {
         self.file.sync().map_err(Error::io(&self.path))
     }

@@ -1,4 +1,4 @@
-//! What a run tells about itself: numbers for programs, for TensorBoard, and pictures.
+//! Reports of a run: metrics, TensorBoard events, cast statistics and plots.
 
 pub mod cast_table;
 pub mod casts;

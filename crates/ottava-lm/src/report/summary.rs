@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// What a run has come to.
+/// A run's metrics in summary.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// The last step with metrics.
@@ -16,11 +16,11 @@ pub struct Summary {
     pub loss: Option<[(u64, f64); 2]>,
     /// Validation loss, first and last.
     pub eval_loss: Option<[(u64, f64); 2]>,
-    /// What casts lost of all elements, where there are casts.
+    /// Losses of FP8 casts, if there are casts.
     pub casts: Option<CastSummary>,
 }
 
-/// What all casts of a run lost.
+/// Losses of all FP8 casts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CastSummary {
     /// Elements beyond the largest finite value after scaling.
@@ -43,7 +43,7 @@ pub struct Share {
 }
 
 impl Summary {
-    /// Reads a `metrics.jsonl`; half a line at its end is passed over.
+    /// Reads a `metrics.jsonl`; an incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<Summary> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let mut lines = Vec::new();

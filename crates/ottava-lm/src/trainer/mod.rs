@@ -140,7 +140,6 @@ impl Trainer {
                 "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
             );
         }
-        replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
         let metrics = folder.join("metrics.jsonl");
         let metrics = match &mut resumed {
             None => MetricsWriter::create(&RealFs, &metrics)?,
@@ -149,6 +148,7 @@ impl Trainer {
                 MetricsWriter::restore(&RealFs, &metrics, &resumed.path, step)?
             }
         };
+        replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
         let casts = folder.join("casts.jsonl");
         let measured = run.model.scaling().measured()?;
         // A file of earlier steps ends where the run goes on, also where no more lines follow.

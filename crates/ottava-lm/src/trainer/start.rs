@@ -1,4 +1,4 @@
-//! How a run begins: its folder, the checkpoint that it goes on from, its model.
+//! Starting a run: its folder, the checkpoint it resumes from, its model.
 
 use crate::checkpoint::fs::{RealFs, refuse_link, set_aside, sync_parent};
 use crate::checkpoint::{
@@ -16,7 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Where a run starts.
+/// How a run starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
     /// At step 1, in a folder that holds no run yet.
@@ -47,7 +47,7 @@ pub fn build<T>(
     Ok(made)
 }
 
-/// Says how many linears a recipe that casts leaves in high precision, and why: that must not happen silently.
+/// Logs how many linears an FP8 recipe leaves in high precision, with reasons.
 pub(super) fn tell_of_exceptions(model: &Description, recipe: &Recipe) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     let decisions = model.linears.iter().map(|(_, decision)| decision);
@@ -96,31 +96,31 @@ impl RunLock {
         match std::fs::symlink_metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(()),
             _ => Err(Error::Checkpoint(format!(
-                "{} was moved or removed while the run trained into it, so the run stops; `--resume` with `output_dir` set to where it is now goes on from its last checkpoint",
+                "{} was moved or removed while the run trained into it, so the run stops; resume with `output_dir` set to its new place",
                 self.path.parent().unwrap_or(&self.path).display()
             ))),
         }
     }
 }
 
-/// Where a run goes on from.
+/// The checkpoint that a run resumes from.
 pub(super) struct Resumed {
     pub(super) path: PathBuf,
     pub(super) progress: Progress,
 }
 
-/// The checkpoint that the run goes on from; `None` for a new run. Nothing is changed yet: [`Resumed::abandon_others`] does.
+/// Finds the checkpoint to resume from; `None` for a new run. Changes nothing; [`Resumed::abandon_others`] does.
 pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<Resumed>> {
     let folder = checkpoints(&config.output_dir);
     let (path, manifest) = match start {
         Start::New => {
-            // What a run left that ended before its first checkpoint cannot be gone on with.
+            // A run that ended before its first checkpoint cannot be resumed.
             return if holds_checkpoints(&folder)? { Err(holds_a_run(config)) } else { Ok(None) };
         }
         Start::Resume => {
             let latest = latest_complete(&folder, Verify::Hashes)?;
             for (path, error) in latest.damaged {
-                tracing::warn!("{} is damaged and passed over: {error}", path.display());
+                tracing::warn!("{} is damaged and skipped: {error}", path.display());
             }
             latest.complete.ok_or_else(|| {
                 Error::Checkpoint(format!(
@@ -147,7 +147,7 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
 
 fn holds_a_run(config: &RunConfig) -> Error {
     Error::Config(format!(
-        "{} already holds a run; go on with it by --resume, or start another with --set output_dir=FOLDER",
+        "{} already holds a run; resume it with --resume, or start another with --set output_dir=FOLDER",
         config.output_dir.display()
     ))
 }
@@ -178,22 +178,19 @@ impl Resumed {
         )))
     }
 
-    /// Makes the checkpoint the newest of the run's: later ones, damaged ones among them, are set aside, and it gets the
-    /// name of its step where it has another, as one that was set aside before.
+    /// Sets aside the run's later checkpoints, including damaged ones, so that this one is the newest. A checkpoint that was
+    /// set aside before gets its name back.
     pub(super) fn abandon_others(&mut self, config: &RunConfig) -> Result<()> {
         let folder = checkpoints(&config.output_dir);
         let step = self.progress.step;
         for path in abandon_after(&RealFs, &folder, step)? {
-            tracing::warn!(
-                "a checkpoint of a later step is not part of this run any more and is now in {}",
-                path.display()
-            );
+            tracing::warn!("a checkpoint of a later step was moved to {}", path.display());
         }
         let named = folder.join(atomic::name(step));
         if is_within(&self.path, &folder) && self.path.file_name() != named.file_name() {
             if named.symlink_metadata().is_ok() {
                 let path = set_aside(&RealFs, &named)?;
-                tracing::warn!("a checkpoint of the same step is now in {}", path.display());
+                tracing::warn!("a checkpoint of the same step was moved to {}", path.display());
             }
             std::fs::rename(&self.path, &named).map_err(Error::io(&self.path))?;
             sync_parent(&RealFs, &named)?;

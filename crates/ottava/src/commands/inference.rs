@@ -1,4 +1,4 @@
-//! What the commands that run a finished model share.
+//! Loading a model, shared by `eval` and `generate`.
 
 use clap::Args;
 use ottava_lm::checkpoint::{Verify, latest_complete, verify_model};
@@ -10,7 +10,7 @@ use ottava_lm::trainer::build;
 use ottava_lm::{Error, Result};
 use std::path::Path;
 
-/// In which precision, and where.
+/// Recipe and device.
 #[derive(Args)]
 pub struct Inference {
     /// The recipe, as fp8-current; by default that of the run that saved the model, else bf16. Linears that

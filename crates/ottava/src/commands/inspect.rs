@@ -29,13 +29,13 @@ pub struct Inspect {
     json: bool,
 }
 
-/// What there is to tell.
+/// The content of a run's folder.
 struct Found {
     config: RunConfig,
     summary: Summary,
     /// The newest complete checkpoint.
     checkpoint: Option<PathBuf>,
-    /// What each cast did, or a sentence on why that is not known.
+    /// Statistics of each cast, or the reason that there are none.
     casts: Result<CastTable, String>,
 }
 

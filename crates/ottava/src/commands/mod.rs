@@ -12,10 +12,10 @@ pub mod train;
 
 use ottava_lm::config::RunConfig;
 
-/// The largest number of anything that is counted on the command line.
+/// The largest count on the command line.
 const MAX_COUNT: usize = 1 << 24;
 
-/// Parses a number of things, at least one.
+/// Parses a count of at least 1.
 pub fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=MAX_COUNT) => Ok(count),
@@ -23,7 +23,7 @@ pub fn count(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Names settings that were set and change nothing: whoever wrote them expects something of them.
+/// Warns of settings without effect.
 pub fn warn_of_settings(config: &RunConfig) {
     for text in config.without_effect() {
         tracing::warn!("{text}");

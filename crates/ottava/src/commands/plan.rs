@@ -91,7 +91,7 @@ fn print_memory(memory: &MemoryPlan) {
     if memory.host_bytes > 0 {
         line(memory.host_bytes, "of the host's memory, offloaded");
     }
-    line(memory.available_bytes, if memory.fits { "there are for it" } else { "there are, which is not enough" });
+    line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
 }
 
 fn gib(bytes: u64) -> f64 {

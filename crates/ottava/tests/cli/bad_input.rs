@@ -1,9 +1,9 @@
-//! Every mistake of a user gets a sentence and its exit code, and nothing is written over.
+//! Mistakes of users are errors with a remedy and an exit code, and nothing is overwritten.
 
 use crate::setup::Run;
 
 #[test]
-fn configuration() {
+fn mistakes_in_a_configuration_are_named() {
     let run = Run::new();
     run.fail(&["train", "absent.toml"], 1, &["absent.toml"]);
     run.fail(&["trian", "run.toml"], 1, &["trian"]);
@@ -22,7 +22,7 @@ fn configuration() {
 }
 
 #[test]
-fn model_folder() {
+fn mistakes_in_a_model_folder_are_named() {
     let run = Run::new();
     run.fail(&["train", "run.toml", "--set", "model.path=absent"], 1, &["absent"]);
     for (from, to, words) in [
@@ -45,7 +45,7 @@ fn model_folder() {
 }
 
 #[test]
-fn weights() {
+fn damaged_weights_are_named() {
     let run = Run::new();
     let checkpoint = run.checkpoint();
     let weights = checkpoint.join("model.safetensors");
@@ -80,7 +80,7 @@ fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn data() {
+fn mistakes_in_data_are_named_by_line() {
     let run = Run::new();
     run.fail(&["train", "run.toml", "--set", "train_files=[\"absent.txt\"]"], 2, &["absent.txt"]);
     run.write("empty.txt", b"\n\n");
@@ -93,7 +93,7 @@ fn data() {
 }
 
 #[test]
-fn an_existing_run_is_not_written_over() {
+fn an_existing_run_is_not_overwritten() {
     let run = Run::new();
     run.checkpoint();
     let before = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
@@ -109,7 +109,7 @@ fn an_existing_run_is_not_written_over() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there() {
+fn a_missing_gpu_is_an_error() {
     if ottava_tensor::testing::gpu().is_some() {
         return;
     }

@@ -129,6 +129,7 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
 #[test]
 fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     let run = Run::new();
+    run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1048576");
     let plan = run.succeed(&["plan", "run.toml", "--gpu-memory", "80", "--set", "recompute=auto"]);
     for part in ["attention: cuDNN", "at the peak, in ", "recompute = \"none\"", "recompute = \"auto\" is \"none\""] {
         assert!(plan.contains(part), "no {part:?} in: {plan}");
@@ -147,7 +148,7 @@ fn prepare_counts_and_train_reuses() {
     let counts = json(&run.succeed(&["prepare", "run.toml", "--json"]));
     assert_eq!(counts["documents"], 30);
     let output = run.ottava(&["train", "run.toml"]);
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("tokenising"), "prepared tokens are used");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("tokenizing"), "prepared tokens are used");
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! Names that people bring from other trainers: understood where they mean what one of ours means, refused with a reason where not.
+//! Settings of other trainers: translated where one of ours means the same, refused with a reason where not.
 
 use toml::Value;
 
-/// What a name of another trainer is here.
+/// The meaning of another trainer's setting.
 enum Meaning {
     /// Another spelling of this key.
     Is(&'static str),
-    /// This key, whose values have other names: each is one of ours, as TOML, or refused with a reason.
+    /// This key, with other values: each is translated to TOML, or refused with a reason.
     Values(&'static str, &'static [(&'static str, Result<&'static str, &'static str>)]),
-    /// Understood at this one value, which is how things are anyway; refused at others, because.
+    /// Accepted at this one value, which is what Ottava does anyway; refused at others, with the reason.
     Only(&'static str, &'static str),
-    /// Refused, because.
+    /// Refused, with the reason.
     Not(&'static str),
 }
 
@@ -187,7 +187,7 @@ fn plain(name: &str) -> String {
     name.trim_start_matches("--").replace('-', "_")
 }
 
-/// Our key for `name`, if it is one of theirs that has one.
+/// Our key for another trainer's `name`, if there is one.
 pub(super) fn ours(name: &str) -> Option<&'static str> {
     let name = plain(name);
     THEIRS.iter().find(|(theirs, _)| *theirs == name).and_then(|(_, meaning)| match meaning {
@@ -196,8 +196,8 @@ pub(super) fn ours(name: &str) -> Option<&'static str> {
     })
 }
 
-/// What the setting `name = value` of another trainer is here: one of ours, nothing because it is so anyway, or not possible for
-/// the reason given. `None` where no such name is known.
+/// Translates another trainer's `name = value`: to one of our settings, to nothing where Ottava does so anyway, or to the reason why
+/// it is refused. `None` for unknown names.
 #[allow(clippy::type_complexity)]
 pub(super) fn translate(name: &str, value: &Value) -> Option<Result<Option<(&'static str, Value)>, &'static str>> {
     let name = plain(name);

@@ -1,4 +1,4 @@
-//! What a run keeps in memory, and how: the tables `[optimizer]` and `[memory]`.
+//! The tables `[optimizer]` and `[memory]`: formats of the optimizer, recomputation and offloading.
 
 use super::{RunConfig, auto};
 use crate::level::{Formats, Gradients, Level, Masters, Share, States};
@@ -6,13 +6,13 @@ use crate::param::{Kept, Purpose};
 use crate::recompute::{Recompute, SavedActivations};
 use serde::{Deserialize, Serialize};
 
-/// The `[optimizer]` table. What is `None`, written `auto`, is as the level has it.
+/// The `[optimizer]` table. `None`, written `auto`, takes the level's format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
-    /// What is kept in which format: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
+    /// Formats of master weights, gradients and states together: `O0`, `O1`, `O2`, `O3`, `coat` or `bf16`.
     pub level: Level,
-    /// Weights that are updated, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
+    /// Master weights, where the model computes in 16 bits: `float32`, `float16`, `remainder` or `none`.
     #[serde(with = "auto")]
     pub master_weights: Option<Masters>,
     /// Gradients of the blocks' matrices: `float32`, `bfloat16` (where the model computes in that) or `float8`.
@@ -24,7 +24,7 @@ pub struct OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// What is kept in which format.
+    /// The formats, with `auto` resolved.
     pub fn formats(&self) -> Formats {
         let Formats { masters, gradients, states } = self.level.formats();
         Formats {
@@ -35,29 +35,29 @@ impl OptimizerConfig {
     }
 }
 
-/// The `[memory]` table: what is kept and how, and what is made again when it is needed.
+/// The `[memory]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// What backward computes again: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest of these that
-    /// fits the device. Results are the same bits.
+    /// What backward recomputes: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest policy that fits
+    /// the device. Results are the same bits.
     #[serde(with = "auto")]
     pub recompute: Option<Recompute>,
-    /// Whether FP8 codes of weights are kept for the whole step; `auto` is as the optimizer's level has it. Without, each product
-    /// casts the weight that it reads.
+    /// Whether FP8 codes of weights are kept for the whole step; `auto` follows the optimizer's level. Without them, each product casts
+    /// its weight.
     #[serde(with = "auto")]
     pub weight_codes: Option<bool>,
-    /// How the inputs of norms and SwiGLU are kept for backward: `exact` or `float8`.
+    /// Format of the inputs of norms and SwiGLU that are saved for backward: `exact` or `float8`.
     pub saved_activations: SavedActivations,
-    /// The share of the blocks, from 0 to 1, whose moments and masters are in the host's memory, and visit the GPU for each update;
-    /// `None`, written `auto`, is the least that makes the run fit.
+    /// Share of the blocks, from 0 to 1, whose optimizer states and master weights are offloaded to the host and fetched for each
+    /// update; `None`, written `auto`, is the smallest share that fits.
     #[serde(with = "auto")]
     pub offload_optimizer: Option<f64>,
-    /// The same of weights, which visit the GPU for each forward and backward of their block, ahead of time; `None`, written `auto`, is
-    /// the least that makes the run fit where offloading the optimizer is not enough.
+    /// Share of the blocks whose weights are offloaded to the host and prefetched for forward and backward; `None`, written `auto`, is
+    /// the smallest share that fits where offloading the optimizer is not enough.
     #[serde(with = "auto")]
     pub offload_parameters: Option<f64>,
-    /// Whether the inputs of blocks wait for backward in the host's memory. Only where they are all that is kept: with `recompute` full.
+    /// Whether the inputs of blocks are offloaded to the host between forward and backward. Needs `recompute = "full"`.
     pub offload_residuals: bool,
 }
 
@@ -80,7 +80,7 @@ impl RunConfig {
         self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
     }
 
-    /// What a model that is trained so is built for, once [`Settled`](crate::plan::Settled) has chosen what was left open.
+    /// The purpose to build the model for. Needs settings without `auto`, as [`Settled`](crate::plan::Settled) resolves them.
     pub fn purpose(&self) -> Purpose {
         Purpose::Train(Kept {
             formats: self.optimizer.formats(),
