@@ -261,8 +261,7 @@ impl RunConfig {
             }
         }
         let told = problems.iter().take(names::MAX_PROBLEMS).map(|problem| format!("{}: {problem}", path.display()));
-        let more = problems.len().saturating_sub(names::MAX_PROBLEMS);
-        let more = (more > 0).then(|| format!("{}: {more} more problems", path.display()));
+        let more = (problems.len() > names::MAX_PROBLEMS).then(|| format!("{}: more problems follow", path.display()));
         Err(Error::Config(told.chain(more).collect::<Vec<_>>().join("\n")))
     }
 

@@ -6,7 +6,7 @@ use toml::{Table, Value};
 /// Longer keys get no suggestion.
 const MAX_KEY_BYTES: usize = 100;
 
-/// Problems that are listed; the others are counted.
+/// Problems that are listed; the search for more ends there.
 pub(super) const MAX_PROBLEMS: usize = 20;
 
 /// All keys, as dotted paths.
@@ -20,13 +20,16 @@ impl Known {
     }
 
     fn is_table(&self, path: &str) -> bool {
-        self.0.iter().any(|key| key.starts_with(&format!("{path}.")))
+        self.0.iter().any(|key| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
     }
 
     /// Replaces aliases and reports keys that do not exist.
     pub(super) fn canonical(&self, table: &mut Table, prefix: &str, problems: &mut Vec<String>) {
         let keys: Vec<String> = table.keys().cloned().collect();
         for key in keys {
+            if problems.len() > MAX_PROBLEMS {
+                return;
+            }
             let path = format!("{prefix}{key}");
             if self.is_table(&path) {
                 match table.get_mut(&key) {
@@ -37,7 +40,6 @@ impl Known {
             }
             match aliases::translate(&key, &table[&key]) {
                 None if self.0.contains(&path) => {}
-                None if problems.len() >= MAX_PROBLEMS => problems.push(String::new()),
                 None => problems.push(self.unknown(&path)),
                 Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
                 Some(Ok(None)) => drop(table.remove(&key)),

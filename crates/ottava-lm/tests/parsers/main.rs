@@ -116,17 +116,37 @@ fn changed(good: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
+/// A megabyte of nesting, of one long key and of many short ones, as JSON and as TOML, before the `good` file and within it.
+fn extremes(good: &[u8]) -> Vec<Vec<u8>> {
+    let free = MAX_BYTES - good.len() - 16;
+    let many = |entry: &dyn Fn(usize) -> String| {
+        let (mut text, mut i) = (String::new(), 0);
+        while text.len() + 32 < free {
+            text += &entry(i);
+            i += 1;
+        }
+        text
+    };
+    let texts = [
+        "[".repeat(free),
+        "{\"a\":".repeat(free / 5),
+        format!("{} = 1\n", "k".repeat(free)),
+        format!("\"{}\":1,", "k".repeat(free)),
+        many(&|i| format!("max_step_{i} = 1\n")),
+        many(&|i| format!("\"key_{i}\":{i},")),
+    ];
+    let within = good.iter().position(|&byte| byte == b'{').map_or(0, |at| at + 1);
+    let insert = |at: usize, text: &String| [&good[..at], text.as_bytes(), &good[at..]].concat();
+    texts.iter().flat_map(|text| [insert(0, text), insert(within, text)]).collect()
+}
+
 /// Gives many changed versions of the `good` file at `path` to `parse`, whose result does not matter.
 fn holds(name: &str, path: &Path, good: &[u8], repair: impl Fn(Vec<u8>) -> Vec<u8>, parse: impl Fn(&Path)) {
     std::fs::write(path, good).unwrap();
     parse(path);
-    // The same cases in each run; PROPTEST_CASES asks for more.
-    let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().unwrap());
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let worst = Cell::new((Duration::ZERO, 0));
-    let result = runner.run(&changes(), |changes| {
-        let bytes = repair(changed(good, &changes));
+    let check = |bytes: Vec<u8>| {
+        let bytes = repair(bytes);
         std::fs::write(path, &bytes).unwrap();
         let limit = 4 * bytes.len() + (64 << 20);
         drop(bytes);
@@ -139,8 +159,15 @@ fn holds(name: &str, path: &Path, good: &[u8], repair: impl Fn(Vec<u8>) -> Vec<u
         prop_assert!(time <= Duration::from_secs(1), "{time:?}");
         prop_assert!(memory <= limit, "{memory} bytes, at most {limit}");
         Ok(())
-    });
-
+    };
+    for (i, bytes) in extremes(good).into_iter().enumerate() {
+        check(bytes).unwrap_or_else(|error| panic!("{name}, extreme {i}: {error}"));
+    }
+    // The same cases in each run; PROPTEST_CASES asks for more.
+    let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().unwrap());
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let result = runner.run(&changes(), |changes| check(changed(good, &changes)));
     let (slowest, largest) = worst.get();
     eprintln!("{name}: at most {slowest:?} and {:.1} MiB", largest as f64 / f64::from(1 << 20));
     result.unwrap_or_else(|error| panic!("{name}: {error}"));
