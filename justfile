@@ -28,7 +28,7 @@ nightly:
 nightly-memory:
     OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises as_well_as -- --nocapture --skip fp8_learns_as_well
 
-# Kill a run 1,000 times at random moments; about ten minutes
+# Kill a run 1,000 times at random moments; two to four minutes
 nightly-kill:
     OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
 

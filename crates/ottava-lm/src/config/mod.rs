@@ -28,6 +28,9 @@ const MAX_BYTES: u64 = 16 << 20;
 /// The most tokens of a micro-batch, whose positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
 
+/// The most sequences of a step. A plan takes time with their number, and proposes to divide them otherwise.
+const MAX_SEQUENCES: usize = 1 << 18;
+
 /// A training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -307,6 +310,13 @@ impl RunConfig {
         for (key, count) in counts {
             demand((1..=1 << 24).contains(&count), &format!("`{key}` is {count}; it is a number from 1 to 16777216"));
         }
+        let sequences = t.per_device_train_batch_size.saturating_mul(t.gradient_accumulation_steps);
+        demand(
+            sequences <= MAX_SEQUENCES,
+            &format!(
+                "`per_device_train_batch_size` times `gradient_accumulation_steps` is {sequences}; a step has at most {MAX_SEQUENCES} sequences"
+            ),
+        );
         let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
         demand(
             tokens <= MAX_TOKENS,

@@ -97,8 +97,13 @@ fn numbers_near_the_limits_of_integers_are_refused() {
             fail_soon(&run, &["plan", "run.toml", "--set", &format!("{key}={number}")], 1, &[key, "is", number]);
         }
     }
-    let many = ["plan", "run.toml", "--set", "per_device_train_batch_size=16777216", "--set", "max_length=16777216"];
+    let many = ["plan", "run.toml", "--set", "per_device_train_batch_size=262144", "--set", "max_length=16777216"];
     fail_soon(&run, &many, 1, &["a micro-batch has at most"]);
+    for (rows, passes) in [("262144", "2"), ("1", "16777216"), ("16777216", "1")] {
+        let (rows, passes) =
+            (format!("per_device_train_batch_size={rows}"), format!("gradient_accumulation_steps={passes}"));
+        fail_soon(&run, &["plan", "run.toml", "--set", &rows, "--set", &passes], 1, &["a step has at most 262144"]);
+    }
     let long = ["max_length=65", "max_length=16777216"];
     for setting in long {
         fail_soon(&run, &["plan", "run.toml", "--set", setting], 1, &["the model 64 positions"]);
