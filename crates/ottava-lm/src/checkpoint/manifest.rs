@@ -112,7 +112,8 @@ fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str)
     if depth == Verify::Hashes {
         for (name, entry) in files() {
             if sha256_file(&folder.join(name))?.1 != entry.sha256 {
-                let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; if the change is meant, delete manifest.json to use this as a plain model folder";
+                let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; \
+                              if the change is meant, delete manifest.json to use this as a plain model folder";
                 return Err(wrong(folder, name, reason.into()));
             }
         }

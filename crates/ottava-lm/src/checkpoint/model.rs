@@ -182,7 +182,8 @@ impl FolderTemplate {
             match all_finite(info.dtype, &bytes) {
                 true => Ok(bytes),
                 false => Err(Error::NonFinite(format!(
-                    "`{}` holds a weight that is not finite, so no checkpoint was saved; resume from the last one with a lower `learning_rate`",
+                    "`{}` holds a weight that is not finite, so no checkpoint was saved; \
+                     resume from the last one with a lower `learning_rate`",
                     info.name
                 ))),
             }

@@ -314,7 +314,8 @@ impl RunConfig {
         demand(
             sequences <= MAX_SEQUENCES,
             &format!(
-                "`per_device_train_batch_size` times `gradient_accumulation_steps` is {sequences}; a step has at most {MAX_SEQUENCES} sequences"
+                "`per_device_train_batch_size` times `gradient_accumulation_steps` is {sequences}; \
+                 a step has at most {MAX_SEQUENCES} sequences"
             ),
         );
         let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
@@ -379,7 +380,8 @@ impl RunConfig {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "`data.max_length` is {}, and config.json gives the model {} positions (`max_position_embeddings`); set max_length to at most that",
+            "`data.max_length` is {}, and config.json gives the model {} positions \
+             (`max_position_embeddings`); set max_length to at most that",
             self.data.max_length, sizes.max_positions
         )))
     }
@@ -460,7 +462,8 @@ impl RunConfig {
         let (before, now) = (saved.precision.recipe, self.precision.recipe);
         if saved.precision.recipe().compute != self.precision.recipe().compute {
             return Err(Error::Config(format!(
-                "the checkpoint is of recipe `{}` and cannot resume as `{}`, whose weights have another type. Start a new run with `model.path` set to the checkpoint instead",
+                "the checkpoint is of recipe `{}` and cannot resume as `{}`, whose weights have another type. \
+                 Start a new run with `model.path` set to the checkpoint instead",
                 before.as_str(),
                 now.as_str()
             )));

@@ -1,6 +1,7 @@
 //! Batches for training and evaluation.
 //!
-//! Documents are concatenated into one endless stream, in another order each epoch, and the stream is cut into rows. A row of `seq_len + 1` tokens gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row
+//! Documents are concatenated into one endless stream, in another order each epoch, and the stream is cut into rows.
+//! A row of `seq_len + 1` tokens gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row
 //! starts with the last token of this one, so every token is a target exactly once.
 
 use std::sync::Arc;

@@ -32,7 +32,8 @@ const TEMPORARY: &str = ".tmp-";
 /// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
 ///
 /// Each document is tokenized separately and ends with the tokenizer's end-of-sequence token. Files and documents keep
-/// their order, whatever the number of cores. The folder appears by rename when it is complete. Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
+/// their order, whatever the number of cores. The folder appears by rename when it is complete.
+/// Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
 pub fn prepare(
     sources: &[PathBuf],
     options: &SourceOptions,
@@ -176,7 +177,8 @@ fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
     let first = needed(&documents[0]);
     if first > available {
         return Err(Error::Data(format!(
-            "{}:{}: tokenizing this document of {:.1} MiB takes about {:.1} GiB of memory, and {:.1} GiB are available; split it, or set text_documents = \"line\"",
+            "{}:{}: tokenizing this document of {:.1} MiB takes about {:.1} GiB of memory, \
+             and {:.1} GiB are available; split it, or set text_documents = \"line\"",
             source.display(),
             documents[0].line,
             documents[0].text.len() as f64 / f64::from(1 << 20),

@@ -20,7 +20,8 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Starts the metrics of a new run at `path`. Steps of a run that ended before its first checkpoint are set aside. Errors with [`Error::Data`] when the file is of another kind.
+    /// Starts the metrics of a new run at `path`. Steps of a run that ended before its first checkpoint are set aside.
+    /// Errors with [`Error::Data`] when the file is of another kind.
     pub fn create(fs: &dyn Fs, path: &Path) -> Result<MetricsWriter> {
         let (first, all) = (length_up_to(path, 0)?, length_up_to(path, u64::MAX)?);
         if all > first {

@@ -172,7 +172,8 @@ impl Resumed {
             })
             .collect();
         Err(Error::Config(format!(
-            "config.json of `model.path` has changed since {} was saved: {}. Put it back, or start a new run with `model.path` set to the checkpoint",
+            "config.json of `model.path` has changed since {} was saved: {}. \
+             Put it back, or start a new run with `model.path` set to the checkpoint",
             self.path.display(),
             changed.join(", ")
         )))

@@ -17,7 +17,8 @@ use std::path::PathBuf;
   ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
   ottava train run.toml --resume
 
-SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130. A second one exits at once, with 130.")]
+SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
+A second one exits at once, with 130.")]
 pub struct Train {
     /// The run's TOML file; configs/reference.toml shows every key.
     config: PathBuf,
