@@ -1,5 +1,8 @@
 # `just` lists these; CONTRIBUTING.md says when to use which.
 
+# Promises that no GPU takes part in
+cpu_only := "--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch"
+
 # List the recipes
 default:
     @just --list
@@ -17,8 +20,8 @@ test *args:
 
 # Parity and promises on a machine with a GPU, in one process per crate; fails without one
 gpu:
-    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor -- --test-threads=1
-    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1
+    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor --lib -- --test-threads=1
+    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1 {{ cpu_only }}
 
 # The longer version of the convergence test of recipes, with its table; minutes on two cores
 nightly:

@@ -32,6 +32,7 @@ pub fn gpu() -> Option<Device> {
     GPU.get_or_init(|| match CudaDevice::count() {
         Ok(n) if n > 0 => {
             let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
+            gpu.skip_gemm_timing();
             // Errors are reported by the tests that launch the kernel.
             drop(compile_all(&kernels(), &arch_of(gpu.capability())));
             Some(Device::Cuda(gpu))

@@ -5,6 +5,7 @@ use crate::config::RunConfig;
 use crate::context::Sequences;
 use crate::error::Result;
 use crate::level::Masters;
+use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::kept;
@@ -181,8 +182,8 @@ fn available(device: &Device) -> usize {
     }
 }
 
-/// Bytes that tensors can have of the host's memory, by these lines of what the system says. Where it does not say, there is no limit to
-/// plan with.
+/// Bytes of host memory available to tensors: the sum of these lines of `/proc/meminfo`, within `ulimit` and cgroup limits.
+/// [`UNLIMITED`] where the system does not say.
 fn of_host(kinds: &[&str]) -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = |kind: &&str| -> Option<usize> {
@@ -190,7 +191,9 @@ fn of_host(kinds: &[&str]) -> usize {
     };
     // A twentieth is left to the rest of the process.
     let there: usize = kinds.iter().filter_map(kilobytes).sum();
-    if there > 0 { there * 1024 / 20 * 19 } else { UNLIMITED }
+    let system = if there > 0 { there * 1024 } else { UNLIMITED };
+    let limit = limits::process_memory().map_or(UNLIMITED, |bytes| bytes as usize);
+    system.min(limit) / 20 * 19
 }
 
 /// A scope of the dry run, in words.

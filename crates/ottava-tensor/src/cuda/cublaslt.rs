@@ -154,6 +154,8 @@ pub(super) struct Gemms {
     workspace: u64,
     plans: HashMap<(GemmSpec, u32), Plan>,
     choices: Choices,
+    /// Whether proposals compete for speed.
+    timed: bool,
 }
 
 // SAFETY: handles and descriptors may move between threads; `Gemms` is used by one at a time, behind a Mutex.
@@ -194,7 +196,12 @@ impl Gemms {
             let (free, total) = context.memory_info()?;
             return Err(Error::OutOfMemory { requested: WORKSPACE, free, total });
         };
-        Ok(Gemms { library, workspace, plans: HashMap::new(), choices })
+        Ok(Gemms { library, workspace, plans: HashMap::new(), choices, timed: true })
+    }
+
+    /// Takes the library's first working proposal from now on, without timing, and stores no choice.
+    pub(super) fn skip_timing(&mut self) {
+        self.timed = false;
     }
 
     /// Enqueues a product. The first call of each spec and alignment times the library's proposals.
@@ -270,6 +277,9 @@ impl Gemms {
                 Ok(time) => field.push((time, algorithm)),
                 Err(error) => refusal = Some(error),
             }
+            if !self.timed && !field.is_empty() {
+                break;
+            }
         }
         // Each ran twice, once untimed.
         let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
@@ -296,7 +306,9 @@ impl Gemms {
                 let times: Vec<f32> = totals.iter().map(|(total, _)| *total).collect();
                 tracing::debug!("{key}: chosen in {:.0?}, finalists took {times:?} ms", start.elapsed());
                 plan.algorithm = *algorithm;
-                self.choices.insert(key, *algorithm);
+                if self.timed {
+                    self.choices.insert(key, *algorithm);
+                }
                 Ok(plan)
             }
             (None, Some(error)) => Err(error),
