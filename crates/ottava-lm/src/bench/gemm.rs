@@ -1,6 +1,6 @@
 //! The products of a model's linear layers.
 
-use super::expect_positive;
+use super::shapes::expect_positive;
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
 use crate::recipe::{Cast, Casts, Precision, ProductPrecision, Recipe, RecipeName};

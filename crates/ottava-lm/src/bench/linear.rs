@@ -1,7 +1,7 @@
 //! Whole linear layers, with their casts, beside their bare products.
 
-use super::expect_positive;
 use super::gemm::{flops, milliseconds, operands, recipe};
+use super::shapes::expect_positive;
 use crate::checkpoint::RandomWeights;
 use crate::context::{Context, Sequences};
 use crate::error::Result;

@@ -3,84 +3,11 @@
 mod families;
 mod gemm;
 mod linear;
+mod shapes;
 mod train;
 
 pub use families::FamilyTime;
 pub use gemm::{GemmRow, gemms};
 pub use linear::{LinearRow, SweepCell, linears, sweep};
+pub use shapes::{attention_layout, model, models};
 pub use train::{TrainBench, TrainRow};
-
-use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, RopeKind, RopeScaling};
-use ottava_tensor::ops::AttentionLayout;
-
-/// Shapes of known models: `(name, config)`.
-pub fn models() -> Vec<(&'static str, DecoderConfig)> {
-    let shape = |vocabulary, channels, hidden, layers, heads, kv_heads| DecoderConfig {
-        vocabulary,
-        channels,
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        head_dim: channels / heads,
-        max_positions: 1 << 17,
-        norm_eps: 1e-5,
-        tied: false,
-        init_std: 0.02,
-        rope: RopeScaling { theta: 10_000.0, kind: RopeKind::Default },
-        qk_norm: false,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        window: None,
-    };
-    let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| DecoderConfig {
-        qkv_bias: true,
-        tied,
-        ..shape(vocabulary, channels, hidden, layers, heads, kv_heads)
-    };
-    let qwen3 = |channels, hidden, layers, heads, tied| DecoderConfig {
-        head_dim: 128,
-        qk_norm: true,
-        tied,
-        ..shape(151_936, channels, hidden, layers, heads, 8)
-    };
-    vec![
-        ("llama-2-7b", shape(32_000, 4096, 11_008, 32, 32, 32)),
-        ("llama-2-13b", shape(32_000, 5120, 13_824, 40, 40, 40)),
-        ("llama-30b", shape(32_000, 6656, 17_920, 60, 52, 52)),
-        ("llama-3-8b", shape(128_256, 4096, 14_336, 32, 32, 8)),
-        ("qwen2.5-0.5b", qwen(151_936, 896, 4864, 24, 14, 2, true)),
-        ("qwen2.5-1.5b", qwen(151_936, 1536, 8960, 28, 12, 2, true)),
-        ("qwen2.5-3b", qwen(151_936, 2048, 11_008, 36, 16, 2, true)),
-        ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
-        ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
-        ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
-    ]
-}
-
-/// The shape of the model called `name`.
-pub fn model(name: &str) -> Result<DecoderConfig> {
-    let known = models();
-    if let Some((_, sizes)) = known.iter().find(|(known, _)| *known == name) {
-        return Ok(sizes.clone());
-    }
-    let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-    Err(Error::Config(format!("there is no model `{name}`; there are {}", names.join(", "))))
-}
-
-/// The model's attention over `tokens` in sequences of `seq_len`.
-pub fn attention_layout(sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<AttentionLayout> {
-    expect_positive(&[tokens, seq_len])?;
-    let DecoderConfig { heads, kv_heads, head_dim, .. } = *sizes;
-    Ok(AttentionLayout { batch: (tokens / seq_len).max(1), seq_len, heads, kv_heads, head_dim, deterministic: false })
-}
-
-/// Checks sizes of what is to be timed.
-fn expect_positive(sizes: &[usize]) -> Result<()> {
-    match sizes.contains(&0) {
-        true => Err(Error::Config("tokens, sequence lengths and sizes must be at least 1".into())),
-        false => Ok(()),
-    }
-}

@@ -10,7 +10,7 @@ impl RunConfig {
     pub fn without_effect(&self) -> Vec<String> {
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();
-            super::flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
+            super::keys::flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
             keys
         };
         let changed: Vec<(String, Value)> = flat(self)

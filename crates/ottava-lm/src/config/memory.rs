@@ -1,8 +1,7 @@
 //! The tables `[optimizer]` and `[memory]`: formats of the optimizer, recomputation and offloading.
 
-use super::{RunConfig, auto};
-use crate::level::{Formats, Gradients, Level, Masters, Share, States};
-use crate::param::{Kept, Purpose};
+use super::auto;
+use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::recompute::{Recompute, SavedActivations};
 use serde::{Deserialize, Serialize};
 
@@ -71,25 +70,5 @@ impl Default for MemoryConfig {
             offload_parameters: Some(0.0),
             offload_residuals: false,
         }
-    }
-}
-
-impl RunConfig {
-    /// Whether FP8 codes of weights are kept for the whole step.
-    pub fn weight_codes(&self) -> bool {
-        self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
-    }
-
-    /// The purpose to build the model for. Needs settings without `auto`, as [`Settled`](crate::plan::Settled) resolves them.
-    pub fn purpose(&self) -> Purpose {
-        Purpose::Train(Kept {
-            formats: self.optimizer.formats(),
-            weight_codes: self.weight_codes(),
-            recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
-            saved_activations: self.memory.saved_activations,
-            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("settled as well")),
-            offload_parameters: Share::of(self.memory.offload_parameters.expect("settled as well")),
-            offload_residuals: self.memory.offload_residuals,
-        })
     }
 }

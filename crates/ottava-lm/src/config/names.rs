@@ -1,6 +1,7 @@
 //! The keys of a configuration, and looking them up.
 
-use super::{RunConfig, aliases, flatten};
+use super::keys::flatten;
+use super::{RunConfig, aliases};
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.

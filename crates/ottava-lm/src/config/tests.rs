@@ -1,4 +1,9 @@
+use super::keys::flatten;
+use super::names::Known;
 use super::*;
+use crate::error::Result;
+use crate::recipe::Precision;
+use toml::Table;
 
 fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! Llama 2 and 3. Touvron et al. 2023, arXiv:2307.09288; Grattafiori et al. 2024, arXiv:2407.21783.
 
-use super::{ConfigFile, DecoderConfig, Family, common};
+use super::family::{Family, common};
+use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
 pub(super) const FAMILY: Family = Family { architecture: "LlamaForCausalLM", model_type: "llama", read };

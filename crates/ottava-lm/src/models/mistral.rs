@@ -1,6 +1,7 @@
 //! Mistral: Llama's blocks; early versions attend to a sliding window. Jiang et al. 2023, arXiv:2310.06825.
 
-use super::{ConfigFile, DecoderConfig, Family, common};
+use super::family::{Family, common};
+use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
 pub(super) const FAMILY: Family = Family { architecture: "MistralForCausalLM", model_type: "mistral", read };

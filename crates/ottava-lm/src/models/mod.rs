@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod family;
 mod llama;
 mod mistral;
 mod prefetch;
@@ -20,15 +21,7 @@ pub use sizes::DecoderConfig;
 pub use stage::{Span, Stage, StageSaved};
 
 use crate::error::Result;
-
-/// One model family.
-struct Family {
-    /// What `architectures` in `config.json` calls it.
-    architecture: &'static str,
-    /// What `model_type` calls it.
-    model_type: &'static str,
-    read: fn(&ConfigFile) -> Result<DecoderConfig>,
-}
+use family::Family;
 
 const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
 
@@ -74,49 +67,4 @@ fn check_constants(config: &DecoderConfig) -> Result<(), String> {
         }
         None => Ok(()),
     }
-}
-
-/// Sizes that all families write alike.
-fn common(file: &ConfigFile) -> Result<DecoderConfig> {
-    for key in ["quantization_config", "auto_map"] {
-        if file.has(key) {
-            return Err(
-                file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read"))
-            );
-        }
-    }
-    let activation: String = file.optional("hidden_act", "silu".to_string())?;
-    if activation != "silu" {
-        return Err(file.error(&format!("`hidden_act` is \"{activation}\"; only \"silu\" is implemented")));
-    }
-    let dropout: f64 = file.optional("attention_dropout", 0.0)?;
-    if dropout != 0.0 {
-        return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
-    }
-    let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
-    let even = channels.checked_div(heads).unwrap_or(0);
-    if !file.has("head_dim") && even * heads != channels {
-        return Err(file.error(&format!(
-            "`hidden_size` {channels} does not divide into {heads} heads, and there is no `head_dim`"
-        )));
-    }
-    Ok(DecoderConfig {
-        vocabulary: file.required("vocab_size")?,
-        channels,
-        hidden: file.required("intermediate_size")?,
-        layers: file.required("num_hidden_layers")?,
-        heads,
-        kv_heads: file.optional("num_key_value_heads", heads)?,
-        head_dim: file.optional("head_dim", even)?,
-        max_positions: file.optional("max_position_embeddings", 2048)?,
-        norm_eps: file.optional("rms_norm_eps", 1e-6)?,
-        tied: file.optional("tie_word_embeddings", false)?,
-        init_std: file.optional("initializer_range", 0.02)?,
-        rope: RopeScaling::read(file)?,
-        qk_norm: false,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        window: None,
-    })
 }

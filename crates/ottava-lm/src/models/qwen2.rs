@@ -1,6 +1,7 @@
 //! Qwen2 and Qwen2.5: Llama's blocks with biases on queries, keys and values. Yang et al. 2024, arXiv:2407.10671.
 
-use super::{ConfigFile, DecoderConfig, Family, common};
+use super::family::{Family, common};
+use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
 pub(super) const FAMILY: Family = Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", read };

@@ -1,6 +1,7 @@
 //! Qwen3, dense: Llama's blocks with normalised queries and keys, and heads of a size of their own. Yang et al. 2025, arXiv:2505.09388.
 
-use super::{ConfigFile, DecoderConfig, Family, common};
+use super::family::{Family, common};
+use super::{ConfigFile, DecoderConfig};
 use crate::error::Result;
 
 pub(super) const FAMILY: Family = Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", read };

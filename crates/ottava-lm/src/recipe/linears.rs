@@ -1,22 +1,9 @@
 //! Which linears a recipe casts: one decision for each, made here when it is built and when it is planned.
 
-use super::{Casts, Fp8Pays, ProductPrecision, Products, Recipe, Scaling};
+use super::{Casts, Exceptions, Fp8Pays, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
 use ottava_tensor::Granularity;
 use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
-
-/// Linears that stay in the compute type of a recipe that casts.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Exceptions {
-    /// Patterns of names: `*` stands for any characters, `?` for one.
-    pub patterns: Vec<String>,
-    /// Blocks at the start.
-    pub first: usize,
-    /// Blocks at the end.
-    pub last: usize,
-    /// Tokens of a micro-batch, where linears that FP8 would make slower are exceptions too.
-    pub slow_at: Option<usize>,
-}
 
 /// A linear and its place in a model.
 #[derive(Clone, Debug, PartialEq)]

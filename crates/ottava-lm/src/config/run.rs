@@ -1,0 +1,465 @@
+//! The settings of a run, and what follows from them.
+
+use super::keys::flatten;
+use super::memory::{MemoryConfig, OptimizerConfig};
+use crate::data::source::{Documents, SourceOptions};
+use crate::error::{Error, Result};
+use crate::level::Share;
+use crate::models::DecoderConfig;
+use crate::optim::{AdamWConfig, Schedule, SchedulerType};
+use crate::param::{Kept, Purpose};
+use crate::recipe::{Precision, Recipe};
+use crate::recompute::Recompute;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use toml::Table;
+
+/// The most tokens of a micro-batch, whose positions are counted in 32 bits.
+const MAX_TOKENS: usize = i32::MAX as usize;
+
+/// The most sequences of a step. A plan takes time with their number, and proposes to divide them otherwise.
+const MAX_SEQUENCES: usize = 1 << 18;
+
+/// A training run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Folder of the run: metrics, plot, checkpoints.
+    pub output_dir: PathBuf,
+    /// `auto` (a GPU if there is one), `cuda` or `cpu`.
+    pub device: DeviceChoice,
+    /// Decides initial weights and the order of the data.
+    pub seed: u64,
+    /// The model.
+    pub model: ModelConfig,
+    /// The training data.
+    pub data: DataConfig,
+    /// Steps, batches and learning rate.
+    pub training: TrainingConfig,
+    /// Formats of computation.
+    pub precision: Precision,
+    /// Formats of master weights, gradients and optimizer states.
+    pub optimizer: OptimizerConfig,
+    /// Recomputation and offloading.
+    pub memory: MemoryConfig,
+    /// Samples shown at the end.
+    pub generation: GenerationConfig,
+}
+
+/// Where to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// A GPU if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The first GPU.
+    Cuda,
+    /// The CPU.
+    Cpu,
+}
+
+/// How the weights start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightInit {
+    /// From the model folder.
+    #[default]
+    Pretrained,
+    /// At random, from the seed.
+    Random,
+}
+
+/// The `[model]` table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// A Hugging Face model folder; a `config.json` alone is enough for random weights.
+    pub path: PathBuf,
+    /// `pretrained` or `random`.
+    pub init: WeightInit,
+    /// A `tokenizer.json` or a folder with one; empty means that of the model folder.
+    pub tokenizer: PathBuf,
+}
+
+impl ModelConfig {
+    /// Where the tokenizer is.
+    pub fn tokenizer_path(&self) -> &Path {
+        if self.tokenizer.as_os_str().is_empty() { &self.path } else { &self.tokenizer }
+    }
+}
+
+/// The `[data]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// Text (`.txt`, `.md`) and JSON lines (`.jsonl`), each also gzipped (`.gz`).
+    pub train_files: Vec<PathBuf>,
+    /// Whether a document of a text file is a `line` or the whole `file`.
+    pub text_documents: Documents,
+    /// The field of a JSON line that holds the text.
+    pub text_field: String,
+    /// Documents kept for validation: a share below 1, or a number.
+    pub val_set_size: f64,
+    /// Tokens per sequence.
+    pub max_length: usize,
+    /// Where prepared tokens are kept; empty means `tokens` beside the run's folder.
+    pub cache_dir: PathBuf,
+}
+
+/// The `[training]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingConfig {
+    /// Optimizer steps; 0 means as many as `num_train_epochs` takes.
+    pub max_steps: u64,
+    /// Passes over the training documents, where `max_steps` is 0.
+    pub num_train_epochs: f64,
+    /// Sequences per forward and backward.
+    pub per_device_train_batch_size: usize,
+    /// Forward and backward passes per optimizer step.
+    pub gradient_accumulation_steps: usize,
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// Lowest learning rate, where the schedule ends.
+    pub min_learning_rate: f64,
+    /// `cosine`, `linear`, `constant` or `warmup_stable_decay`.
+    pub lr_scheduler_type: SchedulerType,
+    /// Steps in which the learning rate rises to its peak.
+    pub warmup_steps: u64,
+    /// Steps of the final decay of `warmup_stable_decay`.
+    pub decay_steps: u64,
+    /// Share of matrices removed per unit of learning rate; norms and biases are left alone.
+    pub weight_decay: f64,
+    /// Decay of the first moment.
+    pub adam_beta1: f64,
+    /// Decay of the second moment.
+    pub adam_beta2: f64,
+    /// Added to the root of the second moment.
+    pub adam_epsilon: f64,
+    /// Gradients are scaled down to this norm; 0 turns clipping off.
+    pub max_grad_norm: f64,
+    /// Steps between lines of the log; `metrics.jsonl` has every step.
+    pub logging_steps: u64,
+    /// Steps between lines of `casts.jsonl`, which has what each FP8 cast measures; 0 writes none.
+    pub cast_statistics_steps: u64,
+    /// Steps between evaluations; 0 evaluates at the start and the end alone.
+    pub eval_steps: u64,
+    /// Steps between checkpoints; 0 saves at the end alone.
+    pub save_steps: u64,
+    /// Checkpoints kept, the newest; 0 keeps all.
+    pub save_total_limit: usize,
+}
+
+/// The `[generation]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerationConfig {
+    /// Beginnings of texts that the trained model completes at the end of the run.
+    pub prompts: Vec<String>,
+    /// Tokens at most, per completion.
+    pub max_new_tokens: usize,
+    /// 0 always takes the likeliest token.
+    pub temperature: f64,
+    /// Tokens are drawn from the likeliest ones that together have this probability.
+    pub top_p: f64,
+}
+
+impl Default for RunConfig {
+    fn default() -> RunConfig {
+        RunConfig {
+            output_dir: "runs/run".into(),
+            device: DeviceChoice::Auto,
+            seed: 42,
+            model: ModelConfig::default(),
+            data: DataConfig::default(),
+            training: TrainingConfig::default(),
+            precision: Precision::default(),
+            optimizer: OptimizerConfig::default(),
+            memory: MemoryConfig::default(),
+            generation: GenerationConfig::default(),
+        }
+    }
+}
+
+impl Default for DataConfig {
+    fn default() -> DataConfig {
+        DataConfig {
+            train_files: Vec::new(),
+            text_documents: Documents::default(),
+            text_field: "text".into(),
+            val_set_size: 0.01,
+            max_length: 1024,
+            cache_dir: PathBuf::new(),
+        }
+    }
+}
+
+impl Default for TrainingConfig {
+    fn default() -> TrainingConfig {
+        TrainingConfig {
+            max_steps: 0,
+            num_train_epochs: 1.0,
+            per_device_train_batch_size: 8,
+            gradient_accumulation_steps: 1,
+            learning_rate: 3e-4,
+            min_learning_rate: 0.0,
+            lr_scheduler_type: SchedulerType::Cosine,
+            warmup_steps: 100,
+            decay_steps: 0,
+            weight_decay: 0.1,
+            adam_beta1: 0.9,
+            adam_beta2: 0.95,
+            adam_epsilon: 1e-8,
+            max_grad_norm: 1.0,
+            logging_steps: 10,
+            cast_statistics_steps: 100,
+            eval_steps: 0,
+            save_steps: 0,
+            save_total_limit: 3,
+        }
+    }
+}
+
+impl Default for GenerationConfig {
+    fn default() -> GenerationConfig {
+        GenerationConfig { prompts: Vec::new(), max_new_tokens: 64, temperature: 0.0, top_p: 1.0 }
+    }
+}
+
+impl RunConfig {
+    /// The resolved configuration as TOML.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration is written without fail")
+    }
+
+    /// Checks that formats of precision and optimizer go together.
+    pub fn expect_formats(&self) -> Result<()> {
+        let problems = self.format_problems();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
+    }
+
+    fn format_problems(&self) -> Vec<String> {
+        let mut problems = self.precision.problems();
+        problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));
+        problems
+    }
+
+    /// All problems of the values, a sentence each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = self.format_problems();
+        let mut demand = |holds: bool, text: &str| {
+            if !holds {
+                problems.push(text.to_string());
+            }
+        };
+        let t = &self.training;
+        demand(
+            !self.model.path.as_os_str().is_empty(),
+            "`model.path` is not set: name a model folder, or a config.json for random weights",
+        );
+        demand(!self.data.train_files.is_empty(), "`data.train_files` is empty: name at least one .txt or .jsonl file");
+        demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
+        let counts = [
+            ("data.max_length", self.data.max_length as u64),
+            ("training.per_device_train_batch_size", t.per_device_train_batch_size as u64),
+            ("training.gradient_accumulation_steps", t.gradient_accumulation_steps as u64),
+            ("training.logging_steps", t.logging_steps),
+            ("precision.amax_history_len", self.precision.amax_history_len as u64),
+        ];
+        for (key, count) in counts {
+            demand((1..=1 << 24).contains(&count), &format!("`{key}` is {count}; it is a number from 1 to 16777216"));
+        }
+        let sequences = t.per_device_train_batch_size.saturating_mul(t.gradient_accumulation_steps);
+        demand(
+            sequences <= MAX_SEQUENCES,
+            &format!(
+                "`per_device_train_batch_size` times `gradient_accumulation_steps` is {sequences}; \
+                 a step has at most {MAX_SEQUENCES} sequences"
+            ),
+        );
+        let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
+        demand(
+            tokens <= MAX_TOKENS,
+            &format!(
+                "`per_device_train_batch_size` times `max_length` is {tokens}; a micro-batch has at most {MAX_TOKENS} tokens"
+            ),
+        );
+        let steps = [
+            ("training.max_steps", t.max_steps),
+            ("training.warmup_steps", t.warmup_steps),
+            ("training.decay_steps", t.decay_steps),
+            ("generation.max_new_tokens", self.generation.max_new_tokens as u64),
+            ("precision.first_layers_bf16", self.precision.first_layers_bf16 as u64),
+            ("precision.last_layers_bf16", self.precision.last_layers_bf16 as u64),
+            ("precision.loss_scale_window", self.precision.loss_scale_window),
+        ];
+        for (key, count) in steps {
+            demand(count <= 1 << 40, &format!("`{key}` is {count}; it is at most 2^40"));
+        }
+        demand(
+            t.max_steps > 0 || (t.num_train_epochs > 0.0 && t.num_train_epochs.is_finite()),
+            "set `training.max_steps` or `training.num_train_epochs` above 0",
+        );
+        demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
+        demand(
+            (0.0..=t.learning_rate).contains(&t.min_learning_rate),
+            "`training.min_learning_rate` lies outside 0 to `learning_rate`",
+        );
+        demand(
+            (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
+            "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
+        );
+        let from_zero = |value: f64| value.is_finite() && value >= 0.0;
+        demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
+        demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
+        demand(
+            from_zero(t.max_grad_norm),
+            "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
+        );
+        let shares = [
+            ("offload_optimizer", self.memory.offload_optimizer),
+            ("offload_parameters", self.memory.offload_parameters),
+        ];
+        for (key, share) in shares {
+            let words = format!("`memory.{key}` is a share: from 0 to 1, or \"auto\"");
+            demand(share.is_none_or(|share| (0.0..=1.0).contains(&share)), &words);
+        }
+        demand(
+            !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
+            "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which keeps nothing but the inputs of blocks",
+        );
+        demand(from_zero(self.generation.temperature), "`generation.temperature` must not be negative or infinite");
+        demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");
+        problems
+    }
+
+    /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.
+    pub fn expect_positions(&self, sizes: &DecoderConfig) -> Result<()> {
+        if self.data.max_length <= sizes.max_positions {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "`data.max_length` is {}, and config.json gives the model {} positions \
+             (`max_position_embeddings`); set max_length to at most that",
+            self.data.max_length, sizes.max_positions
+        )))
+    }
+
+    /// How text is read.
+    pub fn source_options(&self) -> SourceOptions {
+        SourceOptions { text_documents: self.data.text_documents, text_field: self.data.text_field.clone() }
+    }
+
+    /// Where prepared tokens are kept.
+    pub fn cache_dir(&self) -> PathBuf {
+        match self.data.cache_dir.as_os_str().is_empty() {
+            true => self.output_dir.parent().unwrap_or(Path::new(".")).join("tokens"),
+            false => self.data.cache_dir.clone(),
+        }
+    }
+
+    /// The recipe of the run.
+    pub fn recipe(&self) -> Recipe {
+        self.precision.recipe_at(self.training.per_device_train_batch_size * self.data.max_length)
+    }
+
+    /// Tokens per optimizer step.
+    pub fn tokens_per_step(&self) -> u64 {
+        let t = &self.training;
+        (t.per_device_train_batch_size * t.gradient_accumulation_steps * self.data.max_length) as u64
+    }
+
+    /// The learning rates of a run of `max_steps`.
+    pub fn schedule(&self, max_steps: u64) -> Schedule {
+        let t = &self.training;
+        Schedule {
+            kind: t.lr_scheduler_type,
+            peak: t.learning_rate,
+            minimum: t.min_learning_rate,
+            warmup_steps: t.warmup_steps,
+            decay_steps: t.decay_steps,
+            max_steps,
+        }
+    }
+
+    /// The constants of the optimizer.
+    pub fn adamw(&self) -> AdamWConfig {
+        let t = &self.training;
+        AdamWConfig {
+            beta1: t.adam_beta1,
+            beta2: t.adam_beta2,
+            epsilon: t.adam_epsilon,
+            weight_decay: t.weight_decay,
+            max_grad_norm: t.max_grad_norm,
+        }
+    }
+
+    /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
+    /// are returned as `(key, before, now)` for the log.
+    pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
+        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        // The content at these paths is compared when the run resumes.
+        const STEERS: &[&str] = &[
+            "model.path",
+            "model.tokenizer",
+            "data.train_files",
+            "training",
+            "precision",
+            "memory.recompute",
+            "memory.weight_codes",
+            "memory.offload_optimizer",
+            "memory.offload_parameters",
+            "memory.offload_residuals",
+        ];
+        const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
+        let flat = |config: &RunConfig| {
+            let mut keys = Vec::new();
+            flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
+            keys
+        };
+        let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));
+        let (before, now) = (saved.precision.recipe, self.precision.recipe);
+        if saved.precision.recipe().compute != self.precision.recipe().compute {
+            return Err(Error::Config(format!(
+                "the checkpoint is of recipe `{}` and cannot resume as `{}`, whose weights have another type. \
+                 Start a new run with `model.path` set to the checkpoint instead",
+                before.as_str(),
+                now.as_str()
+            )));
+        }
+        let mut changes = Vec::new();
+        for ((key, now), (_, before)) in flat(self).into_iter().zip(flat(saved)) {
+            if now == before || within(FREE, &key) {
+                continue;
+            }
+            if within(SHAPES, &key) || !within(STEERS, &key) {
+                return Err(Error::Config(format!(
+                    "`{key}` was {before} when the checkpoint was saved and is {now} now; it must not change within a run. Start a new run with `model.path` set to the checkpoint instead"
+                )));
+            }
+            changes.push((key, before.to_string(), now.to_string()));
+        }
+        Ok(changes)
+    }
+}
+
+impl RunConfig {
+    /// Whether FP8 codes of weights are kept for the whole step.
+    pub fn weight_codes(&self) -> bool {
+        self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
+    }
+
+    /// The purpose to build the model for. Needs settings without `auto`, as [`Settled`](crate::plan::Settled) resolves them.
+    pub fn purpose(&self) -> Purpose {
+        Purpose::Train(Kept {
+            formats: self.optimizer.formats(),
+            weight_codes: self.weight_codes(),
+            recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
+            saved_activations: self.memory.saved_activations,
+            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("settled as well")),
+            offload_parameters: Share::of(self.memory.offload_parameters.expect("settled as well")),
+            offload_residuals: self.memory.offload_residuals,
+        })
+    }
+}
