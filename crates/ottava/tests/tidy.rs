@@ -230,7 +230,7 @@ impl Modules {
     }
 
     /// The absolute path of `path` in `module`; `None` for names of other crates.
-    fn from_root(&self, module: &[String], path: &[String]) -> Option<Names> {
+    fn resolve_from_root(&self, module: &[String], path: &[String]) -> Option<Names> {
         self.by_name(module, path).or_else(|| {
             let imports = &self.0.get(module)?.imports;
             imports.iter().filter(|import| import.name == "*").find_map(|import| {
@@ -241,7 +241,7 @@ impl Modules {
         })
     }
 
-    /// [`Modules::from_root`] without glob imports.
+    /// [`Modules::resolve_from_root`] without glob imports.
     fn by_name(&self, module: &[String], path: &[String]) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         let from = |base: &[String], rest: &[String]| Some([base, rest].concat());
@@ -271,7 +271,7 @@ impl Modules {
                 continue;
             }
             let import = self.0.get(&module).and_then(|m| m.imports.iter().find(|import| import.name == *name));
-            let target = import.filter(|_| steps < 16).and_then(|import| self.from_root(&module, &import.path));
+            let target = import.filter(|_| steps < 16).and_then(|import| self.resolve_from_root(&module, &import.path));
             return match target {
                 Some(target) => self.definition(&[&target, &path[i + 1..]].concat(), steps + 1),
                 None => (module, false),
@@ -285,7 +285,7 @@ impl Modules {
         let of = &self.0[module];
         let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path);
         let found = imports.chain(&of.paths).filter_map(|path| {
-            let (target, is_module) = self.definition(&self.from_root(module, path)?, 0);
+            let (target, is_module) = self.definition(&self.resolve_from_root(module, path)?, 0);
             let counts = target != module && !target.is_empty() && !(is_module && self.0[&target].only_exports);
             counts.then(|| (target, path.join("::")))
         });
@@ -327,14 +327,14 @@ impl Modules {
             let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path).chain(&of.paths);
             for path in imports {
                 let other = visible.iter().find(|(prefix, ..)| *prefix == path[0]);
-                let (modules, floors, from_root) = match other {
+                let (modules, floors, resolve_from_root) = match other {
                     Some((prefix, modules, floors)) if prefix != "crate" => {
                         (*modules, *floors, Some(path[1..].to_vec()))
                     }
-                    _ => (self, floors, self.from_root(module, path)),
+                    _ => (self, floors, self.resolve_from_root(module, path)),
                 };
-                let Some(from_root) = from_root else { continue };
-                let (target, _) = modules.definition(&from_root, 0);
+                let Some(resolve_from_root) = resolve_from_root else { continue };
+                let (target, _) = modules.definition(&resolve_from_root, 0);
                 match floor(floors, &target) {
                     Some(floor) if floor > own => {
                         problems.push(format!("{file}: floor {own} imports {} from floor {floor}", path.join("::")))
@@ -365,7 +365,7 @@ fn cycle_from(
     }
     for next in edges.get(&last).into_iter().flat_map(BTreeMap::keys) {
         if let Some(at) = trail.iter().position(|module| module == next) {
-            return Some([&trail[at..], &[next.clone()]].concat());
+            return Some([&trail[at..], std::slice::from_ref(next)].concat());
         }
         trail.push(next.clone());
         if let Some(cycle) = cycle_from(edges, trail, done) {
