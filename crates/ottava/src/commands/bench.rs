@@ -131,7 +131,7 @@ struct Attention {
 /// Time training steps of a known model's shape on random tokens: forward, backward, clipping and AdamW.
 #[derive(Args)]
 struct Train {
-    /// llama-2-7b, llama-2-13b, llama-3-8b, or qwen2.5-0.5b, -1.5b, -3b, -7b.
+    /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, qwen2.5-0.5b, -1.5b, -3b, -7b, or qwen3-0.6b, -8b.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// Blocks, if not as many as the model has.
