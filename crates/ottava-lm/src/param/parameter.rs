@@ -26,8 +26,13 @@ impl Fetched {
     }
 
     /// Starts to copy those of `params` that lie in the host's memory, and `others`, whose copies are returned.
+    ///
+    /// On a CPU no weight is copied, since the device's memory is the host's.
     pub fn start(params: &[&Param], others: &[&Tensor]) -> Result<(Fetched, Vec<Tensor>, Crossing)> {
-        let held: Vec<_> = params.iter().filter(|param| param.read_from == Home::Host).collect();
+        let held: Vec<_> = params
+            .iter()
+            .filter(|param| param.read_from == Home::Host && param.weights.read_from().home() == Home::Host)
+            .collect();
         let weights = held.iter().map(|param| param.weights.read_from());
         let tensors: Vec<&Tensor> = others.iter().copied().chain(weights).collect();
         let (mut copies, crossing) = Crossing::upload(&tensors)?;

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest that a process may go on after a signal.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(10);
 
 fn spawn(run: &Run, args: &[&str]) -> Child {
     run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
