@@ -9,8 +9,7 @@ use std::sync::Arc;
 /// Asynchronous copies of tensors that overlap with compute.
 ///
 /// Fetching a tensor in host memory ([`Home::Host`](crate::Home)) gives it a mirror in device memory. Ops read and write the mirror until
-/// the
-/// tensor is written back or [evicted](evict). Tensors elsewhere are skipped, so on a CPU this is a no-op.
+/// the tensor is written back or [evicted](evict). Tensors elsewhere are skipped, so on a CPU this is a no-op.
 /// Ops may read a fetched tensor only after [`Crossing::wait`].
 #[must_use]
 #[derive(Default)]

@@ -1,6 +1,7 @@
 use super::{HeadNormLayout, HeadNormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::rmsnorm::cpu::{row, row_backward, row_rstd};
 use rayon::prelude::*;
 
 /// Rows per partial sum of the gradients of the weights. Partial sums are added in order, independent of the number of threads.
@@ -15,10 +16,7 @@ pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLa
             for (h, (y, x)) in y.chunks_mut(dim).zip(x.chunks(dim)).enumerate() {
                 match weight_of(h, weights, layout) {
                     Some(weight) => {
-                        let rstd = rstd(x, eps);
-                        for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight.host::<S>()) {
-                            *y = S::store(x.load() * rstd * w.load());
-                        }
+                        row(x, weight.host(), eps, y);
                     }
                     None => y.copy_from_slice(x),
                 }
@@ -53,7 +51,7 @@ pub(super) fn head_norm_backward(
                     match weight_of(h, weights, layout) {
                         Some(weight) => {
                             let of_keys = usize::from(h >= layout.heads);
-                            backward(dy, x, weight.host(), rstd(x, eps), dx, &mut sums[of_keys]);
+                            row_backward(dy, x, weight.host(), row_rstd(x, eps), dx, &mut sums[of_keys]);
                         }
                         None => dx.copy_from_slice(dy),
                     }
@@ -77,21 +75,5 @@ fn weight_of<'a>(h: usize, weights: HeadNormWeights<'a>, layout: HeadNormLayout)
         h if h < layout.heads => Some(weights.q),
         h if h < layout.heads + layout.kv_heads => Some(weights.k),
         _ => None,
-    }
-}
-
-fn rstd<S: Float>(x: &[S], eps: S::Real) -> S::Real {
-    let mean_square = x.iter().map(|&x| x.load() * x.load()).sum::<S::Real>() / S::Real::of(x.len() as f64);
-    S::Real::of(1.0) / (mean_square + eps).sqrt()
-}
-
-fn backward<S: Float>(dy: &[S], x: &[S], weight: &[S], rstd: S::Real, dx: &mut [S], dweight: &mut [S::Real]) {
-    let projection =
-        (dy.iter().zip(x).zip(weight)).map(|((&dy, &x), &w)| dy.load() * w.load() * (x.load() * rstd)).sum::<S::Real>()
-            / S::Real::of(x.len() as f64);
-    for i in 0..x.len() {
-        let (dy, normed) = (dy[i].load(), x[i].load() * rstd);
-        dx[i] = S::store(rstd * (dy * weight[i].load() - normed * projection));
-        dweight[i] += dy * normed;
     }
 }

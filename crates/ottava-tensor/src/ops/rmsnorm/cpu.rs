@@ -15,9 +15,15 @@ pub(super) fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64, y: &mut Tensor, rst
     });
 }
 
-fn row<S: Float>(x: &[S], weight: &[S], eps: S::Real, y: &mut [S]) -> S::Real {
+/// `1 / sqrt(mean(x²) + eps)` of a row.
+pub(in crate::ops) fn row_rstd<S: Float>(x: &[S], eps: S::Real) -> S::Real {
     let mean_square = x.iter().map(|&x| x.load() * x.load()).sum::<S::Real>() / S::Real::of(x.len() as f64);
-    let rstd = S::Real::of(1.0) / (mean_square + eps).sqrt();
+    S::Real::of(1.0) / (mean_square + eps).sqrt()
+}
+
+/// Normalises a row, and returns its [`row_rstd`].
+pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], eps: S::Real, y: &mut [S]) -> S::Real {
+    let rstd = row_rstd(x, eps);
     for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
         *y = S::store(x.load() * rstd * w.load());
     }
@@ -60,7 +66,15 @@ pub(super) fn rmsnorm_backward(
     });
 }
 
-fn row_backward<S: Float>(dy: &[S], x: &[S], weight: &[S], rstd: S::Real, dx: &mut [S], dweight: &mut [S::Real]) {
+/// Writes the gradient by a row, and adds to that by the weight.
+pub(in crate::ops) fn row_backward<S: Float>(
+    dy: &[S],
+    x: &[S],
+    weight: &[S],
+    rstd: S::Real,
+    dx: &mut [S],
+    dweight: &mut [S::Real],
+) {
     let projection =
         (dy.iter().zip(x).zip(weight)).map(|((&dy, &x), &w)| dy.load() * w.load() * (x.load() * rstd)).sum::<S::Real>()
             / S::Real::of(x.len() as f64);

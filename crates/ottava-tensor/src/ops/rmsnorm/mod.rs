@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation. Zhang and Sennrich 2019, arXiv:1910.07467.
 
-mod cpu;
+pub(super) mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
