@@ -4,6 +4,7 @@ use crate::context::Sequences;
 use crate::data::{Batch, EvalLoader};
 use crate::error::{Error, Result};
 use crate::interrupt;
+use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
@@ -22,16 +23,16 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates on all batches of `loader`, which together are `bytes` of text. Errors with [`Error::NonFinite`] when the
-/// loss is infinite or NaN.
-pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64) -> Result<Evaluation> {
+/// Evaluates in `precision` on all batches of `loader`, which together are `bytes` of text. Errors with [`Error::NonFinite`]
+/// when the loss is infinite or NaN.
+pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64, precision: StepPrecision) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in loader {
         interrupt::check("evaluating")?;
         let batch = batch?;
         let (inputs, targets) = to_device(&batch, model.device())?;
         let sequences = Sequences::new(model.device(), batch.rows, batch.seq_len)?;
-        sum += total(&model.losses(&inputs, &targets, &sequences)?)?;
+        sum += total(&model.losses(&inputs, &targets, &sequences, precision)?)?;
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
     }
     let loss = sum / tokens.max(1) as f64;

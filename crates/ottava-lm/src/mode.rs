@@ -32,13 +32,18 @@ pub struct Mode {
 
 impl Mode {
     /// Forward without backward, by the recipe.
-    pub const EVALUATION: Mode = Mode { pass: Pass::Evaluation, precision: StepPrecision::Recipe };
+    pub const EVALUATION: Mode = Mode::evaluation(StepPrecision::Recipe);
     /// Forward and backward, by the recipe.
     pub const TRAINING: Mode = Mode { pass: Pass::Training, precision: StepPrecision::Recipe };
 
     /// Forward and backward in this precision.
     pub fn training(precision: StepPrecision) -> Mode {
         Mode { pass: Pass::Training, precision }
+    }
+
+    /// Forward without backward, in this precision.
+    pub const fn evaluation(precision: StepPrecision) -> Mode {
+        Mode { pass: Pass::Evaluation, precision }
     }
 
     /// The mode in which backward runs a forward of this mode again.

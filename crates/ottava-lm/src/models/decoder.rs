@@ -131,9 +131,15 @@ impl Decoder {
     }
 
     /// Losses `[T]` of I32 `targets` `[T]` after I32 `inputs` `[T]`, without gradients; leaves no trace in the scaling state.
-    pub fn losses(&mut self, inputs: &Tensor, targets: &Tensor, sequences: &Sequences) -> Result<Tensor> {
+    pub fn losses(
+        &mut self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        sequences: &Sequences,
+        precision: StepPrecision,
+    ) -> Result<Tensor> {
         let mut context = Context {
-            casts: self.scaling.casts(Mode::EVALUATION),
+            casts: self.scaling.casts(Mode::evaluation(precision)),
             fetched: Fetched::none(),
             sequences,
             recompute: Recompute::None,

@@ -67,7 +67,7 @@ impl Grad {
         })
     }
 
-    /// `a · bᵀ`, plus what there is of it; the first contribution of a step is the gradient.
+    /// `a · bᵀ`, plus the gradient so far; the first contribution of a step is the gradient.
     pub fn plus_product(
         grad: Option<Grad>,
         format: GradFormat,

@@ -130,14 +130,14 @@ impl DryRun {
         // Inputs, targets and losses of the others.
         let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
-        let evaluate = |model: &mut Decoder| match config.data.val_set_size > 0.0 {
+        let evaluate = |model: &mut Decoder, precision| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                model.losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?).map(drop)
+                model.losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?, precision).map(drop)
             }
             false => Ok(()),
         };
-        evaluate(&mut run.model)?;
+        evaluate(&mut run.model, StepPrecision::Recipe)?;
         // Later steps find what the first has left; those of high precision hold other operands.
         let some_are_high = !config.precision.high_precision_steps.is_empty();
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
@@ -145,8 +145,8 @@ impl DryRun {
             for _ in 0..2 {
                 run.step(t.learning_rate, precision)?;
             }
+            evaluate(&mut run.model, precision)?;
         }
-        evaluate(&mut run.model)?;
         let peak = ledger.take_peak();
         save(&mut run)?;
         let host = match device {

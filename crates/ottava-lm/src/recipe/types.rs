@@ -84,7 +84,7 @@ pub struct Products {
 }
 
 impl Products {
-    /// All operands as they are.
+    /// All operands in the compute type.
     pub const HIGH: Products =
         Products { fprop: ProductPrecision::High, dgrad: ProductPrecision::High, wgrad: ProductPrecision::High };
 }

@@ -325,7 +325,7 @@ impl Trainer {
         }
     }
 
-    /// Validation loss, or `None` where no documents are kept for it.
+    /// Validation loss in the precision of the last step, or `None` where no documents are kept for it.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         if self.split.validation_len() == 0 {
             return Ok(None);
@@ -334,7 +334,8 @@ impl Trainer {
         let batches =
             EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
-        Ok(Some(evaluate(&mut self.run.model, batches, bytes)?))
+        let precision = self.config.precision.precision_of(self.step);
+        Ok(Some(evaluate(&mut self.run.model, batches, bytes, precision)?))
     }
 
     /// What is recorded of a step, evaluation aside.

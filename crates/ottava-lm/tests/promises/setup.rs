@@ -217,7 +217,7 @@ pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
 /// Losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses(inputs, targets, &sequences)
+    decoder.losses(inputs, targets, &sequences, StepPrecision::Recipe)
 }
 
 /// Losses, and the gradients of `scale · Σ losses`, by the recipe.

@@ -5,6 +5,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
 use ottava_lm::evaluate::evaluate;
+use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
 use std::path::PathBuf;
@@ -74,7 +75,7 @@ impl Eval {
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split);
         let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
-        let result = evaluate(&mut model, batches, bytes)?;
+        let result = evaluate(&mut model, batches, bytes, StepPrecision::Recipe)?;
         match self.json {
             true => print_json(&result),
             false => out!(

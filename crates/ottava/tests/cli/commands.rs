@@ -37,6 +37,21 @@ fn a_run_leaves_configuration_metrics_events_plot_and_checkpoint() {
 }
 
 #[test]
+fn evaluations_after_steps_in_high_precision_are_in_high_precision() {
+    let run = Run::new();
+    let eval_loss = |name: &str, set: &[&str]| {
+        let folder = format!("output_dir={name}");
+        let set = set.iter().copied().chain([folder.as_str()]).flat_map(|value| ["--set", value]);
+        let args: Vec<&str> = ["train", "run.toml", "--json"].into_iter().chain(set).collect();
+        json(&run.succeed(&args))["eval_loss"].as_f64().unwrap()
+    };
+    let expected = eval_loss("bf16", &["recipe=bf16"]);
+    let fp8 = |name, steps: &str| eval_loss(name, &["recipe=fp8-current", &format!("high_precision_steps={steps}")]);
+    assert_eq!(fp8("high", "1..3"), expected);
+    assert_ne!(fp8("mixed", "1..2"), expected);
+}
+
+#[test]
 fn eval_and_generate_read_a_checkpoint() {
     let run = Run::new();
     let checkpoint = run.checkpoint();
