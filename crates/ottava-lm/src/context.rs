@@ -5,7 +5,7 @@ use crate::mode::Mode;
 use crate::param::Fetched;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
-use ottava_tensor::ops::{Copies, Saved, compress};
+use ottava_tensor::ops::{CodeCopies, SavedActivation, compress};
 use ottava_tensor::{Device, Tensor};
 
 /// How the tokens of a micro-batch lie: whole sequences in rows of one length.
@@ -65,8 +65,8 @@ impl Context<'_> {
     }
 
     /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.
-    pub fn operand_copies(&self) -> Copies {
-        if self.mode().keeps() && !self.recompute.operands() { Copies::Both } else { Copies::Rows }
+    pub fn operand_copies(&self) -> CodeCopies {
+        if self.mode().keeps() && !self.recompute.operands() { CodeCopies::Both } else { CodeCopies::Rows }
     }
 
     /// Whether forward keeps activations compressed.
@@ -75,7 +75,7 @@ impl Context<'_> {
     }
 
     /// An activation as forward keeps it.
-    pub fn save(&self, x: Tensor) -> Result<Saved> {
-        Ok(if self.compresses() { Saved::Compressed(compress(&x)?) } else { Saved::Exact(x) })
+    pub fn save(&self, x: Tensor) -> Result<SavedActivation> {
+        Ok(if self.compresses() { SavedActivation::Compressed(compress(&x)?) } else { SavedActivation::Exact(x) })
     }
 }

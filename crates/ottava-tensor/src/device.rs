@@ -2,13 +2,13 @@
 
 use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel, PinnedBuffer};
 use crate::error::Result;
-use crate::ledger::{Entry, Ledger, Scope};
+use crate::tracker::{Entry, MemoryTracker, Scope};
 use std::fmt;
 use std::sync::Arc;
 
 /// The memory that holds a tensor of a GPU. A CPU has one memory, and ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Home {
+pub enum MemoryKind {
     /// Device memory.
     #[default]
     Device,
@@ -25,7 +25,7 @@ pub enum Device {
     Cuda(Arc<CudaDevice>),
     /// The CPU in a dry run: tensors have no data, and ops check and count without computing. A GPU in a dry run is a
     /// [`CudaDevice::dry`].
-    DryCpu(Arc<Ledger>),
+    DryCpu(Arc<MemoryTracker>),
 }
 
 impl Device {
@@ -48,17 +48,17 @@ impl Device {
     }
 
     /// The memory accounts of a dry run; `None` on a real device.
-    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+    pub fn tracker(&self) -> Option<&Arc<MemoryTracker>> {
         match self {
             Device::Cpu => None,
-            Device::Cuda(gpu) => gpu.ledger(),
-            Device::DryCpu(ledger) => Some(ledger),
+            Device::Cuda(gpu) => gpu.tracker(),
+            Device::DryCpu(tracker) => Some(tracker),
         }
     }
 
     /// Names the allocations made until the guard is dropped. A no-op outside a dry run.
     pub fn scope(&self, name: &'static str) -> Scope {
-        self.ledger().map_or(Scope::NONE, |ledger| ledger.scope(name))
+        self.tracker().map_or(Scope::NONE, |tracker| tracker.scope(name))
     }
 
     /// True when both are the same device.
@@ -92,7 +92,7 @@ impl Device {
         Ok(match self {
             Device::Cpu => Storage::Host(HostBuffer::zeroed(bytes)),
             Device::Cuda(gpu) => Storage::Cuda(gpu.alloc(bytes)?),
-            Device::DryCpu(ledger) => Storage::Dry(ledger.enter(HostBuffer::size(bytes))),
+            Device::DryCpu(tracker) => Storage::Dry(tracker.track(HostBuffer::size(bytes))),
         })
     }
 }

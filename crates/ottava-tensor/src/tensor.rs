@@ -1,7 +1,7 @@
 //! Contiguous, row-major arrays. Views share storage; only unshared tensors are written.
 
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
-use crate::device::{Device, Home, Storage};
+use crate::device::{Device, MemoryKind, Storage};
 use crate::dtype::DType;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -35,10 +35,10 @@ impl Tensor {
     }
 
     /// All elements zero, in device memory or pinned host memory.
-    pub fn zeros_in(device: &Device, shape: &[usize], dtype: DType, home: Home) -> Result<Tensor> {
+    pub fn zeros_in(device: &Device, shape: &[usize], dtype: DType, home: MemoryKind) -> Result<Tensor> {
         match home {
-            Home::Device => Tensor::zeros(device, shape, dtype),
-            Home::Host => {
+            MemoryKind::Device => Tensor::zeros(device, shape, dtype),
+            MemoryKind::Host => {
                 let storage = Arc::new(device.allocate_in_host(shape.iter().product::<usize>() * dtype.size())?);
                 Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.into(), dtype })
             }
@@ -75,10 +75,10 @@ impl Tensor {
     }
 
     /// Whether it is in device or host memory.
-    pub fn home(&self) -> Home {
+    pub fn memory_kind(&self) -> MemoryKind {
         match &*self.storage {
-            Storage::Pinned(_) => Home::Host,
-            Storage::Host(_) | Storage::Cuda(_) | Storage::Dry(_) => Home::Device,
+            Storage::Pinned(_) => MemoryKind::Host,
+            Storage::Host(_) | Storage::Cuda(_) | Storage::Dry(_) => MemoryKind::Device,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::layers::{Linear, LinearConfig};
 use crate::level::{Formats, Gradients, Level, Masters};
 use crate::mode::Mode;
 use crate::models::{Decoder, DecoderConfig};
-use crate::param::{Builder, Fetched, GradFormat, Kept, Purpose};
+use crate::param::{Builder, Fetched, GradFormat, MemoryPolicy, Purpose};
 use crate::recipe::{Recipe, RecipeName};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
@@ -56,7 +56,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
-    let kept = Kept { formats, ..Kept::FULL };
+    let kept = MemoryPolicy { formats, ..MemoryPolicy::FULL };
     let mut build = Builder::new(device, recipe, Purpose::Train(kept), &mut weights);
     let parts = &[("linear".into(), outputs)];
     let config = LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, shared_input: None };

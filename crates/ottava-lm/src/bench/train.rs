@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::level::Level;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::plan::Settled;
+use crate::plan::ResolvedRun;
 use crate::recipe::{Precision, RecipeName};
 use crate::run::Run;
 use ottava_tensor::Device;
@@ -84,10 +84,10 @@ impl TrainBench {
             ..self.config.clone()
         };
         config.expect_formats()?;
-        let settled = Settled::new(&config, &sizes, device)?;
-        settled.expect_fit()?;
-        settled.prepare_device();
-        let Settled { config, memory: planned, .. } = settled;
+        let resolved = ResolvedRun::new(&config, &sizes, device)?;
+        resolved.expect_fit()?;
+        resolved.prepare_device();
+        let ResolvedRun { config, memory: planned, .. } = resolved;
         let mut run = Run::new(&config, &sizes, device, &mut weights)?;
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {

@@ -6,7 +6,7 @@ use super::{CheckpointWriter, Manifest, TensorInfo};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, LossScale, kept};
+use crate::optim::{AdamWOptimizer, LossScale, optimizer_tensors};
 use crate::param::{Param, Part};
 use ottava_tensor::Tensor;
 use serde::{Deserialize, Serialize};
@@ -65,7 +65,7 @@ pub fn save(
     let mut tensors = HashMap::new();
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let Param { parts, weights, .. } = param;
-        for (kind, tensor) in kept(weights, moments) {
+        for (kind, tensor) in optimizer_tensors(weights, moments) {
             for (name, rows) in names(parts, kind, tensor) {
                 tensors.insert(name, tensor.rows(rows.start, rows.end)?);
             }
@@ -93,7 +93,7 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     let files = open(folder)?;
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let Param { parts, weights, .. } = param;
-        for (kind, tensor) in kept(weights, moments) {
+        for (kind, tensor) in optimizer_tensors(weights, moments) {
             let mut bytes = Vec::with_capacity(tensor.bytes());
             for (name, rows) in names(parts, kind, tensor) {
                 let (expected, info) = (tensor.rows(rows.start, rows.end)?, files.info(&name)?);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::DecoderConfig;
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
-use crate::param::{Kept, Purpose};
+use crate::param::{MemoryPolicy, Purpose};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
 use serde::{Deserialize, Serialize};
@@ -450,15 +450,15 @@ impl RunConfig {
         self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
     }
 
-    /// The purpose to build the model for. Needs settings without `auto`, as [`Settled`](crate::plan::Settled) resolves them.
+    /// The purpose to build the model for. Needs settings without `auto`, as [`ResolvedRun`](crate::plan::ResolvedRun) resolves them.
     pub fn purpose(&self) -> Purpose {
-        Purpose::Train(Kept {
+        Purpose::Train(MemoryPolicy {
             formats: self.optimizer.formats(),
             weight_codes: self.weight_codes(),
-            recompute: self.memory.recompute.expect("`auto` is settled before anything is built"),
+            recompute: self.memory.recompute.expect("`auto` is resolved before anything is built"),
             saved_activations: self.memory.saved_activations,
-            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("settled as well")),
-            offload_parameters: Share::of(self.memory.offload_parameters.expect("settled as well")),
+            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("resolved as well")),
+            offload_parameters: Share::of(self.memory.offload_parameters.expect("resolved as well")),
             offload_residuals: self.memory.offload_residuals,
         })
     }

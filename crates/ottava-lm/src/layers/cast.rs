@@ -6,7 +6,7 @@ use crate::mode::Mode;
 use crate::operand::{FrozenScale, View, Views};
 use crate::recipe::ProductPrecision;
 use crate::scaling::{Casts, Slot};
-use ottava_tensor::ops::{Copies, Output, Produced};
+use ottava_tensor::ops::{CodeCopies, Output, Produced};
 use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
@@ -79,14 +79,14 @@ impl OperandCast {
     /// Runs an op that produces an input. Backward gets a copy where `copies` says so.
     pub fn produce_input<T>(
         &self,
-        copies: Copies,
+        copies: CodeCopies,
         casts: &mut Casts,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(CastInput, T)> {
         match self.fused(casts.mode) {
             Some(slot) => {
                 let (codes, frozen, rest) = casts.produce(slot, copies, op)?;
-                let columns = (copies == Copies::Both).then(|| View::Codes(codes.clone().only_transposed()));
+                let columns = (copies == CodeCopies::Both).then(|| View::Codes(codes.clone().only_transposed()));
                 Ok((CastInput { rows: View::Codes(codes.only_rows()), saved: SavedOperand { columns, frozen } }, rest))
             }
             None => {
@@ -97,13 +97,14 @@ impl OperandCast {
     }
 
     /// Casts an input for the first time in a step, and measures it. Backward gets a copy where `copies` says so.
-    pub fn cast_input(&self, x: Tensor, copies: Copies, casts: &mut Casts) -> Result<CastInput> {
+    pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
         let codes = codes.map(|(codes, _)| codes);
         let [first, second] = self.reads_codes(casts.mode);
         let rows = view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
-        let columns = (copies == Copies::Both).then(|| view(second, &x, codes.map(QuantizedTensor::only_transposed)));
+        let columns =
+            (copies == CodeCopies::Both).then(|| view(second, &x, codes.map(QuantizedTensor::only_transposed)));
         Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
     }
 
@@ -115,7 +116,7 @@ impl OperandCast {
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<View> {
         match self.fused(casts.mode) {
-            Some(slot) => Ok(View::Codes(casts.reproduce(slot, frozen, Copies::Columns, op)?.only_transposed())),
+            Some(slot) => Ok(View::Codes(casts.reproduce(slot, frozen, CodeCopies::Columns, op)?.only_transposed())),
             None => self.recast_columns(plain(op(Output::Plain)?), frozen, casts),
         }
     }
@@ -128,7 +129,7 @@ impl OperandCast {
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<Views> {
         if let Some(slot) = self.fused(casts.mode) {
-            return Ok(Views::of_codes(casts.reproduce(slot, frozen, Copies::Both, op)?));
+            return Ok(Views::of_codes(casts.reproduce(slot, frozen, CodeCopies::Both, op)?));
         }
         let x = plain(op(Output::Plain)?);
         let [first, second] = self.reads_codes(casts.mode);
@@ -153,7 +154,7 @@ impl OperandCast {
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
         match self.fused(casts.mode) {
-            Some(slot) => Ok(Views::of_codes(casts.produce(slot, Copies::Both, |output| Ok((op(output)?, ())))?.0)),
+            Some(slot) => Ok(Views::of_codes(casts.produce(slot, CodeCopies::Both, |output| Ok((op(output)?, ())))?.0)),
             None => self.cast_gradient(&plain(op(Output::Plain)?), None, casts),
         }
     }
@@ -167,9 +168,9 @@ impl OperandCast {
     pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, casts: &mut Casts) -> Result<Views> {
         if let (Some(slot), Some(amax)) = (self.slot, amax) {
             let frozen = casts.own_scale(slot, amax)?;
-            return Ok(Views::of_codes(casts.quantize(slot, &frozen, dy, Copies::Both)?));
+            return Ok(Views::of_codes(casts.quantize(slot, &frozen, dy, CodeCopies::Both)?));
         }
-        let codes = self.quantize(dy, Copies::Both, casts)?.map(|(codes, _)| codes);
+        let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
         let [first, second] = self.reads_codes(casts.mode);
         Ok(Views {
             rows: view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
@@ -182,12 +183,12 @@ impl OperandCast {
     fn quantize(
         &self,
         x: &Tensor,
-        copies: Copies,
+        copies: CodeCopies,
         casts: &mut Casts,
     ) -> Result<Option<(QuantizedTensor, FrozenScale)>> {
         let Some(slot) = self.slot else { return Ok(None) };
         let [first, second] = self.reads_codes(casts.mode);
-        let Some(copies) = copies_of([first, second && (copies == Copies::Both || !first)]) else {
+        let Some(copies) = copies_of([first, second && (copies == CodeCopies::Both || !first)]) else {
             casts.measure(slot, x)?;
             return Ok(None);
         };
@@ -212,17 +213,17 @@ impl OperandCast {
 
 impl Context<'_> {
     /// The copies of an input whose transposed codes the producer's backward writes in its own pass, as that of SwiGLU does.
-    pub fn copies_without_transpose(&self, reader: &OperandCast) -> Copies {
-        if reader.fused(self.mode()).is_some() { Copies::Rows } else { self.operand_copies() }
+    pub fn copies_without_transpose(&self, reader: &OperandCast) -> CodeCopies {
+        if reader.fused(self.mode()).is_some() { CodeCopies::Rows } else { self.operand_copies() }
     }
 }
 
 /// The copies that are read along the rows and along the columns, if any is.
-pub(super) fn copies_of(read: [bool; 2]) -> Option<Copies> {
+pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
     match read {
-        [true, true] => Some(Copies::Both),
-        [true, false] => Some(Copies::Rows),
-        [false, true] => Some(Copies::Columns),
+        [true, true] => Some(CodeCopies::Both),
+        [true, false] => Some(CodeCopies::Rows),
+        [false, true] => Some(CodeCopies::Columns),
         [false, false] => None,
     }
 }

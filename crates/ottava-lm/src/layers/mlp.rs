@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Output, Saved, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
+use ottava_tensor::ops::{Output, SavedActivation, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
 
 /// Sizes of an MLP.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct Mlp {
 
 /// Saved by [`Mlp`].
 pub struct MlpSaved {
-    hidden: Saved, /* [T, 2F] */
+    hidden: SavedActivation, /* [T, 2F] */
     activated: Activated,
 }
 
@@ -78,7 +78,7 @@ impl Mlp {
             Ok((swiglu_to(&hidden, output)?, None))
         })?;
         self.down.measure_smooth(&activated.rows, context)?;
-        let hidden = compressed.map_or_else(|| Saved::Exact(hidden), Saved::Compressed);
+        let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
         let y = residual.map(|_| down.fprop(&activated.rows, residual, context)).transpose()?;
         Ok((y, MlpSaved { hidden, activated: Activated::Plain(activated.saved) }))
     }
@@ -105,7 +105,7 @@ impl Mlp {
     fn backward_plain(
         &mut self,
         dy: Views,
-        hidden: Saved,
+        hidden: SavedActivation,
         activated: SavedOperand,
         context: &mut Context,
     ) -> Result<Views> {
@@ -130,7 +130,12 @@ impl Mlp {
         Ok(dhidden)
     }
 
-    fn produce_dhidden(&mut self, dactivated: &Tensor, hidden: &Saved, context: &mut Context) -> Result<Views> {
+    fn produce_dhidden(
+        &mut self,
+        dactivated: &Tensor,
+        hidden: &SavedActivation,
+        context: &mut Context,
+    ) -> Result<Views> {
         self.gate_up.produce_gradient(context, |output| Ok(swiglu_backward_to(dactivated, hidden, output, None)?.0))
     }
 }

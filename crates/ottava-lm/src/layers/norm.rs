@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Param, Part};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Output, Produced, RmsnormBackward, Saved, rmsnorm, rmsnorm_backward, rmsnorm_to};
+use ottava_tensor::ops::{Output, Produced, RmsnormBackward, SavedActivation, rmsnorm, rmsnorm_backward, rmsnorm_to};
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`.
 pub struct Norm {
@@ -17,8 +17,8 @@ pub struct Norm {
 
 /// Saved by [`Norm`].
 pub struct NormSaved {
-    x: Saved,     /* [T, C] */
-    rstd: Tensor, /* [T] */
+    x: SavedActivation, /* [T, C] */
+    rstd: Tensor,       /* [T] */
 }
 
 impl Norm {

@@ -6,7 +6,7 @@ use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
-use crate::param::{Builder, Description, Fetched, Init, Kept, Param, Part, Purpose, WeightSource};
+use crate::param::{Builder, Description, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
@@ -63,7 +63,7 @@ impl Decoder {
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
             Purpose::Train(kept) => kept,
-            Purpose::Infer => Kept::FULL,
+            Purpose::Infer => MemoryPolicy::FULL,
         };
         let recompute = kept.recompute;
         // Backward consumes at once what a recomputed block keeps.

@@ -4,10 +4,10 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::layers::Block;
 use crate::param::Fetched;
-use ottava_tensor::{Crossing, Device, Home, Tensor};
+use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
 /// Copies on their way to the device for one block: its weights, and the tensors asked for beside them.
-type Coming = (Fetched, Vec<Tensor>, Crossing);
+type Coming = (Fetched, Vec<Tensor>, HostTransfer);
 
 fn fetch(block: &Block, input: Option<&Tensor>) -> Result<Coming> {
     let mut params = Vec::new();
@@ -24,8 +24,8 @@ pub(super) fn forward_blocks(
     let mut coming = blocks.first().map(|block| fetch(block, None)).transpose()?;
     for (i, block) in blocks.iter().enumerate() {
         let next = blocks.get(i + 1).map(|block| fetch(block, None)).transpose()?;
-        let (fetched, _, crossing) = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        crossing.wait()?;
+        let (fetched, _, transfer) = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        transfer.wait()?;
         work(i, block, &mut context.with_weights(&fetched))?;
     }
     Ok(())
@@ -41,8 +41,8 @@ pub(super) fn backward_blocks(
     let mut coming = blocks.last().map(|block| fetch(block, inputs.last())).transpose()?;
     for i in (0..blocks.len()).rev() {
         let next = i.checked_sub(1).map(|before| fetch(&blocks[before], inputs.get(before))).transpose()?;
-        let (fetched, mut copies, crossing) = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        crossing.wait()?;
+        let (fetched, mut copies, transfer) = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        transfer.wait()?;
         work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&fetched))?;
     }
     Ok(())
@@ -70,7 +70,7 @@ impl ResidualBuffers {
         match self.free.iter().position(|set| set[0].shape() == x.shape()) {
             Some(place) => Ok(self.free.swap_remove(place)),
             None => {
-                let buffer = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), Home::Host);
+                let buffer = |_| Tensor::zeros_in(x.device(), x.shape(), x.dtype(), MemoryKind::Host);
                 Ok((0..blocks).map(buffer).collect::<Result<_, _>>()?)
             }
         }

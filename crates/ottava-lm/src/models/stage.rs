@@ -10,7 +10,7 @@ use crate::layers::{
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Param, Purpose};
-use ottava_tensor::{Crossing, Tensor};
+use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
 /// Which parts of a model a stage has.
@@ -88,11 +88,11 @@ impl Stage {
             None => (x.clone(), None),
         };
         let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
-        let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), Crossing::default());
+        let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
         forward_blocks(&self.blocks, context, |i, block, context| {
             let input = x.clone();
             if let Some(buffer) = inputs.get_mut(i) {
-                std::mem::replace(&mut leaving, Crossing::store(input.clone(), buffer)?).wait()?;
+                std::mem::replace(&mut leaving, HostTransfer::store(input.clone(), buffer)?).wait()?;
                 x = block.forward(&input, context)?.0;
             } else {
                 let saved;

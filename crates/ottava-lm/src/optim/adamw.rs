@@ -6,7 +6,7 @@ use crate::level::States;
 use crate::param::{Grad, Master, Param, Weights};
 use crate::scaling::Casts;
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, global_norm};
-use ottava_tensor::{Crossing, DType, Expanded, Home, Scaled, Tensor};
+use ottava_tensor::{DType, ExpandedTensor, HostTransfer, MemoryKind, ScaledTensor, Tensor};
 use std::collections::VecDeque;
 
 /// Constants of AdamW.
@@ -86,7 +86,13 @@ impl AdamWOptimizer {
         let (mut on_device, mut offloaded) = (Vec::new(), Groups::default());
         for (param, moments) in params.iter_mut().zip(&mut self.moments) {
             let mut updated = Updated { param, moments };
-            match updated.tensors().iter().filter(|tensor| tensor.home() == Home::Host).map(|t| t.bytes()).sum() {
+            match updated
+                .tensors()
+                .iter()
+                .filter(|tensor| tensor.memory_kind() == MemoryKind::Host)
+                .map(|t| t.bytes())
+                .sum()
+            {
                 0 => on_device.push(updated),
                 bytes => offloaded.push(updated, bytes),
             }
@@ -97,18 +103,18 @@ impl AdamWOptimizer {
         let mut groups = offloaded.groups.into_iter();
         let mut next = groups.next().map(Arriving::fetch).transpose()?;
         let mut leaving = VecDeque::new();
-        while let Some(Arriving { mut group, crossing }) = next {
+        while let Some(Arriving { mut group, transfer }) = next {
             next = groups.next().map(Arriving::fetch).transpose()?;
             update(&self.config, slices.next().unwrap_or_default(), casts, norm, &self.scalars)?;
-            crossing.wait()?;
+            transfer.wait()?;
             update(&self.config, &mut group, casts, norm, &self.scalars)?;
-            leaving.push_back(Crossing::write_back(group.iter_mut().flat_map(Updated::tensors))?);
+            leaving.push_back(HostTransfer::write_back(group.iter_mut().flat_map(Updated::tensors))?);
             if leaving.len() > Groups::LEAVING {
-                leaving.pop_front().map_or(Ok(()), Crossing::wait)?;
+                leaving.pop_front().map_or(Ok(()), HostTransfer::wait)?;
             }
         }
         slices.try_for_each(|rest| update(&self.config, rest, casts, norm, &self.scalars))?;
-        Ok(leaving.into_iter().try_for_each(Crossing::wait)?)
+        Ok(leaving.into_iter().try_for_each(HostTransfer::wait)?)
     }
 }
 
@@ -121,7 +127,7 @@ struct Updated<'a, 'p> {
 impl Updated<'_, '_> {
     /// All that is kept of it, wherever it lies.
     fn tensors(&mut self) -> Vec<&mut Tensor> {
-        let (read, kept) = read_and_kept(&mut self.param.weights, self.moments);
+        let (read, kept) = read_and_optimizer_tensors(&mut self.param.weights, self.moments);
         read.into_iter().chain(kept.into_iter().map(|(_, tensor)| tensor)).collect()
     }
 }
@@ -175,21 +181,21 @@ impl<'a, 'p> Groups<'a, 'p> {
 /// A group on its way to the device.
 struct Arriving<'a, 'p> {
     group: Vec<Updated<'a, 'p>>,
-    crossing: Crossing,
+    transfer: HostTransfer,
 }
 
 impl<'a, 'p> Arriving<'a, 'p> {
     fn fetch(mut group: Vec<Updated<'a, 'p>>) -> Result<Arriving<'a, 'p>> {
-        let crossing = Crossing::fetch(group.iter_mut().flat_map(Updated::tensors))?;
-        Ok(Arriving { group, crossing })
+        let transfer = HostTransfer::fetch(group.iter_mut().flat_map(Updated::tensors))?;
+        Ok(Arriving { group, transfer })
     }
 }
 
 fn zeros(param: &Param) -> Result<Moments> {
     let (device, shape, home) = (param.weights.device(), param.weights.shape(), param.home);
     let zeros = |dtype| Tensor::zeros_in(device, shape, dtype, home);
-    let scaled = |dtype| Scaled::zeros(device, shape, dtype, home);
-    let expanded = || Expanded::zeros(device, shape, home);
+    let scaled = |dtype| ScaledTensor::zeros(device, shape, dtype, home);
+    let expanded = || ExpandedTensor::zeros(device, shape, home);
     Ok(match param.formats.states {
         States::Float32 => Moments::Plain { m: zeros(DType::F32)?, v: zeros(DType::F32)? },
         States::Bfloat16 => Moments::Plain { m: zeros(DType::BF16)?, v: zeros(DType::BF16)? },
@@ -199,12 +205,15 @@ fn zeros(param: &Param) -> Result<Moments> {
 }
 
 /// What an optimizer keeps of a parameter beside the weights that layers read, by kind.
-pub fn kept<'a>(weights: &'a mut Weights, moments: &'a mut Moments) -> Vec<(&'static str, &'a mut Tensor)> {
-    read_and_kept(weights, moments).1
+pub fn optimizer_tensors<'a>(
+    weights: &'a mut Weights,
+    moments: &'a mut Moments,
+) -> Vec<(&'static str, &'a mut Tensor)> {
+    read_and_optimizer_tensors(weights, moments).1
 }
 
-/// The weights as layers read them, where they are kept as such, and [`kept`].
-fn read_and_kept<'a>(
+/// The weights as layers read them, where they are kept as such, and [`optimizer_tensors`].
+fn read_and_optimizer_tensors<'a>(
     weights: &'a mut Weights,
     moments: &'a mut Moments,
 ) -> (Option<&'a mut Tensor>, Vec<(&'static str, &'a mut Tensor)>) {

@@ -38,14 +38,14 @@ pub trait WeightSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Backward will run, with this beside the weights.
-    Train(Kept),
+    Train(MemoryPolicy),
     /// Weights alone.
     Infer,
 }
 
 /// What training keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct MemoryPolicy {
     /// Of the optimizer.
     pub formats: Formats,
     /// FP8 codes of weights, made once per step. Without, each product casts the weight that it reads.
@@ -62,9 +62,9 @@ pub struct Kept {
     pub offload_residuals: bool,
 }
 
-impl Kept {
+impl MemoryPolicy {
     /// Everything, in F32.
-    pub const FULL: Kept = Kept {
+    pub const FULL: MemoryPolicy = MemoryPolicy {
         formats: Level::O0.formats(),
         weight_codes: true,
         recompute: Recompute::None,

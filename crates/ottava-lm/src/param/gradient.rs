@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::level::Gradients;
 use ottava_tensor::ops::{Accumulation, Gradient, Operand, gemm_nt, gemm_nt_add, real_type, scaled, unscaled};
-use ottava_tensor::{DType, Scaled, Tensor};
+use ottava_tensor::{DType, ScaledTensor, Tensor};
 
 /// The gradient of a parameter.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub enum Grad {
     /// F64, F32 or BF16.
     Plain(Tensor),
     /// E4M3.
-    Scaled(Scaled),
+    Scaled(ScaledTensor),
 }
 
 /// How a parameter keeps its gradient.

@@ -6,7 +6,7 @@ mod gradient;
 mod parameter;
 mod weights;
 
-pub use builder::{Builder, Init, Kept, Part, Purpose, WeightSource};
+pub use builder::{Builder, Init, MemoryPolicy, Part, Purpose, WeightSource};
 pub use description::Description;
 pub use gradient::{Grad, GradFormat};
 pub use parameter::{Fetched, Param};

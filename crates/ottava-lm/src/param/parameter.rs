@@ -8,8 +8,8 @@ use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast, Slot};
-use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, Copies, Operand, real_type};
-use ottava_tensor::{Crossing, DType, Granularity, Home, QuantizedTensor, Tensor};
+use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, real_type};
+use ottava_tensor::{DType, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 
 /// The name of gradients' memory in a dry run.
 const GRADIENTS: &str = "gradients";
@@ -28,17 +28,19 @@ impl Fetched {
     /// Starts to copy those of `params` that lie in the host's memory, and `others`, whose copies are returned.
     ///
     /// On a CPU no weight is copied, since the device's memory is the host's.
-    pub fn start(params: &[&Param], others: &[&Tensor]) -> Result<(Fetched, Vec<Tensor>, Crossing)> {
+    pub fn start(params: &[&Param], others: &[&Tensor]) -> Result<(Fetched, Vec<Tensor>, HostTransfer)> {
         let held: Vec<_> = params
             .iter()
-            .filter(|param| param.read_from == Home::Host && param.weights.read_from().home() == Home::Host)
+            .filter(|param| {
+                param.read_from == MemoryKind::Host && param.weights.read_from().memory_kind() == MemoryKind::Host
+            })
             .collect();
         let weights = held.iter().map(|param| param.weights.read_from());
         let tensors: Vec<&Tensor> = others.iter().copied().chain(weights).collect();
-        let (mut copies, crossing) = Crossing::upload(&tensors)?;
+        let (mut copies, transfer) = HostTransfer::upload(&tensors)?;
         let weights = copies.split_off(others.len());
         let named = held.iter().map(|param| param.name().to_string()).zip(weights).collect();
-        Ok((Fetched(named), copies, crossing))
+        Ok((Fetched(named), copies, transfer))
     }
 
     fn of(&self, param: &Param) -> Option<&Tensor> {
@@ -61,9 +63,9 @@ pub struct Param {
     /// How the optimizer keeps it.
     pub formats: Formats,
     /// Where the optimizer keeps what it alone reads.
-    pub home: Home,
+    pub home: MemoryKind,
     /// Where layers read it.
-    read_from: Home,
+    read_from: MemoryKind,
     /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
     pub decay: bool,
 }
@@ -72,7 +74,7 @@ pub struct Param {
 struct WeightCast {
     slot: Slot,
     /// The copies that products will read.
-    copies: Copies,
+    copies: CodeCopies,
     /// The codes, where they are kept from product to product.
     codes: Option<QuantizedTensor>,
     keeps_codes: bool,
@@ -98,7 +100,7 @@ impl Param {
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
         let param = Param::with_gradient(build, parts, init, format)?;
-        Ok(Param { read_from: if offloaded { Home::Host } else { Home::Device }, ..param })
+        Ok(Param { read_from: if offloaded { MemoryKind::Host } else { MemoryKind::Device }, ..param })
     }
 
     fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, grad_format: GradFormat) -> Result<Param> {
@@ -137,27 +139,27 @@ impl Param {
             return Err(Error::Config(problem));
         }
         let mut weights = Weights::new(full, compute, formats.masters)?;
-        let mut home = Home::Device;
+        let mut home = MemoryKind::Device;
         if let Purpose::Train(kept) = build.purpose
             && shape.len() > 1
             && kept.offload_optimizer.covers(build.block)
         {
-            home = Home::Host;
+            home = MemoryKind::Host;
             // Without codes, a master in F16 is what products cast.
             if kept.weight_codes || formats.masters != Masters::Float16 {
                 weights.offload_master()?;
             }
         }
         build.description.parameters += shape.iter().product::<usize>();
-        let (decay, read_from) = (shape.len() > 1, Home::Device);
+        let (decay, read_from) = (shape.len() > 1, MemoryKind::Device);
         Ok(Param { decay, parts, weights, grad: None, grad_format, cast: None, formats, home, read_from })
     }
 
     /// Moves the weights to where layers are to read them, once it is known how they do.
     pub fn move_home(&mut self) -> Result<()> {
         match self.read_from {
-            Home::Device => Ok(()),
-            Home::Host => self.weights.offload_read(),
+            MemoryKind::Device => Ok(()),
+            MemoryKind::Host => self.weights.offload_read(),
         }
     }
 
@@ -219,12 +221,12 @@ impl Param {
 
     /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`. What is fetched for
     /// each use has no codes: with them, more would cross the bus.
-    pub fn cast_in(&mut self, slot: Slot, copies: Copies, purpose: Purpose) {
+    pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (copies, kept.weight_codes && self.read_from == Home::Device),
-            Purpose::Infer => (Copies::Rows, true),
+            Purpose::Train(kept) => (copies, kept.weight_codes && self.read_from == MemoryKind::Device),
+            Purpose::Infer => (CodeCopies::Rows, true),
         };
-        if copies == Copies::Both && purpose.trains() {
+        if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
         self.cast =
@@ -302,7 +304,9 @@ impl Param {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
             Some(codes) => Ok(codes.clone()),
-            None => casts.quantize(cast.slot, &cast.frozen, self.weights.values_from(fetched.of(self)), Copies::Rows),
+            None => {
+                casts.quantize(cast.slot, &cast.frozen, self.weights.values_from(fetched.of(self)), CodeCopies::Rows)
+            }
         }
     }
 
@@ -323,7 +327,7 @@ impl Param {
             Some(codes) => Ok(codes.clone()),
             None => {
                 let values = self.weights.values_from(fetched.of(self));
-                casts.requantize(cast.slot, &cast.frozen, values, Copies::Columns)
+                casts.requantize(cast.slot, &cast.frozen, values, CodeCopies::Columns)
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
 use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
-use ottava_tensor::{DType, Device, Scaled, Tensor};
+use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
 /// The names of their memory in a dry run.
 pub(super) const WEIGHTS: &str = "weights";
@@ -27,7 +27,7 @@ pub enum Master {
     /// F32.
     Full(Tensor),
     /// F16 with a power of two.
-    Scaled(Scaled),
+    Scaled(ScaledTensor),
     /// I16: what the value lacks to the bits of an F32.
     Rest(Tensor),
 }
@@ -84,8 +84,8 @@ impl Weights {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
         match (&self.value, &self.master) {
             (Some(value), _) => Values::Plain(read(value)),
-            (None, Some(Master::Scaled(Scaled { values, scale_inv }))) => {
-                Values::Scaled(Scaled { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
+            (None, Some(Master::Scaled(ScaledTensor { values, scale_inv }))) => {
+                Values::Scaled(ScaledTensor { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
             }
             (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
         }
@@ -150,13 +150,13 @@ impl Weights {
 
     /// What an optimizer updates.
     pub fn for_update(&mut self) -> AdamWWeight<'_> {
-        let (made, narrow) = (WeightCopy::Made(self.dtype), self.dtype == DType::BF16);
+        let (made, narrow) = (WeightCopy::OnDemand(self.dtype), self.dtype == DType::BF16);
         match (&mut self.master, &mut self.value) {
             (Some(Master::Full(master)), value) => {
-                AdamWWeight::Master { master, copy: value.as_mut().map_or(made, WeightCopy::Kept) }
+                AdamWWeight::Master { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
             }
             (Some(Master::Scaled(master)), value) => {
-                AdamWWeight::Scaled { master, copy: value.as_mut().map_or(made, WeightCopy::Kept) }
+                AdamWWeight::Scaled { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
             }
             (Some(Master::Rest(rest)), Some(weight)) => AdamWWeight::Split { weight, rest },
             (None, Some(weight)) => match narrow {

@@ -8,11 +8,11 @@ use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
-use crate::optim::kept;
+use crate::optim::optimizer_tensors;
 use crate::recompute::Recompute;
 use crate::run::Run;
 use ottava_tensor::cuda::{GpuModel, Workload};
-use ottava_tensor::ledger::Holdings;
+use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 
@@ -77,7 +77,7 @@ impl MemoryPlan {
         };
         // What stays in place is never swapped out.
         let host_available =
-            matches!(device, Device::Cuda(gpu) if gpu.ledger().is_none()).then(|| of_host(&["MemAvailable:"]));
+            matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
         let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };
         let mut lines: Vec<_> = peak.by_scope.iter().map(line).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
@@ -107,8 +107,8 @@ const DISTINCT_PASSES: usize = 2;
 
 /// What was held in a dry run.
 struct DryRun {
-    peak: Holdings,
-    save: Holdings,
+    peak: MemorySnapshot,
+    save: MemorySnapshot,
     /// Bytes of the host's memory.
     host: usize,
 }
@@ -116,7 +116,7 @@ struct DryRun {
 impl DryRun {
     /// Builds the model, evaluates where the run does, takes the steps that differ, and saves; on a device in a dry run.
     fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
-        let ledger = device.ledger().expect("a device in a dry run").clone();
+        let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.training, config.data.max_length);
         let rows = t.per_device_train_batch_size;
         let passes = t.gradient_accumulation_steps;
@@ -147,13 +147,13 @@ impl DryRun {
             }
             evaluate(&mut run.model, precision)?;
         }
-        let peak = ledger.take_peak();
+        let peak = tracker.take_peak();
         save(&mut run)?;
         let host = match device {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
         };
-        Ok(DryRun { peak, save: ledger.take_peak(), host })
+        Ok(DryRun { peak, save: tracker.take_peak(), host })
     }
 }
 
@@ -167,7 +167,7 @@ fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
     };
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         copy(&param.value()?)?;
-        for (_, tensor) in kept(&mut param.weights, moments) {
+        for (_, tensor) in optimizer_tensors(&mut param.weights, moments) {
             copy(tensor)?;
         }
     }

@@ -3,14 +3,14 @@
 mod changes;
 mod linears;
 mod memory;
-mod settle;
+mod resolve;
 #[cfg(test)]
 mod tests;
 
 pub use changes::{Change, Effect, changes};
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
-pub use settle::Settled;
+pub use resolve::ResolvedRun;
 
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
@@ -39,8 +39,8 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a run of a model of `sizes` on `device`.
-    pub fn new(settled: &Settled, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
-        let Settled { config, memory, choice, .. } = settled;
+    pub fn new(resolved: &ResolvedRun, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
+        let ResolvedRun { config, memory, choice, .. } = resolved;
         let recipe = config.recipe();
         let model = Decoder::describe(sizes, &recipe)?;
         let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {

@@ -107,8 +107,8 @@ fn linears_say_which_blocks_their_products_read() {
 #[test]
 fn auto_takes_the_cheapest_policy_that_fits() {
     let chosen = |gib: f64| {
-        let settled = Settled::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
-        (settled.config.memory.recompute.unwrap(), settled.memory.fits, settled.choice.unwrap())
+        let resolved = ResolvedRun::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
+        (resolved.config.memory.recompute.unwrap(), resolved.memory.fits, resolved.choice.unwrap())
     };
     // Between what the pool takes under one policy and under the next; in words by the peaks of `plans_are_what_was_measured`.
     for (gib, policy) in
@@ -126,17 +126,17 @@ fn auto_takes_the_cheapest_policy_that_fits() {
 #[test]
 fn as_little_is_offloaded_as_makes_a_run_fit() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
-    let settled = |config: &RunConfig, gib: f64| Settled::new(config, &llama(), &gpu(gib)).unwrap();
-    let whole = settled(&config, 100.0).memory;
+    let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
+    let whole = resolved(&config, 100.0).memory;
     assert_eq!(whole.host_bytes, 0);
     config.memory.offload_optimizer = None;
-    assert_eq!(settled(&config, 100.0).config.memory.offload_optimizer, Some(0.0));
+    assert_eq!(resolved(&config, 100.0).config.memory.offload_optimizer, Some(0.0));
     // Two moments of two bytes of each weight in the blocks.
     let matrices: usize = block_weights();
     let of_block = 4 * matrices as u64;
     let mut odd = 0;
     for gib in (0..8).map(|i| 69.0 + 0.5 * f64::from(i)) {
-        let least = settled(&config, gib);
+        let least = resolved(&config, gib);
         let (share, host) = (least.config.memory.offload_optimizer.unwrap(), least.memory.host_bytes);
         assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
         let blocks = (share * 32.0).round() as u64;
@@ -145,7 +145,7 @@ fn as_little_is_offloaded_as_makes_a_run_fit() {
         assert_eq!(least.memory.peak_bytes, whole.peak_bytes - host);
         let mut less = config.clone();
         less.memory.offload_optimizer = Some((blocks - 1) as f64 / 32.0);
-        assert!(!settled(&less, gib).memory.fits, "one block less than {blocks} is not enough for {gib} GiB");
+        assert!(!resolved(&less, gib).memory.fits, "one block less than {blocks} is not enough for {gib} GiB");
         let words = least.choice.unwrap();
         assert!(words.contains(&format!("offload_optimizer = \"auto\" is {share:.3}")), "{words}");
     }
@@ -156,12 +156,12 @@ fn as_little_is_offloaded_as_makes_a_run_fit() {
 #[test]
 fn weights_are_offloaded_where_moments_are_not_enough() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
-    let settled = |config: &RunConfig, gib: f64| Settled::new(config, &llama(), &gpu(gib)).unwrap();
-    let whole = settled(&config, 100.0).memory;
+    let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
+    let whole = resolved(&config, 100.0).memory;
     (config.memory.offload_optimizer, config.memory.offload_parameters) = (None, None);
-    let moments = settled(&config, 40.0).config.memory;
+    let moments = resolved(&config, 40.0).config.memory;
     assert!(moments.offload_optimizer.is_some_and(|share| share > 0.0) && moments.offload_parameters == Some(0.0));
-    let least = settled(&config, 22.0);
+    let least = resolved(&config, 22.0);
     let memory = &least.config.memory;
     assert!(least.memory.fits && memory.offload_optimizer == Some(1.0), "{memory:?}");
     let blocks = (memory.offload_parameters.unwrap() * 32.0).round() as u64;
@@ -180,11 +180,11 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
 fn more_than_the_host_has_is_refused() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     config.memory.offload_optimizer = Some(0.5);
-    let mut settled = Settled::new(&config, &llama(), &gpu(100.0)).unwrap();
-    assert_eq!(settled.memory.host_available_bytes, None, "a GPU that is elsewhere");
-    settled.expect_fit().unwrap();
-    (settled.memory.host_available_bytes, settled.memory.fits) = (Some(1 << 30), false);
-    let error = settled.expect_fit().unwrap_err();
+    let mut resolved = ResolvedRun::new(&config, &llama(), &gpu(100.0)).unwrap();
+    assert_eq!(resolved.memory.host_available_bytes, None, "a GPU that is elsewhere");
+    resolved.expect_fit().unwrap();
+    (resolved.memory.host_available_bytes, resolved.memory.fits) = (Some(1 << 30), false);
+    let error = resolved.expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = "offloaded tensors take 12.1 GiB, and there are 1.0 GiB";
     assert!(error.to_string().contains(text), "{error}");
@@ -221,7 +221,7 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let found = found(70.0);
     let both = "memory.recompute = \"attention\", memory.offload_optimizer = 0.25";
     assert_eq!(found, ["memory.weight_codes = false", "memory.recompute = \"full\"", both]);
-    let error = Settled::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
+    let error = ResolvedRun::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
     for part in ["does not fit NVIDIA H200", "tensors take 76.8 GiB", "there are 79.0 GiB", &settings[0], &settings[2]]
@@ -229,7 +229,7 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
         assert!(text.contains(part), "no {part:?} in: {text}");
     }
 
-    let text = Settled::new(&config, &llama(), &gpu(20.0)).unwrap().expect_fit().unwrap_err().to_string();
+    let text = ResolvedRun::new(&config, &llama(), &gpu(20.0)).unwrap().expect_fit().unwrap_err().to_string();
     assert!(text.contains("No setting that takes less memory makes it fit"), "{text}");
 }
 
@@ -252,8 +252,8 @@ fn what_rounds_more_is_proposed_last() {
 fn memory_that_runs_out_is_explained() {
     let device = gpu(100.0);
     let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
-    let settled = Settled::new(&config, &llama(), &device).unwrap();
-    settled.expect_fit().unwrap();
+    let resolved = ResolvedRun::new(&config, &llama(), &device).unwrap();
+    resolved.expect_fit().unwrap();
     let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();
     let mut weights = crate::checkpoint::RandomWeights { seed: 1, device: device.clone() };
     let mut decoder = Decoder::new(&llama(), &config.recipe(), &device, config.purpose(), 4096, &mut weights).unwrap();
@@ -269,7 +269,7 @@ fn memory_that_runs_out_is_explained() {
         panic!("40 GiB of 100 are taken, and 77 are needed")
     };
     assert_eq!(error.exit_code(), 3);
-    let explained = settled.explain(error);
+    let explained = resolved.explain(error);
     assert_eq!(explained.exit_code(), 3);
     let text = explained.to_string();
     for part in [
@@ -281,6 +281,6 @@ fn memory_that_runs_out_is_explained() {
     ] {
         assert!(text.contains(part), "no {part:?} in: {text}");
     }
-    let other = settled.explain(Error::Config("something else".into()));
+    let other = resolved.explain(Error::Config("something else".into()));
     assert_eq!(other.to_string(), "something else");
 }

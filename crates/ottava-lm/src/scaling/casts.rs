@@ -5,7 +5,7 @@ use super::values::Values;
 use crate::error::Result;
 use crate::mode::Mode;
 use crate::operand::FrozenScale;
-use ottava_tensor::ops::{self, CastStatistics, Copies, Fp8Output, Output, Produced};
+use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
 /// Where casts measure.
@@ -57,7 +57,7 @@ impl Casts<'_> {
     pub fn produce<T>(
         &mut self,
         slot: Slot,
-        copies: Copies,
+        copies: CodeCopies,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<(Produced, T)>,
     ) -> Result<(QuantizedTensor, FrozenScale, T)> {
         let format = self.scales.format(slot);
@@ -82,11 +82,12 @@ impl Casts<'_> {
         let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
         let Recorder { statistics, unread, .. } = &mut *self.recorder;
         let (format, scale) = (self.scales.format(beside), scale_beside.of_cast());
-        let to_beside = Fp8Output { format, scale, copies: Copies::Columns, statistics: unread, slot: beside.index() };
+        let to_beside =
+            Fp8Output { format, scale, copies: CodeCopies::Columns, statistics: unread, slot: beside.index() };
         let (made, codes) = match (slot, &own) {
             (Some(slot), Some((scale, _))) => {
                 let (format, scale) = (self.scales.format(slot), scale.of_cast());
-                let to = Fp8Output { format, scale, copies: Copies::Both, statistics, slot: slot.index() };
+                let to = Fp8Output { format, scale, copies: CodeCopies::Both, statistics, slot: slot.index() };
                 op(Output::Fp8(to), Some(to_beside))?
             }
             _ => op(Output::Plain, Some(to_beside))?,
@@ -111,7 +112,7 @@ impl Casts<'_> {
         &mut self,
         slot: Slot,
         frozen: &FrozenScale,
-        copies: Copies,
+        copies: CodeCopies,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);
@@ -160,7 +161,7 @@ impl Casts<'_> {
         slot: Slot,
         frozen: &FrozenScale,
         x: impl Into<Values>,
-        copies: Copies,
+        copies: CodeCopies,
     ) -> Result<QuantizedTensor> {
         self.cast(slot, frozen, x.into(), copies, self.mode.measures())
     }
@@ -171,7 +172,7 @@ impl Casts<'_> {
         slot: Slot,
         frozen: &FrozenScale,
         x: impl Into<Values>,
-        copies: Copies,
+        copies: CodeCopies,
     ) -> Result<QuantizedTensor> {
         self.cast(slot, frozen, x.into(), copies, false)
     }
@@ -181,7 +182,7 @@ impl Casts<'_> {
         slot: Slot,
         frozen: &FrozenScale,
         x: Values,
-        copies: Copies,
+        copies: CodeCopies,
         measures: bool,
     ) -> Result<QuantizedTensor> {
         let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);

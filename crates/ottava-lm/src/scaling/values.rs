@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use ottava_tensor::ops::Fp8Output;
-use ottava_tensor::{DType, QuantizedTensor, Scaled, Tensor};
+use ottava_tensor::{DType, QuantizedTensor, ScaledTensor, Tensor};
 
 /// A matrix to be cast.
 #[derive(Clone)]
@@ -10,7 +10,7 @@ pub enum Values {
     /// In F32, F16 or BF16.
     Plain(Tensor),
     /// In F16 with a scale, rounded to this type first.
-    Scaled(Scaled, DType),
+    Scaled(ScaledTensor, DType),
 }
 
 impl From<&Tensor> for Values {

@@ -17,7 +17,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
 use crate::models::{ConfigFile, decoder_config};
 use crate::optim::{LossScale, Overflow, Schedule};
-use crate::plan::Settled;
+use crate::plan::ResolvedRun;
 use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
 use crate::run::Run;
 use crate::step::StepResult;
@@ -57,7 +57,7 @@ pub struct Trainer {
     /// Metrics of the last step, where its evaluation was cut short by a signal and they have no line yet.
     pending: Option<Map<String, Value>>,
     /// Its plan, for the case that memory runs out in spite of it.
-    settled: Settled,
+    resolved: ResolvedRun,
     /// Held as long as the run goes on, so that no second process writes into its folder.
     lock: RunLock,
 }
@@ -67,17 +67,17 @@ impl Trainer {
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
-        let settled = Settled::new(&config, &sizes, device)?;
-        settled.expect_fit()?;
-        settled.prepare_device();
-        if let Some(choice) = &settled.choice {
+        let resolved = ResolvedRun::new(&config, &sizes, device)?;
+        resolved.expect_fit()?;
+        resolved.prepare_device();
+        if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        Trainer::prepare(&settled, device, start).map_err(|error| settled.explain(error))
+        Trainer::prepare(&resolved, device, start).map_err(|error| resolved.explain(error))
     }
 
-    fn prepare(settled: &Settled, device: &Device, start: &Start) -> Result<Trainer> {
-        let config = settled.config.clone();
+    fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start) -> Result<Trainer> {
+        let config = resolved.config.clone();
         let folder = config.output_dir.clone();
         create_dirs(&RealFs, &checkpoints(&folder))?;
         let lock = RunLock::take(&folder)?;
@@ -175,7 +175,7 @@ impl Trainer {
             eval_losses,
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
-            settled: settled.clone(),
+            resolved: resolved.clone(),
             lock,
         })
     }
@@ -183,7 +183,7 @@ impl Trainer {
     /// Trains to the end, calling `report` after each step. When `stop` becomes true, saves after the step in progress and returns
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
-        self.train(stop, report).map_err(|error| match self.settled.explain(error) {
+        self.train(stop, report).map_err(|error| match self.resolved.explain(error) {
             Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.what_is_saved())),
             other => other,
         })

@@ -4,7 +4,7 @@ use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linea
 use ottava_lm::mode::Mode;
 use ottava_lm::models::Decoder;
 use ottava_lm::recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
-use ottava_tensor::ops::{Copies, NonFinite, cast};
+use ottava_tensor::ops::{CodeCopies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -75,7 +75,7 @@ fn an_infinity_is_named_and_not_remembered() {
                 let x = cast(&Tensor::from_slice(&device, &[32, 48], &x).unwrap(), DType::BF16).unwrap();
                 let mut casts = scaling.casts(Mode::TRAINING);
                 let frozen = casts.freeze(slot, &x).unwrap();
-                casts.quantize(slot, &frozen, &x, Copies::Both).unwrap();
+                casts.quantize(slot, &frozen, &x, CodeCopies::Both).unwrap();
                 scaling.update().unwrap();
                 let (_, scale) = scaling.arrays().unwrap().swap_remove(1);
                 (scaling.losses().unwrap().non_finite, values(&scale)[0])

@@ -12,7 +12,7 @@ use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Schedule, SchedulerType};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
@@ -48,7 +48,7 @@ fn model() -> DecoderConfig {
 }
 
 /// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
-fn train(recipe: &Recipe, kept: Kept, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
+fn train(recipe: &Recipe, kept: MemoryPolicy, device: &Device, text: &[i32], seed: u64, length: Length) -> f64 {
     let Length { steps, rows, validation } = length;
     let (purpose, mut weights) = (Purpose::Train(kept), RandomWeights { seed, device: device.clone() });
     let mut model = Decoder::new(&model(), recipe, device, purpose, TOKENS, &mut weights).unwrap();
@@ -82,7 +82,7 @@ fn named(recipe: RecipeName) -> Recipe {
 const ALLOWED: f64 = 0.02;
 
 /// Validation losses of all seeds.
-fn losses(name: &str, recipe: &Recipe, kept: Kept, device: &Device, text: &[i32]) -> [f64; 3] {
+fn losses(name: &str, recipe: &Recipe, kept: MemoryPolicy, device: &Device, text: &[i32]) -> [f64; 3] {
     let begin = Instant::now();
     let losses = SEEDS.map(|seed| train(recipe, kept, device, text, seed, length()));
     eprintln!("{name:<12} {losses:.4?}  {:.1} s", begin.elapsed().as_secs_f64());
@@ -107,14 +107,14 @@ fn fp8_learns_as_well_as_bf16() {
     let text = text();
     for device in devices() {
         announce(&device);
-        let run = |name: &str, recipe: &Recipe| losses(name, recipe, Kept::FULL, &device, &text);
+        let run = |name: &str, recipe: &Recipe| losses(name, recipe, MemoryPolicy::FULL, &device, &text);
         let bf16 = run("bf16", &named(RecipeName::Bf16));
         for name in fp8_names_on(&device) {
             expect_as_low(name.as_str(), run(name.as_str(), &named(name)), "bf16", bf16);
         }
         // What must fail, or the bar says nothing.
         let broken = unscaled_gradients(DType::E4M3);
-        let broken = train(&broken, Kept::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
+        let broken = train(&broken, MemoryPolicy::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
     }
@@ -125,16 +125,16 @@ fn with_activations_saved_in_fp8_models_learn_as_well_as_with_exact_ones() {
     let text = text();
     for device in devices() {
         announce(&device);
-        let saved = Kept { saved_activations: SavedActivations::Float8, ..Kept::FULL };
+        let saved = MemoryPolicy { saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
         for (name, policies) in [
             (RecipeName::Bf16, &[Recompute::None][..]),
             (RecipeName::Fp8Delayed, &[Recompute::None, Recompute::Attention]),
         ] {
             let (recipe, name) = (named(name), name.as_str());
-            let exact = losses(name, &recipe, Kept::FULL, &device, &text);
+            let exact = losses(name, &recipe, MemoryPolicy::FULL, &device, &text);
             for &recompute in policies {
                 let words = format!("{name}, float8, {}", recompute.as_str());
-                let seen = losses(&words, &recipe, Kept { recompute, ..saved }, &device, &text);
+                let seen = losses(&words, &recipe, MemoryPolicy { recompute, ..saved }, &device, &text);
                 expect_as_low(&words, seen, name, exact);
             }
         }
@@ -148,11 +148,16 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
         announce(&device);
         let recipe = named(RecipeName::Fp8Delayed);
         let run = |name: &str, kept| losses(name, &recipe, kept, &device, &text);
-        let first = run("O0", Kept::FULL);
+        let first = run("O0", MemoryPolicy::FULL);
         for level in Level::ALL.into_iter().skip(1) {
             expect_as_low(level.as_str(), run(level.as_str(), at(level)), "O0", first);
         }
-        let remainder = Formats { masters: Masters::Remainder, ..Kept::FULL.formats };
-        expect_as_low("remainder", run("remainder", Kept { formats: remainder, ..Kept::FULL }), "O0", first);
+        let remainder = Formats { masters: Masters::Remainder, ..MemoryPolicy::FULL.formats };
+        expect_as_low(
+            "remainder",
+            run("remainder", MemoryPolicy { formats: remainder, ..MemoryPolicy::FULL }),
+            "O0",
+            first,
+        );
     }
 }

@@ -13,7 +13,7 @@ use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{FirstStep, Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
@@ -33,7 +33,7 @@ const HEADING: &str = "== ";
 struct Setting {
     name: String,
     recipe: Recipe,
-    kept: Kept,
+    kept: MemoryPolicy,
     /// Steps whose products read 16-bit operands.
     high_precision: std::ops::Range<usize>,
 }
@@ -45,45 +45,49 @@ fn named(name: RecipeName) -> Recipe {
 fn settings() -> Vec<Setting> {
     use RecipeName::{Bf16, Fp8Block, Fp8Current, Fp8Delayed, Fp8Row};
     let mut all = Vec::new();
-    let mut add = |name: String, recipe: Recipe, kept: Kept, high_precision| {
+    let mut add = |name: String, recipe: Recipe, kept: MemoryPolicy, high_precision| {
         all.push(Setting { name, recipe, kept, high_precision });
     };
     for recipe in [Bf16, Fp8Delayed, Fp8Current] {
         for level in Level::ALL {
-            let kept = Kept { formats: level.formats(), weight_codes: level.weight_codes(), ..Kept::FULL };
+            let kept =
+                MemoryPolicy { formats: level.formats(), weight_codes: level.weight_codes(), ..MemoryPolicy::FULL };
             add(format!("{}, level {}", recipe.as_str(), level.as_str()), named(recipe), kept, 0..0);
         }
     }
     for recipe in [Fp8Row, Fp8Block] {
-        let kept = Kept { formats: Level::Bf16.formats(), ..Kept::FULL };
+        let kept = MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL };
         add(format!("{}, level bf16", recipe.as_str()), named(recipe), kept, 0..0);
     }
     for recipe in [Bf16, Fp8Delayed, Fp8Current, Fp8Row, Fp8Block] {
         for recompute in Recompute::ALL {
-            let kept = Kept { recompute, ..Kept::FULL };
+            let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
             add(format!("{}, recompute {}", recipe.as_str(), recompute.as_str()), named(recipe), kept, 0..0);
         }
         for recompute in [Recompute::None, Recompute::NormSwiglu] {
-            let kept = Kept { recompute, saved_activations: SavedActivations::Float8, ..Kept::FULL };
+            let kept = MemoryPolicy { recompute, saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
             let name = format!("{}, saved activations float8, recompute {}", recipe.as_str(), recompute.as_str());
             add(name, named(recipe), kept, 0..0);
         }
     }
     for recipe in [Fp8Delayed, Fp8Current, Fp8Block] {
-        add(format!("{}, steps 1 and 2 in high precision", recipe.as_str()), named(recipe), Kept::FULL, 1..3);
+        add(format!("{}, steps 1 and 2 in high precision", recipe.as_str()), named(recipe), MemoryPolicy::FULL, 1..3);
     }
     for recipe in [Fp8Delayed, Fp8Current] {
         let smooth = Precision { recipe, smooth_swiglu: true, amax_history_len: 4, ..Precision::default() }.recipe();
-        let full = Kept { recompute: Recompute::Full, ..Kept::FULL };
-        add(format!("{}, smooth", recipe.as_str()), smooth.clone(), Kept::FULL, 0..0);
+        let full = MemoryPolicy { recompute: Recompute::Full, ..MemoryPolicy::FULL };
+        add(format!("{}, smooth", recipe.as_str()), smooth.clone(), MemoryPolicy::FULL, 0..0);
         add(format!("{}, smooth, recompute full", recipe.as_str()), smooth.clone(), full, 0..0);
-        add(format!("{}, smooth, steps 1 and 2 in high precision", recipe.as_str()), smooth, Kept::FULL, 1..3);
+        add(format!("{}, smooth, steps 1 and 2 in high precision", recipe.as_str()), smooth, MemoryPolicy::FULL, 1..3);
     }
     for first_step in [FirstStep::Unscaled, FirstStep::Current] {
         let precision = Precision { recipe: Fp8Delayed, first_step, amax_history_len: 4, ..Precision::default() };
-        add(format!("fp8-delayed, first step {first_step:?}"), precision.recipe(), Kept::FULL, 0..0);
+        add(format!("fp8-delayed, first step {first_step:?}"), precision.recipe(), MemoryPolicy::FULL, 0..0);
     }
-    let remainder = Kept { formats: Formats { masters: Masters::Remainder, ..Kept::FULL.formats }, ..Kept::FULL };
+    let remainder = MemoryPolicy {
+        formats: Formats { masters: Masters::Remainder, ..MemoryPolicy::FULL.formats },
+        ..MemoryPolicy::FULL
+    };
     add("fp8-delayed, masters in the remainder".into(), named(Fp8Delayed), remainder, 0..0);
     all
 }
@@ -162,7 +166,7 @@ fn recorded_traces() -> BTreeMap<String, String> {
 }
 
 /// The calls of the first two steps on a GPU in a dry run: of the first a digest, of the second all of them, then what memory it took.
-fn launches(recipe: &Recipe, kept: Kept, precision: StepPrecision) -> String {
+fn launches(recipe: &Recipe, kept: MemoryPolicy, precision: StepPrecision) -> String {
     let device = Device::dry_gpu(GpuModel::h200());
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };
     let (rows, tokens, sizes) = (2, 24, tiny_llama());
@@ -187,7 +191,7 @@ fn launches(recipe: &Recipe, kept: Kept, precision: StepPrecision) -> String {
     gpu.start_trace();
     step(&mut model, &mut optimizer);
     gpu.take_trace().iter().for_each(|line| text += &format!("{line}\n"));
-    let peak = device.ledger().unwrap().take_peak();
+    let peak = device.tracker().unwrap().take_peak();
     text += &format!("peak {} during {}: {:?}\n", peak.bytes, peak.during, peak.by_scope);
     text
 }
@@ -204,11 +208,12 @@ fn every_setting_launches_the_recorded_work() {
     seen.extend(
         recipes_on(&h200)
             .into_iter()
-            .map(|(name, recipe)| (name, launches(&recipe, Kept::FULL, StepPrecision::Recipe))),
+            .map(|(name, recipe)| (name, launches(&recipe, MemoryPolicy::FULL, StepPrecision::Recipe))),
     );
-    let offloaded = Kept { offload_optimizer: Share::of(1.0), offload_parameters: Share::of(0.5), ..Kept::FULL };
+    let offloaded =
+        MemoryPolicy { offload_optimizer: Share::of(1.0), offload_parameters: Share::of(0.5), ..MemoryPolicy::FULL };
     seen.insert("offloaded".into(), launches(&named(RecipeName::Fp8Delayed), offloaded, StepPrecision::Recipe));
-    let residuals = Kept { recompute: Recompute::Full, offload_residuals: true, ..Kept::FULL };
+    let residuals = MemoryPolicy { recompute: Recompute::Full, offload_residuals: true, ..MemoryPolicy::FULL };
     seen.insert(
         "residuals offloaded".into(),
         launches(&named(RecipeName::Fp8Delayed), residuals, StepPrecision::Recipe),

@@ -10,7 +10,7 @@ use ottava_lm::Result;
 use ottava_lm::layers::{Attention, AttentionConfig, Block, Branch, Embedding, Head, Mlp, MlpConfig, Norm, Sublayer};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::param::{Builder, Kept, Param, Purpose};
+use ottava_lm::param::{Builder, MemoryPolicy, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -193,7 +193,7 @@ fn parallel_branch_backward_is_the_gradient() {
 fn a_parallel_branch_casts_its_operand_once() {
     for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
         let mut weights = Seeded { std: 0.5 };
-        let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(Kept::FULL), &mut weights);
+        let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
         // Exceptions may name one of the two linears.
         let Ok(mut branch) = parallel(&mut build) else { continue };
         let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
@@ -284,8 +284,15 @@ fn family(architecture: &str, tied: bool) -> Value {
 }
 
 fn decoder(keys: Value) -> Decoder {
-    Decoder::new(&config(keys), &double(), &Device::Cpu, Purpose::Train(Kept::FULL), 5, &mut Seeded { std: 0.5 })
-        .expect("it is built")
+    Decoder::new(
+        &config(keys),
+        &double(),
+        &Device::Cpu,
+        Purpose::Train(MemoryPolicy::FULL),
+        5,
+        &mut Seeded { std: 0.5 },
+    )
+    .expect("it is built")
 }
 
 fn decoder_grad_check(what: &str, mut decoder: Decoder) {

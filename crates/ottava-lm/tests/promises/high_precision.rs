@@ -3,7 +3,7 @@
 use crate::setup::{Alone, build, devices, linear, precision, quantize, recipes_on, sequences, training};
 use crate::steps::{LEAN, expect_same, run, without_losses_of_casts};
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::param::Kept;
+use ottava_lm::param::MemoryPolicy;
 use ottava_lm::recipe::{FirstStep, Precision, ProductName, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::ops::cast;
@@ -70,7 +70,9 @@ fn histories_and_scales_do_not_notice_steps_in_high_precision() {
 #[test]
 fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
     for device in devices() {
-        for kept in [Kept::FULL, LEAN, Kept { recompute: Recompute::Attention, weight_codes: false, ..LEAN }] {
+        for kept in
+            [MemoryPolicy::FULL, LEAN, MemoryPolicy { recompute: Recompute::Attention, weight_codes: false, ..LEAN }]
+        {
             let numbers = |recipe: &Recipe, recorded| {
                 let all = run(recipe, &device, kept, recorded, |_, _| StepPrecision::High);
                 // What casts lose, and scales, are no part of it.
@@ -99,7 +101,7 @@ fn a_detour_changes_no_bit_by_how_steps_are_run() {
             };
             let expected = detour(LEAN, false);
             for (kept, recorded) in
-                [(LEAN, true), (Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN }, true)]
+                [(LEAN, true), (MemoryPolicy { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN }, true)]
             {
                 expect_same(&format!("{name} on {device}, {kept:?}"), &expected, &detour(kept, recorded));
             }

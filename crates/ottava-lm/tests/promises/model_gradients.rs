@@ -6,7 +6,7 @@ use crate::setup::{
 };
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, Span};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
@@ -79,11 +79,11 @@ impl Comparison {
 
 /// Gradients of two steps on text, whose second reads scales that the first one left.
 fn two_steps(recipe: &Recipe, device: &Device) -> [Gradients; 2] {
-    two_steps_with(recipe, device, Kept::FULL)
+    two_steps_with(recipe, device, MemoryPolicy::FULL)
 }
 
 /// The same, where backward has what `kept` says.
-fn two_steps_with(recipe: &Recipe, device: &Device, kept: Kept) -> [Gradients; 2] {
+fn two_steps_with(recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> [Gradients; 2] {
     let text = text();
     let mut decoder =
         Decoder::new(&model(), recipe, device, Purpose::Train(kept), 32, &mut Seeded { std: STD }).unwrap();
@@ -122,7 +122,8 @@ fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
         let reference = two_steps(&bf16, &device);
         for (name, recipe) in [("bf16".to_string(), bf16.clone())].into_iter().chain(fp8_recipes_on(&device)) {
             for recompute in [Recompute::None, Recompute::NormSwiglu, Recompute::Attention] {
-                let kept = Kept { recompute, saved_activations: SavedActivations::Float8, ..Kept::FULL };
+                let kept =
+                    MemoryPolicy { recompute, saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
                 let seen = two_steps_with(&recipe, &device, kept);
                 for (step, (seen, reference)) in seen.iter().zip(&reference).enumerate() {
                     let what = format!("{name} on {device}, float8, {}, step {step}", recompute.as_str());
@@ -155,7 +156,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let first = Span { blocks: 0..0, embedding: true, head: false };
     let last = Span { blocks: 0..0, embedding: false, head: true };
     let part = |span| {
-        let purpose = Purpose::Train(Kept::FULL);
+        let purpose = Purpose::Train(MemoryPolicy::FULL);
         let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &mut Seeded { std: STD }, &span).unwrap();
         part.quantize_weights().unwrap();
         part

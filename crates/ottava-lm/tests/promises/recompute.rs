@@ -5,7 +5,7 @@ use crate::setup::{
     Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipes, tiny_llama,
 };
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::testing::values;
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 const TOKENS: usize = 13;
 
 /// Everything that three steps of two micro-batches leave behind. Weights move by their gradients, so that each step's differ.
-fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: Kept) -> Vec<(String, Vec<f64>)> {
+fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
     let mut weights = Seeded { std: 0.1 };
     let mut decoder = Decoder::new(config, recipe, device, Purpose::Train(kept), 32, &mut weights).unwrap();
     decoder.quantize_weights().unwrap();
@@ -61,10 +61,15 @@ fn recomputation_changes_no_bit() {
     for config in [tiny_llama(), qwen] {
         for (name, recipe) in recipes() {
             for device in devices_of(&recipe) {
-                let reference = run(&config, &recipe, &device, Kept::FULL);
+                let reference = run(&config, &recipe, &device, MemoryPolicy::FULL);
                 for recompute in Recompute::ALL {
                     for weight_codes in [true, false] {
-                        let seen = run(&config, &recipe, &device, Kept { recompute, weight_codes, ..Kept::FULL });
+                        let seen = run(
+                            &config,
+                            &recipe,
+                            &device,
+                            MemoryPolicy { recompute, weight_codes, ..MemoryPolicy::FULL },
+                        );
                         let expected: HashMap<_, _> = reference.iter().map(|(name, values)| (name, values)).collect();
                         for (what, got) in &seen {
                             let expected = expected[what];
@@ -86,9 +91,10 @@ fn forward_does_not_notice_what_is_kept_in_fp8() {
     let config = tiny_llama();
     for (name, recipe) in recipes() {
         for device in devices_of(&recipe) {
-            let exact = run(&config, &recipe, &device, Kept::FULL);
+            let exact = run(&config, &recipe, &device, MemoryPolicy::FULL);
             for recompute in Recompute::ALL {
-                let kept = Kept { recompute, saved_activations: SavedActivations::Float8, ..Kept::FULL };
+                let kept =
+                    MemoryPolicy { recompute, saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
                 let seen = run(&config, &recipe, &device, kept);
                 let differ: Vec<&String> = exact.iter().zip(&seen).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
                 let what = format!("{name} on {device}, {}: {differ:?} differ", recompute.as_str());

@@ -3,7 +3,7 @@
 
 use crate::setup::{Training, devices, gradients, largest_error, logits, losses_and_gradients, recipe, relative_error};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::param::{Init, Kept, Part, Purpose, WeightSource};
+use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -44,8 +44,9 @@ fn decoder(model: &'static str, name: RecipeName, device: &Device) -> Decoder {
     let keys = serde_json::from_str(&keys).expect("a JSON object");
     let config = decoder_config(&ConfigFile::from_values(model, keys)).expect("transformers wrote this configuration");
     let recipe = recipe(name, Fp8Format::Hybrid);
-    let mut decoder = Decoder::new(&config, &recipe, device, Purpose::Train(Kept::FULL), 32, &mut Recorded(model))
-        .expect("it is built");
+    let mut decoder =
+        Decoder::new(&config, &recipe, device, Purpose::Train(MemoryPolicy::FULL), 32, &mut Recorded(model))
+            .expect("it is built");
     decoder.quantize_weights().expect("nothing to cast");
     decoder
 }

@@ -6,8 +6,8 @@ use ottava_lm::layers::{
 };
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, Logits, decoder_config};
-use ottava_lm::optim::{AdamWOptimizer, kept};
-use ottava_lm::param::{Builder, Fetched, Init, Kept, Param, Part, Purpose, WeightSource};
+use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
+use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, ScalingState};
@@ -153,7 +153,7 @@ pub fn build<L>(
     make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
 ) -> (L, ScalingState) {
     let mut weights = Seeded { std: 0.5 };
-    let mut build = Builder::new(device, recipe, Purpose::Train(Kept::FULL), &mut weights);
+    let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
     let layer = make(&mut build).expect("the layer is built");
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
 }
@@ -186,8 +186,9 @@ pub fn tiny_llama() -> DecoderConfig {
 
 /// The model with seeded weights, ready for its first step.
 pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
-    let mut decoder = Decoder::new(config, recipe, device, Purpose::Train(Kept::FULL), 1000, &mut Seeded { std })
-        .expect("it is built");
+    let mut decoder =
+        Decoder::new(config, recipe, device, Purpose::Train(MemoryPolicy::FULL), 1000, &mut Seeded { std })
+            .expect("it is built");
     decoder.quantize_weights().expect("its weights are cast");
     decoder
 }
@@ -420,7 +421,8 @@ impl Training {
         let mut weights = Vec::new();
         for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             weights.push(param.value().expect("readable"));
-            weights.extend(kept(&mut param.weights, moments).into_iter().map(|(_, tensor)| tensor.clone()));
+            weights
+                .extend(optimizer_tensors(&mut param.weights, moments).into_iter().map(|(_, tensor)| tensor.clone()));
         }
         let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
         tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()

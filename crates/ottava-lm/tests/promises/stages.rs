@@ -3,7 +3,7 @@
 use crate::setup::{Seeded, batch, gradients, on_device, recipes, sequences, tiny_llama};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, Span};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::testing::values;
@@ -15,7 +15,7 @@ const STEPS: usize = 2;
 
 /// Losses, gradients and scales of two steps of two micro-batches through `spans`, in the order of a pipeline: with `in_flight`, both
 /// micro-batches go forward before either goes backward.
-fn run(recipe: &Recipe, kept: Kept, spans: &[Span], in_flight: bool) -> Vec<(String, Vec<f64>)> {
+fn run(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], in_flight: bool) -> Vec<(String, Vec<f64>)> {
     let (sizes, device) = (tiny_llama(), Device::Cpu);
     let part = |span: &Span| {
         let purpose = Purpose::Train(kept);
@@ -81,7 +81,7 @@ fn stages_and_micro_batches_in_flight_change_no_bit() {
         [Span { blocks: 0..1, embedding: true, head: false }, Span { blocks: 1..layers, embedding: false, head: true }];
     for (name, recipe) in recipes() {
         for recompute in [Recompute::None, Recompute::Full] {
-            let kept = Kept { recompute, ..Kept::FULL };
+            let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
             let whole = run(&recipe, kept, &[Span::whole(layers)], false);
             for (what, spans, in_flight) in [
                 ("two stages", &halves[..], false),

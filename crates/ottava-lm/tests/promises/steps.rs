@@ -5,8 +5,8 @@ use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, kept as kept_of};
-use ottava_lm::param::{Kept, Purpose};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors as kept_of};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
@@ -21,7 +21,7 @@ const STEPS: usize = 5;
 pub fn run(
     recipe: &Recipe,
     device: &Device,
-    kept: Kept,
+    kept: MemoryPolicy,
     recorded: bool,
     mut before: impl FnMut(&mut Decoder, usize) -> StepPrecision,
 ) -> Vec<(String, Vec<f64>)> {
@@ -31,7 +31,7 @@ pub fn run(
         Masters::Remainder if recipe.compute != DType::BF16 => Masters::Float32,
         other => other,
     };
-    let kept = Kept { formats: Formats { masters, ..kept.formats }, ..kept };
+    let kept = MemoryPolicy { formats: Formats { masters, ..kept.formats }, ..kept };
     let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
     let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
@@ -84,12 +84,12 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
     all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
 }
 
-pub const LEAN: Kept = Kept { formats: Level::Bf16.formats(), ..Kept::FULL };
+pub const LEAN: MemoryPolicy = MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL };
 const FLOAT8: SavedActivations = SavedActivations::Float8;
 
 /// What a run at `level` keeps.
-pub fn at(level: Level) -> Kept {
-    Kept { formats: level.formats(), weight_codes: level.weight_codes(), ..Kept::FULL }
+pub fn at(level: Level) -> MemoryPolicy {
+    MemoryPolicy { formats: level.formats(), weight_codes: level.weight_codes(), ..MemoryPolicy::FULL }
 }
 
 #[test]
@@ -98,15 +98,15 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device) {
             for kept in [
-                Kept::FULL,
+                MemoryPolicy::FULL,
                 LEAN,
-                Kept { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
-                Kept { recompute: Recompute::NormSwiglu, saved_activations: FLOAT8, ..LEAN },
-                Kept { saved_activations: FLOAT8, ..Kept::FULL },
-                Kept { recompute: Recompute::Full, ..Kept::FULL },
-                Kept { formats: Formats { masters: Masters::Remainder, ..LEAN.formats }, ..LEAN },
+                MemoryPolicy { recompute: Recompute::NormSwiglu, weight_codes: false, ..LEAN },
+                MemoryPolicy { recompute: Recompute::NormSwiglu, saved_activations: FLOAT8, ..LEAN },
+                MemoryPolicy { saved_activations: FLOAT8, ..MemoryPolicy::FULL },
+                MemoryPolicy { recompute: Recompute::Full, ..MemoryPolicy::FULL },
+                MemoryPolicy { formats: Formats { masters: Masters::Remainder, ..LEAN.formats }, ..LEAN },
                 at(Level::O1),
-                Kept { recompute: Recompute::NormSwiglu, ..at(Level::O3) },
+                MemoryPolicy { recompute: Recompute::NormSwiglu, ..at(Level::O3) },
                 at(Level::Coat),
             ] {
                 let eager = run(&recipe, &device, kept, false, |_, _| StepPrecision::Recipe);
@@ -137,7 +137,7 @@ fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
             let recipe = recipe(name, Fp8Format::Auto);
             let run = |captured: bool| {
                 let sizes = tiny_llama();
-                let purpose = Purpose::Train(Kept::FULL);
+                let purpose = Purpose::Train(MemoryPolicy::FULL);
                 let mut model = Decoder::new(&sizes, &recipe, &device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
                 model.quantize_weights().unwrap();
                 let config =
@@ -172,7 +172,7 @@ fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
 fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_product() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()) {
-            for kept in [Kept::FULL, LEAN, at(Level::O3)] {
+            for kept in [MemoryPolicy::FULL, LEAN, at(Level::O3)] {
                 let cast_by_update = run(&recipe, &device, kept, false, |_, _| StepPrecision::Recipe);
                 let cast_again = run(&recipe, &device, kept, false, |model, _| {
                     model.quantize_weights().unwrap();
@@ -180,7 +180,9 @@ fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_prod
                 });
                 expect_same(&format!("{name} on {device}, {kept:?}"), &cast_by_update, &cast_again);
                 let cast_by_products =
-                    run(&recipe, &device, Kept { weight_codes: false, ..kept }, false, |_, _| StepPrecision::Recipe);
+                    run(&recipe, &device, MemoryPolicy { weight_codes: false, ..kept }, false, |_, _| {
+                        StepPrecision::Recipe
+                    });
                 let [once, often] = [&cast_by_update, &cast_by_products].map(|all| without_losses_of_casts(all));
                 expect_same(&format!("{name} on {device}, {kept:?}, without codes"), &once, &often);
             }
@@ -196,18 +198,27 @@ fn where_tensors_are_kept_changes_no_bit() {
             .into_iter()
             .filter(|(name, _)| ["bf16", "fp8-current", "fp8-block"].contains(&name.as_str()))
         {
-            let remainder = Formats { masters: Masters::Remainder, ..Kept::FULL.formats };
-            for kept in
-                [Kept::FULL, Kept { formats: remainder, ..Kept::FULL }, at(Level::O2), at(Level::O3), at(Level::Coat)]
-            {
+            let remainder = Formats { masters: Masters::Remainder, ..MemoryPolicy::FULL.formats };
+            for kept in [
+                MemoryPolicy::FULL,
+                MemoryPolicy { formats: remainder, ..MemoryPolicy::FULL },
+                at(Level::O2),
+                at(Level::O3),
+                at(Level::Coat),
+            ] {
                 let here = run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe);
                 let [half, all] = [0.5, 1.0].map(Share::of);
                 for there in [
-                    Kept { offload_optimizer: half, ..kept },
-                    Kept { offload_optimizer: all, ..kept },
-                    Kept { offload_parameters: half, ..kept },
-                    Kept { offload_parameters: all, offload_optimizer: half, ..kept },
-                    Kept { recompute: Recompute::Full, offload_residuals: true, offload_parameters: all, ..kept },
+                    MemoryPolicy { offload_optimizer: half, ..kept },
+                    MemoryPolicy { offload_optimizer: all, ..kept },
+                    MemoryPolicy { offload_parameters: half, ..kept },
+                    MemoryPolicy { offload_parameters: all, offload_optimizer: half, ..kept },
+                    MemoryPolicy {
+                        recompute: Recompute::Full,
+                        offload_residuals: true,
+                        offload_parameters: all,
+                        ..kept
+                    },
                 ] {
                     let [here, there_run] = [&here, &run(&recipe, &device, there, true, |_, _| StepPrecision::Recipe)]
                         .map(|all| without_losses_of_casts(all));

@@ -2,8 +2,8 @@
 
 use super::{copy_bandwidth, time_for};
 use crate::ops::{
-    Accumulation, CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Operand, cast, gemm_nt, gemm_nt_into,
-    normal,
+    Accumulation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Operand, cast, gemm_nt,
+    gemm_nt_into, normal,
 };
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
@@ -67,7 +67,7 @@ impl Matrix {
             Granularity::PerTensor => CastScale::Given(&given),
             granularity => CastScale::Own(granularity, CurrentScaling::default()),
         };
-        let to = Fp8Output { format: dtype, scale, copies: Copies::Both, statistics: &mut unread, slot: 0 };
+        let to = Fp8Output { format: dtype, scale, copies: CodeCopies::Both, statistics: &mut unread, slot: 0 };
         Ok(Matrix::Fp8(to.cast(&x)?))
     }
 

@@ -48,10 +48,10 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("add", bf16(3 * tc), &mut || add(&a, &b).map(drop))?;
     row("amax", bf16(tc), &mut || amax(&a).map(drop))?;
     row("quantize, codes", bf16(tc) + tc, &mut || {
-        quantize(&a, DType::E4M3, &scale, Copies::Rows, &mut seen, 0).map(drop)
+        quantize(&a, DType::E4M3, &scale, CodeCopies::Rows, &mut seen, 0).map(drop)
     })?;
     row("quantize, codes and transpose", bf16(tc) + 2 * tc, &mut || {
-        quantize(&a, DType::E4M3, &scale, Copies::Both, &mut seen, 0).map(drop)
+        quantize(&a, DType::E4M3, &scale, CodeCopies::Both, &mut seen, 0).map(drop)
     })?;
     for (name, granularity) in [
         ("quantize_blocks, rows and columns", Granularity::PerRow),
@@ -59,7 +59,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         ("quantize_blocks, 128x128 in both copies", Granularity::Blocks128x128),
         ("quantize_blocks, 1x128, transposed 128x128", Granularity::MixedBlocks),
     ] {
-        let (how, both) = (CurrentScaling::default(), Copies::Both);
+        let (how, both) = (CurrentScaling::default(), CodeCopies::Both);
         row(name, bf16(tc) + 2 * tc, &mut || {
             quantize_blocks(&a, DType::E4M3, granularity, how, both, &mut seen, 0).map(drop)
         })?;
@@ -78,7 +78,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
         rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
     })?;
-    let saved = Saved::Compressed(compress(&a)?);
+    let saved = SavedActivation::Compressed(compress(&a)?);
     let compressed = |elements: usize| elements + elements / 16;
     row("rmsnorm_backward of float8, + dresidual, amax", bf16(3 * tc) + compressed(tc), &mut || {
         let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
@@ -135,7 +135,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     })?;
     let mut unseen = CastStatistics::new(device, 1)?;
     row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
-        let (format, copies) = (DType::E4M3, Copies::Columns);
+        let (format, copies) = (DType::E4M3, CodeCopies::Columns);
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
@@ -145,12 +145,12 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("compress", bf16(2 * tf) + compressed(2 * tf), &mut || compress(&gate_up).map(drop))?;
     let saved = compress(&gate_up)?;
     row("decompress", bf16(2 * tf) + compressed(2 * tf), &mut || decompress(&saved).map(drop))?;
-    let saved = Saved::Compressed(saved);
+    let saved = SavedActivation::Compressed(saved);
     row("swiglu_backward of float8, amax", bf16(tf) + compressed(2 * tf), &mut || {
         swiglu_backward_to(&dy, &saved, Output::Amax { amax: &mut amax }, None).map(drop)
     })?;
     row("swiglu_backward of float8, FP8, + activation", bf16(tf) + compressed(2 * tf) + 5 * tf, &mut || {
-        let (format, copies) = (DType::E4M3, Copies::Columns);
+        let (format, copies) = (DType::E4M3, CodeCopies::Columns);
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         swiglu_backward_to(&dy, &saved, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
@@ -175,7 +175,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
             swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), None).map(drop)
         })?;
         row(names[1], bf16(3 * tf) + 5 * tf, &mut || {
-            let (format, copies, how) = (DType::E4M3, Copies::Columns, CurrentScaling::default());
+            let (format, copies, how) = (DType::E4M3, CodeCopies::Columns, CurrentScaling::default());
             let scale = CastScale::Own(granularity.of_rows(), how);
             let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
             swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), Some(activated)).map(drop)
@@ -214,13 +214,13 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
 /// Codes and their transpose, as training writes them.
 fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
     let scale = CastScale::Given(scale);
-    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
 }
 
 /// An output with per-row or per-block scales found by the cast.
 fn own(granularity: Granularity, statistics: &mut CastStatistics) -> Output<'_> {
     let scale = CastScale::Own(granularity, CurrentScaling::default());
-    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
 }
 
 #[cfg(test)]

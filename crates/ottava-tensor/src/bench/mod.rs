@@ -10,7 +10,7 @@ pub use attention::{AttentionRow, attention};
 pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
 pub use kernels::{KernelRow, kernels};
 
-use crate::{Crossing, DType, Device, Error, Home, Result, Tensor};
+use crate::{DType, Device, Error, HostTransfer, MemoryKind, Result, Tensor};
 use std::time::Instant;
 
 /// Rounds whose median is reported.
@@ -91,15 +91,15 @@ impl BusRates {
             return Ok(None);
         }
         const BYTES: usize = 1 << 30;
-        let host = || Tensor::zeros_in(device, &[BYTES / 4], DType::F32, Home::Host);
+        let host = || Tensor::zeros_in(device, &[BYTES / 4], DType::F32, MemoryKind::Host);
         let (mut from, mut to) = (host()?, host()?);
         let source = Tensor::zeros(device, &[BYTES / 4], DType::F32)?;
         let rate = |milliseconds: f64| BYTES as f64 / (milliseconds * 1e-3);
-        let up = time(device, 4, || Crossing::fetch([&mut from])?.wait())?;
-        let down = time(device, 4, || Crossing::store(source.clone(), &mut to)?.wait())?;
+        let up = time(device, 4, || HostTransfer::fetch([&mut from])?.wait())?;
+        let down = time(device, 4, || HostTransfer::store(source.clone(), &mut to)?.wait())?;
         let both = time(device, 4, || {
-            let coming = Crossing::fetch([&mut from])?;
-            Crossing::store(source.clone(), &mut to)?.wait()?;
+            let coming = HostTransfer::fetch([&mut from])?;
+            HostTransfer::store(source.clone(), &mut to)?.wait()?;
             coming.wait()
         })?;
         Ok(Some(BusRates { up: rate(up), down: rate(down), both: rate(both) }))

@@ -1,7 +1,7 @@
 //! The AdamW update with each storage format of weights, gradients and moments.
 
 use crate::ops::*;
-use crate::{DType, Device, Expanded, Granularity, Home, QuantizedTensor, Result, Scaled, Tensor};
+use crate::{DType, Device, ExpandedTensor, Granularity, MemoryKind, QuantizedTensor, Result, ScaledTensor, Tensor};
 
 /// Times one op by its name and the bytes it must move.
 type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result<()>) -> Result<()>;
@@ -10,7 +10,7 @@ type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result
 struct Case {
     moments: Moments,
     plain: Tensor,
-    scaled: Option<Scaled>,
+    scaled: Option<ScaledTensor>,
     seen: CastStatistics,
     norm: Tensor,
     scalars: AdamWScalars,
@@ -44,7 +44,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let mut copy = cast(&master, DType::BF16)?;
     row("adamw, F32 states and BF16 copy", 30 * n, &mut || case.update(kept(&mut master, &mut copy), None))?;
     let scale = Tensor::from_slice(device, &[1], &[64f32])?;
-    let mut codes = quantize(&copy, DType::E4M3, &scale, Copies::Both, &mut case.seen, 0)?;
+    let mut codes = quantize(&copy, DType::E4M3, &scale, CodeCopies::Both, &mut case.seen, 0)?;
     row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
         case.update(kept(&mut master, &mut copy), given(&scale, &mut codes))
     })?;
@@ -66,15 +66,15 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, given(&scale, &mut codes))
     })?;
     let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
-    let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, Copies::Both, &mut case.seen, 0)?;
+    let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, CodeCopies::Both, &mut case.seen, 0)?;
     row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
         let cast = WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut blocks };
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(cast))
     })?;
     drop(blocks);
     case.moments = Moments::Expanded {
-        m: Expanded::zeros(device, &shape, Home::Device)?,
-        v: Expanded::zeros(device, &shape, Home::Device)?,
+        m: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
+        v: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
     };
     row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
@@ -88,8 +88,8 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     case.moments = plain(DType::F32)?;
     row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || case.update(made(&mut weight), None))?;
     case.moments = Moments::Scaled {
-        m: Scaled::zeros(device, &shape, DType::E4M3, Home::Device)?,
-        v: Scaled::zeros(device, &shape, DType::F16, Home::Device)?,
+        m: ScaledTensor::zeros(device, &shape, DType::E4M3, MemoryKind::Device)?,
+        v: ScaledTensor::zeros(device, &shape, DType::F16, MemoryKind::Device)?,
     };
     row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
         case.update(made(&mut weight), None)
@@ -103,9 +103,9 @@ fn given<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Option<WeightC
 }
 
 fn kept<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> AdamWWeight<'a> {
-    AdamWWeight::Master { master, copy: WeightCopy::Kept(copy) }
+    AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) }
 }
 
-fn made(master: &mut Scaled) -> AdamWWeight<'_> {
-    AdamWWeight::Scaled { master, copy: WeightCopy::Made(DType::BF16) }
+fn made(master: &mut ScaledTensor) -> AdamWWeight<'_> {
+    AdamWWeight::Scaled { master, copy: WeightCopy::OnDemand(DType::BF16) }
 }

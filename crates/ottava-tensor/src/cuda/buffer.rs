@@ -3,7 +3,7 @@
 use super::device::CudaDevice;
 use super::driver::Stream;
 use crate::error::{Error, Result};
-use crate::ledger::Entry;
+use crate::tracker::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::nvrtc::{self, arch_of};
 use super::pool::{self, Backing, MemoryStats, Pool};
 use super::profile::{Call, Profile};
 use crate::error::Result;
-use crate::ledger::{Entry, Ledger};
+use crate::tracker::{Entry, MemoryTracker};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,8 +101,8 @@ impl CudaDevice {
     }
 
     /// The memory accounts of a dry run; `None` on a real GPU.
-    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
-        self.dry_gpu().map(|dry| &dry.ledger)
+    pub fn tracker(&self) -> Option<&Arc<MemoryTracker>> {
+        self.dry_gpu().map(|dry| &dry.tracker)
     }
 
     fn dry_gpu(&self) -> Option<&DryGpu> {
@@ -257,10 +257,10 @@ impl CudaDevice {
         &self.pool
     }
 
-    /// The address of `bytes` from the pool, and their entry in the ledger of a dry run.
+    /// The address of `bytes` from the pool, and their entry in the tracker of a dry run.
     pub(super) fn take_memory(&self, bytes: usize) -> Result<(u64, Option<Entry>)> {
         let pointer = lock(&self.pool).allocate(bytes)?;
-        Ok((pointer, self.ledger().map(|ledger| ledger.enter(pool::rounded(bytes)))))
+        Ok((pointer, self.tracker().map(|tracker| tracker.track(pool::rounded(bytes)))))
     }
 
     /// Returns memory from [`CudaDevice::take_memory`] to the pool.

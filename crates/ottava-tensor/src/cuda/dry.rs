@@ -7,7 +7,7 @@ use super::lock::lock;
 use super::pool::Backing;
 use super::trace::Trace;
 use crate::error::{Error, Result};
-use crate::ledger::Ledger;
+use crate::tracker::MemoryTracker;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -119,7 +119,7 @@ impl Backing for Memory {
 /// What a dry run records.
 #[derive(Default)]
 pub(super) struct DryGpu {
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) tracker: Arc<MemoryTracker>,
     pub(super) trace: Trace,
     /// Kernels and attention passes so far.
     pub(super) workload: Mutex<Workload>,

@@ -78,7 +78,7 @@ impl CudaDevice {
         scale: f32,
         pointers: &AttentionForward,
     ) -> Result<()> {
-        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
         self.trace(|| format!("attention forward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Forward)?;
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
@@ -100,7 +100,7 @@ impl CudaDevice {
         scale: f32,
         pointers: &AttentionBackward,
     ) -> Result<()> {
-        let _scope = self.ledger().map(|ledger| ledger.scope(ATTENTION));
+        let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
         self.trace(|| format!("attention backward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;

@@ -47,7 +47,7 @@ impl CastStatistics {
 
 /// Which copies of the codes a matrix product will read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
+pub enum CodeCopies {
     /// Contiguous along the columns.
     Rows,
     /// Contiguous along the rows: the transpose.
@@ -56,13 +56,13 @@ pub enum Copies {
     Both,
 }
 
-impl Copies {
+impl CodeCopies {
     pub(super) fn rows(self) -> bool {
-        self != Copies::Columns
+        self != CodeCopies::Columns
     }
 
     pub(super) fn columns(self) -> bool {
-        self != Copies::Rows
+        self != CodeCopies::Rows
     }
 }
 
@@ -92,7 +92,7 @@ pub struct Fp8Output<'a> {
     /// The scales.
     pub scale: CastScale<'a>,
     /// Which copies of the codes to write.
-    pub copies: Copies,
+    pub copies: CodeCopies,
     /// Statistics that the cast updates.
     pub statistics: &'a mut CastStatistics,
     /// The entry of `statistics`.
@@ -191,10 +191,10 @@ pub(super) mod tests {
         assert_close("amax", &crate::ops::amax(&plain).unwrap(), &amax, Tolerance::Exact);
 
         for (format, copies, scale) in [
-            (DType::E4M3, Copies::Both, 3.7f32),
-            (DType::E5M2, Copies::Both, 1e-3),
-            (DType::E4M3, Copies::Rows, 1e-3),
-            (DType::E5M2, Copies::Columns, 300.0),
+            (DType::E4M3, CodeCopies::Both, 3.7f32),
+            (DType::E5M2, CodeCopies::Both, 1e-3),
+            (DType::E4M3, CodeCopies::Rows, 1e-3),
+            (DType::E5M2, CodeCopies::Columns, 300.0),
         ] {
             let scale = Tensor::from_slice(device, &[1], &[scale]).unwrap();
             let mut expected = CastStatistics::new(device, 3).unwrap();
@@ -210,14 +210,14 @@ pub(super) mod tests {
             }
         }
         for (granularity, format, copies, power_of_two) in [
-            (Granularity::PerRow, DType::E4M3, Copies::Both, false),
-            (Granularity::PerRow, DType::E5M2, Copies::Columns, true),
-            (Granularity::Blocks1x128, DType::E4M3, Copies::Both, false),
-            (Granularity::Blocks1x128, DType::E4M3, Copies::Rows, true),
-            (Granularity::Blocks1x128, DType::E5M2, Copies::Columns, false),
-            (Granularity::Blocks128x128, DType::E4M3, Copies::Both, false),
-            (Granularity::MixedBlocks, DType::E4M3, Copies::Both, false),
-            (Granularity::MixedBlocks, DType::E5M2, Copies::Columns, true),
+            (Granularity::PerRow, DType::E4M3, CodeCopies::Both, false),
+            (Granularity::PerRow, DType::E5M2, CodeCopies::Columns, true),
+            (Granularity::Blocks1x128, DType::E4M3, CodeCopies::Both, false),
+            (Granularity::Blocks1x128, DType::E4M3, CodeCopies::Rows, true),
+            (Granularity::Blocks1x128, DType::E5M2, CodeCopies::Columns, false),
+            (Granularity::Blocks128x128, DType::E4M3, CodeCopies::Both, false),
+            (Granularity::MixedBlocks, DType::E4M3, CodeCopies::Both, false),
+            (Granularity::MixedBlocks, DType::E5M2, CodeCopies::Columns, true),
         ] {
             let scale = CastScale::Own(granularity, CurrentScaling { epsilon: 0.0, power_of_two });
             let mut expected = CastStatistics::new(device, 3).unwrap();
@@ -264,7 +264,7 @@ pub(super) mod tests {
     fn an_out_of_range_slot_is_an_error() {
         let (x, scale) = (normals("x", &[2, 2], DType::F32), Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap());
         let mut seen = CastStatistics::new(&Device::Cpu, 2).unwrap();
-        let error = quantize::quantize(&x, DType::E4M3, &scale, Copies::Rows, &mut seen, 2).unwrap_err();
+        let error = quantize::quantize(&x, DType::E4M3, &scale, CodeCopies::Rows, &mut seen, 2).unwrap_err();
         assert_eq!(error.to_string(), "quantize: slot 2 of statistics with 2 entries");
     }
 }

@@ -1,4 +1,4 @@
-//! Dynamic range expansion of [`Expanded`](crate::Expanded) values on the CPU. Logarithm and power are polynomials of FMAs, so that a GPU
+//! Dynamic range expansion of [`ExpandedTensor`](crate::ExpandedTensor) values on the CPU. Logarithm and power are polynomials of FMAs, so that a GPU
 //! gives the same bits. Their error is about 10⁻⁵; that of E4M3 codes is 6 · 10⁻².
 
 use crate::fp8::E4M3;

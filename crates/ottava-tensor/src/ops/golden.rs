@@ -1,6 +1,6 @@
 //! Casts and scaling updates against bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
 
-use super::{AmaxReducer, CastStatistics, Copies, CurrentScaling, DelayedScales, DelayedScaling, NonFinite};
+use super::{AmaxReducer, CastStatistics, CodeCopies, CurrentScaling, DelayedScales, DelayedScaling, NonFinite};
 use super::{amax, delayed_scaling, quantize, quantize_blocks, take_scale, transpose};
 use crate::testing::{Tolerance, assert_close, gpu};
 use crate::{DType, Device, Granularity, Tensor};
@@ -32,7 +32,7 @@ fn casts_with_a_given_scale_match_transformer_engine() {
             for scale in ["1.0", "0.37", "64.0", "1e-30"] {
                 let given = Tensor::from_slice(&device, &[1], &[scale.parse::<f32>().unwrap()]).unwrap();
                 let mut seen = CastStatistics::new(&device, 1).unwrap();
-                let q = quantize(&x, format, &given, Copies::Both, &mut seen, 0).unwrap();
+                let q = quantize(&x, format, &given, CodeCopies::Both, &mut seen, 0).unwrap();
                 let what = format!("cast/{name}/{scale}");
                 let expected = tensor(&format!("{what}/bytes"), format);
                 assert_close(&what, &expected, &q.codes.unwrap(), Tolerance::Exact);
@@ -54,7 +54,7 @@ fn current_scaling_matches_transformer_engine() {
                 let how = CurrentScaling { epsilon: 0.0, power_of_two };
                 let scale = take_scale(&mut amax(&x).unwrap(), format, how).unwrap();
                 let mut seen = CastStatistics::new(&device, 1).unwrap();
-                let q = quantize(&x, format, &scale, Copies::Rows, &mut seen, 0).unwrap();
+                let q = quantize(&x, format, &scale, CodeCopies::Rows, &mut seen, 0).unwrap();
                 let what = format!("current/{name}/{word}");
                 assert_close(&what, &tensor(&format!("{what}/bytes"), format), &q.codes.unwrap(), Tolerance::Exact);
                 assert_close(&what, &tensor(&format!("{what}/scale_inv"), DType::F32), &q.scale_inv, Tolerance::Exact);
@@ -76,7 +76,7 @@ fn block_scaling_matches_transformer_engine() {
             for (word, power_of_two) in [("False", false), ("True", true)] {
                 let how = CurrentScaling { epsilon: 0.0, power_of_two };
                 let mut seen = CastStatistics::new(&device, 1).unwrap();
-                let q = quantize_blocks(&x, DType::E4M3, granularity, how, Copies::Both, &mut seen, 0).unwrap();
+                let q = quantize_blocks(&x, DType::E4M3, granularity, how, CodeCopies::Both, &mut seen, 0).unwrap();
                 let [rows, columns] = [of_rows, of_columns].map(|blocks| format!("block/{blocks}/{word}"));
                 let codes = [(&rows, "bytes", q.codes.unwrap()), (&columns, "col_bytes", q.transposed.unwrap())];
                 for (what, part, got) in codes {

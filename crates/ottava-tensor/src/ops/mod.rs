@@ -33,10 +33,10 @@ pub use attention::{AttentionBackend, AttentionLayout, attention, attention_back
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
-pub use compress::{CompressedTensor, Saved, compress, decompress};
+pub use compress::{CompressedTensor, SavedActivation, compress, decompress};
 pub use cross_entropy::{IGNORE_INDEX, cross_entropy, cross_entropy_gradient};
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
-pub use destination::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, Produced};
+pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::global_norm;

@@ -6,7 +6,7 @@ use ottava_lm::Result;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::source;
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::plan::{MemoryPlan, Plan, Settled};
+use ottava_lm::plan::{MemoryPlan, Plan, ResolvedRun};
 use std::path::PathBuf;
 
 /// Show what a run would do: configuration, casts and their reasons, counts, memory. Needs no GPU and reads no weights.
@@ -42,13 +42,13 @@ impl PlanCommand {
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;
         let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
-        let settled = Settled::new(&config, &sizes, &device)?;
-        let plan = Plan::new(&settled, &sizes, &device)?;
+        let resolved = ResolvedRun::new(&config, &sizes, &device)?;
+        let plan = Plan::new(&resolved, &sizes, &device)?;
         match self.json {
             true => print_json(&plan),
-            false => print(&settled.config, &plan),
+            false => print(&resolved.config, &plan),
         }
-        settled.expect_fit()
+        resolved.expect_fit()
     }
 }
 

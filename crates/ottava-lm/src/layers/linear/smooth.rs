@@ -13,7 +13,7 @@ use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
 use crate::scaling::Slot;
 use ottava_tensor::ops::{
-    Copies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
+    CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -75,10 +75,10 @@ impl DownProjection {
         let columns = column_scales(x)?;
         let x = scale_columns(x, &columns)?;
         let input = pass.freeze(input_slot, &x)?;
-        let x = pass.quantize(input_slot, &input, &x, Copies::Rows)?;
+        let x = pass.quantize(input_slot, &input, &x, CodeCopies::Rows)?;
         let scaled = unscale_columns(&self.linear.weight.read(fetched)?, &columns)?;
         let weight = pass.freeze(weight_slot, &scaled)?;
-        let scaled = pass.quantize(weight_slot, &weight, &scaled, Copies::Rows)?;
+        let scaled = pass.quantize(weight_slot, &weight, &scaled, CodeCopies::Rows)?;
         let how = self.linear.products.fprop.accumulation();
         let y = self.linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
         Ok((y, ColumnScales { casts, columns, input, weight }))
@@ -97,7 +97,7 @@ impl DownProjection {
     pub fn dgrad_smooth(&self, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
         let Context { casts, fetched, .. } = context;
         let weight = unscale_columns(&self.linear.weight.read(fetched)?, &scales.columns)?;
-        let weight = casts.requantize(scales.casts.weight, &scales.weight, &weight, Copies::Columns)?;
+        let weight = casts.requantize(scales.casts.weight, &scales.weight, &weight, CodeCopies::Columns)?;
         let (out, how) = (self.linear.weight.dtype(), self.linear.products.dgrad.accumulation());
         let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;
         Ok(scale_columns(&dx, &scales.columns)?)
@@ -106,7 +106,7 @@ impl DownProjection {
     /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight.
     pub fn wgrad_smooth(&mut self, dy: &View, x: &Tensor, scales: &ColumnScales, context: &mut Context) -> Result<()> {
         let x = scale_columns(x, &scales.columns)?;
-        let x = context.casts.requantize(scales.casts.input, &scales.input, &x, Copies::Columns)?;
+        let x = context.casts.requantize(scales.casts.input, &scales.input, &x, CodeCopies::Columns)?;
         let how = self.linear.products.wgrad.accumulation();
         let product = gemm_nt(dy.columns(), Operand::Columns(&x), DType::F32, how)?;
         self.linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))

@@ -5,7 +5,7 @@ use crate::fp8::E4M3;
 use crate::ops::expanded::Curve;
 use crate::ops::random::hash;
 use crate::ops::scaled::cpu::halves_of;
-use crate::stored::{Expanded, Scaled};
+use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 
@@ -41,7 +41,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    pub fn scaled(x: &'a mut Scaled, size: usize) -> Vec<Chunk<'a>> {
+    pub fn scaled(x: &'a mut ScaledTensor, size: usize) -> Vec<Chunk<'a>> {
         let scale = x.scale_inv.host::<f32>()[0];
         match x.values.dtype() {
             DType::F16 => x.values.host_mut().chunks_mut(size).map(|x| Chunk::F16(x, scale)).collect(),
@@ -55,9 +55,9 @@ impl<'a> Chunk<'a> {
     }
 
     /// Row by row.
-    pub fn expanded(x: &'a mut Expanded) -> Vec<Chunk<'a>> {
+    pub fn expanded(x: &'a mut ExpandedTensor) -> Vec<Chunk<'a>> {
         let row = x.codes.shape()[1].max(1);
-        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(Expanded::GROUP) * 3);
+        let groups = x.groups.host_mut().chunks_mut(row.div_ceil(ExpandedTensor::GROUP) * 3);
         x.codes.host_mut().chunks_mut(row).zip(groups).map(|(codes, groups)| Chunk::Expanded(codes, groups)).collect()
     }
 
@@ -74,8 +74,8 @@ impl<'a> Chunk<'a> {
                 }
             }
             Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks(Expanded::GROUP).zip(groups.chunks(3));
-                for (to, (codes, group)) in to.chunks_mut(Expanded::GROUP).zip(codes) {
+                let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks(3));
+                for (to, (codes, group)) in to.chunks_mut(ExpandedTensor::GROUP).zip(codes) {
                     Curve { step: group[0], power: group[1], middle: group[2] }.decode(codes, to);
                 }
             }
@@ -98,8 +98,8 @@ impl<'a> Chunk<'a> {
                 }
             }
             Chunk::Expanded(codes, groups) => {
-                let codes = codes.chunks_mut(Expanded::GROUP).zip(groups.chunks_mut(3));
-                for (from, (codes, group)) in from.chunks(Expanded::GROUP).zip(codes) {
+                let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_mut(3));
+                for (from, (codes, group)) in from.chunks(ExpandedTensor::GROUP).zip(codes) {
                     let curve = Curve::of(from);
                     curve.encode(from, codes);
                     group.copy_from_slice(&[curve.step, curve.power, curve.middle]);

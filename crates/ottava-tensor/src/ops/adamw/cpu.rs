@@ -46,9 +46,9 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
 /// Scratch bytes of one parameter: its weights as layers read them, for the copy or the cast.
 pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     let bytes = |parameter: &AdamWParameter| match &parameter.weight {
-        AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. } => copy.bytes(),
-        AdamWWeight::Master { copy: WeightCopy::Made(dtype), .. }
-        | AdamWWeight::Scaled { copy: WeightCopy::Made(dtype), .. }
+        AdamWWeight::Master { copy: WeightCopy::Stored(copy), .. } => copy.bytes(),
+        AdamWWeight::Master { copy: WeightCopy::OnDemand(dtype), .. }
+        | AdamWWeight::Scaled { copy: WeightCopy::OnDemand(dtype), .. }
             if parameter.cast.is_some() =>
         {
             parameter.grad.values().len() * dtype.size()
@@ -72,11 +72,11 @@ fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
         master.scale_inv.host_mut()[0] = weight;
     }
     match &mut parameter.weight {
-        AdamWWeight::Master { master, copy: WeightCopy::Kept(copy) } => {
+        AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) } => {
             let rounded = cast(master, copy.dtype()).expect(REFUSED);
             copy.copy_from(0, &rounded).expect("of the same type and size");
         }
-        AdamWWeight::Scaled { master, copy: WeightCopy::Kept(copy) } => scaled::cpu::unscaled(master, copy),
+        AdamWWeight::Scaled { master, copy: WeightCopy::Stored(copy) } => scaled::cpu::unscaled(master, copy),
         _ => {}
     }
 }
@@ -84,8 +84,8 @@ fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
 /// The weights as layers read them.
 fn read(weight: &AdamWWeight) -> Tensor {
     match weight {
-        AdamWWeight::Master { copy: WeightCopy::Kept(copy), .. }
-        | AdamWWeight::Scaled { copy: WeightCopy::Kept(copy), .. } => (*copy).clone(),
+        AdamWWeight::Master { copy: WeightCopy::Stored(copy), .. }
+        | AdamWWeight::Scaled { copy: WeightCopy::Stored(copy), .. } => (*copy).clone(),
         AdamWWeight::Master { master, copy } => cast(master, copy.dtype()).expect(REFUSED),
         AdamWWeight::Scaled { master, copy } => unscaled(master, copy.dtype()).expect(REFUSED),
         AdamWWeight::Split { weight, .. } | AdamWWeight::Stochastic { weight } => (*weight).clone(),

@@ -15,7 +15,7 @@ use super::quantize::{expect_amax, expect_cast, expect_measured};
 use super::random::hash;
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
-use crate::stored::{Expanded, Scaled};
+use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 
@@ -122,7 +122,7 @@ pub enum AdamWWeight<'a> {
     /// Scaled F16, updated in F32 and rounded to nearest. Layers read these values.
     Scaled {
         /// The weights, F16.
-        master: &'a mut Scaled,
+        master: &'a mut ScaledTensor,
         /// The copy that layers read.
         copy: WeightCopy<'a>,
     },
@@ -144,23 +144,23 @@ pub enum AdamWWeight<'a> {
 #[derive(Debug)]
 pub enum WeightCopy<'a> {
     /// Stored in the type of this tensor.
-    Kept(&'a mut Tensor),
+    Stored(&'a mut Tensor),
     /// Computed on demand in this type: F32, F16 or BF16.
-    Made(DType),
+    OnDemand(DType),
 }
 
 impl WeightCopy<'_> {
     fn dtype(&self) -> DType {
         match self {
-            WeightCopy::Kept(copy) => copy.dtype(),
-            WeightCopy::Made(dtype) => *dtype,
+            WeightCopy::Stored(copy) => copy.dtype(),
+            WeightCopy::OnDemand(dtype) => *dtype,
         }
     }
 
     fn kept(&mut self) -> Option<&mut Tensor> {
         match self {
-            WeightCopy::Kept(copy) => Some(copy),
-            WeightCopy::Made(_) => None,
+            WeightCopy::Stored(copy) => Some(copy),
+            WeightCopy::OnDemand(_) => None,
         }
     }
 }
@@ -188,16 +188,16 @@ pub enum Moments {
     /// The first in scaled E4M3, the second in scaled F16.
     Scaled {
         /// Mean of the gradient.
-        m: Scaled,
+        m: ScaledTensor,
         /// Mean of its square.
-        v: Scaled,
+        v: ScaledTensor,
     },
     /// Both in E4M3 with dynamic range expansion.
     Expanded {
         /// Mean of the gradient.
-        m: Expanded,
+        m: ExpandedTensor,
         /// Mean of its square.
-        v: Expanded,
+        v: ExpandedTensor,
     },
 }
 
@@ -207,14 +207,14 @@ pub enum Gradient<'a> {
     /// F32 or BF16.
     Plain(&'a Tensor),
     /// Scaled E4M3.
-    Scaled(&'a Scaled),
+    Scaled(&'a ScaledTensor),
 }
 
 impl<'a> Gradient<'a> {
     /// The stored values.
     pub fn values(self) -> &'a Tensor {
         match self {
-            Gradient::Plain(values) | Gradient::Scaled(Scaled { values, .. }) => values,
+            Gradient::Plain(values) | Gradient::Scaled(ScaledTensor { values, .. }) => values,
         }
     }
 }
@@ -264,7 +264,7 @@ impl AdamWParameter<'_> {
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
 /// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor statistics. Moments are
-/// rounded after the weights used their exact values. [`Scaled`] states take two passes, as in FP8-LM: find the amax, then write. Casts
+/// rounded after the weights used their exact values. [`ScaledTensor`] states take two passes, as in FP8-LM: find the amax, then write. Casts
 /// update
 /// `statistics`. Bit-identical on every device: each operation is rounded on its own.
 pub fn adamw(
@@ -281,7 +281,7 @@ pub fn adamw(
     }
     match norm.device() {
         Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
-        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch(parameters)),
+        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(parameters)),
         Device::Cuda(gpu) => cuda::adamw(gpu, parameters, statistics, norm, &scalars.words)?,
     }
     Ok(())
@@ -294,23 +294,23 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
         tensor.expect_dtype(what, dtypes)?;
         tensor.expect_device(what, device)
     };
-    let scaled = |what: &str, x: &Scaled, dtype| {
+    let scaled = |what: &str, x: &ScaledTensor, dtype| {
         tensor(what, &x.values, &[dtype])?;
         x.scale_inv.expect(what, &[1])?;
         x.scale_inv.expect_dtype(what, &[DType::F32])?;
         x.scale_inv.expect_device(what, device)
     };
-    let expanded = |what: &str, x: &Expanded| {
+    let expanded = |what: &str, x: &ExpandedTensor| {
         tensor(what, &x.codes, &[DType::E4M3])?;
         let [rows, columns] = x.codes.dims(what)?;
-        x.groups.expect(what, &Expanded::groups_shape(rows, columns))?;
+        x.groups.expect(what, &ExpandedTensor::groups_shape(rows, columns))?;
         x.groups.expect_dtype(what, &[DType::F32])?;
         x.groups.expect_device(what, device)
     };
     let copied = |copy: &WeightCopy| match copy {
-        WeightCopy::Kept(copy) => tensor("adamw: copy", copy, &[DType::F32, DType::F16, DType::BF16]),
-        WeightCopy::Made(DType::F32 | DType::F16 | DType::BF16) => Ok(()),
-        WeightCopy::Made(other) => Err(Error::Value(format!("adamw: layers cannot read weights in {other}"))),
+        WeightCopy::Stored(copy) => tensor("adamw: copy", copy, &[DType::F32, DType::F16, DType::BF16]),
+        WeightCopy::OnDemand(DType::F32 | DType::F16 | DType::BF16) => Ok(()),
+        WeightCopy::OnDemand(other) => Err(Error::Value(format!("adamw: layers cannot read weights in {other}"))),
     };
     match parameter.grad {
         Gradient::Plain(grad) => tensor("adamw: grad", grad, &[DType::F32, DType::BF16])?,

@@ -2,7 +2,7 @@
 //! arithmetic in F32, scales by logarithms.
 
 use super::*;
-use crate::Home;
+use crate::MemoryKind;
 use crate::ops::{global_norm, scaled, unscaled};
 use crate::testing::{gpu, normals, values};
 
@@ -88,7 +88,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
             let start = f32s(&normals("start", &[N], DType::F32));
             let mut master = scaled(&tensor(&device, &start), DType::F16).unwrap();
             let zeros = |dtype| Tensor::zeros(&device, &[ROWS, COLUMNS], dtype).unwrap();
-            let stored = |dtype| Scaled::zeros(&device, &[ROWS, COLUMNS], dtype, Home::Device).unwrap();
+            let stored = |dtype| ScaledTensor::zeros(&device, &[ROWS, COLUMNS], dtype, MemoryKind::Device).unwrap();
             let mut moments = match narrow_moments {
                 true => Moments::Scaled { m: stored(DType::E4M3), v: stored(DType::F16) },
                 false => Moments::Plain { m: zeros(DType::F32), v: zeros(DType::F32) },
@@ -110,7 +110,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
 
                 let mut scalars = AdamWScalars::new(&device).unwrap();
                 scalars.set(&how).unwrap();
-                let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::Made(DType::BF16) };
+                let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::OnDemand(DType::BF16) };
                 let (grad, moments_of) = (Gradient::Scaled(&grad), &mut moments);
                 let parameter =
                     AdamWParameter { weight, moments: moments_of, grad, weight_decay: 0.1, seed: 0, cast: None };
@@ -138,7 +138,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
 }
 
 /// Checks the scale and every byte.
-fn same(what: &str, stored: &Scaled, expected: &[f32], power: f64) {
+fn same(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64) {
     assert_eq!(values(&stored.scale_inv), [1.0 / power], "{what}: scale");
     let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x) * power).collect();
     assert_eq!(values(&stored.values), expected, "{what}");
@@ -151,7 +151,7 @@ fn expanded_moments_match_the_formulas_of_coat() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let start = f32s(&normals("start", &[N], DType::F32));
         let mut weight = tensor(&device, &start);
-        let zeros = || Expanded::zeros(&device, &[ROWS, COLUMNS], Home::Device).unwrap();
+        let zeros = || ExpandedTensor::zeros(&device, &[ROWS, COLUMNS], MemoryKind::Device).unwrap();
         let mut moments = Moments::Expanded { m: zeros(), v: zeros() };
         let (mut borders, mut all) = (0, 0);
         for step in 1..=10 {
@@ -165,7 +165,7 @@ fn expanded_moments_match_the_formulas_of_coat() {
             scalars.set(&how).unwrap();
             let grad = tensor(&device, &g);
             let parameter = AdamWParameter {
-                weight: AdamWWeight::Master { master: &mut weight, copy: WeightCopy::Made(DType::F32) },
+                weight: AdamWWeight::Master { master: &mut weight, copy: WeightCopy::OnDemand(DType::F32) },
                 moments: &mut moments,
                 grad: Gradient::Plain(&grad),
                 weight_decay: 0.1,
@@ -214,7 +214,7 @@ fn coat(group: &[f32]) -> [f64; 3] {
 }
 
 /// The values of codes, by the formula.
-fn decoded(x: &Expanded) -> Vec<f32> {
+fn decoded(x: &ExpandedTensor) -> Vec<f32> {
     let groups = values(&x.groups);
     let value = |(i, code): (usize, f64)| {
         let group = &groups[3 * (i / COLUMNS * 3 + i % COLUMNS / 128)..][..3];

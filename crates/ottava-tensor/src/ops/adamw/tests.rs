@@ -1,10 +1,10 @@
 mod short_cuts;
 
 use super::*;
-use crate::Home;
+use crate::MemoryKind;
 use crate::ops::destination::tests::hostile;
 use crate::ops::quantize::raise_amax;
-use crate::ops::{Copies, CurrentScaling};
+use crate::ops::{CodeCopies, CurrentScaling};
 use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
@@ -61,12 +61,12 @@ const PLAIN: Stored =
 struct Case {
     stored: Stored,
     master: Tensor,
-    scaled: Scaled,
+    scaled: ScaledTensor,
     copy: Tensor,
     rest: Tensor,
     moments: Moments,
     grad: Tensor,
-    scaled_grad: Scaled,
+    scaled_grad: ScaledTensor,
     amax: Tensor,
     codes: Option<QuantizedTensor>,
 }
@@ -84,12 +84,12 @@ impl Case {
         let moments = match stored.states {
             Plain(dtype) => Moments::Plain { m: zeros(dtype), v: zeros(dtype) },
             States::Scaled => Moments::Scaled {
-                m: Scaled::zeros(device, master.shape(), DType::E4M3, Home::Device).unwrap(),
-                v: Scaled::zeros(device, master.shape(), DType::F16, Home::Device).unwrap(),
+                m: ScaledTensor::zeros(device, master.shape(), DType::E4M3, MemoryKind::Device).unwrap(),
+                v: ScaledTensor::zeros(device, master.shape(), DType::F16, MemoryKind::Device).unwrap(),
             },
             States::Expanded => Moments::Expanded {
-                m: Expanded::zeros(device, master.shape(), Home::Device).unwrap(),
-                v: Expanded::zeros(device, master.shape(), Home::Device).unwrap(),
+                m: ExpandedTensor::zeros(device, master.shape(), MemoryKind::Device).unwrap(),
+                v: ExpandedTensor::zeros(device, master.shape(), MemoryKind::Device).unwrap(),
             },
         };
         let plain_grad = if stored.grad == DType::E4M3 { DType::F32 } else { stored.grad };
@@ -121,7 +121,7 @@ impl Case {
     }
 
     /// Codes of zeros with another scale, all of which the update must overwrite.
-    fn with_codes(mut self, format: DType, copies: Copies, own: Option<CurrentScaling>) -> Case {
+    fn with_codes(mut self, format: DType, copies: CodeCopies, own: Option<CurrentScaling>) -> Case {
         let old = Tensor::zeros(self.grad.device(), self.grad.shape(), DType::F32).unwrap();
         let two = Tensor::from_slice(self.grad.device(), &[1], &[2f32]).unwrap();
         let mut unread = CastStatistics::new(self.grad.device(), 1).unwrap();
@@ -132,11 +132,11 @@ impl Case {
     fn parameter<'a>(&'a mut self, seed: u64, cast: Option<(CastScale<'a>, usize)>) -> AdamWParameter<'a> {
         let Case { stored, master, scaled, copy, rest, moments, .. } = self;
         let weight = match stored.weights {
-            Weights::Master(Some(_)) => AdamWWeight::Master { master, copy: WeightCopy::Kept(copy) },
-            Weights::Master(None) => AdamWWeight::Master { master, copy: WeightCopy::Made(DType::F32) },
-            Weights::Made(dtype) => AdamWWeight::Master { master, copy: WeightCopy::Made(dtype) },
-            Weights::ScaledMade(dtype) => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::Made(dtype) },
-            Weights::Scaled => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::Kept(copy) },
+            Weights::Master(Some(_)) => AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) },
+            Weights::Master(None) => AdamWWeight::Master { master, copy: WeightCopy::OnDemand(DType::F32) },
+            Weights::Made(dtype) => AdamWWeight::Master { master, copy: WeightCopy::OnDemand(dtype) },
+            Weights::ScaledMade(dtype) => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::OnDemand(dtype) },
+            Weights::Scaled => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::Stored(copy) },
             Weights::Split => AdamWWeight::Split { weight: copy, rest },
             Weights::Stochastic => AdamWWeight::Stochastic { weight: copy },
         };
@@ -331,7 +331,7 @@ fn cast_by(
     x: &Tensor,
     format: DType,
     scale: CastScale,
-    copies: Copies,
+    copies: CodeCopies,
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> QuantizedTensor {
@@ -351,7 +351,13 @@ fn compare(what: &str, expected: &[Tensor], got: &[Tensor]) {
 
 /// An update with casts of several parameters gives the bits of an update without casts followed by `quantize`, `quantize_blocks` or
 /// `amax`, on every device.
-fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, format: DType, copies: Copies, own: Option<CurrentScaling>) {
+fn casts_as_it_goes(
+    shapes: &[[usize; 2]],
+    stored: Stored,
+    format: DType,
+    copies: CodeCopies,
+    own: Option<CurrentScaling>,
+) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let what = format!("{stored:?}, {format} {copies:?} {own:?} on {device}");
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
@@ -400,12 +406,12 @@ fn fused_casts_match_a_separate_cast() {
         for states in STATES {
             let stored = Stored { weights, states, grad: grads.next().expect("there is no end") };
             for format in [DType::E4M3, DType::E5M2] {
-                casts_as_it_goes(&SHAPES, stored, format, Copies::Both, None);
+                casts_as_it_goes(&SHAPES, stored, format, CodeCopies::Both, None);
             }
-            casts_as_it_goes(&SHAPES, stored, DType::E4M3, Copies::Both, Some(CurrentScaling::default()));
+            casts_as_it_goes(&SHAPES, stored, DType::E4M3, CodeCopies::Both, Some(CurrentScaling::default()));
         }
         let stored = Stored { weights, states: Plain(DType::BF16), grad: DType::BF16 };
-        for copies in [Copies::Rows, Copies::Columns] {
+        for copies in [CodeCopies::Rows, CodeCopies::Columns] {
             casts_as_it_goes(&SHAPES, stored, DType::E4M3, copies, None);
             let how = CurrentScaling { epsilon: 1e-3, power_of_two: true };
             casts_as_it_goes(&SHAPES, stored, DType::E4M3, copies, Some(how));
@@ -418,7 +424,7 @@ const NARROW: Stored = Stored { weights: Weights::Stochastic, states: Plain(DTyp
 #[test]
 fn many_casts_take_several_launches() {
     let shapes: Vec<[usize; 2]> = (0..110).map(|i| [i * i % 37, 1 + i * 7 % 150]).collect();
-    casts_as_it_goes(&shapes, NARROW, DType::E4M3, Copies::Both, None);
+    casts_as_it_goes(&shapes, NARROW, DType::E4M3, CodeCopies::Both, None);
 }
 
 #[test]
@@ -431,7 +437,7 @@ fn casts_agree_across_devices() {
             let there = |name| normals(name, &[137, 72], DType::F32).to_device(device);
             let stored = Stored { weights, states, grad: DType::BF16 };
             let mut case =
-                Case::of(&there("weights")?, &there("grad")?, stored).with_codes(DType::E4M3, Copies::Both, None);
+                Case::of(&there("weights")?, &there("grad")?, stored).with_codes(DType::E4M3, CodeCopies::Both, None);
             update(&mut [case.parameter(5, Some((CastScale::Given(&scale), 0)))], &mut seen, &norm[0], &HOW);
             Ok(case.written().into_iter().chain(measured(&seen)).collect())
         });
@@ -444,7 +450,7 @@ fn a_non_finite_norm_casts_nothing() {
         let number = |x: f32| Tensor::from_slice(&device, &[1], &[x]).unwrap();
         let new = || Case::new(&device, &[20, 40], NARROW);
         let all = |cases: &[Case; 2]| cases.iter().flat_map(Case::written).collect::<Vec<_>>();
-        let [before, mut after] = [(); 2].map(|()| [new().with_codes(DType::E4M3, Copies::Both, None), new()]);
+        let [before, mut after] = [(); 2].map(|()| [new().with_codes(DType::E4M3, CodeCopies::Both, None), new()]);
         let mut seen = CastStatistics::new(&device, 1).unwrap();
         let scale = number(1.0);
         let mut parameters: Vec<_> =
@@ -462,15 +468,15 @@ fn codes_of_another_shape_are_an_error() {
     let scalars = AdamWScalars::new(&Device::Cpu).unwrap();
     let new = |shape: &[usize]| Case::new(&Device::Cpu, shape, NARROW);
     let mut case = new(&[2, 3]);
-    case.codes = new(&[3, 2]).with_codes(DType::E4M3, Copies::Both, None).codes;
+    case.codes = new(&[3, 2]).with_codes(DType::E4M3, CodeCopies::Both, None).codes;
     let error =
         adamw(&mut [case.parameter(0, Some((CastScale::Given(&one), 0)))], &mut seen, &one, &scalars).unwrap_err();
     assert_eq!(error.to_string(), "adamw: grad has shape [2, 3], expected [3, 2]");
-    let mut case = new(&[2, 3]).with_codes(DType::E4M3, Copies::Both, None);
+    let mut case = new(&[2, 3]).with_codes(DType::E4M3, CodeCopies::Both, None);
     let error =
         adamw(&mut [case.parameter(0, Some((CastScale::Given(&one), 7)))], &mut seen, &one, &scalars).unwrap_err();
     assert_eq!(error.to_string(), "quantize: slot 7 of statistics with 1 entries");
-    let mut case = new(&[2, 3]).with_codes(DType::E4M3, Copies::Both, None);
+    let mut case = new(&[2, 3]).with_codes(DType::E4M3, CodeCopies::Both, None);
     let rows = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
     let error = adamw(&mut [case.parameter(0, Some((rows, 0)))], &mut seen, &one, &scalars).unwrap_err();
     assert!(

@@ -93,7 +93,7 @@ pub fn attention(qkv: &Tensor, layout: AttentionLayout) -> Result<(Tensor, Tenso
     let mut lse = Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
     match device {
         Device::Cpu => cpu::attention(qkv, layout, &mut o, &mut lse),
-        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch(layout, qkv.dtype())),
+        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(layout, qkv.dtype())),
         Device::Cuda(gpu) => cuda::attention(gpu, qkv, layout, &mut o, &mut lse)?,
     }
     Ok((o, lse))
@@ -116,7 +116,7 @@ pub fn attention_backward(
     let mut dqkv = qkv.empty_like()?;
     match qkv.device() {
         Device::Cpu => cpu::attention_backward(d_o, qkv, o, lse, layout, &mut dqkv),
-        Device::DryCpu(ledger) => ledger.scratch(cpu::scratch_of_backward(layout, qkv.dtype())),
+        Device::DryCpu(tracker) => tracker.scratch(cpu::scratch_of_backward(layout, qkv.dtype())),
         Device::Cuda(gpu) => cuda::attention_backward(gpu, d_o, qkv, o, lse, layout, &mut dqkv)?,
     }
     Ok(dqkv)

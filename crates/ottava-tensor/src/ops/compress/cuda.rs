@@ -1,4 +1,4 @@
-use super::{CompressedTensor, GROUP, Saved};
+use super::{CompressedTensor, GROUP, SavedActivation};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
@@ -12,20 +12,20 @@ impl CompressedTensor {
     }
 }
 
-impl Saved {
+impl SavedActivation {
     /// The kernel that reads this variant.
     pub(in crate::ops) fn entry(&self, exact: &'static str, compressed: &'static str) -> &'static str {
         match self {
-            Saved::Exact(_) => exact,
-            Saved::Compressed(_) => compressed,
+            SavedActivation::Exact(_) => exact,
+            SavedActivation::Compressed(_) => compressed,
         }
     }
 
     /// Arguments of that kernel: the address of the values, or those of codes and inverse scales.
     pub(in crate::ops) fn device_ptrs(&self) -> Vec<Arg> {
         match self {
-            Saved::Exact(x) => vec![Arg::Ptr(x.device_ptr())],
-            Saved::Compressed(x) => vec![Arg::Ptr(x.codes.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
+            SavedActivation::Exact(x) => vec![Arg::Ptr(x.device_ptr())],
+            SavedActivation::Compressed(x) => vec![Arg::Ptr(x.codes.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
         }
     }
 }

@@ -63,19 +63,19 @@ pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
 
 /// An activation saved for backward.
 #[derive(Clone, Debug)]
-pub enum Saved {
+pub enum SavedActivation {
     /// Uncompressed.
     Exact(Tensor),
     /// From [`compress()`].
     Compressed(CompressedTensor),
 }
 
-impl Saved {
+impl SavedActivation {
     /// The activation, decompressed if necessary.
     pub fn value(&self) -> Result<Tensor> {
         match self {
-            Saved::Exact(x) => Ok(x.clone()),
-            Saved::Compressed(x) => decompress(x),
+            SavedActivation::Exact(x) => Ok(x.clone()),
+            SavedActivation::Compressed(x) => decompress(x),
         }
     }
 
@@ -87,8 +87,8 @@ impl Saved {
     /// Type of its values.
     pub fn dtype(&self) -> DType {
         match self {
-            Saved::Exact(x) => x.dtype(),
-            Saved::Compressed(x) => x.dtype,
+            SavedActivation::Exact(x) => x.dtype(),
+            SavedActivation::Compressed(x) => x.dtype,
         }
     }
 
@@ -100,20 +100,20 @@ impl Saved {
     /// The values or codes, whose alignment kernels check.
     pub(super) fn values_or_codes(&self) -> &Tensor {
         match self {
-            Saved::Exact(x) => x,
-            Saved::Compressed(x) => &x.codes,
+            SavedActivation::Exact(x) => x,
+            SavedActivation::Compressed(x) => &x.codes,
         }
     }
 }
 
-impl From<&Tensor> for Saved {
-    fn from(x: &Tensor) -> Saved {
-        Saved::Exact(x.clone())
+impl From<&Tensor> for SavedActivation {
+    fn from(x: &Tensor) -> SavedActivation {
+        SavedActivation::Exact(x.clone())
     }
 }
 
-impl From<&Saved> for Saved {
-    fn from(x: &Saved) -> Saved {
+impl From<&SavedActivation> for SavedActivation {
+    fn from(x: &SavedActivation) -> SavedActivation {
         x.clone()
     }
 }

@@ -1,7 +1,7 @@
-use super::{CompressedTensor, Saved, compress, decompress};
+use super::{CompressedTensor, SavedActivation, compress, decompress};
 use crate::ops::destination::tests::{all, hostile};
 use crate::ops::{
-    CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, RmsnormBackward, cast, rmsnorm,
+    CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, RmsnormBackward, cast, rmsnorm,
     rmsnorm_backward, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to,
 };
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
@@ -95,8 +95,8 @@ fn backward_of_compressed_inputs_matches_decompressed() {
             for dtype in DTYPES {
                 let place = |x: Tensor| x.to_device(&device).unwrap();
                 let (x, dy) = (place(normals("x", &[t, 2 * f], dtype)), place(normals("dy", &[t, f], dtype)));
-                let compressed = Saved::Compressed(compress(&x).unwrap());
-                let exact = Saved::Exact(compressed.value().unwrap());
+                let compressed = SavedActivation::Compressed(compress(&x).unwrap());
+                let exact = SavedActivation::Exact(compressed.value().unwrap());
                 for (what, made) in swiglu(&dy, &compressed).into_iter().zip(swiglu(&dy, &exact)).enumerate() {
                     let what = format!("swiglu, [{t}, {f}] {dtype} on {device}, result {what}");
                     assert_close(&what, &made.1, &made.0, Tolerance::Exact);
@@ -115,7 +115,7 @@ fn backward_of_compressed_inputs_matches_decompressed() {
 }
 
 /// The gradient with every destination, with and without the recomputed activation.
-fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
+fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
     let device = dy.device();
     let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
     swiglu_backward_to(dy, x, Output::Amax { amax: &mut amax }, None).unwrap();
@@ -129,10 +129,10 @@ fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
         let mut seen = [(); 3].map(|()| CastStatistics::new(device, 1).unwrap());
         let [alone, beside, activation] = &mut seen;
         let to = |format, copies, statistics| Fp8Output { format, scale, copies, statistics, slot: 0 };
-        let output = Output::Fp8(to(DType::E5M2, Copies::Both, alone));
+        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, alone));
         let (gradient, _) = swiglu_backward_to(dy, x, output, None).unwrap();
-        let output = Output::Fp8(to(DType::E5M2, Copies::Both, beside));
-        let activated = to(DType::E4M3, Copies::Columns, activation);
+        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, beside));
+        let activated = to(DType::E4M3, CodeCopies::Columns, activation);
         let (again, activated) = swiglu_backward_to(dy, x, output, Some(activated)).unwrap();
         let codes = [gradient.fp8().unwrap(), again.fp8().unwrap(), activated.unwrap()];
         made.extend(codes.iter().zip(&seen).flat_map(|(codes, seen)| all(codes, seen)));
@@ -141,7 +141,7 @@ fn swiglu(dy: &Tensor, x: &Saved) -> Vec<Tensor> {
 }
 
 /// Gradients of input and weight, and with a residual also the amax.
-fn norm(dy: &Tensor, x: &Saved, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Tensor>> {
+fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Tensor>> {
     let (device, mut made) = (dy.device(), Vec::new());
     for residual in [None, Some(dy)] {
         let mut dweight = Tensor::zeros(device, weight.shape(), DType::F32)?;
@@ -183,7 +183,7 @@ fn compresses_beside_swiglu(dtype: DType) {
                 let mut seen = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
                 let [alone, beside] = &mut seen;
                 let to = |statistics| {
-                    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: Copies::Both, statistics, slot: 0 })
+                    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
                 };
                 let plain = swiglu_to(&x, to(alone)).unwrap().fp8().unwrap();
                 let (y, compressed) = swiglu_compressing(&x, to(beside)).unwrap();
@@ -204,7 +204,7 @@ fn gradients_of_non_finite_inputs_are_not_finite() {
             let mut x = values(&normals("x", &[4, 64], DType::F32)).into_iter().map(|x| x as f32).collect::<Vec<_>>();
             x[70] = bad;
             let x = matrix(64, &x, DType::BF16).to_device(&device).unwrap();
-            let saved = Saved::Compressed(compress(&x).unwrap());
+            let saved = SavedActivation::Compressed(compress(&x).unwrap());
             let dy = normals("dy", &[4, 32], DType::BF16).to_device(&device).unwrap();
             assert!(values(&swiglu_backward(&dy, &saved).unwrap())[70].is_nan(), "swiglu on {device}");
             let (dy, weight) = (normals("dy", &[4, 64], DType::BF16), normals("weight", &[64], DType::BF16));

@@ -142,8 +142,8 @@ fn product(a: Operand, b: Operand, out: &mut Tensor, accumulation: Accumulation,
             }
             cpu::gemm(a, b, out, !matches!(addend, Addend::None))
         }
-        Device::DryCpu(ledger) => {
-            ledger.scratch(cpu::scratch(a, b)?);
+        Device::DryCpu(tracker) => {
+            tracker.scratch(cpu::scratch(a, b)?);
             Ok(())
         }
         Device::Cuda(gpu) => cuda::gemm(&gpu, a, b, out, accumulation, addend),

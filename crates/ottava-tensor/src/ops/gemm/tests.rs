@@ -1,6 +1,6 @@
 use super::*;
 use crate::cuda::GpuModel;
-use crate::ops::{CastStatistics, Copies, CurrentScaling, quantize, quantize_blocks, transpose};
+use crate::ops::{CastStatistics, CodeCopies, CurrentScaling, quantize, quantize_blocks, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 5, 7], [16, 32, 48], [65, 33, 129], [130, 96, 300]];
@@ -15,7 +15,7 @@ fn product(a: Operand, b: Operand, out: DType) -> Result<Tensor> {
     gemm_nt(a, b, out, Accumulation::Exact)
 }
 
-fn fp8(x: &Tensor, format: DType, scale: f32, copies: Copies) -> Result<QuantizedTensor> {
+fn fp8(x: &Tensor, format: DType, scale: f32, copies: CodeCopies) -> Result<QuantizedTensor> {
     let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale])?.to_device(x.device())?;
     quantize(x, format, &scale, copies, &mut CastStatistics::new(x.device(), 1)?, 0)
 }
@@ -54,7 +54,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
     for [m, n, k] in SHAPES {
         for (fa, fb) in [(DType::E4M3, DType::E4M3), (DType::E5M2, DType::E4M3), (DType::E4M3, DType::E5M2)] {
             let (a, b) = (normals("a", &[m, k], DType::BF16), normals("b", &[n, k], DType::BF16));
-            let (qa, qb) = (fp8(&a, fa, 64.0, Copies::Both).unwrap(), fp8(&b, fb, 16.0, Copies::Both).unwrap());
+            let (qa, qb) = (fp8(&a, fa, 64.0, CodeCopies::Both).unwrap(), fp8(&b, fb, 16.0, CodeCopies::Both).unwrap());
             let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
             // Matches the plain product of the decoded values bit for bit, because every term is exact.
             let decode = |q: &QuantizedTensor| {
@@ -70,7 +70,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             // Contracting the other dimension reads the transposed copy.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
             let (qat, qbt) =
-                (fp8(&at, fa, 64.0, Copies::Columns).unwrap(), fp8(&bt, fb, 16.0, Copies::Columns).unwrap());
+                (fp8(&at, fa, 64.0, CodeCopies::Columns).unwrap(), fp8(&bt, fb, 16.0, CodeCopies::Columns).unwrap());
             let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
             assert_close("transposed copies", &y, &other, Tolerance::Exact);
         }
@@ -111,8 +111,10 @@ fn residual_addition_rounds_once() {
                 if dtype == DType::F32 {
                     return Ok(vec![sum]);
                 }
-                let (qa, qb) =
-                    (fp8(&t[0], DType::E4M3, 64.0, Copies::Rows)?, fp8(&t[1], DType::E4M3, 16.0, Copies::Rows)?);
+                let (qa, qb) = (
+                    fp8(&t[0], DType::E4M3, 64.0, CodeCopies::Rows)?,
+                    fp8(&t[1], DType::E4M3, 16.0, CodeCopies::Rows)?,
+                );
                 let fast = gemm_nt_plus(Operand::Rows(&qa), Operand::Rows(&qb), &t[2], Accumulation::Fast)?;
                 Ok(vec![sum, fast])
             });
@@ -150,7 +152,7 @@ fn products_agree_across_devices() {
             ];
             // The tensor cores keep about 14 bits of each partial sum; measured 1e-4 at K = 11,008.
             parity(&inputs, Tolerance::Steps(DType::BF16, 1.0), |t| {
-                let (qa, qb) = (fp8(&t[0], fa, 64.0, Copies::Both)?, fp8(&t[1], fb, 16.0, Copies::Both)?);
+                let (qa, qb) = (fp8(&t[0], fa, 64.0, CodeCopies::Both)?, fp8(&t[1], fb, 16.0, CodeCopies::Both)?);
                 let mut sum = t[2].duplicate()?;
                 gemm_nt_add(Operand::Rows(&qa), Operand::Rows(&qb), &mut sum, Accumulation::Exact)?;
                 let exact = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::BF16)?;
@@ -169,7 +171,7 @@ const FINER: [[Granularity; 2]; 4] = [
     [Granularity::Blocks128x128, Granularity::Blocks1x128],
 ];
 
-fn finer(x: &Tensor, format: DType, granularity: Granularity, copies: Copies) -> Result<QuantizedTensor> {
+fn finer(x: &Tensor, format: DType, granularity: Granularity, copies: CodeCopies) -> Result<QuantizedTensor> {
     let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1)?);
     quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
 }
@@ -199,8 +201,10 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
     for [m, n, k] in SHAPES {
         for [ga, gb] in FINER {
             let (a, b) = (uneven("a", [m, k]), uneven("b", [n, k]));
-            let (qa, qb) =
-                (finer(&a, DType::E5M2, ga, Copies::Rows).unwrap(), finer(&b, DType::E4M3, gb, Copies::Rows).unwrap());
+            let (qa, qb) = (
+                finer(&a, DType::E5M2, ga, CodeCopies::Rows).unwrap(),
+                finer(&b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
+            );
             let expected = reference(&decode(&qa), &decode(&qb));
             let expected = Tensor::from_slice(&Device::Cpu, &[m, n], &expected).unwrap();
             let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
@@ -214,7 +218,7 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
             );
             // Contracting the other dimension reads the transposed copy, and its scales.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
-            for copies in [Copies::Columns, Copies::Both] {
+            for copies in [CodeCopies::Columns, CodeCopies::Both] {
                 let qat = finer(&at, DType::E5M2, ga, copies).unwrap();
                 let qbt = finer(&bt, DType::E4M3, gb, copies).unwrap();
                 let other = product(Operand::Columns(&qat), Operand::Columns(&qbt), DType::F32).unwrap();
@@ -240,8 +244,10 @@ fn partial_sums_are_scaled_before_they_are_added() {
     };
     let [ga, gb] = [Granularity::Blocks1x128, Granularity::Blocks128x128];
     let y = |a: &Tensor, b: &Tensor| {
-        let (a, b) =
-            (finer(a, DType::E4M3, ga, Copies::Rows).unwrap(), finer(b, DType::E4M3, gb, Copies::Rows).unwrap());
+        let (a, b) = (
+            finer(a, DType::E4M3, ga, CodeCopies::Rows).unwrap(),
+            finer(b, DType::E4M3, gb, CodeCopies::Rows).unwrap(),
+        );
         product(Operand::Rows(&a), Operand::Rows(&b), DType::F32).unwrap().to_vec::<f32>().unwrap()
     };
     let mut sum = vec![0f32; 15];
@@ -270,7 +276,7 @@ fn products_of_rows_and_blocks_agree_across_devices() {
                         }
                         let run = |device: &Device| {
                             let [a, b] = [&a, &b].map(|x| x.to_device(device));
-                            let (a, b) = (finer(&a?, fa, ga, Copies::Rows)?, finer(&b?, fb, gb, Copies::Rows)?);
+                            let (a, b) = (finer(&a?, fa, ga, CodeCopies::Rows)?, finer(&b?, fb, gb, CodeCopies::Rows)?);
                             let (a, b) = (Operand::Rows(&a), Operand::Rows(&b));
                             if !add {
                                 return gemm_nt(a, b, out, accumulation);
@@ -312,12 +318,12 @@ fn unsupported_products_are_errors() {
     let (a, b) = (normals("a", &[4, 8], DType::F32), normals("b", &[4, 9], DType::F32));
     let message = product(Operand::plain(&a), Operand::plain(&b), DType::F32).unwrap_err().to_string();
     assert_eq!(message, "gemm: b has shape [4, 9], expected [4, 8], to be contracted with a [4, 8]");
-    let q = fp8(&a, DType::E5M2, 1.0, Copies::Rows).unwrap();
+    let q = fp8(&a, DType::E5M2, 1.0, CodeCopies::Rows).unwrap();
     assert!(product(Operand::Rows(&q), Operand::Rows(&q), DType::F32).is_err(), "E5M2 · E5M2");
     assert!(product(Operand::Columns(&q), Operand::plain(&a), DType::F32).is_err(), "codes that were not made");
-    let tensor = fp8(&a, DType::E4M3, 1.0, Copies::Rows).unwrap();
+    let tensor = fp8(&a, DType::E4M3, 1.0, CodeCopies::Rows).unwrap();
     let [row, along, square] = [Granularity::PerRow, Granularity::Blocks1x128, Granularity::Blocks128x128]
-        .map(|granularity| finer(&a, DType::E4M3, granularity, Copies::Rows).unwrap());
+        .map(|granularity| finer(&a, DType::E4M3, granularity, CodeCopies::Rows).unwrap());
     for [a, b] in [[&tensor, &row], [&row, &along], [&along, &tensor], [&square, &square]] {
         let message = product(Operand::Rows(a), Operand::Rows(b), DType::F32).unwrap_err().to_string();
         assert_eq!(
@@ -346,7 +352,7 @@ fn dry_products_are_checked_and_counted() {
         let narrow = Tensor::zeros(&device, &[10, 999], DType::F32).unwrap();
         assert!(product(&x, &narrow).is_err(), "arguments are checked as always");
         drop((x, y, narrow));
-        assert_eq!(device.ledger().unwrap().take_peak().bytes, bytes, "{device}");
-        assert_eq!(device.ledger().unwrap().take_peak().bytes, 0, "{device}");
+        assert_eq!(device.tracker().unwrap().take_peak().bytes, bytes, "{device}");
+        assert_eq!(device.tracker().unwrap().take_peak().bytes, 0, "{device}");
     }
 }

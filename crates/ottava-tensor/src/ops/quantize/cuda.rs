@@ -4,7 +4,7 @@ use crate::granularity::Granularity;
 use crate::ops::destination::CastScale;
 use crate::ops::launch::{self, BLOCK, Defines, TILE, kernel_source};
 use crate::quantized::QuantizedTensor;
-use crate::stored::Scaled;
+use crate::stored::ScaledTensor;
 use crate::{DType, Error, Result, Tensor};
 
 kernel_source!(SOURCE, "quantize", "destination.cuh");
@@ -223,7 +223,7 @@ pub(in crate::ops) fn quantize(
 /// Casts scaled F16 values, rounded to `dtype` first.
 pub(in crate::ops) fn quantize_scaled(
     gpu: &CudaDevice,
-    x: &Scaled,
+    x: &ScaledTensor,
     dtype: DType,
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,

@@ -6,7 +6,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::destination::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output, Produced};
+use super::destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 use super::expect_compute;
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
@@ -24,7 +24,7 @@ pub fn quantize(
     x: &Tensor,
     format: DType,
     scale: &Tensor,
-    copies: Copies,
+    copies: CodeCopies,
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> Result<QuantizedTensor> {
@@ -45,7 +45,7 @@ impl Fp8Output<'_> {
 
 impl Output<'_> {
     /// Applies the output to a computed value: the reference, and the fallback for shapes without a fused kernel.
-    pub(super) fn deliver(self, value: Tensor) -> Result<Produced> {
+    pub(super) fn apply(self, value: Tensor) -> Result<Produced> {
         match self {
             Output::Plain => Ok(Produced::Plain(value)),
             Output::Amax { amax } => {
@@ -69,7 +69,7 @@ pub fn quantize_into(
     x.expect("quantize_into: x", &[into.rows, into.columns])?;
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
-    let mut to = Fp8Output { format: into.format, scale, copies: Copies::Both, statistics, slot };
+    let mut to = Fp8Output { format: into.format, scale, copies: CodeCopies::Both, statistics, slot };
     let (granularity, there) = (expect_output(&to, x.device())?, into.granularity);
     if granularity != there {
         return Err(Error::Value(format!("quantize_into: {granularity} scales cannot replace {there} scales")));
@@ -90,8 +90,8 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
             blocks::cpu::quantize_blocks(x, how, into, to.statistics, to.slot);
         }
         (Device::Cuda(gpu), _) => cuda::quantize(gpu, x, into, to)?,
-        (Device::DryCpu(ledger), CastScale::Given(_)) => ledger.scratch(cpu::scratch(into)),
-        (Device::DryCpu(ledger), CastScale::Own(..)) => ledger.scratch(blocks::cpu::scratch(x, into)),
+        (Device::DryCpu(tracker), CastScale::Given(_)) => tracker.scratch(cpu::scratch(into)),
+        (Device::DryCpu(tracker), CastScale::Own(..)) => tracker.scratch(blocks::cpu::scratch(x, into)),
     }
     Ok(())
 }
@@ -108,7 +108,7 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
     };
     let of_rows = || scales(granularity.of_rows(), rows, columns);
     let of_columns = || scales(granularity.of_columns(), columns, rows);
-    let (copies, of_both) = (to.copies, granularity != Granularity::PerTensor && to.copies == Copies::Both);
+    let (copies, of_both) = (to.copies, granularity != Granularity::PerTensor && to.copies == CodeCopies::Both);
     Ok(QuantizedTensor {
         codes: copies.rows().then(|| codes(rows, columns)).transpose()?,
         transposed: copies.columns().then(|| codes(columns, rows)).transpose()?,

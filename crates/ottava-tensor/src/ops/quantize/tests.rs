@@ -2,7 +2,7 @@ use super::*;
 use crate::ops::destination::tests::hostile;
 use crate::testing::{Tolerance, normals, parity};
 
-fn all_outputs(x: &Tensor, format: DType, scale: &Tensor, copies: Copies) -> Result<Vec<Tensor>> {
+fn all_outputs(x: &Tensor, format: DType, scale: &Tensor, copies: CodeCopies) -> Result<Vec<Tensor>> {
     let mut seen = CastStatistics::new(x.device(), 3)?;
     let q = quantize(x, format, scale, copies, &mut seen, 1)?;
     let copies = q.codes.into_iter().chain(q.transposed);
@@ -17,7 +17,7 @@ fn quantize_agrees_across_devices() {
                 for scale in [1.0f32, 300.0, 0.37, 1e-30] {
                     let x = hostile("quantize", &[rows, columns], dtype);
                     let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).unwrap();
-                    for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+                    for copies in [CodeCopies::Rows, CodeCopies::Columns, CodeCopies::Both] {
                         parity(&[x.clone(), scale.clone()], Tolerance::Exact, |x| {
                             all_outputs(&x[0], format, &x[1], copies)
                         });
@@ -34,7 +34,7 @@ fn statistics_count_what_was_lost() {
     let x = Tensor::from_slice(&Device::Cpu, &[1, 7], &x).unwrap();
     let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
-    let q = quantize(&x, DType::E4M3, &one, Copies::Rows, &mut seen, 0).unwrap();
+    let q = quantize(&x, DType::E4M3, &one, CodeCopies::Rows, &mut seen, 0).unwrap();
     let counts = [&seen.saturated, &seen.underflowed, &seen.elements].map(|t| t.to_vec::<i64>().unwrap()[0]);
     assert_eq!(counts, [2, 1, 7]);
     assert_eq!(seen.amax.to_vec::<f32>().unwrap(), [f32::INFINITY]);
@@ -49,7 +49,7 @@ fn statistics_accumulate_over_casts() {
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
     for x in [3f32, 500.0, -2.0] {
         let x = Tensor::from_slice(&Device::Cpu, &[1, 1], &[x]).unwrap();
-        quantize(&x, DType::E4M3, &one, Copies::Rows, &mut seen, 0).unwrap();
+        quantize(&x, DType::E4M3, &one, CodeCopies::Rows, &mut seen, 0).unwrap();
     }
     assert_eq!(seen.amax.to_vec::<f32>().unwrap(), [500.0]);
     assert_eq!(seen.elements.to_vec::<i64>().unwrap(), [3]);

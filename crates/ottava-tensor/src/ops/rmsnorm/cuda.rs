@@ -2,7 +2,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
-use crate::ops::{Saved, bias};
+use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
@@ -190,7 +190,7 @@ pub(super) fn rmsnorm_strips(
 /// The tensors that backward reads.
 pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
-    pub x: &'a Saved,
+    pub x: &'a SavedActivation,
     pub weight: &'a Tensor,
     pub rstd: &'a Tensor,
     pub residual: Option<&'a Tensor>,

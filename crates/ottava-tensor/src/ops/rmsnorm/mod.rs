@@ -6,7 +6,7 @@ mod cuda;
 mod tests;
 
 use super::destination::{Output, Produced};
-use super::{Saved, expect_compute, expect_gradient, quantize, real_type};
+use super::{SavedActivation, expect_compute, expect_gradient, quantize, real_type};
 use crate::cuda::CudaDevice;
 use crate::{Device, Granularity, Result, Tensor};
 
@@ -29,7 +29,7 @@ pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Resu
             if let Device::Cpu = x.device() {
                 cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
             }
-            output.deliver(y)?
+            output.apply(y)?
         }
         Device::Cuda(gpu) => on_gpu(gpu, x, weight, eps, &mut rstd, output)?,
     };
@@ -97,7 +97,7 @@ pub struct RmsnormBackward<'a> {
 /// decompressed while reading.
 pub fn rmsnorm_backward(
     dy: &Tensor,
-    x: impl Into<Saved>,
+    x: impl Into<SavedActivation>,
     weight: &Tensor,
     rstd: &Tensor,
     dweight: &mut Tensor,

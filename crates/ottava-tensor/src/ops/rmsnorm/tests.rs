@@ -1,7 +1,7 @@
 use super::{RmsnormBackward, cuda, rmsnorm, rmsnorm_backward, rmsnorm_to};
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
 use crate::ops::quantize::prepare;
-use crate::ops::{CastScale, CastStatistics, Copies, Fp8Output, Output, add, amax};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, Fp8Output, Output, add, amax};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
@@ -83,7 +83,9 @@ fn strips_match_tiles_for_few_rows() {
     let Device::Cuda(cuda) = &device else { unreachable!("`gpu` returns one") };
     let scale = Tensor::from_slice(&device, &[1], &[3.7f32]).unwrap();
     for (t, c) in [(1, 16), (33, 144), (70, 1040), (65, 4112)] {
-        for (dtype, copies) in [(DType::F32, Copies::Both), (DType::BF16, Copies::Both), (DType::BF16, Copies::Rows)] {
+        for (dtype, copies) in
+            [(DType::F32, CodeCopies::Both), (DType::BF16, CodeCopies::Both), (DType::BF16, CodeCopies::Rows)]
+        {
             let [x, weight] =
                 [hostile("x", &[t, c], dtype), normals("w", &[c], dtype)].map(|x| x.to_device(&device).unwrap());
             let [mut expected, mut seen] = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());

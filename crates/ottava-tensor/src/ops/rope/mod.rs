@@ -69,7 +69,7 @@ pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotatio
         (_, output) => {
             let mut y = x.duplicate()?;
             rope(&mut y, angles, layout, rotation)?;
-            output.deliver(y)
+            output.apply(y)
         }
     }
 }
@@ -96,7 +96,7 @@ fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()> {
 /// The table of [`rope`] for angles `position · inverse_frequencies[i]`, computed in F64 and rounded once.
 pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize, dtype: DType) -> Result<Tensor> {
     let half = inverse_frequencies.len();
-    if device.ledger().is_some() {
+    if device.tracker().is_some() {
         return Tensor::empty(device, &[positions, half * 2], dtype);
     }
     let mut table = Vec::with_capacity(positions * half * 2);

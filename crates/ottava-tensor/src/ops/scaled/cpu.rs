@@ -1,6 +1,6 @@
 use crate::element::{Float, with_float};
 use crate::fp8::E4M3;
-use crate::stored::Scaled;
+use crate::stored::ScaledTensor;
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -17,7 +17,7 @@ pub(in crate::ops) fn power_for(amax: f32, largest: f32) -> [f32; 2] {
     [power, 1.0 / power]
 }
 
-pub(super) fn scaled(x: &Tensor, amax: &Tensor, out: &mut Scaled) {
+pub(super) fn scaled(x: &Tensor, amax: &Tensor, out: &mut ScaledTensor) {
     let largest = out.values.dtype().max_finite().expect("F16 and E4M3 have one");
     let [power, back] = power_for(amax.host::<f32>()[0], largest);
     out.scale_inv.host_mut()[0] = back;
@@ -34,7 +34,7 @@ fn store<X: Float<Real = f32>, Y: Float<Real = f32>>(x: &Tensor, y: &mut Tensor,
     pairs.for_each(|(y, x)| *y = Y::store(x.load() * power));
 }
 
-pub(in crate::ops) fn unscaled(x: &Scaled, y: &mut Tensor) {
+pub(in crate::ops) fn unscaled(x: &ScaledTensor, y: &mut Tensor) {
     let scale = x.scale_inv.host::<f32>()[0];
     with_float!(y.dtype(), Y => match x.values.dtype() {
         DType::F16 => load::<f16, Y>(&x.values, y, scale),

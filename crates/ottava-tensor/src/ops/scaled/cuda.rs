@@ -1,6 +1,6 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, eights, elements, kernel_source};
-use crate::stored::Scaled;
+use crate::stored::ScaledTensor;
 use crate::{DType, Result, Tensor};
 
 kernel_source!(SOURCE, "scaled", "stored.cuh");
@@ -24,7 +24,7 @@ fn variant(plain: DType, stored: DType) -> Defines {
     VARIANTS[2 * plain + usize::from(stored == DType::E4M3)]
 }
 
-pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut Scaled) -> Result<()> {
+pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut ScaledTensor) -> Result<()> {
     let largest = out.values.dtype().max_finite().expect("F16 and E4M3 have one");
     let kernel = Kernel { source: &SOURCE, defines: variant(x.dtype(), out.values.dtype()), entry: "scaled" };
     let args = [
@@ -39,7 +39,7 @@ pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut Scal
     unsafe { gpu.launch(&kernel, eights(gpu, x.len()), BLOCK, 0, &args) }
 }
 
-pub(super) fn unscaled(gpu: &CudaDevice, x: &Scaled, y: &mut Tensor) -> Result<()> {
+pub(super) fn unscaled(gpu: &CudaDevice, x: &ScaledTensor, y: &mut Tensor) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines: variant(y.dtype(), x.values.dtype()), entry: "unscaled" };
     let args = [
         Arg::Ptr(y.device_ptr_mut()),

@@ -1,4 +1,4 @@
-//! Storage formats of weights and gradients: F16 or E4M3 with a power-of-two scale ([`Scaled`]), or split into two halves.
+//! Storage formats of weights and gradients: F16 or E4M3 with a power-of-two scale ([`ScaledTensor`]), or split into two halves.
 
 pub(super) mod cpu;
 mod cuda;
@@ -8,7 +8,7 @@ mod tests;
 use super::destination::Fp8Output;
 use super::quantize::{self, amax};
 use super::real_type;
-use crate::stored::Scaled;
+use crate::stored::ScaledTensor;
 use crate::{DType, Device, QuantizedTensor, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, VARIANTS};
@@ -19,10 +19,10 @@ pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 /// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. A non-finite element makes itself or the
 /// whole
 /// tensor NaN.
-pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
+pub fn scaled(x: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
     let amax = amax(x)?;
-    let mut out = Scaled {
+    let mut out = ScaledTensor {
         values: Tensor::empty(x.device(), x.shape(), dtype)?,
         scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
     };
@@ -36,7 +36,7 @@ pub fn scaled(x: &Tensor, dtype: DType) -> Result<Scaled> {
 }
 
 /// The values in `dtype` (F32, BF16 or F16), each rounded once.
-pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
+pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
     match y.device().clone() {
@@ -49,7 +49,7 @@ pub fn unscaled(x: &Scaled, dtype: DType) -> Result<Tensor> {
 
 impl Fp8Output<'_> {
     /// Casts the values of a scaled F16 matrix, rounded to `dtype` as by [`unscaled`].
-    pub fn cast_scaled(mut self, x: &Scaled, dtype: DType) -> Result<QuantizedTensor> {
+    pub fn cast_scaled(mut self, x: &ScaledTensor, dtype: DType) -> Result<QuantizedTensor> {
         x.values.expect_dtype("quantize: x", &[DType::F16])?;
         let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };
         let [rows, columns] = x.values.dims("quantize: x")?;

@@ -68,7 +68,7 @@ fn split_halves_restore_the_bits() {
 #[test]
 fn cast_scaled_matches_unscale_then_cast() {
     use crate::granularity::Granularity::{Blocks1x128, Blocks128x128, PerRow};
-    use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output};
+    use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
     for device in std::iter::once(Device::Cpu).chain(crate::testing::gpu()) {
         let given = Tensor::from_slice(&device, &[1], &[37f32]).unwrap();
         let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());
@@ -82,7 +82,7 @@ fn cast_scaled_matches_unscale_then_cast() {
                     let to = |statistics| Fp8Output {
                         format: DType::E4M3,
                         scale,
-                        copies: Copies::Both,
+                        copies: CodeCopies::Both,
                         statistics,
                         slot: 0,
                     };

@@ -2,7 +2,7 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
-use crate::ops::{CompressedTensor, Saved};
+use crate::ops::{CompressedTensor, SavedActivation};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernel_source!("swiglu");
@@ -59,7 +59,7 @@ pub(super) fn swiglu_codes(
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Saved, dx: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &SavedActivation, dx: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
     let entry = x.entry("swiglu_backward", "swiglu_backward_compressed");
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
@@ -70,7 +70,12 @@ pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &Saved, dx: &mut
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Saved, amax: &mut Tensor) -> Result<()> {
+pub(super) fn swiglu_backward_amax(
+    gpu: &CudaDevice,
+    dy: &Tensor,
+    x: &SavedActivation,
+    amax: &mut Tensor,
+) -> Result<()> {
     let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
     let entry = x.entry("swiglu_backward_amax", "swiglu_backward_amax_compressed");
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
@@ -83,7 +88,7 @@ pub(super) fn swiglu_backward_amax(gpu: &CudaDevice, dy: &Tensor, x: &Saved, ama
 
 /// Whether both halves of a row of codes start at a multiple of 16 or of the block, reads are aligned to 16 bytes, and the outputs have the
 /// same granularity. The kernel writes activations in E4M3, as all recipes do.
-pub(super) fn fuses_backward(dy: &Tensor, x: &Saved, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
+pub(super) fn fuses_backward(dy: &Tensor, x: &SavedActivation, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     let granularity = to.granularity();
     let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
     dy.shape()[1].is_multiple_of(whole)
@@ -94,7 +99,7 @@ pub(super) fn fuses_backward(dy: &Tensor, x: &Saved, to: &Fp8Output, activated: 
 pub(super) fn swiglu_backward_codes<'a>(
     gpu: &CudaDevice,
     dy: &Tensor,
-    x: &Saved,
+    x: &SavedActivation,
     (out, to): (&mut QuantizedTensor, &mut Fp8Output<'a>),
     activated: Option<&mut (QuantizedTensor, Fp8Output<'a>)>,
 ) -> Result<()> {

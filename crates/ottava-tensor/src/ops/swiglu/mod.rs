@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::compress::{self, CompressedTensor, Saved, compress};
+use super::compress::{self, CompressedTensor, SavedActivation, compress};
 use super::destination::{Fp8Output, Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{Device, Error, QuantizedTensor, Result, Tensor};
@@ -27,7 +27,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
             if let Device::Cpu = x.device() {
                 cpu::swiglu(x, &mut y);
             }
-            output.deliver(y)
+            output.apply(y)
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
@@ -42,7 +42,7 @@ pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
         (Device::Cuda(gpu), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
             cuda::swiglu(gpu, x, &mut y)?;
-            output.deliver(y)
+            output.apply(y)
         }
     }
 }
@@ -62,7 +62,7 @@ pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, Compr
 
 /// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`. A compressed input is decompressed
 /// while reading.
-pub fn swiglu_backward(dy: &Tensor, x: impl Into<Saved>) -> Result<Tensor> {
+pub fn swiglu_backward(dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
     Ok(swiglu_backward_to(dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
@@ -72,7 +72,7 @@ pub fn swiglu_backward(dy: &Tensor, x: impl Into<Saved>) -> Result<Tensor> {
 /// Errors if `activated` is given with [`Output::Amax`], since the op runs again after that.
 pub fn swiglu_backward_to(
     dy: &Tensor,
-    x: impl Into<Saved>,
+    x: impl Into<SavedActivation>,
     output: Output,
     activated: Option<Fp8Output>,
 ) -> Result<(Produced, Option<QuantizedTensor>)> {
@@ -95,7 +95,7 @@ pub fn swiglu_backward_to(
                 cpu::swiglu_backward(dy, &value, &mut dx);
             }
             drop(value);
-            output.deliver(dx)?
+            output.apply(dx)?
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {
             let mut dx = quantize::prepare(&to, x.device(), tokens, 2 * hidden)?;
@@ -114,7 +114,7 @@ pub fn swiglu_backward_to(
         (Device::Cuda(gpu), output) => {
             let mut dx = empty()?;
             cuda::swiglu_backward(gpu, dy, x, &mut dx)?;
-            output.deliver(dx)?
+            output.apply(dx)?
         }
     };
     let activated = match activated {

@@ -1,6 +1,6 @@
 use super::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
-use crate::ops::{CastScale, CastStatistics, Copies, CurrentScaling, Fp8Output, Output};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Tensor};
 
@@ -67,7 +67,7 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
                 (DType::BF16, DType::E4M3, [own(Granularity::Blocks1x128), own(Granularity::MixedBlocks)]),
                 (DType::BF16, DType::E4M3, [gradient_scale, own(Granularity::Blocks1x128)]),
             ] {
-                for copies in [Copies::Columns, Copies::Both] {
+                for copies in [CodeCopies::Columns, CodeCopies::Both] {
                     let [x, dy] = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)]
                         .map(|x| x.to_device(&device).unwrap());
                     let mut seen = [(); 4].map(|()| CastStatistics::new(&device, 2).unwrap());
@@ -75,11 +75,11 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
                     let to =
                         |format, copies, scale, statistics| Fp8Output { format, scale, copies, statistics, slot: 1 };
 
-                    let alone = Output::Fp8(to(DType::E5M2, Copies::Both, scales[0], gradient));
+                    let alone = Output::Fp8(to(DType::E5M2, CodeCopies::Both, scales[0], gradient));
                     let alone = swiglu_backward_to(&dy, &x, alone, None).unwrap().0.fp8().unwrap();
                     let forward = Output::Fp8(to(format, copies, scales[1], activation));
                     let forward = swiglu_to(&x, forward).unwrap().fp8().unwrap();
-                    let output = Output::Fp8(to(DType::E5M2, Copies::Both, scales[0], both));
+                    let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, scales[0], both));
                     let again = to(format, copies, scales[1], with_gradient);
                     let (dx, again) = swiglu_backward_to(&dy, &x, output, Some(again)).unwrap();
 
@@ -101,7 +101,7 @@ fn activated_with_an_amax_output_is_an_error() {
     let (x, dy) = (normals("x", &[2, 4], DType::F32), normals("dy", &[2, 2], DType::F32));
     let (mut amax, scale) = (Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap(), normals("s", &[1], DType::F32));
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
-    let (format, copies) = (DType::E4M3, Copies::Columns);
+    let (format, copies) = (DType::E4M3, CodeCopies::Columns);
     let scale = CastScale::Given(&scale);
     let activated = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
     let error = swiglu_backward_to(&dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();

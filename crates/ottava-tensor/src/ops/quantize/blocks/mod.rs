@@ -4,7 +4,7 @@ pub(in crate::ops) mod cpu;
 #[cfg(test)]
 mod tests;
 
-use super::{CastStatistics, Copies, CurrentScaling};
+use super::{CastStatistics, CodeCopies, CurrentScaling};
 use crate::granularity::Granularity;
 use crate::ops::destination::{CastScale, Fp8Output};
 use crate::quantized::QuantizedTensor;
@@ -26,7 +26,7 @@ pub fn quantize_blocks(
     format: DType,
     granularity: Granularity,
     how: CurrentScaling,
-    copies: Copies,
+    copies: CodeCopies,
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> Result<QuantizedTensor> {

@@ -10,13 +10,13 @@ const FINER: [Granularity; 4] =
 
 const PLAIN: CurrentScaling = CurrentScaling { epsilon: 0.0, power_of_two: false };
 
-fn cast(x: &Tensor, format: DType, granularity: Granularity, how: CurrentScaling, copies: Copies) -> Vec<Tensor> {
+fn cast(x: &Tensor, format: DType, granularity: Granularity, how: CurrentScaling, copies: CodeCopies) -> Vec<Tensor> {
     let mut seen = CastStatistics::new(x.device(), 3).unwrap();
     let q = quantize_blocks(x, format, granularity, how, copies, &mut seen, 1).unwrap();
     all(&q, &seen)
 }
 
-fn e4m3(x: &Tensor, granularity: Granularity, copies: Copies) -> QuantizedTensor {
+fn e4m3(x: &Tensor, granularity: Granularity, copies: CodeCopies) -> QuantizedTensor {
     let mut seen = CastStatistics::new(x.device(), 1).unwrap();
     quantize_blocks(x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap()
 }
@@ -42,7 +42,7 @@ fn quantize_blocks_agrees_across_devices() {
                 (DType::E4M3, CurrentScaling { epsilon: 1e-4, power_of_two: true }),
             ] {
                 for granularity in FINER {
-                    for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+                    for copies in [CodeCopies::Rows, CodeCopies::Columns, CodeCopies::Both] {
                         parity(&inputs, Tolerance::Exact, |x| {
                             Ok(x.iter().flat_map(|x| cast(x, format, granularity, how, copies)).collect())
                         });
@@ -58,7 +58,7 @@ fn unaligned_views_are_cast_to_the_same_bits() {
     for dtype in [DType::F32, DType::BF16] {
         parity(&[hostile("x", &[1 + 33 * 136], dtype)], Tolerance::Exact, |x| {
             let x = x[0].rows(1, 1 + 33 * 136)?.reshape(&[33, 136])?;
-            Ok(FINER.iter().flat_map(|&g| cast(&x, DType::E4M3, g, PLAIN, Copies::Both)).collect())
+            Ok(FINER.iter().flat_map(|&g| cast(&x, DType::E4M3, g, PLAIN, CodeCopies::Both)).collect())
         });
     }
 }
@@ -68,9 +68,9 @@ fn the_transposed_copy_is_the_cast_of_the_transpose() {
     for shape in [[5, 300], [130, 131], [257, 3]] {
         let x = uneven("x", &shape, DType::BF16);
         for granularity in FINER {
-            let both = e4m3(&x, granularity, Copies::Both);
-            let turned = e4m3(&transpose(&x).unwrap(), granularity.of_columns(), Copies::Rows);
-            let alone = e4m3(&x, granularity, Copies::Columns);
+            let both = e4m3(&x, granularity, CodeCopies::Both);
+            let turned = e4m3(&transpose(&x).unwrap(), granularity.of_columns(), CodeCopies::Rows);
+            let alone = e4m3(&x, granularity, CodeCopies::Columns);
             let rest = both.clone().only_transposed();
             for q in [&alone, &rest] {
                 assert!(q.codes.is_none() && q.transposed_scale_inv.is_none());
@@ -78,7 +78,7 @@ fn the_transposed_copy_is_the_cast_of_the_transpose() {
                 assert_close(&what, turned.codes.as_ref().unwrap(), q.transposed.as_ref().unwrap(), Tolerance::Exact);
                 assert_close(&what, &turned.scale_inv, &q.scale_inv, Tolerance::Exact);
             }
-            let rows = e4m3(&x, granularity, Copies::Rows);
+            let rows = e4m3(&x, granularity, CodeCopies::Rows);
             assert_close("rows", &rows.codes.unwrap(), &both.codes.unwrap(), Tolerance::Exact);
             assert_close("scales", &rows.scale_inv, &both.scale_inv, Tolerance::Exact);
         }
@@ -90,7 +90,7 @@ fn dequantized_values_are_within_half_a_step() {
     for shape in [[3, 500], [129, 257]] {
         let x = normals("x", &shape, DType::F32);
         for granularity in FINER {
-            let q = e4m3(&x, granularity, Copies::Rows);
+            let q = e4m3(&x, granularity, CodeCopies::Rows);
             let (codes, scales) = (q.codes.unwrap(), q.scale_inv);
             let (pitch, codes, scale_inv) = (codes.shape()[1], values(&codes), values(&scales));
             for (i, x) in values(&x).into_iter().enumerate() {
@@ -120,11 +120,11 @@ fn special_amaxes_give_the_documented_scales() {
         let x = Tensor::from_slice(&Device::Cpu, &[1, 2], &[0.0, -amax]).unwrap();
         let x = crate::ops::cast(&x, dtype).unwrap();
         for granularity in FINER {
-            for copies in [Copies::Rows, Copies::Columns] {
+            for copies in [CodeCopies::Rows, CodeCopies::Columns] {
                 let q = e4m3(&x, granularity, copies);
                 // Columns have their own rows and blocks in the transposed copy.
                 let square = granularity.of_columns() == Granularity::Blocks128x128;
-                let at = if copies == Copies::Columns && !square { 1 } else { 0 };
+                let at = if copies == CodeCopies::Columns && !square { 1 } else { 0 };
                 assert_eq!(q.scale_inv.to_vec::<f32>().unwrap()[at], 1.0 / expected, "{amax:e} {granularity:?}");
             }
         }
@@ -134,7 +134,7 @@ fn special_amaxes_give_the_documented_scales() {
         [(CurrentScaling { power_of_two: true, ..PLAIN }, 128.0), (CurrentScaling { epsilon: 7.0, ..PLAIN }, 64.0)]
     {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
-        let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, Copies::Rows, &mut seen, 0).unwrap();
+        let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, CodeCopies::Rows, &mut seen, 0).unwrap();
         // Padding has the scale of zeros: 1, or that of epsilon.
         let padding = if how.epsilon > 0.0 { expected } else { 1.0 };
         let scales = q.scale_inv.to_vec::<f32>().unwrap();
@@ -150,13 +150,13 @@ fn statistics_count_what_was_lost_once() {
     x[128..130].copy_from_slice(&[1e-6, 1e-7]);
     let x = Tensor::from_slice(&Device::Cpu, &[1, 256], &x).unwrap();
     for (granularity, copies, expected) in [
-        (Granularity::Blocks1x128, Copies::Both, [2, 1]),
-        (Granularity::Blocks128x128, Copies::Both, [2, 1]),
-        (Granularity::PerRow, Copies::Both, [2, 3]),
+        (Granularity::Blocks1x128, CodeCopies::Both, [2, 1]),
+        (Granularity::Blocks128x128, CodeCopies::Both, [2, 1]),
+        (Granularity::PerRow, CodeCopies::Both, [2, 3]),
         // Along the rows, each element is a block.
-        (Granularity::Blocks1x128, Copies::Columns, [1, 0]),
-        (Granularity::MixedBlocks, Copies::Both, [2, 1]),
-        (Granularity::MixedBlocks, Copies::Columns, [2, 1]),
+        (Granularity::Blocks1x128, CodeCopies::Columns, [1, 0]),
+        (Granularity::MixedBlocks, CodeCopies::Both, [2, 1]),
+        (Granularity::MixedBlocks, CodeCopies::Columns, [2, 1]),
     ] {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
         quantize_blocks(&x, DType::E4M3, granularity, PLAIN, copies, &mut seen, 0).unwrap();
@@ -172,15 +172,15 @@ fn empty_matrices_are_cast_and_per_tensor_scales_refused() {
     for shape in [[0, 5], [5, 0]] {
         let x = Tensor::zeros(&Device::Cpu, &shape, DType::BF16).unwrap();
         for granularity in FINER {
-            let q = e4m3(&x, granularity, Copies::Both);
+            let q = e4m3(&x, granularity, CodeCopies::Both);
             assert_eq!((q.rows, q.columns), (shape[0], shape[1]));
         }
     }
     let x = normals("x", &[2, 2], DType::F32);
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
     let tensor = Granularity::PerTensor;
-    assert!(quantize_blocks(&x, DType::E4M3, tensor, PLAIN, Copies::Rows, &mut seen, 0).is_err());
-    assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, Copies::Rows, &mut seen, 0).is_err());
+    assert!(quantize_blocks(&x, DType::E4M3, tensor, PLAIN, CodeCopies::Rows, &mut seen, 0).is_err());
+    assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, CodeCopies::Rows, &mut seen, 0).is_err());
 }
 
 /// The formula of the specification: `scale_inv = 2^(ceil(log2(amax / 448)))`.
@@ -188,7 +188,7 @@ fn empty_matrices_are_cast_and_per_tensor_scales_refused() {
 fn scales_of_mx_are_powers_of_two_that_hold_the_largest_of_32() {
     let shape = [5, 71];
     let x = uneven("x", &shape, DType::F32);
-    let q = e4m3(&x, Granularity::Mx, Copies::Both);
+    let q = e4m3(&x, Granularity::Mx, CodeCopies::Both);
     let (x, scale_inv) = (values(&x), values(&q.scale_inv));
     assert_eq!(q.scale_inv.shape(), [3, 16]);
     assert_eq!(q.transposed_scale_inv.as_ref().unwrap().shape(), [1, 80]);
@@ -216,14 +216,14 @@ fn mx_is_refused_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     let x = Tensor::zeros(&gpu, &[4, 4], DType::F32).unwrap();
     let mut seen = CastStatistics::new(&gpu, 1).unwrap();
-    let error = quantize_blocks(&x, DType::E4M3, Granularity::Mx, PLAIN, Copies::Rows, &mut seen, 0).unwrap_err();
+    let error = quantize_blocks(&x, DType::E4M3, Granularity::Mx, PLAIN, CodeCopies::Rows, &mut seen, 0).unwrap_err();
     assert!(error.to_string().contains("Hopper has no MX products"), "{error}");
 }
 
 #[test]
 fn quantize_into_overwrites_in_place() {
     for granularity in FINER {
-        for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+        for copies in [CodeCopies::Rows, CodeCopies::Columns, CodeCopies::Both] {
             let shape = [37, 200];
             let inputs = [hostile("old", &shape, DType::BF16), uneven("new", &shape, DType::BF16)];
             parity(&inputs, Tolerance::Exact, |x| {
@@ -245,7 +245,7 @@ fn quantize_into_overwrites_in_place() {
 #[test]
 fn quantize_into_refuses_another_granularity() {
     let x = normals("x", &[20, 30], DType::F32);
-    let mut into = e4m3(&x, Granularity::PerRow, Copies::Both);
+    let mut into = e4m3(&x, Granularity::PerRow, CodeCopies::Both);
     let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
     let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
     for (scale, reason) in [

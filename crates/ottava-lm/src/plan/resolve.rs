@@ -11,7 +11,7 @@ use ottava_tensor::{Device, Error as TensorError};
 
 /// A run whose memory is known.
 #[derive(Clone, Debug)]
-pub struct Settled {
+pub struct ResolvedRun {
     /// With the policy that was chosen, where it was left open.
     pub config: RunConfig,
     /// Its plan.
@@ -25,10 +25,10 @@ pub struct Settled {
 /// Where a setting has its share of the blocks.
 type ShareIn = fn(&mut MemoryConfig) -> &mut Option<f64>;
 
-impl Settled {
+impl ResolvedRun {
     /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
     /// that which takes least.
-    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Settled> {
+    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<ResolvedRun> {
         let plan = |memory: &MemoryConfig| -> Result<(RunConfig, MemoryPlan)> {
             let config = RunConfig { memory: memory.clone(), ..config.clone() };
             let memory = MemoryPlan::new(&config, sizes, device)?;
@@ -106,7 +106,7 @@ impl Settled {
         }
         let (config, memory) = chosen;
         let choice = (!choices.is_empty()).then(|| choices.join(". "));
-        Ok(Settled { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
+        Ok(ResolvedRun { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
 
     /// Starts compiling the kernels of the run in the background, so that its first step need not wait for each in turn.
@@ -121,8 +121,9 @@ impl Settled {
         if self.memory.fits {
             return Ok(());
         }
-        let Settled { memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, .. } =
-            self;
+        let ResolvedRun {
+            memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, ..
+        } = self;
         let (peak, there) = (gib(*peak_bytes), gib(*available_bytes));
         // Blocks of a pool leave gaps, which are part of what it takes.
         let gaps = match reserved_bytes > peak_bytes {

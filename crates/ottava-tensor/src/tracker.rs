@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counts the live bytes of a dry-run device, by scope.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<Accounts>);
+pub struct MemoryTracker(Mutex<Accounts>);
 
 #[derive(Debug, Default)]
 struct Accounts {
@@ -13,12 +13,12 @@ struct Accounts {
     /// Indices of the open scopes, outermost first.
     open: Vec<usize>,
     live: usize,
-    peak: Holdings,
+    peak: MemorySnapshot,
 }
 
 /// Live memory at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct MemorySnapshot {
     /// Live bytes.
     pub bytes: usize,
     /// The outermost scope open at that moment.
@@ -36,8 +36,8 @@ impl Accounts {
         })
     }
 
-    fn now(&self) -> Holdings {
-        Holdings {
+    fn now(&self) -> MemorySnapshot {
+        MemorySnapshot {
             bytes: self.live,
             during: self.open.first().map_or("", |&outermost| self.by_scope[outermost].0),
             by_scope: self.by_scope.iter().filter(|(_, bytes)| *bytes > 0).copied().collect(),
@@ -45,20 +45,20 @@ impl Accounts {
     }
 }
 
-impl Ledger {
+impl MemoryTracker {
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The peak since the last call (or the start), and resets the peak to the current state.
-    pub fn take_peak(&self) -> Holdings {
+    pub fn take_peak(&self) -> MemorySnapshot {
         let mut accounts = self.accounts();
         let now = accounts.now();
         std::mem::replace(&mut accounts.peak, now)
     }
 
     /// Counts `bytes` in the innermost scope until the entry is dropped.
-    pub(crate) fn enter(self: &Arc<Self>, bytes: usize) -> Entry {
+    pub(crate) fn track(self: &Arc<Self>, bytes: usize) -> Entry {
         let mut accounts = self.accounts();
         let account = match accounts.open.last() {
             Some(&innermost) => innermost,
@@ -69,12 +69,12 @@ impl Ledger {
         if accounts.live > accounts.peak.bytes {
             accounts.peak = accounts.now();
         }
-        Entry { ledger: self.clone(), account, bytes }
+        Entry { tracker: self.clone(), account, bytes }
     }
 
     /// Counts `bytes` of scratch that a kernel allocates and frees.
     pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) {
-        drop(self.enter(bytes));
+        drop(self.track(bytes));
     }
 
     /// Opens a scope: allocations are counted under `name` until it is dropped, unless an inner scope is open.
@@ -88,14 +88,14 @@ impl Ledger {
 
 /// Live bytes of one allocation.
 pub(crate) struct Entry {
-    ledger: Arc<Ledger>,
+    tracker: Arc<MemoryTracker>,
     account: usize,
     bytes: usize,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut accounts = self.ledger.accounts();
+        let mut accounts = self.tracker.accounts();
         accounts.by_scope[self.account].1 -= self.bytes;
         accounts.live -= self.bytes;
     }
@@ -103,7 +103,7 @@ impl Drop for Entry {
 
 /// Names the allocations of a dry run from [`Device::scope`](crate::Device::scope) until it is dropped. A no-op on real devices.
 #[must_use]
-pub struct Scope(Option<Arc<Ledger>>);
+pub struct Scope(Option<Arc<MemoryTracker>>);
 
 impl Scope {
     /// The scope of a real device.
@@ -112,8 +112,8 @@ impl Scope {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        if let Some(ledger) = &self.0 {
-            ledger.accounts().open.pop();
+        if let Some(tracker) = &self.0 {
+            tracker.accounts().open.pop();
         }
     }
 }
@@ -124,20 +124,20 @@ mod tests {
 
     #[test]
     fn peak_lists_live_bytes_by_scope() {
-        let ledger = Arc::new(Ledger::default());
-        let outside = ledger.enter(1);
-        let outer = ledger.scope("outer");
-        let kept = ledger.enter(10);
+        let tracker = Arc::new(MemoryTracker::default());
+        let outside = tracker.track(1);
+        let outer = tracker.scope("outer");
+        let kept = tracker.track(10);
         {
-            let _inner = ledger.scope("inner");
-            drop(ledger.enter(100));
+            let _inner = tracker.scope("inner");
+            drop(tracker.track(100));
         }
-        drop(ledger.enter(50));
+        drop(tracker.track(50));
         drop((outer, outside));
         let by_scope = vec![("other", 1), ("outer", 10), ("inner", 100)];
-        assert_eq!(ledger.take_peak(), Holdings { bytes: 111, during: "outer", by_scope });
+        assert_eq!(tracker.take_peak(), MemorySnapshot { bytes: 111, during: "outer", by_scope });
         drop(kept);
-        assert_eq!(ledger.take_peak(), Holdings { bytes: 10, during: "", by_scope: vec![("outer", 10)] });
-        assert_eq!(ledger.take_peak().bytes, 0);
+        assert_eq!(tracker.take_peak(), MemorySnapshot { bytes: 10, during: "", by_scope: vec![("outer", 10)] });
+        assert_eq!(tracker.take_peak().bytes, 0);
     }
 }

@@ -1,19 +1,19 @@
 //! Asynchronous copies of tensors between pinned host memory and a GPU.
 
 use crate::cuda::{CudaDevice, PinnedBuffer, Transfer};
-use crate::device::Home;
+use crate::device::MemoryKind;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
 /// Asynchronous copies of tensors that overlap with compute.
 ///
-/// Fetching a tensor in host memory ([`Home::Host`](crate::Home)) gives it a mirror in device memory. Ops read and write the mirror until
-/// the tensor is written back or [evicted](evict). Tensors elsewhere are skipped, so on a CPU this is a no-op.
-/// Ops may read a fetched tensor only after [`Crossing::wait`].
+/// Fetching a tensor in host memory ([`MemoryKind::Host`](crate::MemoryKind)) gives it a mirror in device memory. Ops read and write the mirror until
+/// the tensor is written back or discarded. Tensors elsewhere are skipped, so on a CPU this is a no-op.
+/// Ops may read a fetched tensor only after [`HostTransfer::wait`].
 #[must_use]
 #[derive(Default)]
-pub struct Crossing {
+pub struct HostTransfer {
     // Dropped first: compute must wait for the copy before its source is freed.
     transfer: Option<Transfer>,
     _source: Option<Tensor>,
@@ -22,19 +22,19 @@ pub struct Crossing {
 /// Scope of the mirrors in a dry run.
 const FETCHED: &str = "tensors that are fetched from the host's memory";
 
-impl Crossing {
+impl HostTransfer {
     /// Starts copying `tensors` to the device.
-    pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
-        Crossing::start(tensors, |device, buffers| {
-            let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
+    pub fn fetch<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<HostTransfer> {
+        HostTransfer::start(tensors, |device, buffers| {
+            let _scope = device.tracker().map(|tracker| tracker.scope(FETCHED));
             Transfer::fetch(device, buffers)
         })
     }
 
-    /// Starts to copy `tensors` of the host's memory to new tensors in the GPU's, which ops may read after [`Crossing::wait`].
+    /// Starts to copy `tensors` of the host's memory to new tensors in the GPU's, which ops may read after [`HostTransfer::wait`].
     ///
     /// Errors when one of them does not lie there.
-    pub fn upload(tensors: &[&Tensor]) -> Result<(Vec<Tensor>, Crossing)> {
+    pub fn upload(tensors: &[&Tensor]) -> Result<(Vec<Tensor>, HostTransfer)> {
         let mut sources = Vec::with_capacity(tensors.len());
         for tensor in tensors {
             sources.push(tensor.pinned().ok_or_else(|| Error::Placement {
@@ -43,37 +43,37 @@ impl Crossing {
                 got: tensor.device().to_string(),
             })?);
         }
-        let Some(first) = sources.first() else { return Ok((Vec::new(), Crossing::default())) };
+        let Some(first) = sources.first() else { return Ok((Vec::new(), HostTransfer::default())) };
         let device = first.device().clone();
-        let _scope = device.ledger().map(|ledger| ledger.scope(FETCHED));
+        let _scope = device.tracker().map(|tracker| tracker.scope(FETCHED));
         let (copies, transfer) = Transfer::upload(&device, &sources)?;
         let copies = tensors.iter().zip(copies).map(|(tensor, copy)| tensor.over(copy)).collect();
-        Ok((copies, Crossing { transfer: Some(transfer), _source: None }))
+        Ok((copies, HostTransfer { transfer: Some(transfer), _source: None }))
     }
 
     /// Starts copying the mirrors of `tensors` back to host memory, and releases the mirrors.
-    pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<Crossing> {
-        Crossing::start(tensors, Transfer::write_back)
+    pub fn write_back<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) -> Result<HostTransfer> {
+        HostTransfer::start(tensors, Transfer::write_back)
     }
 
     /// Starts `transfer` for the tensors in host memory.
     fn start<'a>(
         tensors: impl IntoIterator<Item = &'a mut Tensor>,
         transfer: impl FnOnce(&Arc<CudaDevice>, &mut [&mut PinnedBuffer]) -> Result<Transfer>,
-    ) -> Result<Crossing> {
+    ) -> Result<HostTransfer> {
         let mut buffers: Vec<_> = tensors.into_iter().filter_map(Tensor::pinned_mut).collect();
         let device = buffers.first().map(|buffer| buffer.device().clone());
         let transfer = device.map(|device| transfer(&device, &mut buffers)).transpose()?;
-        Ok(Crossing { transfer, _source: None })
+        Ok(HostTransfer { transfer, _source: None })
     }
 
     /// Starts copying `source`, a whole tensor in device memory, to `into`, a tensor of the same size in host memory.
-    pub fn store(source: Tensor, into: &mut Tensor) -> Result<Crossing> {
+    pub fn store(source: Tensor, into: &mut Tensor) -> Result<HostTransfer> {
         let (expected, got) = (source.device().to_string(), into.device().to_string());
         let (Some(from), Some(to)) = (source.whole_buffer(), into.pinned_mut()) else {
             return Err(Error::Placement { what: "store".into(), expected, got });
         };
-        Ok(Crossing { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
+        Ok(HostTransfer { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
     }
 
     /// Makes all later work of the device wait for the copies.
@@ -88,14 +88,14 @@ impl Tensor {
         if !self.is_on_gpu() {
             return Ok(self.clone());
         }
-        let mut moved = Tensor::zeros_in(self.device(), self.shape(), self.dtype(), Home::Host)?;
-        Crossing::store(self.clone(), &mut moved)?.wait()?;
+        let mut moved = Tensor::zeros_in(self.device(), self.shape(), self.dtype(), MemoryKind::Host)?;
+        HostTransfer::store(self.clone(), &mut moved)?.wait()?;
         Ok(moved)
     }
 }
 
 /// Drops the mirrors of `tensors` without writing them back.
-pub fn evict<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
+pub fn discard_mirrors<'a>(tensors: impl IntoIterator<Item = &'a mut Tensor>) {
     tensors.into_iter().filter_map(Tensor::pinned_mut).for_each(|buffer| buffer.drop_mirror());
 }
 
@@ -120,16 +120,16 @@ mod tests {
     fn write_back_keeps_device_writes_and_evict_drops_them() {
         let Some(device) = test_device().map(Device::Cuda) else { return };
         let mut moved = counted(&device, 0).to_host_memory().unwrap();
-        assert_eq!((moved.home(), moved.to_vec::<f32>().unwrap()), (Home::Host, values(0)));
+        assert_eq!((moved.memory_kind(), moved.to_vec::<f32>().unwrap()), (MemoryKind::Host, values(0)));
         assert!(moved.duplicate().unwrap_err().to_string().contains("not fetched"));
         for (next, kept) in [(1, false), (2, true), (3, true), (4, false)] {
             let (before, next) = (moved.to_vec::<f32>().unwrap(), counted(&device, next));
-            Crossing::fetch([&mut moved]).unwrap().wait().unwrap();
+            HostTransfer::fetch([&mut moved]).unwrap().wait().unwrap();
             let seen = moved.duplicate().unwrap();
             moved.copy_from(0, &next).unwrap();
             match kept {
-                true => Crossing::write_back([&mut moved]).unwrap().wait().unwrap(),
-                false => evict([&mut moved]),
+                true => HostTransfer::write_back([&mut moved]).unwrap().wait().unwrap(),
+                false => discard_mirrors([&mut moved]),
             }
             assert_eq!(seen.to_vec::<f32>().unwrap(), before);
             let expected = if kept { next.to_vec::<f32>().unwrap() } else { before };
@@ -141,14 +141,14 @@ mod tests {
     fn an_upload_leaves_the_host_copy_alone() {
         let Some(device) = test_device().map(Device::Cuda) else { return };
         let held: Vec<_> = (1..4).map(|i| counted(&device, i).to_host_memory().unwrap()).collect();
-        let (mut copies, crossing) = Crossing::upload(&held.iter().collect::<Vec<_>>()).unwrap();
-        crossing.wait().unwrap();
+        let (mut copies, transfer) = HostTransfer::upload(&held.iter().collect::<Vec<_>>()).unwrap();
+        transfer.wait().unwrap();
         for (i, (copy, held)) in copies.iter_mut().zip(&held).enumerate() {
-            assert_eq!((copy.home(), copy.to_vec::<f32>().unwrap()), (Home::Device, values(i + 1)));
+            assert_eq!((copy.memory_kind(), copy.to_vec::<f32>().unwrap()), (MemoryKind::Device, values(i + 1)));
             copy.fill_zero().unwrap();
             assert_eq!(held.to_vec::<f32>().unwrap(), values(i + 1));
         }
-        assert!(Crossing::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
+        assert!(HostTransfer::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
     }
 
     /// Copies and compute are ordered by events although freed memory is reused at once, eagerly and in a captured graph.
@@ -158,17 +158,17 @@ mod tests {
         let on = Device::Cuda(device.clone());
         let mut moved: Vec<_> = (0..6).map(|i| counted(&on, 10 * i).to_host_memory().unwrap()).collect();
         let mut slots: Vec<_> =
-            (0..6).map(|_| Tensor::zeros_in(&on, &[N], crate::DType::F32, Home::Host).unwrap()).collect();
+            (0..6).map(|_| Tensor::zeros_in(&on, &[N], crate::DType::F32, MemoryKind::Host).unwrap()).collect();
         // Rotates the tensors by one place, and stores the old values in `slots`.
         let mut turn = || -> Result<()> {
-            let mut leaving = Crossing::default();
+            let mut leaving = HostTransfer::default();
             let mut before = last_of(&mut moved)?;
             for (tensor, slot) in moved.iter_mut().zip(&mut slots) {
-                Crossing::fetch([&mut *tensor])?.wait()?;
+                HostTransfer::fetch([&mut *tensor])?.wait()?;
                 let now = tensor.duplicate()?;
                 tensor.copy_from(0, &before)?;
-                std::mem::replace(&mut leaving, Crossing::write_back([tensor])?).wait()?;
-                std::mem::replace(&mut leaving, Crossing::store(now.clone(), slot)?).wait()?;
+                std::mem::replace(&mut leaving, HostTransfer::write_back([tensor])?).wait()?;
+                std::mem::replace(&mut leaving, HostTransfer::store(now.clone(), slot)?).wait()?;
                 before = now;
             }
             leaving.wait()
@@ -187,9 +187,9 @@ mod tests {
 
     fn last_of(moved: &mut [Tensor]) -> Result<Tensor> {
         let last = moved.last_mut().expect("there are six");
-        Crossing::fetch([&mut *last])?.wait()?;
+        HostTransfer::fetch([&mut *last])?.wait()?;
         let copy = last.duplicate();
-        evict([last]);
+        discard_mirrors([last]);
         copy
     }
 }
