@@ -1,22 +1,26 @@
 //! What layers need to know about a pass beside their input.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::param::Fetched;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
 use ottava_tensor::ops::{CodeCopies, SavedActivation, compress};
-use ottava_tensor::{Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor};
 
-/// How the tokens of a micro-batch lie: whole sequences in rows of one length.
+/// How the tokens of a micro-batch lie: in sequences of one length, each a document or several. Positions and boundaries of documents are
+/// data, which a captured step reads anew.
 #[derive(Clone, Debug)]
 pub struct Sequences {
     /// Sequences.
     pub batch: usize,
     /// Tokens per sequence; activations are `[batch · seq_len, …]`.
     pub seq_len: usize,
-    /// I32 `[batch · seq_len]`: the position of each token in its sequence. It is data, which a captured step reads anew.
+    /// I32 `[batch · seq_len]`: the position of each token in its document.
     pub positions: Tensor,
+    /// I32 `[max_documents + 1]`: where documents begin, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
+    /// sequence is one document.
+    pub cu_seqlens: Option<Tensor>,
 }
 
 impl Sequences {
@@ -28,7 +32,48 @@ impl Sequences {
     /// `batch` sequences whose tokens stand at positions `start..start + seq_len`.
     pub fn at(device: &Device, batch: usize, seq_len: usize, start: usize) -> Result<Sequences> {
         let positions: Vec<i32> = (0..batch * seq_len).map(|token| (start + token % seq_len) as i32).collect();
-        Ok(Sequences { batch, seq_len, positions: Tensor::from_slice(device, &[batch * seq_len], &positions)? })
+        let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
+        Ok(Sequences { batch, seq_len, positions, cu_seqlens: None })
+    }
+
+    /// `batch` sequences of `seq_len` tokens, each one document, with room for `max_documents` shorter ones.
+    pub fn packed(device: &Device, batch: usize, seq_len: usize, max_documents: usize) -> Result<Sequences> {
+        let mut sequences = Sequences::new(device, batch, seq_len)?;
+        sequences.cu_seqlens = Some(Tensor::zeros(device, &[max_documents + 1], DType::I32)?);
+        sequences.set_documents(&vec![seq_len; batch])?;
+        Ok(sequences)
+    }
+
+    /// Divides the tokens into documents of these lengths, in the order of the tokens.
+    ///
+    /// Errors when there are more documents than [`Sequences::packed`] made room for, or when one lies in two sequences.
+    pub fn set_documents(&mut self, lengths: &[usize]) -> Result<()> {
+        let tokens = self.batch * self.seq_len;
+        let error = |what: String| {
+            Err(Error::Data(format!("documents of a batch of {} x {}: {what}", self.batch, self.seq_len)))
+        };
+        let capacity = self.cu_seqlens.as_ref().map_or(0, |at| at.len() - 1);
+        if lengths.len() > capacity {
+            return error(format!("{} are more than the {capacity} that there is room for", lengths.len()));
+        }
+        let (mut boundaries, mut positions) = (vec![0], Vec::with_capacity(tokens));
+        for (document, &length) in lengths.iter().enumerate() {
+            let start = positions.len();
+            if length == 0 || start % self.seq_len + length > self.seq_len {
+                return error(format!(
+                    "document {document} of {length} tokens at token {start} does not lie within one sequence"
+                ));
+            }
+            positions.extend(0..length as i32);
+            boundaries.push(positions.len() as i32);
+        }
+        if positions.len() != tokens {
+            return error(format!("they have {} tokens", positions.len()));
+        }
+        boundaries.resize(capacity + 1, tokens as i32);
+        self.positions.write_bytes(bytemuck::cast_slice(&positions))?;
+        let at = self.cu_seqlens.as_mut().expect("there is room for documents");
+        Ok(at.write_bytes(bytemuck::cast_slice(&boundaries))?)
     }
 }
 

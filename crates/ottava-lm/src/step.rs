@@ -3,13 +3,13 @@
 
 use crate::context::Sequences;
 use crate::data::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::evaluate::total;
 use crate::mode::{Mode, StepPrecision};
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
 use ottava_tensor::cuda::Graph;
-use ottava_tensor::ops::{cast, real_type};
+use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// The tensors that all steps of a run share, and the captured steps.
@@ -19,6 +19,8 @@ pub struct TrainStep {
     /// Of each micro-batch: I32 `[T]`.
     inputs: Vec<Tensor>,
     targets: Vec<Tensor>,
+    /// Of each micro-batch: targets that are not ignored.
+    target_tokens: Vec<usize>,
     results: Results,
     /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
     captures: [Capture; 2],
@@ -36,7 +38,7 @@ struct Results {
 /// The factor of the loss of a step, whose inverse the update applies, so that gradients do not vanish in FP16.
 struct LossScaleOnDevice {
     value: f64,
-    /// `value / target tokens`, in the real type, `[1]`: backward reads it there, so a captured step never has a stale one.
+    /// `value / tokens`, in the real type, `[1]`: backward reads it there, so a captured step never has a stale one.
     per_token: Tensor,
 }
 
@@ -62,7 +64,7 @@ enum Capture {
 /// What a step has come to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
-    /// Mean loss per token, before the update.
+    /// Mean loss per target token, before the update.
     pub loss: f64,
     /// Global norm of the gradients, before clipping. Where it is not finite, no weight was changed.
     pub grad_norm: f64,
@@ -84,7 +86,16 @@ impl TrainStep {
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, passes * tokens)?;
-        Ok(TrainStep { sequences, inputs, targets, results, captures: [capture(), capture()], loss_scale })
+        let target_tokens = vec![tokens; passes];
+        Ok(TrainStep {
+            sequences,
+            inputs,
+            targets,
+            target_tokens,
+            results,
+            captures: [capture(), capture()],
+            loss_scale,
+        })
     }
 
     /// The same, always launched call by call.
@@ -104,10 +115,16 @@ impl TrainStep {
     pub fn load(&mut self, pass: usize, batch: &Batch) -> Result<()> {
         self.inputs[pass].write_bytes(bytemuck::cast_slice(&batch.inputs))?;
         self.targets[pass].write_bytes(bytemuck::cast_slice(&batch.targets))?;
+        self.target_tokens[pass] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         Ok(())
     }
 
     /// Runs the step on the loaded micro-batches, and waits for it.
+    ///
+    /// Backward divides the loss by all tokens of the step, and the update multiplies by tokens over target tokens. So the gradients that
+    /// casts measure do not depend on how many targets are ignored, and without ignored targets the factor is exactly 1.
+    ///
+    /// Errors with [`Error::Data`] when all targets are ignored.
     pub fn run(
         &mut self,
         model: &mut Decoder,
@@ -115,7 +132,12 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        optimizer.begin_step(learning_rate, self.loss_scale.value)?;
+        let (tokens, target_tokens) = (self.results.losses.len(), self.target_tokens.iter().sum::<usize>());
+        if target_tokens == 0 {
+            return Err(Error::Data("a step has no target token: the loss mask of all its sequences is empty".into()));
+        }
+        let gradient_scale = self.loss_scale.value * (target_tokens as f64 / tokens as f64);
+        optimizer.begin_step(learning_rate, gradient_scale)?;
         // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is captured anew.
         if let Capture::Done(graph) = self.capture(precision)
             && !graph.is_valid()
@@ -135,8 +157,8 @@ impl TrainStep {
             }
         }
         let Results { losses, norm } = &self.results;
-        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / self.loss_scale.value;
-        Ok(StepResult { loss: total(losses)? / losses.len() as f64, grad_norm })
+        let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
+        Ok(StepResult { loss: total(losses)? / target_tokens as f64, grad_norm })
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {

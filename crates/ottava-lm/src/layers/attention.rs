@@ -3,7 +3,7 @@
 use super::branch::{BranchOperand, Sublayer};
 use super::cast::{OperandCast, SavedOperand};
 use super::{Linear, LinearConfig};
-use crate::context::Context;
+use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Param, Part};
@@ -167,7 +167,8 @@ impl Attention {
         drop(x);
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.rotate(projected, context)?;
-        let (o, lse) = attention(&qkv, self.layout(context.sequences.batch, context.sequences.seq_len))?;
+        let Sequences { batch, seq_len, cu_seqlens, .. } = context.sequences;
+        let (o, lse) = attention(&qkv, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok((qkv, o, lse))
     }
@@ -233,8 +234,8 @@ impl Sublayer for Attention {
         self.output.wgrad(&dy, &operand, context.mode())?;
         drop((dy, operand));
         let (unrotated, qkv) = self.restore(qkv, context)?;
-        let layout = self.layout(context.sequences.batch, context.sequences.seq_len);
-        let dqkv = attention_backward(&d_o, &qkv, &o, &lse, layout)?;
+        let Sequences { batch, seq_len, cu_seqlens, .. } = context.sequences;
+        let dqkv = attention_backward(&d_o, &qkv, &o, &lse, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
         drop((qkv, o, d_o));
         let angles = Angles { table: &self.rope_table, positions: &context.sequences.positions };
         let rotated = self.rotated();

@@ -61,8 +61,8 @@ impl AdamWOptimizer {
         Ok(global_norm(&grads)?)
     }
 
-    /// Counts a step and sets its scalars, before any of its work is enqueued. Gradients will come multiplied by `loss_scale`.
-    pub fn begin_step(&mut self, learning_rate: f64, loss_scale: f64) -> Result<()> {
+    /// Counts a step and sets its scalars, before any of its work is enqueued. Gradients will contain the factor `gradient_scale`.
+    pub fn begin_step(&mut self, learning_rate: f64, gradient_scale: f64) -> Result<()> {
         self.steps += 1;
         Ok(self.scalars.set(&AdamW {
             learning_rate,
@@ -71,7 +71,7 @@ impl AdamWOptimizer {
             epsilon: self.config.epsilon,
             step: self.steps,
             max_norm: self.config.max_grad_norm,
-            loss_scale,
+            gradient_scale,
         })?)
     }
 

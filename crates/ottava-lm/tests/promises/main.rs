@@ -5,6 +5,7 @@ mod cast_log;
 mod casts;
 mod convergence;
 mod determinism;
+mod documents;
 mod fp16;
 mod golden;
 mod golden_settings;

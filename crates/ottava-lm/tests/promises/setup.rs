@@ -395,7 +395,7 @@ impl Training {
         self.step += 1;
         let norm = AdamWOptimizer::grad_norm(&self.decoder.parameters()).expect("a norm");
         let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
-        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, loss_scale: 1.0 };
+        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, gradient_scale: 1.0 };
         let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
         scalars.set(&how).expect("memory");
         let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");

@@ -23,10 +23,10 @@ pub fn attention(device: &Device, layout: AttentionLayout) -> Result<AttentionRo
     let AttentionLayout { batch, seq_len, heads, head_dim, .. } = layout;
     let random = |width, seed| cast(&normal(device, &[batch * seq_len, width], 1.0, seed)?, DType::BF16);
     let (qkv, d_o) = (random(layout.qkv_width(), 1)?, random(layout.output_width(), 2)?);
-    let (o, lse) = forward(&qkv, layout)?;
+    let (o, lse) = forward(&qkv, None, layout)?;
     let milliseconds = [
-        time_for(device, ROUND_MILLISECONDS, || forward(&qkv, layout).map(drop))?,
-        time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, &qkv, &o, &lse, layout).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || forward(&qkv, None, layout).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, &qkv, &o, &lse, None, layout).map(drop))?,
     ];
     let product = (batch * heads * head_dim) as f64 * (seq_len as f64).powi(2);
     Ok(AttentionRow { batch, seq_len, milliseconds, flops: [2.0 * product, 5.0 * product] })

@@ -32,8 +32,15 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
     row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
     let norm = global_norm(&[Gradient::Plain(&grad)])?;
-    let how =
-        AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
+    let how = AdamW {
+        learning_rate: 1e-4,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        step: 1,
+        max_norm: 1.0,
+        gradient_scale: 1.0,
+    };
     let mut scalars = AdamWScalars::new(device)?;
     scalars.set(&how)?;
     let plain = |dtype| -> Result<Moments> {

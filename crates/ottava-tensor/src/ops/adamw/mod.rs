@@ -36,8 +36,8 @@ pub struct AdamW {
     pub step: u64,
     /// Maximum global norm that gradients are clipped to; 0 disables clipping.
     pub max_norm: f64,
-    /// Loss scale that gradients and their norm contain: a power of two.
-    pub loss_scale: f64,
+    /// Factor that gradients and their norm contain, as a loss scale.
+    pub gradient_scale: f64,
 }
 
 /// Scalars derived from [`AdamW`], each rounded once from F64; laid out as in elements.cuh.
@@ -69,7 +69,7 @@ impl AdamW {
             correction2: correction(self.beta2).sqrt() as f32,
             epsilon: self.epsilon as f32,
             max_norm: self.max_norm as f32,
-            unscale: (1.0 / self.loss_scale) as f32,
+            unscale: (1.0 / self.gradient_scale) as f32,
         }
     }
 }
@@ -259,7 +259,7 @@ impl AdamWParameter<'_> {
     }
 }
 
-/// One update of all `parameters`: with `g = grad / loss_scale · min(1, max_norm / (norm / loss_scale + 1e-6))`,
+/// One update of all `parameters`: with `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///

@@ -11,7 +11,7 @@ const COLUMNS: usize = 300;
 const N: usize = ROWS * COLUMNS;
 
 const HOW: AdamW =
-    AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
+    AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
 
 /// A binary format: bits of the fraction, exponent of the smallest normal value, largest finite value.
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ use crate::ops::{Fp8Output, amax, cast, scaled, unscaled};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 const HOW: AdamW =
-    AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, loss_scale: 1.0 };
+    AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
 
 /// The op with scalars as a step sets them.
 fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &Tensor, how: &AdamW) {
@@ -235,23 +235,23 @@ const STATES: [States; 4] = [Plain(DType::F32), Plain(DType::BF16), States::Scal
 
 /// A power-of-two loss scale must not change any bit of the update.
 #[test]
-fn a_power_of_two_loss_scale_changes_no_bit() {
+fn a_power_of_two_gradient_scale_changes_no_bit() {
     let inputs = ["w", "m", "g"].map(|name| normals(name, &[700], DType::F32));
     for max_norm in [0.0, 1.0] {
         parity(&inputs, Tolerance::Exact, |x| {
-            let updated = |loss_scale: f64| {
-                let grad: Vec<f32> = x[2].to_vec::<f32>()?.iter().map(|g| g * loss_scale as f32).collect();
+            let updated = |gradient_scale: f64| {
+                let grad: Vec<f32> = x[2].to_vec::<f32>()?.iter().map(|g| g * gradient_scale as f32).collect();
                 let grad = Tensor::from_slice(x[2].device(), x[2].shape(), &grad)?;
-                let norm = Tensor::from_slice(x[2].device(), &[1], &[30.0 * loss_scale as f32])?;
+                let norm = Tensor::from_slice(x[2].device(), &[1], &[30.0 * gradient_scale as f32])?;
                 let mut case = Case::of(&x[0], &grad, Stored { weights: Weights::Master(None), ..PLAIN });
                 case.moments = Moments::Plain { m: x[1].duplicate()?, v: squares(&x[1]) };
-                plain_update(&mut [case.parameter(0, None)], &norm, &AdamW { max_norm, loss_scale, ..HOW });
+                plain_update(&mut [case.parameter(0, None)], &norm, &AdamW { max_norm, gradient_scale, ..HOW });
                 Ok::<_, crate::Error>([vec![case.master], kept(&case.moments)].concat())
             };
             let plain = updated(1.0)?;
-            for loss_scale in [65536.0, 0.125] {
-                for (plain, scaled) in plain.iter().zip(updated(loss_scale)?) {
-                    assert_close(&format!("loss scale {loss_scale}"), plain, &scaled, Tolerance::Exact);
+            for gradient_scale in [65536.0, 0.125] {
+                for (plain, scaled) in plain.iter().zip(updated(gradient_scale)?) {
+                    assert_close(&format!("gradient scale {gradient_scale}"), plain, &scaled, Tolerance::Exact);
                 }
             }
             Ok(plain)

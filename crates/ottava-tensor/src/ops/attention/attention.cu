@@ -2,16 +2,43 @@
 // The plain kernels: correct for every type and head size, with the scores of one query in shared memory.
 // Addresses of a head: base + row · stride + head · dim.
 
-// Grid (queries of a sequence, heads, sequences). Query i sees keys 0 ..= start + i. Shared memory: one float per key.
+// Documents of a batch: document d has the tokens at[d] .. at[d + 1] of all sequences; unused entries at the end are the number of tokens.
+// Without documents, `at` is null and a sequence is one document.
+struct Documents { const int* at; int count; };
+
+// The number of the document of a token.
+__device__ __forceinline__ int document_of(const Documents& documents, int token) {
+    int low = 0, high = documents.count;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (documents.at[middle] <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// The first key that query i of sequence b sees.
+__device__ __forceinline__ int first_key(const Documents& documents, int b, int i, int seq_len) {
+    return documents.at ? max(0, documents.at[document_of(documents, b * seq_len + i)] - b * seq_len) : 0;
+}
+
+// One past the last query of sequence b that sees key j.
+__device__ __forceinline__ int end_of_queries(const Documents& documents, int b, int j, int seq_len) {
+    return documents.at ? min(seq_len, documents.at[document_of(documents, b * seq_len + j) + 1] - b * seq_len) : seq_len;
+}
+
+// Grid (queries of a sequence, heads, sequences). Query i sees the keys of its document up to start + i. Shared memory: one float per key.
 extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, const X* v, int q_stride, int kv_stride,
-                                     int o_stride, int seq_len, int heads, int group, int dim, int start, float scale) {
+                                     int o_stride, int seq_len, int heads, int group, int dim, int start, float scale,
+                                     const int* cu_seqlens, int documents) {
     extern __shared__ float p[];
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, keys = start + i + 1;
+    const int first = first_key({cu_seqlens, documents}, b, i, seq_len);
     const X* query = q + (u64)(b * seq_len + i) * q_stride + h * dim;
     const X* key = k + (u64)b * seq_len * kv_stride + h / group * dim;
     const X* value = v + (u64)b * seq_len * kv_stride + h / group * dim;
     float largest = -INFINITY;
-    for (int j = threadIdx.x; j < keys; j += blockDim.x) {
+    for (int j = first + threadIdx.x; j < keys; j += blockDim.x) {
         float dot = 0.0f;
         for (int d = 0; d < dim; d++) dot += load(query[d]) * load(key[(u64)j * kv_stride + d]);
         p[j] = dot * scale;
@@ -19,7 +46,7 @@ extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, c
     }
     largest = block_max(largest);
     float sum = 0.0f;
-    for (int j = threadIdx.x; j < keys; j += blockDim.x) {
+    for (int j = first + threadIdx.x; j < keys; j += blockDim.x) {
         p[j] = expf(p[j] - largest);
         sum += p[j];
     }
@@ -27,7 +54,7 @@ extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, c
     if (lse && threadIdx.x == 0) lse[((u64)b * heads + h) * seq_len + i] = largest + logf(sum);
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         float out = 0.0f;
-        for (int j = 0; j < keys; j++) out += p[j] / sum * load(value[(u64)j * kv_stride + d]);
+        for (int j = first; j < keys; j++) out += p[j] / sum * load(value[(u64)j * kv_stride + d]);
         store(&o[(u64)(b * seq_len + i) * o_stride + h * dim + d], out);
     }
 }
@@ -50,15 +77,17 @@ extern "C" __global__ void row_products(float* delta, const X* d_o, const X* o, 
 
 // Grid (queries, heads, sequences). Shared memory: one float per key.
 extern "C" __global__ void attention_dq(X* dq, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta,
-                                        int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale) {
+                                        int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale,
+                                        const int* cu_seqlens, int documents) {
     extern __shared__ float ds[];
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    const int first = first_key({cu_seqlens, documents}, b, i, seq_len);
     const u64 sequence = (u64)b * seq_len, stat = ((u64)b * heads + h) * seq_len + i;
     const X* query = q + (sequence + i) * stride + h * dim;
     const X* dout = d_o + (sequence + i) * o_stride + h * dim;
     const X* key = k + sequence * stride + h / group * dim;
     const X* value = v + sequence * stride + h / group * dim;
-    for (int j = threadIdx.x; j <= i; j += blockDim.x) {
+    for (int j = first + threadIdx.x; j <= i; j += blockDim.x) {
         float score = 0.0f, dp = 0.0f;
         for (int d = 0; d < dim; d++) {
             score += load(query[d]) * load(key[(u64)j * stride + d]);
@@ -69,17 +98,19 @@ extern "C" __global__ void attention_dq(X* dq, const X* q, const X* k, const X* 
     __syncthreads();
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         float sum = 0.0f;
-        for (int j = 0; j <= i; j++) sum += ds[j] * load(key[(u64)j * stride + d]);
+        for (int j = first; j <= i; j++) sum += ds[j] * load(key[(u64)j * stride + d]);
         store(&dq[(sequence + i) * stride + h * dim + d], sum);
     }
 }
 
 // Grid (keys, key heads, sequences): all queries of the group that see the key. Shared memory: two floats per query.
 extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta,
-                                         int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale) {
+                                         int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale,
+                                         const int* cu_seqlens, int documents) {
     extern __shared__ float p[];
     float* ds = p + seq_len;
     const int j = blockIdx.x, kv = blockIdx.y, b = blockIdx.z;
+    const int end = end_of_queries({cu_seqlens, documents}, b, j, seq_len);
     const u64 sequence = (u64)b * seq_len;
     const X* key = k + (sequence + j) * stride + kv * dim;
     const X* value = v + (sequence + j) * stride + kv * dim;
@@ -87,7 +118,7 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
     float sum_k[4] = {0, 0, 0, 0}, sum_v[4] = {0, 0, 0, 0};
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         __syncthreads();
-        for (int i = j + threadIdx.x; i < seq_len; i += blockDim.x) {
+        for (int i = j + threadIdx.x; i < end; i += blockDim.x) {
             const X* query = q + (sequence + i) * stride + h * dim;
             const X* dout = d_o + (sequence + i) * o_stride + h * dim;
             const u64 stat = ((u64)b * heads + h) * seq_len + i;
@@ -103,7 +134,7 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
         for (int c = 0; c < 4; c++) {
             const int d = threadIdx.x + c * blockDim.x;
             if (d >= dim) break;
-            for (int i = j; i < seq_len; i++) {
+            for (int i = j; i < end; i++) {
                 sum_k[c] += ds[i] * load(q[(sequence + i) * stride + h * dim + d]);
                 sum_v[c] += p[i] * load(d_o[(sequence + i) * o_stride + h * dim + d]);
             }

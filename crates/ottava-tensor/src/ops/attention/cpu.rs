@@ -16,12 +16,23 @@ fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
     (0..dim).flat_map(|d| (0..rows).map(move |t| x[t * dim + d])).collect()
 }
 
-/// `out[j] = Σ_d q[d] · kt[d, j]` for the first `out.len()` columns of `kt` `[D, S]`.
-fn scores<R: Real>(q: &[R], kt: &[R], out: &mut [R]) {
+/// For each of the tokens, the first one of its sequence that it sees.
+fn first_keys(cu_seqlens: Option<&Tensor>, l: AttentionLayout) -> Vec<usize> {
+    let Some(at) = cu_seqlens else { return vec![0; l.tokens()] };
+    let starts = &at.host::<i32>()[..at.len() - 1];
+    let first = |token: usize| {
+        let document = starts.partition_point(|&start| start as usize <= token).saturating_sub(1);
+        (starts[document] as usize).saturating_sub(token / l.seq_len * l.seq_len)
+    };
+    (0..l.tokens()).map(first).collect()
+}
+
+/// `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
+fn scores<R: Real>(q: &[R], kt: &[R], first: usize, out: &mut [R]) {
     let stride = kt.len() / q.len();
     out.fill(R::default());
     for (d, &q) in q.iter().enumerate() {
-        for (out, &k) in out.iter_mut().zip(&kt[d * stride..]) {
+        for (out, &k) in out.iter_mut().zip(&kt[d * stride + first..]) {
             *out += q * k;
         }
     }
@@ -62,11 +73,18 @@ fn threads(tasks: usize) -> usize {
     tasks.min(rayon::current_num_threads())
 }
 
-pub(super) fn attention(qkv: &Tensor, l: AttentionLayout, o: &mut Tensor, lse: &mut Tensor) {
-    with_float!(qkv.dtype(), S => forward::<S>(qkv.host(), l, o.host_mut(), lse.host_mut()));
+pub(super) fn attention(
+    qkv: &Tensor,
+    cu_seqlens: Option<&Tensor>,
+    l: AttentionLayout,
+    o: &mut Tensor,
+    lse: &mut Tensor,
+) {
+    let first = first_keys(cu_seqlens, l);
+    with_float!(qkv.dtype(), S => forward::<S>(qkv.host(), &first, l, o.host_mut(), lse.host_mut()));
 }
 
-fn forward<S: Float>(qkv: &[S], l: AttentionLayout, o: &mut [S], lse: &mut [S::Real]) {
+fn forward<S: Float>(qkv: &[S], first: &[usize], l: AttentionLayout, o: &mut [S], lse: &mut [S::Real]) {
     let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
     let scale = S::Real::of(l.scale());
     let outputs: Vec<Vec<S::Real>> = lse
@@ -82,10 +100,11 @@ fn forward<S: Float>(qkv: &[S], l: AttentionLayout, o: &mut [S], lse: &mut [S::R
             let mut o = vec![S::Real::default(); seq * dim];
             let mut p = vec![S::Real::default(); seq];
             for (i, (o, lse)) in o.chunks_exact_mut(dim).zip(lse).enumerate() {
-                let p = &mut p[..=i];
-                scores(&q[i * dim..][..dim], &kt, p);
+                let first = first[b * seq + i];
+                let p = &mut p[first..=i];
+                scores(&q[i * dim..][..dim], &kt, first, p);
                 *lse = softmax(p, scale);
-                for (&p, v) in p.iter().zip(v.chunks_exact(dim)) {
+                for (&p, v) in p.iter().zip(v[first * dim..].chunks_exact(dim)) {
                     accumulate(o, p, v);
                 }
             }
@@ -105,13 +124,15 @@ pub(super) fn attention_backward(
     qkv: &Tensor,
     o: &Tensor,
     lse: &Tensor,
+    cu_seqlens: Option<&Tensor>,
     l: AttentionLayout,
     dqkv: &mut Tensor,
 ) {
-    with_float!(qkv.dtype(), S => backward::<S>([d_o.host(), qkv.host(), o.host()], lse.host(), l, dqkv.host_mut()));
+    let first = first_keys(cu_seqlens, l);
+    with_float!(qkv.dtype(), S => backward::<S>([d_o.host(), qkv.host(), o.host()], lse.host(), &first, l, dqkv.host_mut()));
 }
 
-fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLayout, dqkv: &mut [S]) {
+fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], first: &[usize], l: AttentionLayout, dqkv: &mut [S]) {
     let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
     let group = l.heads / l.kv_heads;
     // One task per key head: gradients of shared keys and values are summed in the order of the query heads.
@@ -132,7 +153,8 @@ fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLay
                 let o = head(o, l.output_width(), rows.clone(), h * dim, dim);
                 let d_o = head(d_o, l.output_width(), rows.clone(), h * dim, dim);
                 let lse = &lse[(b * l.heads + h) * seq..][..seq];
-                head_backward([&q, &k, &kt, &vt, &o, &d_o], lse, S::Real::of(l.scale()), [dq, &mut dk, &mut dv]);
+                let first = &first[b * seq..][..seq];
+                head_backward([&q, &k, &kt, &vt, &o, &d_o], lse, first, S::Real::of(l.scale()), [dq, &mut dk, &mut dv]);
             }
             [dq, dk, dv]
         })
@@ -150,18 +172,24 @@ fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], l: AttentionLay
     });
 }
 
-fn head_backward<R: Real>([q, k, kt, vt, o, d_o]: [&[R]; 6], lse: &[R], scale: R, [dq, dk, dv]: [&mut [R]; 3]) {
+fn head_backward<R: Real>(
+    [q, k, kt, vt, o, d_o]: [&[R]; 6],
+    lse: &[R],
+    first: &[usize],
+    scale: R,
+    [dq, dk, dv]: [&mut [R]; 3],
+) {
     let dim = q.len() / lse.len();
     let (mut p, mut dp) = (vec![R::default(); lse.len()], vec![R::default(); lse.len()]);
     for i in 0..lse.len() {
         let row = i * dim..(i + 1) * dim;
-        let (p, dp) = (&mut p[..=i], &mut dp[..=i]);
-        scores(&q[row.clone()], kt, p);
-        scores(&d_o[row.clone()], vt, dp);
+        let (p, dp) = (&mut p[..=i - first[i]], &mut dp[..=i - first[i]]);
+        scores(&q[row.clone()], kt, first[i], p);
+        scores(&d_o[row.clone()], vt, first[i], dp);
         let delta: R = d_o[row.clone()].iter().zip(&o[row.clone()]).map(|(&a, &b)| a * b).sum();
-        for j in 0..=i {
-            let probability = (p[j] * scale - lse[i]).exp();
-            let ds = probability * (dp[j] - delta) * scale;
+        for (j, (&p, &dp)) in (first[i]..).zip(p.iter().zip(dp.iter())) {
+            let probability = (p * scale - lse[i]).exp();
+            let ds = probability * (dp - delta) * scale;
             let column = j * dim..(j + 1) * dim;
             accumulate(&mut dv[column.clone()], probability, &d_o[row.clone()]);
             accumulate(&mut dk[column.clone()], ds, &q[row.clone()]);
@@ -191,7 +219,7 @@ fn cached<S: Float>(qkv: &[S], cache: &mut [S], l: AttentionLayout, start: usize
             let mut p = vec![S::Real::default(); length];
             for (i, o) in o.chunks_exact_mut(dim).enumerate() {
                 let p = &mut p[..=start + i];
-                scores(&q[i * dim..][..dim], &kt, p);
+                scores(&q[i * dim..][..dim], &kt, 0, p);
                 softmax(p, S::Real::of(l.scale()));
                 for (&p, v) in p.iter().zip(v.chunks_exact(dim)) {
                     accumulate(o, p, v);

@@ -28,6 +28,14 @@ fn shared(floats: usize) -> Result<u32> {
     Ok(bytes as u32)
 }
 
+/// The last two arguments of a kernel: the boundaries of documents, and how many documents there may be.
+fn documents(cu_seqlens: Option<&Tensor>) -> [Arg; 2] {
+    match cu_seqlens {
+        Some(at) => [Arg::Ptr(at.device_ptr()), Arg::I32(at.len() as i32 - 1)],
+        None => [Arg::Ptr(0), Arg::I32(0)],
+    }
+}
+
 fn grid(x: usize, heads: usize, batch: usize) -> [u32; 3] {
     [x as u32, heads as u32, batch as u32]
 }
@@ -35,12 +43,13 @@ fn grid(x: usize, heads: usize, batch: usize) -> [u32; 3] {
 pub(super) fn attention(
     gpu: &Arc<CudaDevice>,
     qkv: &Tensor,
+    cu_seqlens: Option<&Tensor>,
     l: AttentionLayout,
     o: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
     let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
-    if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
+    if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
         let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut() };
         // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout.
         return unsafe { gpu.attention_forward(&fused(l), l.scale() as f32, &pointers) };
@@ -62,22 +71,21 @@ pub(super) fn attention(
         Arg::I32(0),
         Arg::F32(l.scale() as f32),
     ];
-    // SAFETY: as above; shared memory holds one score per key.
+    let args = [args.as_slice(), &documents(cu_seqlens)].concat();
+    // SAFETY: as above; the kernel keeps documents within their sequence; shared memory holds one score per key.
     unsafe { gpu.launch(&kernel, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args) }
 }
 
 pub(super) fn attention_backward(
     gpu: &Arc<CudaDevice>,
-    d_o: &Tensor,
-    qkv: &Tensor,
-    o: &Tensor,
-    lse: &Tensor,
+    [d_o, qkv, o, lse]: [&Tensor; 4],
+    cu_seqlens: Option<&Tensor>,
     l: AttentionLayout,
     dqkv: &mut Tensor,
 ) -> Result<()> {
     let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
     let [dq, dk, dv] = parts(dqkv.device_ptr_mut(), qkv.dtype(), l);
-    if AttentionBackend::choose(qkv.device(), qkv.dtype(), l.head_dim) == AttentionBackend::CuDnn {
+    if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
         let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse }, d_o, dq, dk, dv };
         // SAFETY: the op has checked that all tensors have the sizes of the layout.
@@ -115,12 +123,13 @@ pub(super) fn attention_backward(
         Arg::I32(l.head_dim as i32),
         Arg::F32(l.scale() as f32),
     ];
-    let args = [&[Arg::Ptr(dq)], common.as_slice()].concat();
+    let documents = documents(cu_seqlens);
+    let args = [&[Arg::Ptr(dq)], common.as_slice(), &documents].concat();
     // SAFETY: all sizes are those of the layout; shared memory holds one value per key.
     unsafe {
         gpu.launch(&kernel("attention_dq")?, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args)?
     };
-    let args = [&[Arg::Ptr(dk), Arg::Ptr(dv)], common.as_slice()].concat();
+    let args = [&[Arg::Ptr(dk), Arg::Ptr(dv)], common.as_slice(), &documents].concat();
     let bytes = shared(2 * l.seq_len)?;
     // SAFETY: as above; shared memory holds two values per query.
     unsafe { gpu.launch(&kernel("attention_dkv")?, grid(l.seq_len, l.kv_heads, l.batch), BLOCK, bytes, &args) }
@@ -164,6 +173,7 @@ pub(super) fn attention_cached(
         Arg::I32(start as i32),
         Arg::F32(l.scale() as f32),
     ];
+    let args = [args.as_slice(), &documents(None)].concat();
     let bytes = shared(start + l.seq_len)?;
     // SAFETY: as above; shared memory holds one score per key.
     unsafe { gpu.launch(&kernel("attention")?, grid(l.seq_len, l.heads, 1), BLOCK, bytes, &args) }

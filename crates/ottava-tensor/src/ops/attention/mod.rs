@@ -7,7 +7,7 @@ mod cuda;
 mod tests;
 
 use super::{expect_compute, real_type};
-use crate::{Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
 
@@ -45,6 +45,27 @@ impl AttentionLayout {
 
     fn scale(&self) -> f64 {
         1.0 / (self.head_dim as f64).sqrt()
+    }
+
+    /// The backend of one call: cuDNN's graph knows no documents.
+    fn backend(&self, qkv: &Tensor, cu_seqlens: Option<&Tensor>) -> AttentionBackend {
+        match AttentionBackend::choose(qkv.device(), qkv.dtype(), self.head_dim) {
+            AttentionBackend::CuDnn if cu_seqlens.is_some() => AttentionBackend::Plain,
+            backend => backend,
+        }
+    }
+
+    fn check_documents(&self, cu_seqlens: Option<&Tensor>, device: &Device) -> Result<()> {
+        let Some(at) = cu_seqlens else { return Ok(()) };
+        at.dims::<1>("attention: cu_seqlens")?;
+        at.expect_dtype("attention: cu_seqlens", &[DType::I32])?;
+        at.expect_device("attention: cu_seqlens", device)?;
+        match at.len() {
+            0 | 1 => {
+                Err(Error::Value("attention: cu_seqlens needs at least the start and the end of a document".into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check(&self, qkv: &Tensor, rows: usize) -> Result<()> {
@@ -86,15 +107,20 @@ impl AttentionBackend {
 
 /// `o = softmax(q·kᵀ/√D, causal)·v` per head, `[B·S, H·D]`, and `lse`, the logarithm of each softmax's denominator, `[B, H, S]` in F32
 /// (F64 for F64), which backward needs.
-pub fn attention(qkv: &Tensor, layout: AttentionLayout) -> Result<(Tensor, Tensor)> {
+///
+/// With `cu_seqlens`, I32 `[documents + 1]` on the device, a token sees its own document alone: document `d` has the tokens
+/// `cu_seqlens[d]..cu_seqlens[d + 1]` of the `B·S`, and lies within one sequence. Unused entries at the end are `B·S`, so that one tensor of
+/// fixed capacity holds any number of documents. `None` makes each sequence one document.
+pub fn attention(qkv: &Tensor, cu_seqlens: Option<&Tensor>, layout: AttentionLayout) -> Result<(Tensor, Tensor)> {
     layout.check(qkv, layout.tokens())?;
     let device = qkv.device();
+    layout.check_documents(cu_seqlens, device)?;
     let mut o = Tensor::empty(device, &[layout.tokens(), layout.output_width()], qkv.dtype())?;
     let mut lse = Tensor::empty(device, &[layout.batch, layout.heads, layout.seq_len], real_type(qkv.dtype()))?;
     match device {
-        Device::Cpu => cpu::attention(qkv, layout, &mut o, &mut lse),
+        Device::Cpu => cpu::attention(qkv, cu_seqlens, layout, &mut o, &mut lse),
         Device::DryCpu(tracker) => tracker.scratch(cpu::scratch(layout, qkv.dtype())),
-        Device::Cuda(gpu) => cuda::attention(gpu, qkv, layout, &mut o, &mut lse)?,
+        Device::Cuda(gpu) => cuda::attention(gpu, qkv, cu_seqlens, layout, &mut o, &mut lse)?,
     }
     Ok((o, lse))
 }
@@ -105,9 +131,11 @@ pub fn attention_backward(
     qkv: &Tensor,
     o: &Tensor,
     lse: &Tensor,
+    cu_seqlens: Option<&Tensor>,
     layout: AttentionLayout,
 ) -> Result<Tensor> {
     layout.check(qkv, layout.tokens())?;
+    layout.check_documents(cu_seqlens, qkv.device())?;
     for (what, tensor) in [("attention_backward: do", d_o), ("attention_backward: o", o)] {
         tensor.expect(what, &[layout.tokens(), layout.output_width()])?;
         tensor.expect_dtype(what, &[qkv.dtype()])?;
@@ -115,9 +143,9 @@ pub fn attention_backward(
     lse.expect("attention_backward: lse", &[layout.batch, layout.heads, layout.seq_len])?;
     let mut dqkv = qkv.empty_like()?;
     match qkv.device() {
-        Device::Cpu => cpu::attention_backward(d_o, qkv, o, lse, layout, &mut dqkv),
+        Device::Cpu => cpu::attention_backward(d_o, qkv, o, lse, cu_seqlens, layout, &mut dqkv),
         Device::DryCpu(tracker) => tracker.scratch(cpu::scratch_of_backward(layout, qkv.dtype())),
-        Device::Cuda(gpu) => cuda::attention_backward(gpu, d_o, qkv, o, lse, layout, &mut dqkv)?,
+        Device::Cuda(gpu) => cuda::attention_backward(gpu, [d_o, qkv, o, lse], cu_seqlens, layout, &mut dqkv)?,
     }
     Ok(dqkv)
 }

@@ -27,8 +27,8 @@ fn attention_agrees_across_devices() {
                 Tolerance::Steps(DType::BF16, 6.0)
             };
             parity(&inputs, tolerance, |x| {
-                let (o, lse) = attention(&x[0], l)?;
-                let dqkv = attention_backward(&x[1], &x[0], &o, &lse, l)?;
+                let (o, lse) = attention(&x[0], None, l)?;
+                let dqkv = attention_backward(&x[1], &x[0], &o, &lse, None, l)?;
                 Ok(vec![o, lse, dqkv])
             });
         }
@@ -43,8 +43,8 @@ fn deterministic_gradients_are_bit_identical() {
         let l = AttentionLayout { deterministic: true, ..layout(2, seq_len, heads, kv_heads, head_dim) };
         let on_gpu = |name, width| normals(name, &[2 * seq_len, width], DType::BF16).to_device(&gpu).unwrap();
         let (qkv, d_o) = (on_gpu("qkv", l.qkv_width()), on_gpu("do", l.output_width()));
-        let (o, lse) = attention(&qkv, l).unwrap();
-        let gradient = |l| attention_backward(&d_o, &qkv, &o, &lse, l).unwrap();
+        let (o, lse) = attention(&qkv, None, l).unwrap();
+        let gradient = |l| attention_backward(&d_o, &qkv, &o, &lse, None, l).unwrap();
         let first = gradient(l).read_bytes().unwrap();
         for run in 1..8 {
             assert!(first == gradient(l).read_bytes().unwrap(), "run {run} differs from the first, {l:?}");
@@ -60,7 +60,7 @@ fn deterministic_gradients_are_bit_identical() {
 fn attention_is_a_causal_softmax_average_of_values() {
     let l = layout(2, 5, 4, 2, 3);
     let qkv = normals("qkv", &[10, l.qkv_width()], DType::F64);
-    let (o, lse) = attention(&qkv, l).unwrap();
+    let (o, lse) = attention(&qkv, None, l).unwrap();
     let (x, o, lse) = (values(&qkv), values(&o), values(&lse));
     let at = |t: usize, head: usize| &x[t * l.qkv_width() + head * 3..][..3];
     for (b, i, h) in (0..2).flat_map(|b| (0..5).flat_map(move |i| (0..4).map(move |h| (b, i, h)))) {
@@ -85,11 +85,11 @@ fn attention_backward_is_the_gradient() {
     let (qkv, d_o) =
         (normals("qkv", &[8, l.qkv_width()], DType::F64), normals("do", &[8, l.output_width()], DType::F64));
     let loss = |qkv: &Tensor| {
-        let o = attention(qkv, l).unwrap().0;
+        let o = attention(qkv, None, l).unwrap().0;
         values(&o).iter().zip(values(&d_o)).map(|(a, b)| a * b).sum::<f64>()
     };
-    let (o, lse) = attention(&qkv, l).unwrap();
-    let gradient = values(&attention_backward(&d_o, &qkv, &o, &lse, l).unwrap());
+    let (o, lse) = attention(&qkv, None, l).unwrap();
+    let gradient = values(&attention_backward(&d_o, &qkv, &o, &lse, None, l).unwrap());
     let x = values(&qkv);
     for i in 0..x.len() {
         let moved = |by: f64| {
@@ -119,6 +119,41 @@ fn cached_attention_matches_one_pass() {
         });
         let mut cache = Tensor::zeros(&Device::Cpu, &[9, 32], dtype).unwrap();
         let cached = attention_cached(&qkv, &mut cache, l, 0).unwrap();
-        assert_close("cached against plain", &attention(&qkv, l).unwrap().0, &cached, Tolerance::Exact);
+        assert_close("cached against plain", &attention(&qkv, None, l).unwrap().0, &cached, Tolerance::Exact);
+    }
+}
+
+/// Documents of one row see what they would see as sequences of their own, forward and backward, and nothing else.
+#[test]
+fn packed_documents_equal_separate_sequences() {
+    // Two rows of 10 tokens; the capacity is larger than the number of documents.
+    let lengths = [3, 1, 6, 10];
+    let at: Vec<i32> = [0, 3, 4, 10, 20, 20, 20].to_vec();
+    let packed = layout(2, 10, 4, 2, 8);
+    for dtype in [DType::F32, DType::BF16] {
+        let inputs =
+            [normals("qkv", &[20, packed.qkv_width()], dtype), normals("do", &[20, packed.output_width()], dtype)];
+        // Of the GPU, one kernel computes both forms in F32; in BF16 whole sequences go through cuDNN.
+        parity(&inputs, Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 6.0 }), |x| {
+            let device = x[0].device();
+            let cu_seqlens = Tensor::from_slice(device, &[at.len()], &at)?;
+            let (o, lse) = attention(&x[0], Some(&cu_seqlens), packed)?;
+            let dqkv = attention_backward(&x[1], &x[0], &o, &lse, Some(&cu_seqlens), packed)?;
+            let mut start = 0;
+            for length in lengths {
+                let rows = |x: &Tensor| x.rows(start, start + length);
+                let (qkv, d_o, l) = (rows(&x[0])?, rows(&x[1])?, layout(1, length, 4, 2, 8));
+                let (alone, lse) = attention(&qkv, None, l)?;
+                let gradient = attention_backward(&d_o, &qkv, &alone, &lse, None, l)?;
+                let tolerance = match device {
+                    Device::Cuda(_) => Tolerance::Steps(dtype, 6.0),
+                    _ => Tolerance::Exact,
+                };
+                assert_close(&format!("output of {length} tokens"), &alone, &rows(&o)?, tolerance);
+                assert_close(&format!("gradient of {length} tokens"), &gradient, &rows(&dqkv)?, tolerance);
+                start += length;
+            }
+            Ok(vec![o, lse, dqkv])
+        });
     }
 }
