@@ -1,8 +1,5 @@
 # `just` lists these; CONTRIBUTING.md says when to use which.
 
-# Promises that no GPU takes part in
-cpu_only := "--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch"
-
 # List the recipes
 default:
     @just --list
@@ -18,10 +15,9 @@ check:
 test *args:
     if cargo nextest --version >/dev/null 2>&1; then cargo nextest run {{ args }}; else cargo test {{ args }}; fi
 
-# Parity and promises on a machine with a GPU, in one process per crate; fails without one
+# Parity and promises on a machine with a GPU; fails without one
 gpu:
-    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-tensor --lib -- --test-threads=1
-    OTTAVA_REQUIRE_GPU=1 cargo test --release -p ottava-lm --test promises -- --test-threads=1 {{ cpu_only }}
+    scripts/gpu-tests.sh
 
 # The longer version of the convergence test of recipes, with its table; minutes on two cores
 nightly:

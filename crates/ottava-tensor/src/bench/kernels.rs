@@ -117,6 +117,17 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("rope_backward, amax", bf16(3 * tc), &mut || {
         rope_to(&qkv, angles, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
     })?;
+    let heads = c / head_dim;
+    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim };
+    let (weight, dqkv) = (random(&[head_dim], DType::BF16)?, random(&[t, 3 * c], DType::BF16)?);
+    let weights = HeadNormWeights { q: &weight, k: &weight };
+    let zeros = || Tensor::zeros(device, &[head_dim], DType::F32);
+    let (mut dq, mut dk) = (zeros()?, zeros()?);
+    row("head_norm", bf16(6 * tc), &mut || head_norm(&qkv, weights, layout, 1e-6).map(drop))?;
+    row("head_norm_backward", bf16(9 * tc), &mut || {
+        head_norm_backward(&dqkv, &qkv, weights, layout, 1e-6, &mut dq, &mut dk).map(drop)
+    })?;
+    drop(dqkv);
     row("add_bias", bf16(6 * tc), &mut || add_bias(&mut qkv, &qkv_bias))?;
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
     row("bias_gradient", bf16(3 * tc), &mut || bias_gradient(&qkv, &mut dbias))?;

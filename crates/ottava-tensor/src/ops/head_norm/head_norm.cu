@@ -1,6 +1,10 @@
 // Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head: neighbours where
 // `lanes` times eight is the size of a head, else every 32nd, of heads up to 256.
 
+// Heads that a thread loads before it works on the first.
+#define FORWARD_LOADS 4
+#define BACKWARD_LOADS 2
+
 __device__ __forceinline__ float group_sum(float v, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset);
     return v;
@@ -38,18 +42,28 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     float q[8], k[8];
     head.read(wq, q);
     head.read(wk, k);
+    const u64 stride = (u64)gridDim.x * groups;
+    const int advance = stride % all;
+    u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
+    int h = p % all;
     // Threads of a warp leave the loop together, since they add up together.
-    for (u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp; first < total; first += (u64)gridDim.x * groups) {
-        const u64 p = first + threadIdx.x % 32 / lanes;
-        const bool mine = p < total;
-        const int h = p % all;
-        float v[8] = {};
-        if (mine) head.read(x + p * dim, v);
-        const float rstd = rstd_of(v, head, lanes, eps);
-        if (h < heads + kv_heads)
+    while (first < total) {
+        float v[FORWARD_LOADS][8] = {};
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = v[j] * rstd * (h < heads ? q[j] : k[j]);
-        if (mine) head.write(y + p * dim, v);
+        for (int l = 0; l < FORWARD_LOADS; l++)
+            if (p + l * stride < total) head.read(x + (p + l * stride) * dim, v[l]);
+#pragma unroll
+        for (int l = 0; l < FORWARD_LOADS; l++) {
+            const float rstd = rstd_of(v[l], head, lanes, eps);
+            if (h < heads + kv_heads)
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[l][j] = v[l][j] * rstd * (h < heads ? q[j] : k[j]);
+            if (p < total) head.write(y + p * dim, v[l]);
+            first += stride;
+            p += stride;
+            h += advance;
+            if (h >= all) h -= all;
+        }
     }
 }
 
@@ -64,30 +78,41 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
     float q[8], k[8], sum_q[8] = {}, sum_k[8] = {};
     head.read(wq, q);
     head.read(wk, k);
-    for (u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp; first < total; first += (u64)gridDim.x * groups) {
-        const u64 p = first + threadIdx.x % 32 / lanes;
-        const bool mine = p < total;
-        const int h = p % all;
-        float v[8] = {}, g[8] = {};
-        if (mine) {
-            head.read(x + p * dim, v);
-            head.read(dy + p * dim, g);
-        }
-        const float rstd = rstd_of(v, head, lanes, eps);
-        float projection = 0.0f;
+    const u64 stride = (u64)gridDim.x * groups;
+    const int advance = stride % all;
+    u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
+    int h = p % all;
+    while (first < total) {
+        float xs[BACKWARD_LOADS][8] = {}, gs[BACKWARD_LOADS][8] = {};
 #pragma unroll
-        for (int j = 0; j < 8; j++) projection += g[j] * (h < heads ? q[j] : k[j]) * (v[j] * rstd);
-        projection = group_sum(projection, lanes) / dim;
-        if (mine && h < heads + kv_heads) {
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const float normed = v[j] * rstd, dw = g[j] * normed;
-                if (h < heads) sum_q[j] += dw;
-                else sum_k[j] += dw;
-                g[j] = rstd * (g[j] * (h < heads ? q[j] : k[j]) - normed * projection);
+        for (int l = 0; l < BACKWARD_LOADS; l++)
+            if (p + l * stride < total) {
+                head.read(x + (p + l * stride) * dim, xs[l]);
+                head.read(dy + (p + l * stride) * dim, gs[l]);
             }
+#pragma unroll
+        for (int l = 0; l < BACKWARD_LOADS; l++) {
+            float(&v)[8] = xs[l], (&g)[8] = gs[l];
+            const float rstd = rstd_of(v, head, lanes, eps);
+            float projection = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 8; j++) projection += g[j] * (h < heads ? q[j] : k[j]) * (v[j] * rstd);
+            projection = group_sum(projection, lanes) / dim;
+            if (p < total && h < heads + kv_heads) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float normed = v[j] * rstd, dw = g[j] * normed;
+                    if (h < heads) sum_q[j] += dw;
+                    else sum_k[j] += dw;
+                    g[j] = rstd * (g[j] * (h < heads ? q[j] : k[j]) - normed * projection);
+                }
+            }
+            if (p < total) head.write(dx + p * dim, g);
+            first += stride;
+            p += stride;
+            h += advance;
+            if (h >= all) h -= all;
         }
-        if (mine) head.write(dx + p * dim, g);
     }
     // A row of sums per group, added up in the order of the groups.
     const int group = threadIdx.x / lanes, padded = lanes * 8;

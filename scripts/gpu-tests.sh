@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The GPU suite: parity of all ops, and the promises that concern a GPU. The two run beside each other, since most of the time of both is
+# spent in the compiler and on the CPU. Fails where there is no GPU.
+#
+# usage: scripts/gpu-tests.sh [FOLDER]    FOLDER holds `tensor-tests` and `promises` built elsewhere; without it they are built here
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${1:-}
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+if [ -z "$bin" ]; then
+    bin=$logs/bin
+    mkdir "$bin"
+    for test in ottava-tensor:ottava_tensor:tensor-tests:--lib ottava-lm:promises:promises:--test=promises; do
+        IFS=: read -r package name copy which <<<"$test"
+        cp "$(cargo test --release -p "$package" "$which" --no-run 2>&1 | tee /dev/stderr | grep -o "target/release/deps/$name-[0-9a-f]*" | head -n 1)" "$bin/$copy"
+    done
+fi
+export OTTAVA_REQUIRE_GPU=1
+# Promises that no GPU takes part in.
+cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch)
+"$bin/tensor-tests" --test-threads=1 >"$logs/tensor-tests" 2>&1 &
+parity=$!
+failed=0
+"$bin/promises" --test-threads=1 "${cpu_only[@]}" >"$logs/promises" 2>&1 || failed=1
+wait "$parity" || failed=1
+for log in tensor-tests promises; do
+    echo "== $log"
+    grep -v ' \.\.\. ok$' "$logs/$log" || true
+done
+exit "$failed"
