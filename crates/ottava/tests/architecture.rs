@@ -1,0 +1,198 @@
+//! Documents name code that exists: a renamed file, type, function or test fails here until its document follows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The crates by floor; documents give paths below their `src`.
+const CRATES: &[&str] = &["ottava-tensor", "ottava-lm", "ottava"];
+
+/// Extensions of files that documents name.
+const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];
+
+/// Stands for a file or folder that does not exist yet, in a folder that does.
+const PLACEHOLDERS: &[&str] = &["NAME", "<op>"];
+
+/// Keywords of items whose names documents use.
+const ITEMS: &[&str] = &["fn", "struct", "enum", "trait", "type", "const", "static", "mod"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// All Rust files at or below `path`.
+fn sources(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_path_buf()];
+    }
+    let entries = fs::read_dir(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let inner = entries.flat_map(|entry| sources(&entry.expect("a readable entry").path()));
+    inner.filter(|file| file.extension().is_some_and(|e| e == "rs")).collect()
+}
+
+/// The texts between backticks in one line, each with its end in the line.
+fn quoted(line: &str) -> Vec<(&str, usize)> {
+    let mut at = 0;
+    let mut found = Vec::new();
+    for (i, part) in line.split('`').enumerate() {
+        if i % 2 == 1 {
+            found.push((part, at + part.len()));
+        }
+        at += part.len() + 1;
+    }
+    found
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+fn is_path(text: &str) -> bool {
+    let known = Path::new(text).extension().is_some_and(|e| EXTENSIONS.iter().any(|known| e == *known));
+    let clean = !text.contains(|c: char| c.is_whitespace() || "*$=(…".contains(c));
+    clean && (known && !text.starts_with('.') || text.ends_with('/'))
+}
+
+/// Where a document's `path` is: below the root, or below a crate or its `src` or `tests`. A placeholder stands for its folder.
+fn located(path: &str) -> Option<PathBuf> {
+    let path = match PLACEHOLDERS.iter().filter_map(|name| path.find(name)).min() {
+        Some(at) => &path[..at],
+        None => path,
+    };
+    let root = root();
+    let folders = CRATES.iter().flat_map(|name| ["src", "tests", ""].map(|folder| format!("crates/{name}/{folder}")));
+    [String::new()].into_iter().chain(folders).map(|folder| root.join(folder).join(path)).find(|path| path.exists())
+}
+
+/// Whether a file called `name` is somewhere below `folder`.
+fn holds(folder: &Path, name: &str) -> bool {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    entries.map(|entry| entry.expect("a readable entry").path()).any(|path| match path.is_dir() {
+        true => holds(&path, name),
+        false => path.file_name().is_some_and(|file| file == name),
+    })
+}
+
+/// Whether `text` defines `name`: an item, a field, a variant, or a key in quotation marks.
+fn defines(text: &str, name: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(name).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + name.len()..]);
+        if before.ends_with(is_word) || after.starts_with(is_word) {
+            return false;
+        }
+        let line = before.rsplit('\n').next().unwrap_or_default().trim_start();
+        let item = ITEMS.iter().any(|item| before.ends_with(&format!("{item} ")));
+        let member = (line.is_empty() || line.starts_with("pub")) && after.starts_with([':', ',', '(', ' ']);
+        item || member || before.ends_with('"') && after.starts_with('"')
+    })
+}
+
+/// Names in one line of a document that nothing has. In prose, words in backticks may be anything, and only files and
+/// `Type::name` are looked for. In the table a bare name must be in the path that follows it in its clause, if there is one.
+fn problems(line: &str, in_table: bool, all: &[PathBuf]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let tokens = quoted(line);
+    for (i, &(token, end)) in tokens.iter().enumerate() {
+        if is_path(token) {
+            let prose = !in_table
+                && (token.ends_with('/')
+                    || ["crates", "configs", "scripts"].iter().any(|f| holds(&root().join(f), token)));
+            if !prose && located(token).is_none() {
+                problems.push(format!("there is no `{token}`"));
+            }
+            continue;
+        }
+        let (owner, name) = token.split_once("::").map_or((None, token), |(owner, name)| (Some(owner), name));
+        if !is_name(name) || owner.is_some_and(|owner| !owner.starts_with(char::is_uppercase)) {
+            continue;
+        }
+        let clause = end + line[end..].find([';', '|']).unwrap_or(line.len() - end);
+        let following = tokens[i + 1..].iter().find(|(path, at)| *at < clause && is_path(path)).map(|(path, _)| *path);
+        let found = match (owner, following.filter(|_| in_table).and_then(located)) {
+            (None, _) if !in_table => true,
+            (None, Some(place)) => sources(&place).iter().any(|file| defines(&read(file), name)),
+            (None, None) => all.iter().any(|file| defines(&read(file), name)),
+            // A method may be in another file than its type.
+            (Some(owner), _) => all.iter().any(|file| {
+                let text = read(file);
+                defines(&text, name) && (defines(&text, owner) || text.contains("impl") && text.contains(owner))
+            }),
+        };
+        if !found {
+            let place =
+                following.filter(|_| in_table && owner.is_none()).map_or(String::new(), |path| format!(" in `{path}`"));
+            problems.push(format!("nothing is called `{token}`{place}"));
+        }
+    }
+    problems
+}
+
+fn all_sources() -> Vec<PathBuf> {
+    CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name).join("src"))).collect()
+}
+
+#[test]
+fn the_map_names_code_that_exists() {
+    let (text, all) = (read(&root().join("ARCHITECTURE.md")), all_sources());
+    let (mut in_table, mut rows, mut found) = (false, 0, Vec::new());
+    for (number, line) in text.lines().enumerate() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            in_table = heading == "To change X, touch Y";
+        }
+        let row = in_table && line.starts_with('|');
+        rows += usize::from(row);
+        // "No `shape.rs`" is about a file that is absent.
+        if line.starts_with("- **No `") {
+            continue;
+        }
+        found.extend(problems(line, row, &all).iter().map(|p| format!("ARCHITECTURE.md:{}: {p}", number + 1)));
+    }
+    assert!(rows > 10, "the table \"To change X, touch Y\" is there");
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn renamed_code_is_noticed() {
+    let all = all_sources();
+    let right =
+        "| `Mlp` in `layers/mlp.rs`; `Stage::new`; `models/NAME.rs` (new); `hidden_act` in `models/family.rs` |";
+    assert_eq!(problems(right, true, &all), Vec::<String>::new());
+    for (wrong, problem) in [
+        ("`layers/perceptron.rs`", "there is no `layers/perceptron.rs`"),
+        ("`perceptrons/NAME.rs`", "there is no `perceptrons/NAME.rs`"),
+        ("`Stage::newly`", "nothing is called `Stage::newly`"),
+        ("`Perceptron`", "nothing is called `Perceptron`"),
+        ("`Mlp` in `layers/norm.rs`", "nothing is called `Mlp` in `layers/norm.rs`"),
+    ] {
+        assert_eq!(problems(wrong, true, &all), [problem]);
+    }
+}
+
+/// The last part of each path in the column "test"; `…` at the end stands for the rest of a name.
+#[test]
+fn each_promise_names_tests_that_exist() {
+    let tests = CRATES.iter().flat_map(|name| sources(&root().join("crates").join(name)));
+    let texts: Vec<(PathBuf, String)> = tests.map(|file| (file.clone(), read(&file))).collect();
+    let mut named = 0;
+    for line in read(&root().join("docs/reliability.md")).lines().filter(|line| line.starts_with("| ")) {
+        let column = line.trim_end_matches([' ', '|']).rsplit('|').next().unwrap_or_default();
+        for (path, _) in quoted(column).into_iter().filter(|(path, _)| path.contains("::") || path.contains("_is_")) {
+            let name = path.rsplit("::").next().unwrap_or_default();
+            let function = match name.strip_suffix('…') {
+                Some(start) => format!("fn {start}"),
+                None => format!("fn {name}()"),
+            };
+            let of_module = |(file, text): &(PathBuf, String)| {
+                file.file_stem().is_some_and(|stem| stem == name) || text.contains(&format!("mod {name};"))
+            };
+            let exists = texts.iter().any(|(_, text)| text.contains(&function)) || texts.iter().any(of_module);
+            assert!(exists, "docs/reliability.md: there is no test `{path}`");
+            named += 1;
+        }
+    }
+    assert!(named > 10, "the tables name tests");
+}
