@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_the_edges() {
+    fn exp_of_zero_infinities_and_nan_is_exact() {
         assert_eq!(Real::exp(0.0f32), 1.0);
         assert_eq!((Real::exp(f32::INFINITY), Real::exp(f32::NEG_INFINITY)), (f32::INFINITY, 0.0));
         assert!(Real::exp(f32::NAN).is_nan());

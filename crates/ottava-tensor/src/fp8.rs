@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn landmarks_of_the_specification() {
+    fn codes_at_the_limits_match_the_specification() {
         assert_eq!((e4m3(0x7E), e4m3(0x08), e4m3(0x01)), (448.0, 2f32.powi(-6), 2f32.powi(-9)));
         assert_eq!((e5m2(0x7B), e5m2(0x04), e5m2(0x01)), (57_344.0, 2f32.powi(-14), 2f32.powi(-16)));
         assert_eq!((E4M3::from_f32(f32::INFINITY).0, E5M2::from_f32(f32::NEG_INFINITY).0), (0x7E, 0xFB));

@@ -47,7 +47,7 @@ impl HostTransfer {
         let device = first.device().clone();
         let _scope = device.tracker().map(|tracker| tracker.scope(FETCHED));
         let (copies, transfer) = Transfer::upload(&device, &sources)?;
-        let copies = tensors.iter().zip(copies).map(|(tensor, copy)| tensor.over(copy)).collect();
+        let copies = tensors.iter().zip(copies).map(|(tensor, copy)| tensor.with_buffer(copy)).collect();
         Ok((copies, HostTransfer { transfer: Some(transfer), _source: None }))
     }
 

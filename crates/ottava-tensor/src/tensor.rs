@@ -308,7 +308,7 @@ impl Tensor {
     }
 
     /// A tensor of the same shape and type over `buffer`.
-    pub(crate) fn over(&self, buffer: DeviceBuffer) -> Tensor {
+    pub(crate) fn with_buffer(&self, buffer: DeviceBuffer) -> Tensor {
         Tensor { storage: Arc::new(Storage::Cuda(buffer)), offset: 0, ..self.clone() }
     }
 

@@ -36,7 +36,7 @@ impl Accounts {
         })
     }
 
-    fn now(&self) -> MemorySnapshot {
+    fn snapshot(&self) -> MemorySnapshot {
         MemorySnapshot {
             bytes: self.live,
             during: self.open.first().map_or("", |&outermost| self.by_scope[outermost].0),
@@ -53,7 +53,7 @@ impl MemoryTracker {
     /// The peak since the last call (or the start), and resets the peak to the current state.
     pub fn take_peak(&self) -> MemorySnapshot {
         let mut accounts = self.accounts();
-        let now = accounts.now();
+        let now = accounts.snapshot();
         std::mem::replace(&mut accounts.peak, now)
     }
 
@@ -67,7 +67,7 @@ impl MemoryTracker {
         accounts.by_scope[account].1 += bytes;
         accounts.live += bytes;
         if accounts.live > accounts.peak.bytes {
-            accounts.peak = accounts.now();
+            accounts.peak = accounts.snapshot();
         }
         Entry { tracker: self.clone(), account, bytes }
     }

@@ -75,14 +75,14 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let other = random(&[t, c], DType::BF16)?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
     row("rmsnorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
-        let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
-        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, beside).map(drop)
+        let options = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
+        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, options).map(drop)
     })?;
     let saved = SavedActivation::Compressed(compress(&a)?);
     let compressed = |elements: usize| elements + elements / 16;
     row("rmsnorm_backward of float8, + dresidual, amax", bf16(3 * tc) + compressed(tc), &mut || {
-        let beside = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
-        rmsnorm_backward(&b, &saved, &weight, &rstd, &mut dweight, beside).map(drop)
+        let options = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
+        rmsnorm_backward(&b, &saved, &weight, &rstd, &mut dweight, options).map(drop)
     })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8 by rows", bf16(tc) + 2 * tc, &mut || {

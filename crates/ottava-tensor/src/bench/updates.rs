@@ -49,16 +49,18 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let (moments, seen) = (plain(DType::F32)?, CastStatistics::new(device, 1)?);
     let mut case = Case { moments, plain: grad, scaled: None, seen, norm, scalars };
     let mut copy = cast(&master, DType::BF16)?;
-    row("adamw, F32 states and BF16 copy", 30 * n, &mut || case.update(kept(&mut master, &mut copy), None))?;
+    row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
+        case.update(with_stored_copy(&mut master, &mut copy), None)
+    })?;
     let scale = Tensor::from_slice(device, &[1], &[64f32])?;
     let mut codes = quantize(&copy, DType::E4M3, &scale, CodeCopies::Both, &mut case.seen, 0)?;
     row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
-        case.update(kept(&mut master, &mut copy), given(&scale, &mut codes))
+        case.update(with_stored_copy(&mut master, &mut copy), codes_with_scale(&scale, &mut codes))
     })?;
     case.moments = plain(DType::BF16)?;
     let mut rest = Tensor::zeros(device, &shape, DType::I16)?;
     row("adamw, BF16 states, BF16 weights and rest, FP8 codes", 22 * n, &mut || {
-        case.update(AdamWWeight::Split { weight: &mut copy, rest: &mut rest }, given(&scale, &mut codes))
+        case.update(AdamWWeight::Split { weight: &mut copy, rest: &mut rest }, codes_with_scale(&scale, &mut codes))
     })?;
     drop(rest);
     case.plain = cast(&case.plain, DType::BF16)?;
@@ -70,7 +72,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
     })?;
     row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, given(&scale, &mut codes))
+        case.update(AdamWWeight::Stochastic { weight: &mut copy }, codes_with_scale(&scale, &mut codes))
     })?;
     let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
     let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, CodeCopies::Both, &mut case.seen, 0)?;
@@ -93,26 +95,30 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
     // Read twice: to find the scales, and to update.
     case.moments = plain(DType::F32)?;
-    row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || case.update(made(&mut weight), None))?;
+    row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || {
+        case.update(with_computed_copy(&mut weight), None)
+    })?;
     case.moments = Moments::Scaled {
         m: ScaledTensor::zeros(device, &shape, DType::E4M3, MemoryKind::Device)?,
         v: ScaledTensor::zeros(device, &shape, DType::F16, MemoryKind::Device)?,
     };
     row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
-        case.update(made(&mut weight), None)
+        case.update(with_computed_copy(&mut weight), None)
     })?;
-    row("adamw, the same and FP8 codes", 19 * n, &mut || case.update(made(&mut weight), given(&scale, &mut codes)))?;
+    row("adamw, the same and FP8 codes", 19 * n, &mut || {
+        case.update(with_computed_copy(&mut weight), codes_with_scale(&scale, &mut codes))
+    })?;
     Ok(())
 }
 
-fn given<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Option<WeightCast<'a>> {
+fn codes_with_scale<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Option<WeightCast<'a>> {
     Some(WeightCast::Codes { scale: CastScale::Given(scale), slot: 0, into })
 }
 
-fn kept<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> AdamWWeight<'a> {
+fn with_stored_copy<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> AdamWWeight<'a> {
     AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) }
 }
 
-fn made(master: &mut ScaledTensor) -> AdamWWeight<'_> {
+fn with_computed_copy(master: &mut ScaledTensor) -> AdamWWeight<'_> {
     AdamWWeight::Scaled { master, copy: WeightCopy::OnDemand(DType::BF16) }
 }

@@ -108,12 +108,12 @@ impl DeviceBuffer {
     fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(self.pointer + offset as u64),
-            _ => Err(outside(&(offset..offset.saturating_add(bytes)), self.bytes)),
+            _ => Err(out_of_range(&(offset..offset.saturating_add(bytes)), self.bytes)),
         }
     }
 }
 
-fn outside(range: &Range<usize>, length: usize) -> Error {
+fn out_of_range(range: &Range<usize>, length: usize) -> Error {
     Error::Value(format!("bytes {range:?} lie outside a buffer of {length}"))
 }
 

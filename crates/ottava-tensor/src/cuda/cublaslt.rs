@@ -267,7 +267,7 @@ impl Gemms {
             (Some(None), []) => *pointers,
         };
         // All proposals once, then the fastest under load, in rounds so that a drift of the clock affects all alike.
-        let _quiet = self.library.context.quiet();
+        let _timing = self.library.context.lock_timing();
         let start = Instant::now();
         let mut refusal = None;
         let mut field = Vec::new();
@@ -513,7 +513,7 @@ impl Plan {
     /// As for [`Gemms::run`].
     unsafe fn enqueue(&self, lt: &Lt, algorithm: &Algorithm, pointers: &GemmPointers, workspace: u64) -> Result<()> {
         let alpha = 1.0f32;
-        lt.context.note("gemm");
+        lt.context.record_launch("gemm");
         // SAFETY: the caller's promise for the pointers; factors are read before the call returns.
         let status = unsafe {
             (lt.api.matmul)(

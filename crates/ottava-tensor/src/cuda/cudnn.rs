@@ -279,7 +279,7 @@ impl Attention {
     pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: Pass) -> Result<usize> {
         self.context.bind()?;
         if !self.plans.contains_key(&(*shape, pass)) {
-            let _quiet = self.context.quiet();
+            let _timing = self.context.lock_timing();
             let start = Instant::now();
             let plan = pass.graph(self.api, shape)?.plan(On::Session(&self.session))?;
             tracing::debug!("attention {pass:?} of {shape:?} planned in {:.2?}", start.elapsed());
@@ -396,7 +396,7 @@ impl Attention {
         bindings.extend(scalars[..used].iter().map(|(slot, value)| (*slot, std::ptr::from_ref(value) as u64)));
         let plan = self.plans.get(&(*shape, pass)).expect("prepare made the plan");
         self.context.bind()?;
-        self.context.note("attention");
+        self.context.record_launch("attention");
         // SAFETY: the caller's promise; the scalars live until the call returns.
         match unsafe { plan.enqueue(&self.session, &bindings, workspace) } {
             Err(Error::Cuda { library, call, message }) => Err(library_error(&self.context, library, &call, message)),

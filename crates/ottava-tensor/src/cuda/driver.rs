@@ -187,7 +187,7 @@ pub(super) struct Context {
     /// The first fault of the device; later errors only say that the context is lost.
     fault: OnceLock<String>,
     /// Held while products are timed and while attention is planned.
-    quiet: Mutex<()>,
+    timing: Mutex<()>,
 }
 
 // SAFETY: the driver API may be called from any thread; each method binds the context to its thread first.
@@ -228,7 +228,7 @@ impl Context {
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
             launches: Mutex::default(),
             fault: OnceLock::new(),
-            quiet: Mutex::default(),
+            timing: Mutex::default(),
         };
         // SAFETY: the driver writes one handle; `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
@@ -284,7 +284,7 @@ impl Context {
     }
 
     /// Adds `what` to the launches that a fault message lists.
-    pub(super) fn note(&self, what: &'static str) {
+    pub(super) fn record_launch(&self, what: &'static str) {
         let mut launches = lock(&self.launches);
         if launches.contains(&what) {
             return;
@@ -297,8 +297,8 @@ impl Context {
 
     /// Excludes planning in other threads while products are timed: loading kernels may synchronise the context (CUDA C++ Programming
     /// Guide, "Lazy Loading"), which would distort the times.
-    pub(super) fn quiet(&self) -> MutexGuard<'_, ()> {
-        lock(&self.quiet)
+    pub(super) fn lock_timing(&self) -> MutexGuard<'_, ()> {
+        lock(&self.timing)
     }
 
     /// Waits for the compute stream.
@@ -425,7 +425,7 @@ impl Context {
                 unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };
             self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
         }
-        self.note(function.name);
+        self.record_launch(function.name);
         let [x, y, z] = grid;
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         let status = unsafe {
@@ -477,7 +477,7 @@ impl Context {
     /// `graph` came from [`Context::end_capture`] and all memory it uses is still allocated.
     pub(super) unsafe fn launch_graph(&self, graph: Handle) -> Result<()> {
         self.bind()?;
-        self.note("a captured graph");
+        self.record_launch("a captured graph");
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.graph_launch)(graph, self.stream()) }, "cuGraphLaunch")
     }

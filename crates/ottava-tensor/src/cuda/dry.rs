@@ -67,7 +67,7 @@ impl DryMemory {
         DryMemory { capacity, live: Mutex::default() }
     }
 
-    fn taken(&self) -> usize {
+    fn used_bytes(&self) -> usize {
         lock(&self.live).values().sum()
     }
 }
@@ -79,7 +79,7 @@ impl Backing for Memory {
     fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
         match self {
             Memory::Driver(context) => context.allocate(bytes),
-            Memory::Dry(memory) if memory.taken().saturating_add(bytes) > memory.capacity => Ok(None),
+            Memory::Dry(memory) if memory.used_bytes().saturating_add(bytes) > memory.capacity => Ok(None),
             Memory::Dry(memory) => {
                 let mut live = lock(&memory.live);
                 let end = live.last_key_value().map_or(0, |(at, size)| at + *size as u64);
@@ -111,7 +111,7 @@ impl Backing for Memory {
     fn memory_info(&self) -> Result<(usize, usize)> {
         match self {
             Memory::Driver(context) => context.memory_info(),
-            Memory::Dry(memory) => Ok((memory.capacity - memory.taken(), memory.capacity)),
+            Memory::Dry(memory) => Ok((memory.capacity - memory.used_bytes(), memory.capacity)),
         }
     }
 }

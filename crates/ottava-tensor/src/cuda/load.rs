@@ -116,7 +116,7 @@ impl SharedLibrary {
     }
 
     /// The error for a library that lacks functions, usually because it is too old.
-    pub(super) fn lacks(&self, missing: &[&str]) -> Problem {
+    pub(super) fn missing_functions(&self, missing: &[&str]) -> Problem {
         let file = self.path.as_deref().unwrap_or(Path::new(self.name)).display();
         let reason = format!("{file} lacks {}", missing.join(", "));
         Problem { library: self.name, reason, remedy: self.remedy }
@@ -164,7 +164,7 @@ macro_rules! functions {
                 )*
                 match ($($field,)*) {
                     ($(Some($field),)*) => Ok(Self { library, $($field,)* }),
-                    _ => Err(library.lacks(&missing)),
+                    _ => Err(library.missing_functions(&missing)),
                 }
             }
         }

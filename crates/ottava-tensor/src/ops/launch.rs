@@ -39,7 +39,7 @@ pub(crate) fn elements(gpu: &CudaDevice, n: usize) -> [u32; 3] {
 }
 
 /// As [`elements`], for kernels whose threads take eight neighbouring elements at a time.
-pub(crate) fn eights(gpu: &CudaDevice, n: usize) -> [u32; 3] {
+pub(crate) fn elements_by_eight(gpu: &CudaDevice, n: usize) -> [u32; 3] {
     elements(gpu, n.div_ceil(8))
 }
 
@@ -91,7 +91,7 @@ mod tests {
         let h200 = gpu(132);
         assert_eq!([1, 256, 257, 1 << 30].map(|n| super::elements(&h200, n)[0]), [1, 1, 2, 2112]);
         assert_eq!(super::readers(&h200, 1 << 30), [1056, 1, 1]);
-        assert_eq!(super::eights(&gpu(10), 1 << 30), [160, 1, 1]);
+        assert_eq!(super::elements_by_eight(&gpu(10), 1 << 30), [160, 1, 1]);
     }
 
     #[test]

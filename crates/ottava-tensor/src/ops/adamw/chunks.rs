@@ -4,7 +4,7 @@ use crate::element::Float;
 use crate::fp8::E4M3;
 use crate::ops::expanded::Curve;
 use crate::ops::random::hash;
-use crate::ops::scaled::cpu::halves_of;
+use crate::ops::scaled::cpu::split_f32;
 use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Tensor};
 use half::{bf16, f16};
@@ -87,14 +87,14 @@ impl<'a> Chunk<'a> {
             Chunk::F32(x) => x.copy_from_slice(from),
             Chunk::Bf16(x) => {
                 for (i, (x, &from)) in x.iter_mut().zip(from).enumerate() {
-                    *x = by_chance(from, how.seed, (how.start + i) as u64, how.kind);
+                    *x = round_stochastically(from, how.seed, (how.start + i) as u64, how.kind);
                 }
             }
             Chunk::F16(x, _) => store(from, how.power, x),
             Chunk::E4m3(x, _) => store(from, how.power, x),
             Chunk::Split(weight, rest) => {
                 for (&from, (weight, rest)) in from.iter().zip(weight.iter_mut().zip(rest.iter_mut())) {
-                    (*weight, *rest) = halves_of(from);
+                    (*weight, *rest) = split_f32(from);
                 }
             }
             Chunk::Expanded(codes, groups) => {
@@ -119,7 +119,7 @@ fn store<X: Float<Real = f32>>(from: &[f32], power: f32, x: &mut [X]) {
 
 /// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements; weight and moments
 /// of an element use different bits.
-fn by_chance(x: f32, seed: u64, i: u64, kind: u64) -> bf16 {
+fn round_stochastically(x: f32, seed: u64, i: u64, kind: u64) -> bf16 {
     if !x.is_finite() {
         return bf16::from_f32(x);
     }

@@ -96,7 +96,7 @@ const REFUSED: &str = "host memory is not refused";
 
 /// Computes the new weights and moments. Without `powers` it returns their amaxes, else it writes them with these scales.
 fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {
-    let keep = how.keep(parameter.weight_decay);
+    let keep = how.decay_factor(parameter.weight_decay);
     let seed = how.stochastic_seed(parameter.seed);
     let size = match &parameter.moments {
         Moments::Expanded { m, .. } => m.codes.shape()[1].max(1),

@@ -164,8 +164,8 @@ pub(super) fn adamw(
 
 /// `Tensors` of elements.cuh as consecutive 64-bit arguments.
 fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
-    let copied = |copy: &mut WeightCopy| copy.kept().map_or(0, Tensor::device_ptr_mut);
-    let (weight, copy, beside) = match &mut parameter.weight {
+    let copied = |copy: &mut WeightCopy| copy.stored().map_or(0, Tensor::device_ptr_mut);
+    let (weight, copy, rest) = match &mut parameter.weight {
         AdamWWeight::Master { master, copy } => (master.device_ptr_mut(), copied(copy), 0),
         AdamWWeight::Scaled { master, copy } => {
             (master.values.device_ptr_mut(), copied(copy), master.scale_inv.device_ptr_mut())
@@ -190,7 +190,7 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
         Arg::Ptr(parameter.grad.values().device_ptr()),
         Arg::U64(parameter.seed),
         Arg::U64(parameter.weight_decay.to_bits()),
-        Arg::Ptr(beside),
+        Arg::Ptr(rest),
         Arg::Ptr(m[1]),
         Arg::Ptr(v[1]),
         Arg::Ptr(grad_scale),
@@ -200,7 +200,7 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
 const WORDS: usize = 11;
 
 /// Two 32-bit members as one argument.
-fn two(low: usize, high: usize) -> Arg {
+fn pack(low: usize, high: usize) -> Arg {
     Arg::U64(low as u64 | (high as u64) << 32)
 }
 
@@ -222,7 +222,7 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
             Some(WeightCast::Amax(amax)) => amax.device_ptr_mut(),
             _ => 0,
         };
-        args.extend([Arg::Ptr(amax), two(rows, columns), Arg::U64(end as u64)]);
+        args.extend([Arg::Ptr(amax), pack(rows, columns), Arg::U64(end as u64)]);
     }
     args.resize((WORDS + 3) * PARTS, Arg::U64(0));
     (args, end)
@@ -281,7 +281,7 @@ fn update_and_cast(
             // A single copy has one set of scales.
             (_, None) => [Arg::Ptr(scale_inv); 2],
         });
-        args.extend([two(into.rows, into.columns), two(*slot, end)]);
+        args.extend([pack(into.rows, into.columns), pack(*slot, end)]);
     }
     args.resize(table + (WORDS + 6) * CAST_PARTS, Arg::U64(0));
     let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_cast" };

@@ -76,7 +76,7 @@ impl AdamW {
 
 impl Scalars {
     /// Factor of weight decay.
-    fn keep(&self, weight_decay: f64) -> f32 {
+    fn decay_factor(&self, weight_decay: f64) -> f32 {
         (1.0 - self.learning_rate * weight_decay) as f32
     }
 
@@ -157,7 +157,7 @@ impl WeightCopy<'_> {
         }
     }
 
-    fn kept(&mut self) -> Option<&mut Tensor> {
+    fn stored(&mut self) -> Option<&mut Tensor> {
         match self {
             WeightCopy::Stored(copy) => Some(copy),
             WeightCopy::OnDemand(_) => None,

@@ -102,7 +102,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
                 let g = gradient(&read, step);
                 let grad = scaled(&tensor(&device, &g), DType::E4M3).unwrap();
                 let (g, power) = E4M3.store(&g);
-                same("gradient", &grad, &g, power);
+                assert_stored("gradient", &grad, &g, power);
                 let norm = global_norm(&[Gradient::Scaled(&grad)]).unwrap();
                 let exact = g.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt() as f32;
                 assert!((f32s(&norm)[0] / exact - 1.0).abs() < 1e-6);
@@ -119,16 +119,16 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
 
                 let power;
                 (expected.master, power) = F16.store(&expected.master);
-                same("master", &master, &expected.master, power);
+                assert_stored("master", &master, &expected.master, power);
                 match &moments {
                     Moments::Plain { m, v } => assert_eq!([f32s(m), f32s(v)], [&expected.m[..], &expected.v[..]]),
                     Moments::Scaled { m, v } => {
                         let power;
                         (expected.m, power) = E4M3.store(&expected.m);
-                        same("first moment", m, &expected.m, power);
+                        assert_stored("first moment", m, &expected.m, power);
                         let power;
                         (expected.v, power) = F16.store(&expected.v);
-                        same("second moment", v, &expected.v, power);
+                        assert_stored("second moment", v, &expected.v, power);
                     }
                     Moments::Expanded { .. } => unreachable!("not at these levels"),
                 }
@@ -138,7 +138,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
 }
 
 /// Checks the scale and every byte.
-fn same(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64) {
+fn assert_stored(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64) {
     assert_eq!(values(&stored.scale_inv), [1.0 / power], "{what}: scale");
     let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x) * power).collect();
     assert_eq!(values(&stored.values), expected, "{what}");

@@ -170,12 +170,12 @@ impl Case {
         let copies = self.codes.iter().flat_map(|q| codes(q).chain(scales(q)));
         let Case { master, scaled, copy, rest, amax, .. } = self;
         let weights = [master, &scaled.values, &scaled.scale_inv, copy, rest, amax];
-        weights.into_iter().cloned().chain(kept(&self.moments)).chain(copies).collect()
+        weights.into_iter().cloned().chain(moment_tensors(&self.moments)).chain(copies).collect()
     }
 }
 
 /// The tensors of moments.
-fn kept(moments: &Moments) -> Vec<Tensor> {
+fn moment_tensors(moments: &Moments) -> Vec<Tensor> {
     match moments {
         Moments::Plain { m, v } => vec![m.clone(), v.clone()],
         Moments::Scaled { m, v } => [m, v].into_iter().flat_map(|x| [x.values.clone(), x.scale_inv.clone()]).collect(),
@@ -246,7 +246,7 @@ fn a_power_of_two_gradient_scale_changes_no_bit() {
                 let mut case = Case::of(&x[0], &grad, Stored { weights: Weights::Master(None), ..PLAIN });
                 case.moments = Moments::Plain { m: x[1].duplicate()?, v: squares(&x[1]) };
                 plain_update(&mut [case.parameter(0, None)], &norm, &AdamW { max_norm, gradient_scale, ..HOW });
-                Ok::<_, crate::Error>([vec![case.master], kept(&case.moments)].concat())
+                Ok::<_, crate::Error>([vec![case.master], moment_tensors(&case.moments)].concat())
             };
             let plain = updated(1.0)?;
             for gradient_scale in [65536.0, 0.125] {
@@ -501,6 +501,6 @@ fn replayed_graphs_read_the_current_scalars() {
             plain_update(&mut [other.parameter(0, None)], &norm, &how);
         }
         compare("weights", &one.written(), &other.written());
-        assert!(values(&amax(&kept(&one.moments)[0]).unwrap())[0] > 0.0);
+        assert!(values(&amax(&moment_tensors(&one.moments)[0]).unwrap())[0] > 0.0);
     }
 }

@@ -9,5 +9,5 @@ pub(super) fn add(gpu: &CudaDevice, a: &Tensor, b: &Tensor, y: &mut Tensor) -> R
     let args =
         [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(a.device_ptr()), Arg::Ptr(b.device_ptr()), Arg::U64(a.len() as u64)];
     // SAFETY: all three tensors have `a.len()` elements of one type.
-    unsafe { gpu.launch(&kernel, launch::eights(gpu, a.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, a.len()), BLOCK, 0, &args) }
 }

@@ -22,5 +22,5 @@ pub(super) fn cast(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let kernel = Kernel { source: &SOURCE, defines, entry: "cast" };
     let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::U64(x.len() as u64)];
     // SAFETY: both tensors have `x.len()` elements of the types in the defines.
-    unsafe { gpu.launch(&kernel, launch::eights(gpu, x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, x.len()), BLOCK, 0, &args) }
 }

@@ -127,11 +127,11 @@ fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
         CastScale::Own(Granularity::PerRow, CurrentScaling::default()),
     ] {
         let mut seen = [(); 3].map(|()| CastStatistics::new(device, 1).unwrap());
-        let [alone, beside, activation] = &mut seen;
+        let [seen_alone, seen_fused, activation] = &mut seen;
         let to = |format, copies, statistics| Fp8Output { format, scale, copies, statistics, slot: 0 };
-        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, alone));
+        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, seen_alone));
         let (gradient, _) = swiglu_backward_to(dy, x, output, None).unwrap();
-        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, beside));
+        let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, seen_fused));
         let activated = to(DType::E4M3, CodeCopies::Columns, activation);
         let (again, activated) = swiglu_backward_to(dy, x, output, Some(activated)).unwrap();
         let codes = [gradient.fp8().unwrap(), again.fp8().unwrap(), activated.unwrap()];
@@ -146,8 +146,8 @@ fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Res
     for residual in [None, Some(dy)] {
         let mut dweight = Tensor::zeros(device, weight.shape(), DType::F32)?;
         let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
-        let beside = RmsnormBackward { dresidual: residual, amax: residual.map(|_| &mut amax) };
-        made.push(rmsnorm_backward(dy, x, weight, rstd, &mut dweight, beside)?);
+        let options = RmsnormBackward { dresidual: residual, amax: residual.map(|_| &mut amax) };
+        made.push(rmsnorm_backward(dy, x, weight, rstd, &mut dweight, options)?);
         made.extend([dweight, amax]);
     }
     Ok(made)
@@ -181,12 +181,12 @@ fn compresses_beside_swiglu(dtype: DType) {
             let own = |granularity| CastScale::Own(granularity, CurrentScaling::default());
             for scale in [CastScale::Given(&given), own(Granularity::PerRow), own(Granularity::Blocks1x128)] {
                 let mut seen = [(); 2].map(|()| CastStatistics::new(&device, 1).unwrap());
-                let [alone, beside] = &mut seen;
+                let [seen_alone, seen_fused] = &mut seen;
                 let to = |statistics| {
                     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
                 };
-                let plain = swiglu_to(&x, to(alone)).unwrap().fp8().unwrap();
-                let (y, compressed) = swiglu_compressing(&x, to(beside)).unwrap();
+                let plain = swiglu_to(&x, to(seen_alone)).unwrap().fp8().unwrap();
+                let (y, compressed) = swiglu_compressing(&x, to(seen_fused)).unwrap();
                 let got = all(&y.fp8().unwrap(), &seen[1]).into_iter().chain(parts(compressed));
                 for (i, (expected, got)) in all(&plain, &seen[0]).iter().chain(&expected).zip(got).enumerate() {
                     let what = format!("{scale:?}, [{t}, {f}] {dtype} on {device}, part {i}");

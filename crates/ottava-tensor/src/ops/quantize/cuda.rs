@@ -32,7 +32,7 @@ macro_rules! variants {
 pub(crate) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
 
 /// Bytes of shared memory that kernels use beside their tiles, at most.
-const BESIDE_TILES: usize = 8 << 10;
+const BYTES_OUTSIDE_TILES: usize = 8 << 10;
 
 /// `SHARING` in `destination.cuh`.
 fn sharing(granularity: Granularity) -> Result<&'static str> {
@@ -74,7 +74,7 @@ pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: 
     let held = granularity.is_blocks();
     let bytes = tiles * (TILE * TILE * if held { dtype.size() } else { 1 } + lines * DType::F32.size());
     // Above the default, a launch must request more than the default for the limit to be raised.
-    let asks = bytes + BESIDE_TILES > DEFAULT_SHARED_BYTES;
+    let asks = bytes + BYTES_OUTSIDE_TILES > DEFAULT_SHARED_BYTES;
     (if asks { bytes.max(DEFAULT_SHARED_BYTES + 16) } else { bytes }) as u32
 }
 
@@ -153,7 +153,7 @@ fn address(t: &mut Option<Tensor>) -> Arg {
 }
 
 /// Two 32-bit members of a kernel's struct.
-fn two(low: u32, high: u32) -> Arg {
+fn pack(low: u32, high: u32) -> Arg {
     Arg::U64(u64::from(low) | u64::from(high) << 32)
 }
 
@@ -164,7 +164,7 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
         CastScale::Own(_, how) => (0, how),
     };
     let last = |t: Option<&Tensor>| t.and_then(|t| t.shape().last().copied()).unwrap_or(0) as u32;
-    let pitches = two(last(out.codes.as_ref()), last(out.transposed.as_ref()));
+    let pitches = pack(last(out.codes.as_ref()), last(out.transposed.as_ref()));
     // If there are only transposed codes, `scale_inv` is theirs.
     let turned = out.codes.is_none();
     let [of_rows, of_columns] = match &out.transposed_scale_inv {
@@ -172,7 +172,7 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
         None if turned => [None, Some(&out.scale_inv)],
         None => [Some(&out.scale_inv), None],
     };
-    let scale_pitches = two(last(of_rows), last(of_columns));
+    let scale_pitches = pack(last(of_rows), last(of_columns));
     let scale_inv = match &mut out.transposed_scale_inv {
         _ if out.granularity == Granularity::PerTensor => [out.scale_inv.device_ptr_mut(), 0],
         Some(transposed) => [out.scale_inv.device_ptr_mut(), transposed.device_ptr_mut()],
@@ -192,10 +192,10 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
         Arg::Ptr(scale),
         Arg::Ptr(amaxes[0]),
         Arg::Ptr(amaxes[1]),
-        two(out.rows as u32, out.columns as u32),
+        pack(out.rows as u32, out.columns as u32),
         pitches,
         scale_pitches,
-        two(how.epsilon.to_bits(), super::blocks::bound(dtype).to_bits()),
+        pack(how.epsilon.to_bits(), super::blocks::bound(dtype).to_bits()),
         Arg::U64(how.power_of_two.into()),
     ]
 }

@@ -101,7 +101,7 @@ pub fn rmsnorm_backward(
     weight: &Tensor,
     rstd: &Tensor,
     dweight: &mut Tensor,
-    beside: RmsnormBackward,
+    options: RmsnormBackward,
 ) -> Result<Tensor> {
     let x = &x.into();
     let [tokens, channels] = x.dims("rmsnorm_backward: x")?;
@@ -114,7 +114,7 @@ pub fn rmsnorm_backward(
     rstd.expect_dtype("rmsnorm_backward: rstd", &[real_type(x.dtype())])?;
     dweight.expect("rmsnorm_backward: dweight", &[channels])?;
     expect_gradient("rmsnorm_backward: dweight", dweight, dy)?;
-    let RmsnormBackward { dresidual, amax } = beside;
+    let RmsnormBackward { dresidual, amax } = options;
     if let Some(dresidual) = dresidual {
         dresidual.expect("rmsnorm_backward: dresidual", dy.shape())?;
         dresidual.expect_dtype("rmsnorm_backward: dresidual", &[x.dtype()])?;

@@ -116,8 +116,8 @@ fn fused_residuals_match_add() {
                 let mut amaxes = [(); 2].map(|()| Tensor::zeros(&device, &[1], DType::F32).unwrap());
                 let [(dx, first), (both, second)] = [None, Some(&a)].map(|dresidual| {
                     let place = usize::from(dresidual.is_some());
-                    let beside = RmsnormBackward { dresidual, amax: Some(&mut amaxes[place]) };
-                    let dx = rmsnorm_backward(&dy, &b, &weight, &rstd, &mut dweights[place], beside).unwrap();
+                    let options = RmsnormBackward { dresidual, amax: Some(&mut amaxes[place]) };
+                    let dx = rmsnorm_backward(&dy, &b, &weight, &rstd, &mut dweights[place], options).unwrap();
                     let expected = amax(&dx).unwrap();
                     (dx, expected)
                 });

@@ -49,11 +49,11 @@ fn load<X: Float<Real = f32>, Y: Float>(x: &Tensor, y: &mut Tensor, scale: f32) 
 
 pub(super) fn split(x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) {
     let halves = upper.host_mut::<bf16>().iter_mut().zip(rest.host_mut::<i16>());
-    halves.zip(x.host::<f32>()).for_each(|((upper, rest), x)| (*upper, *rest) = halves_of(*x));
+    halves.zip(x.host::<f32>()).for_each(|((upper, rest), x)| (*upper, *rest) = split_f32(*x));
 }
 
 /// The nearest BF16 and the remainder in the low half of the bits.
-pub(in crate::ops) fn halves_of(x: f32) -> (bf16, i16) {
+pub(in crate::ops) fn split_f32(x: f32) -> (bf16, i16) {
     let bits = x.to_bits();
     (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as u16 as i16)
 }

@@ -1,5 +1,5 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, eights, elements, kernel_source};
+use crate::ops::launch::{BLOCK, Defines, elements, elements_by_eight, kernel_source};
 use crate::stored::ScaledTensor;
 use crate::{DType, Result, Tensor};
 
@@ -36,7 +36,7 @@ pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut Scal
         Arg::U64(x.len() as u64),
     ];
     // SAFETY: `x` and `values` have as many elements as the last argument says, of the types in the defines; the others one F32 each.
-    unsafe { gpu.launch(&kernel, eights(gpu, x.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, x.len()), BLOCK, 0, &args) }
 }
 
 pub(super) fn unscaled(gpu: &CudaDevice, x: &ScaledTensor, y: &mut Tensor) -> Result<()> {
@@ -48,7 +48,7 @@ pub(super) fn unscaled(gpu: &CudaDevice, x: &ScaledTensor, y: &mut Tensor) -> Re
         Arg::U64(x.values.len() as u64),
     ];
     // SAFETY: as above.
-    unsafe { gpu.launch(&kernel, eights(gpu, y.len()), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, elements_by_eight(gpu, y.len()), BLOCK, 0, &args) }
 }
 
 pub(super) fn split(gpu: &CudaDevice, x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) -> Result<()> {

@@ -35,7 +35,7 @@ fn fast_division_matches_the_cpu_for_every_magnitude() {
                     case.moments = Moments::Plain { m: x[1].duplicate()?, v: x[2].duplicate()? };
                     plain_update(&mut [case.parameter(0, None)], &x[4], &AdamW { beta2, epsilon, step: 3, ..HOW });
                     let weights = [case.master, case.scaled.values, case.scaled.scale_inv];
-                    Ok(weights.iter().chain(&kept(&case.moments)).map(without_nan).collect())
+                    Ok(weights.iter().chain(&moment_tensors(&case.moments)).map(without_nan).collect())
                 });
             }
         }
