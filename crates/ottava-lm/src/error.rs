@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_the_host_and_of_the_device_have_one_exit_code() {
+    fn host_and_device_out_of_memory_share_exit_code_3() {
         assert_eq!(Error::from(ottava_tensor::Error::HostMemory { requested: 1 }).exit_code(), 3);
         let device = ottava_tensor::Error::OutOfMemory { requested: 1, free: 0, total: 0 };
         assert_eq!(Error::from(device).exit_code(), 3);

@@ -56,8 +56,8 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let [tokens, outputs, inputs] = sizes;
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
-    let kept = MemoryPolicy { formats, ..MemoryPolicy::FULL };
-    let mut build = Builder::new(device, recipe, Purpose::Train(kept), &mut weights);
+    let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
+    let mut build = Builder::new(device, recipe, Purpose::Train(memory), &mut weights);
     let parts = &[("linear".into(), outputs)];
     let config = LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, shared_input: None };
     let mut linear = Linear::new(&mut build, config)?;

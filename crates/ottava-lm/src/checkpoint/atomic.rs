@@ -159,7 +159,7 @@ pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
 /// Deletes all but the `count` newest complete checkpoints and those of the `protected` steps (the best one, say).
 ///
 /// Keeps at least one complete checkpoint, and damaged ones that are newer than the oldest one kept.
-pub fn keep(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
+pub fn delete_old(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
     let mut kept = 0;
     for (step, path) in checkpoints(folder)?.into_iter().rev() {
         if kept < count.max(1) {

@@ -300,27 +300,27 @@ fn retention_keeps_the_newest_complete_ones() {
         save(&RealFs, folder.path(), step).unwrap();
     }
     std::fs::remove_file(folder.path().join("checkpoint-30/a.bin")).unwrap();
-    keep(&RealFs, folder.path(), 2, &[5]).unwrap();
+    delete_old(&RealFs, folder.path(), 2, &[5]).unwrap();
     // 30 is damaged and does not count; 10 goes, 5 is protected.
     assert_eq!(names(folder.path()), ["checkpoint-100", "checkpoint-20", "checkpoint-30", "checkpoint-5"]);
-    keep(&RealFs, folder.path(), 0, &[]).unwrap();
+    delete_old(&RealFs, folder.path(), 0, &[]).unwrap();
     assert_eq!(names(folder.path()), ["checkpoint-100"]);
     std::fs::remove_file(folder.path().join("checkpoint-100/a.bin")).unwrap();
     save(&RealFs, folder.path(), 50).unwrap();
-    keep(&RealFs, folder.path(), 1, &[]).unwrap();
+    delete_old(&RealFs, folder.path(), 1, &[]).unwrap();
     assert_eq!(newest(folder.path()), Some(50), "the only complete one stays");
 }
 
 #[test]
-fn deleting_takes_the_name_away_first() {
+fn deleting_renames_the_checkpoint_first() {
     for at in 0..3 {
         let folder = tempfile::tempdir().unwrap();
         save(&RealFs, folder.path(), 1).unwrap();
         save(&RealFs, folder.path(), 2).unwrap();
-        let result = keep(&FaultyFs::new(Fault::Killed, at), folder.path(), 1, &[]);
+        let result = delete_old(&FaultyFs::new(Fault::Killed, at), folder.path(), 1, &[]);
         assert_eq!(result.is_err(), at < 2);
         let latest = latest_complete(folder.path(), Verify::Hashes).unwrap();
         assert_eq!((latest.complete.unwrap().1.step, latest.damaged.len()), (2, 0));
-        keep(&RealFs, folder.path(), 1, &[]).unwrap();
+        delete_old(&RealFs, folder.path(), 1, &[]).unwrap();
     }
 }

@@ -9,7 +9,7 @@ pub mod safetensors_write;
 pub mod slices;
 pub mod training;
 
-pub use atomic::{CheckpointWriter, abandon_after, holds_checkpoints, keep, latest_complete};
+pub use atomic::{CheckpointWriter, abandon_after, delete_old, holds_checkpoints, latest_complete};
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use model::{FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};

@@ -266,7 +266,7 @@ fn train(
             writer.file("model.safetensors", |file| file.write(&[step as u8; 100])).unwrap();
             writer.finish(json!({ "step": step })).unwrap();
             saved(step);
-            keep(fs, &folder, keep_count, &[step]).unwrap();
+            delete_old(fs, &folder, keep_count, &[step]).unwrap();
         }
     }
 }

@@ -45,7 +45,7 @@ impl Known {
                 Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
                 Some(Ok(None)) => drop(table.remove(&key)),
                 Some(Ok(Some((ours, _)))) if !self.0.contains(&format!("{prefix}{ours}")) => {
-                    problems.push(self.elsewhere(&path, ours));
+                    problems.push(self.name_in_other_table(&path, ours));
                 }
                 Some(Ok(Some((ours, _)))) if ours != key && table.contains_key(ours) => {
                     problems.push(format!("`{path}` and `{prefix}{ours}` mean the same; keep one"));
@@ -59,7 +59,7 @@ impl Known {
     }
 
     /// The message for a name that belongs into another table.
-    fn elsewhere(&self, path: &str, ours: &str) -> String {
+    fn name_in_other_table(&self, path: &str, ours: &str) -> String {
         match self.0.iter().find(|known| known.rsplit('.').next() == Some(ours)) {
             Some(known) => format!("`{path}` is `{known}` here"),
             None => self.unknown(path),

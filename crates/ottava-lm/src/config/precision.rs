@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_formats_stand_by_themselves() {
+    fn settings_override_the_defaults() {
         assert_eq!(read(&[]), Ok(RunConfig::default()));
         let changed = read(&["first_layers_bf16=1", "precision.fp8_format=e4m3", "fp8_margin=2", "level=O2"]).unwrap();
         let fp8_format = crate::recipe::Fp8Format::E4m3;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn other_settings_are_refused() {
+    fn settings_of_other_tables_and_the_recipe_are_errors() {
         let error = read(&["max_length=4", "recipe=fp32", "mragin=1"]).unwrap_err();
         for part in [
             "max_length=4: only keys of [precision], [optimizer] and [memory]",

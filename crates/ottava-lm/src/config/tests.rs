@@ -124,7 +124,7 @@ fn names_with_our_meaning_are_understood() {
 }
 
 #[test]
-fn names_that_say_what_is_so_anyway_are_accepted() {
+fn names_at_the_value_ottava_implements_are_accepted() {
     let lines = [
         "override_linear_precision = [false, false, false]",
         "fp8_wgrad = true",
@@ -187,7 +187,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
 }
 
 #[test]
-fn precision_is_checked_with_the_rest() {
+fn precision_problems_are_errors_of_the_configuration() {
     for (line, reason) in [
         ("interval = 0", "`precision.interval` is 0"),
         ("high_precision_layers = [\"\"]", "empty pattern"),
@@ -207,7 +207,7 @@ fn precision_is_checked_with_the_rest() {
 }
 
 #[test]
-fn what_is_offloaded_is_checked_with_the_rest() {
+fn impossible_offloading_is_an_error() {
     for (lines, reason) in [
         ("offload_optimizer = 1.5", "`memory.offload_optimizer` is a share"),
         ("offload_parameters = -0.1", "`memory.offload_parameters` is a share"),

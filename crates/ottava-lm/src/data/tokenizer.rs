@@ -40,7 +40,7 @@ impl Tokenizer {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let bytes = read_capped(&path)?;
-        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes))
+        let mut inner = catch_panics(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
@@ -57,14 +57,14 @@ impl Tokenizer {
 
     /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        guarded(|| self.inner.encode_fast(text, false))
+        catch_panics(|| self.inner.encode_fast(text, false))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))
     }
 
     /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        guarded(|| self.inner.decode(ids, false)).map_err(|reason| {
+        catch_panics(|| self.inner.decode(ids, false)).map_err(|reason| {
             Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
         })
     }
@@ -158,7 +158,7 @@ thread_local! {
 }
 
 /// Runs a call into the tokenizers crate; its errors and panics become the reason.
-fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+fn catch_panics<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let print = std::panic::take_hook();

@@ -67,7 +67,7 @@ impl OperandCast {
     }
 
     /// Whether it is the cast for products that read so.
-    pub fn serves(&self, products: [ProductPrecision; 2]) -> bool {
+    pub fn has_products(&self, products: [ProductPrecision; 2]) -> bool {
         self.products == products
     }
 

@@ -107,12 +107,12 @@ impl Linear {
             // The gradient of a bias is a sum of the values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
         }
-        if shared_input.is_some_and(|shared| shared != input || !input.serves([fprop, wgrad])) {
+        if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
             return Err(Error::Config(format!(
                 "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
             )));
         }
-        weight.move_home()?;
+        weight.place_weights()?;
         Ok(Linear { weight, bias, products, input, gradient })
     }
 
@@ -193,15 +193,15 @@ impl Linear {
 
     /// [`Linear::produce_gradient`] by an op that also casts `beside`, an operand of forward, a second time: transposed, by the scale
     /// `frozen` that it had. Returns both.
-    pub fn produce_gradient_beside(
+    pub fn produce_gradient_and_recast(
         &mut self,
-        beside: Slot,
+        other: Slot,
         frozen: &FrozenScale,
         context: &mut Context,
         op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Views, View)> {
         let slot = self.gradient.fused(context.mode());
-        let (made, codes) = context.casts.produce_beside(slot, beside, frozen, op)?;
+        let (made, codes) = context.casts.produce_and_recast(slot, other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),
             value => self.cast_gradient(value.plain().expect("a plain output gives a value").into(), context)?,

@@ -62,7 +62,7 @@ impl Mlp {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Option<Tensor>, MlpSaved)> {
-        if let Some(casts) = self.down.smooths(context.mode()) {
+        if let Some(casts) = self.down.smooth_casts(context.mode()) {
             let (activated, hidden) = (swiglu(&hidden)?, context.save(hidden)?);
             let (y, scales) = self.down.forward_smooth(&activated, casts, residual, context)?;
             return Ok((Some(y), MlpSaved { hidden, activated: Activated::Smooth(scales) }));
@@ -115,7 +115,7 @@ impl Mlp {
         let (dhidden, activated) = match (activated.into_columns(), input.fused(context.mode())) {
             // The pass that makes the gradient holds all that the activation is made of.
             (Err(frozen), Some(slot)) => {
-                self.gate_up.produce_gradient_beside(slot, &frozen, context, |output, activated| {
+                self.gate_up.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(swiglu_backward_to(&dactivated, &hidden, output, activated)?)
                 })?
             }

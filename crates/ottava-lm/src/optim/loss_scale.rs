@@ -23,7 +23,7 @@ pub enum Overflow {
     /// They were not; the step is skipped, and the next one has half the scale.
     Skipped,
     /// They were not, and the scale cannot be halved any further.
-    Hopeless,
+    AtMinimum,
 }
 
 impl LossScale {
@@ -44,7 +44,7 @@ impl LossScale {
             return Overflow::No;
         }
         if self.scale / 2.0 < how.minimum {
-            return Overflow::Hopeless;
+            return Overflow::AtMinimum;
         }
         *self = LossScale { scale: self.scale / 2.0, good_steps: 0, skipped_steps: self.skipped_steps + 1 };
         Overflow::Skipped
@@ -69,11 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn it_gives_up_at_the_minimum() {
+    fn a_scale_at_the_minimum_is_not_halved() {
         let how = LossScaling { initial: 4.0, window: 3, minimum: 1.0 };
         let mut scale = LossScale::new(how);
         let outcomes: Vec<_> = (0..3).map(|_| scale.update(false, how)).collect();
-        assert_eq!(outcomes, [Overflow::Skipped, Overflow::Skipped, Overflow::Hopeless]);
+        assert_eq!(outcomes, [Overflow::Skipped, Overflow::Skipped, Overflow::AtMinimum]);
         assert_eq!(scale.scale, 1.0);
     }
 }

@@ -94,8 +94,8 @@ impl Param {
     pub fn matrix(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
         let (format, offloaded) = match build.purpose {
-            Purpose::Train(kept) => {
-                (GradFormat::of(kept.formats.gradients, compute), kept.offload_parameters.covers(build.block))
+            Purpose::Train(memory) => {
+                (GradFormat::of(memory.formats.gradients, compute), memory.offload_parameters.covers(build.block))
             }
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
@@ -108,8 +108,8 @@ impl Param {
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
         let compute = build.recipe.compute;
         let formats = match build.purpose {
-            Purpose::Train(kept) if shape.len() > 1 => kept.formats,
-            Purpose::Train(kept) => kept.formats.of_vectors(),
+            Purpose::Train(memory) if shape.len() > 1 => memory.formats,
+            Purpose::Train(memory) => memory.formats.of_vectors(),
             Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
         };
         let is_master = formats.masters == Masters::Float32 && compute != DType::F32;
@@ -140,13 +140,13 @@ impl Param {
         }
         let mut weights = Weights::new(full, compute, formats.masters)?;
         let mut home = MemoryKind::Device;
-        if let Purpose::Train(kept) = build.purpose
+        if let Purpose::Train(memory) = build.purpose
             && shape.len() > 1
-            && kept.offload_optimizer.covers(build.block)
+            && memory.offload_optimizer.covers(build.block)
         {
             home = MemoryKind::Host;
             // Without codes, a master in F16 is what products cast.
-            if kept.weight_codes || formats.masters != Masters::Float16 {
+            if memory.weight_codes || formats.masters != Masters::Float16 {
                 weights.offload_master()?;
             }
         }
@@ -156,7 +156,7 @@ impl Param {
     }
 
     /// Moves the weights to where layers are to read them, once it is known how they do.
-    pub fn move_home(&mut self) -> Result<()> {
+    pub fn place_weights(&mut self) -> Result<()> {
         match self.read_from {
             MemoryKind::Device => Ok(()),
             MemoryKind::Host => self.weights.offload_read(),
@@ -223,7 +223,7 @@ impl Param {
     /// each use has no codes: with them, more would cross the bus.
     pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
-            Purpose::Train(kept) => (copies, kept.weight_codes && self.read_from == MemoryKind::Device),
+            Purpose::Train(memory) => (copies, memory.weight_codes && self.read_from == MemoryKind::Device),
             Purpose::Infer => (CodeCopies::Rows, true),
         };
         if copies == CodeCopies::Both && purpose.trains() {

@@ -124,7 +124,7 @@ fn auto_takes_the_cheapest_policy_that_fits() {
 
 /// As few blocks as fit, from the last one; what they held of the GPU is in the host's memory.
 #[test]
-fn as_little_is_offloaded_as_makes_a_run_fit() {
+fn auto_offloads_the_smallest_share_that_fits() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
     let whole = resolved(&config, 100.0).memory;
@@ -177,7 +177,7 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
 }
 
 #[test]
-fn more_than_the_host_has_is_refused() {
+fn offloading_more_than_the_host_has_is_an_error() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     config.memory.offload_optimizer = Some(0.5);
     let mut resolved = ResolvedRun::new(&config, &llama(), &gpu(100.0)).unwrap();
@@ -192,7 +192,7 @@ fn more_than_the_host_has_is_refused() {
 
 /// The inputs of 32 blocks leave the GPU in forward, and come back in backward one by one, while gradients of the weights become more.
 #[test]
-fn residuals_are_elsewhere_but_for_a_few() {
+fn offloaded_residuals_leave_at_most_two_on_the_gpu() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
     config.data.max_length = 16 * 4096;
     let planned = |config: &RunConfig| MemoryPlan::new(config, &llama(), &gpu(138.0)).unwrap();
@@ -234,7 +234,7 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
 }
 
 #[test]
-fn what_rounds_more_is_proposed_last() {
+fn changes_that_reduce_precision_are_proposed_last() {
     let mut config = run(RecipeName::Bf16, Some(Recompute::Full), true);
     config.optimizer = RunConfig::default().optimizer;
     config.training.per_device_train_batch_size = 1;

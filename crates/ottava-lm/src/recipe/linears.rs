@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_at_both_ends_stay() {
+    fn blocks_at_both_ends_stay_in_high_precision() {
         let mut recipe = recipe(&[]);
         (recipe.exceptions.first, recipe.exceptions.last) = (1, 2);
         let blocks = ["0", "10", "11"].map(|b| ["self_attn.qkv_proj", "mlp.down_proj"].map(|l| format!("{b}.{l}")));

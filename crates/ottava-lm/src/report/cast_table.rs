@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_named() {
+    fn files_that_are_no_cast_logs_are_errors() {
         for text in ["{\"step\":1}\n", "hello\n", "{\"step\":1,\"casts\":{\"a\":3}}\n"] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains("casts.jsonl:1: not a line of cast statistics"), "{error}");

@@ -71,26 +71,26 @@ impl Casts<'_> {
     /// Runs an op that produces one operand, for the cast in `slot`, and casts another one of its inputs a second time: transposed,
     /// for the cast in `beside`, by the scale that it had. Returns what the op made (its value where it has no cast) and
     /// the codes of the second. Only backward does this, which always measures.
-    pub fn produce_beside(
+    pub fn produce_and_recast(
         &mut self,
         slot: Option<Slot>,
-        beside: Slot,
+        other: Slot,
         frozen: &FrozenScale,
         mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Produced, QuantizedTensor)> {
-        let scale_beside = self.scales.of(beside, frozen)?;
+        let other_scale = self.scales.of(other, frozen)?;
         let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
         let Recorder { statistics, unread, .. } = &mut *self.recorder;
-        let (format, scale) = (self.scales.format(beside), scale_beside.of_cast());
-        let to_beside =
-            Fp8Output { format, scale, copies: CodeCopies::Columns, statistics: unread, slot: beside.index() };
+        let (format, scale) = (self.scales.format(other), other_scale.of_cast());
+        let to_other =
+            Fp8Output { format, scale, copies: CodeCopies::Columns, statistics: unread, slot: other.index() };
         let (made, codes) = match (slot, &own) {
             (Some(slot), Some((scale, _))) => {
                 let (format, scale) = (self.scales.format(slot), scale.of_cast());
                 let to = Fp8Output { format, scale, copies: CodeCopies::Both, statistics, slot: slot.index() };
-                op(Output::Fp8(to), Some(to_beside))?
+                op(Output::Fp8(to), Some(to_other))?
             }
-            _ => op(Output::Plain, Some(to_beside))?,
+            _ => op(Output::Plain, Some(to_other))?,
         };
         Ok((made, codes.expect("it was asked for")))
     }

@@ -55,7 +55,7 @@ impl LastStep {
     }
 
     /// Copies what the update is about to replace. Enqueues work and waits for nothing.
-    pub(super) fn keep(&mut self, amax: &Tensor, scale: &Tensor) -> Result<()> {
+    pub(super) fn record(&mut self, amax: &Tensor, scale: &Tensor) -> Result<()> {
         self.amax.copy_from(0, amax)?;
         Ok(self.scale.copy_from(0, scale)?)
     }

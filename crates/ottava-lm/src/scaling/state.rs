@@ -53,7 +53,7 @@ impl ScalingState {
         let Scales { arrays: Some(arrays), delayed, .. } = &mut self.scales else { return Ok(()) };
         let how = delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
         let amax = &mut self.recorder.statistics.amax;
-        self.last_step.keep(amax, &arrays.scale)?;
+        self.last_step.record(amax, &arrays.scale)?;
         ops::delayed_scaling(amax, arrays, how)?;
         self.count_replayed_update();
         Ok(())

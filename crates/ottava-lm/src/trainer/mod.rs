@@ -8,7 +8,7 @@ pub use start::{Start, build};
 
 use crate::checkpoint::fs::{RealFs, create_dirs, replace_file};
 use crate::checkpoint::{
-    CheckpointWriter, FolderTemplate, Progress, Verify, keep, latest_complete, training, verify_model,
+    CheckpointWriter, FolderTemplate, Progress, Verify, delete_old, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
@@ -24,7 +24,7 @@ use crate::step::StepResult;
 use ottava_tensor::Device;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, read_losses, tell_of_exceptions};
+use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, log_exceptions, read_losses};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -113,7 +113,7 @@ impl Trainer {
         };
         let mut run =
             build(weights, config.seed, device, sizes.tied, |weights| Run::new(&config, &sizes, device, weights))?;
-        tell_of_exceptions(run.model.description(), run.model.recipe());
+        log_exceptions(run.model.description(), run.model.recipe());
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
@@ -184,7 +184,7 @@ impl Trainer {
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         self.train(stop, report).map_err(|error| match self.resolved.explain(error) {
-            Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.what_is_saved())),
+            Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.describe_latest_checkpoint())),
             other => other,
         })
     }
@@ -240,7 +240,7 @@ impl Trainer {
     }
 
     /// Where a run that has to end can go on.
-    fn what_is_saved(&self) -> String {
+    fn describe_latest_checkpoint(&self) -> String {
         match latest_complete(&checkpoints(&self.config.output_dir), Verify::Sizes).map(|latest| latest.complete) {
             // Nothing else may change within a run.
             Ok(Some((path, _))) => {
@@ -301,7 +301,7 @@ impl Trainer {
             );
         }
         self.run.step.set_loss_scale(scale.scale)?;
-        Ok(outcome != Overflow::Hopeless)
+        Ok(outcome != Overflow::AtMinimum)
     }
 
     /// Enters or leaves the steps that compute in high precision.
@@ -407,7 +407,7 @@ impl Trainer {
         let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
-            keep(&RealFs, &folder, limit, &[self.step])?;
+            delete_old(&RealFs, &folder, limit, &[self.step])?;
         }
         Ok(path)
     }

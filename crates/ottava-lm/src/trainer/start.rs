@@ -48,7 +48,7 @@ pub fn build<T>(
 }
 
 /// Logs how many linears an FP8 recipe leaves in high precision, with reasons.
-pub(super) fn tell_of_exceptions(model: &Description, recipe: &Recipe) {
+pub(super) fn log_exceptions(model: &Description, recipe: &Recipe) {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     let decisions = model.linears.iter().map(|(_, decision)| decision);
     for decision in decisions.filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {

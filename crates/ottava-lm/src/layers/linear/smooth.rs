@@ -50,7 +50,7 @@ impl DownProjection {
         let input = build.slots.add(format!("{name}.input"), casts.input);
         // The weight depends on the input's scales, so no update can cast it: its cast is no cast of the parameter.
         let weight = build.slots.add(format!("{name}.weight"), casts.weight);
-        parts.weight.move_home()?;
+        parts.weight.place_weights()?;
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
         let linear = Linear { weight: parts.weight, bias: parts.bias, products, input: OperandCast::NONE, gradient };
@@ -58,7 +58,7 @@ impl DownProjection {
     }
 
     /// The casts of a smoothed input, where products of this mode smooth it.
-    pub fn smooths(&self, mode: Mode) -> Option<SmoothCasts> {
+    pub fn smooth_casts(&self, mode: Mode) -> Option<SmoothCasts> {
         self.smooth.filter(|_| !mode.is_high_precision())
     }
 
