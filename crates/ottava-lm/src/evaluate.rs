@@ -10,7 +10,7 @@ use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::Serialize;
 
-/// What a model makes of a text.
+/// The loss of a model on a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean negative log-likelihood per token, in nats.

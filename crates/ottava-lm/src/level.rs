@@ -1,4 +1,4 @@
-//! In which format an optimizer keeps what: levels are values, which parameters and the optimizer interpret.
+//! Storage formats of weights, gradients and moments, by level: values that parameters and the optimizer interpret.
 
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -14,20 +14,20 @@ pub enum Level {
     /// MS-AMP's O1: weights in F16 with a scale, gradients of matrices in E4M3.
     #[serde(rename = "O1")]
     O1,
-    /// MS-AMP's O2: and the first moment in E4M3, the second in F16.
+    /// MS-AMP's O2: O1, with the first moment in E4M3 and the second in F16.
     #[serde(rename = "O2")]
     O2,
-    /// MS-AMP's O3: and the weights that products read are kept in FP8.
+    /// MS-AMP's O3: O2, with stored FP8 codes of weights.
     #[serde(rename = "O3")]
     O3,
     /// BF16 without master weights, both moments in FP8 with stretched ranges, as in COAT.
     Coat,
-    /// BF16 throughout, without master weights; what would be lost is rounded by chance.
+    /// BF16 throughout, without master weights, rounded stochastically.
     Bf16,
 }
 
 impl Level {
-    /// All of them.
+    /// All levels.
     pub const ALL: [Level; 6] = [Level::O0, Level::O1, Level::O2, Level::O3, Level::Coat, Level::Bf16];
 
     /// The spelling in configuration files.
@@ -42,7 +42,7 @@ impl Level {
         }
     }
 
-    /// What the level keeps in which format.
+    /// The storage formats of the level.
     pub const fn formats(self) -> Formats {
         let (masters, gradients, states) = match self {
             Level::O0 => (Masters::Float32, Gradients::Float32, States::Float32),
@@ -54,26 +54,26 @@ impl Level {
         Formats { masters, gradients, states }
     }
 
-    /// Whether FP8 codes of weights are kept for the whole step; else each product casts the weight that it reads.
+    /// Whether FP8 codes of weights are stored for the whole step; otherwise each product casts the weight that it reads.
     pub const fn weight_codes(self) -> bool {
         !matches!(self, Level::O1 | Level::O2)
     }
 }
 
-/// A share in thousandths: of the blocks, the last ones.
+/// A share of the blocks, counted from the last one, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share(u32);
 
 impl Share {
-    /// Nothing.
+    /// No block.
     pub const NONE: Share = Share(0);
 
-    /// The nearest to `share`, from 0 to 1.
+    /// The nearest value to `share`, clamped to 0 to 1.
     pub fn of(share: f64) -> Share {
         Share((share.clamp(0.0, 1.0) * 1000.0).round() as u32)
     }
 
-    /// Whether it has block `i` of `n`; what is in no block, it has if it has all.
+    /// Whether the share includes block `i` of `n`. `None`, a parameter outside the blocks, is included in a share of 1 only.
     pub fn covers(self, block: Option<(usize, usize)>) -> bool {
         match block {
             Some((i, n)) => (n - i) * 1000 <= self.0 as usize * n,
@@ -82,32 +82,32 @@ impl Share {
     }
 }
 
-/// What an optimizer keeps in which format. Vectors, which are few, have no format with a scale: they take F32 instead.
+/// Storage formats of weights, gradients and moments. Vectors have no format with a scale and use F32 instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Formats {
-    /// Of the weights that are updated.
+    /// Format of master weights.
     pub masters: Masters,
-    /// Of the gradients of the blocks' matrices. All others are F32.
+    /// Format of the gradients of the blocks' matrices. All others are F32.
     pub gradients: Gradients,
-    /// Of the moments.
+    /// Format of the moments.
     pub states: States,
 }
 
-/// How the weights that are updated are kept, where a model computes in 16 bits.
+/// Format of master weights in a model that computes in 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Masters {
     /// 4 bytes.
     Float32,
-    /// 2 bytes, with one power of two for a matrix.
+    /// 2 bytes, with one power of two per matrix.
     Float16,
-    /// 2 bytes beside weights in BF16, which together make the bits of an F32.
+    /// 2 bytes that complete the BF16 weights to F32.
     Remainder,
-    /// None: weights in BF16 are rounded by chance.
+    /// No master weights: BF16 weights are rounded stochastically.
     None,
 }
 
-/// How gradients of matrices are kept.
+/// Format of the gradients of matrices between micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Gradients {
@@ -115,26 +115,26 @@ pub enum Gradients {
     Float32,
     /// 2 bytes.
     Bfloat16,
-    /// E4M3, with one power of two for a matrix: cast anew after each micro-batch.
+    /// E4M3, with one power of two per matrix; cast after each micro-batch.
     Float8,
 }
 
-/// How moments are kept.
+/// Format of the moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum States {
     /// 4 bytes each.
     Float32,
-    /// 2 bytes each, rounded by chance.
+    /// 2 bytes each, rounded stochastically.
     Bfloat16,
-    /// The first in E4M3, the second in F16, each with one power of two for a matrix.
+    /// The first in E4M3, the second in F16, each with one power of two per matrix.
     Float8,
     /// Both in E4M3 with stretched ranges, in groups of 128.
     Coat,
 }
 
 impl Formats {
-    /// What stands against training a model that computes in `compute` with these, if anything does.
+    /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.
     pub fn problem(self, compute: DType) -> Option<String> {
         match (self.masters, compute) {
             (Masters::None, DType::F16) => Some(
@@ -147,7 +147,7 @@ impl Formats {
         }
     }
 
-    /// Those of parameters that are no matrices.
+    /// The formats of parameters that are not matrices.
     pub const fn of_vectors(self) -> Formats {
         let masters = match self.masters {
             Masters::Float16 => Masters::Float32,

@@ -1,20 +1,20 @@
-//! What a pass through a model is for, and what its products read: values that travel in the [`Context`](crate::context::Context).
+//! What a pass through a model is for, and what its products read: values in the [`Context`](crate::context::Context).
 
-/// What a pass is for.
+/// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Forward and backward of a step: casts are measured, and forward keeps what backward needs.
+    /// Forward and backward of a step: casts are measured, and forward saves what backward needs.
     Training,
-    /// Forward alone: nothing is kept, and no measurement reaches the run.
+    /// Forward alone: saves nothing, and its measurements do not reach the run.
     Evaluation,
-    /// Forward of a block once more, within backward: kept like training, but not measured a second time.
+    /// Forward of a block, recomputed in backward: saves like training, but does not measure again.
     Recomputation,
 }
 
 /// What the products of a step read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StepPrecision {
-    /// What the recipe says.
+    /// The formats of the recipe.
     #[default]
     Recipe,
     /// The compute type everywhere. What the recipe would cast is measured, so histories and scales stay up to date.
@@ -24,16 +24,16 @@ pub enum StepPrecision {
 /// The mode of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// What the pass is for.
+    /// The purpose of the pass.
     pub pass: Pass,
     /// What its products read.
     pub precision: StepPrecision,
 }
 
 impl Mode {
-    /// Forward without backward, by the recipe.
+    /// Forward without backward, in the recipe's precision.
     pub const EVALUATION: Mode = Mode::evaluation(StepPrecision::Recipe);
-    /// Forward and backward, by the recipe.
+    /// Forward and backward, in the recipe's precision.
     pub const TRAINING: Mode = Mode { pass: Pass::Training, precision: StepPrecision::Recipe };
 
     /// Forward and backward in this precision.
@@ -46,7 +46,7 @@ impl Mode {
         Mode { pass: Pass::Evaluation, precision }
     }
 
-    /// The mode in which backward runs a forward of this mode again.
+    /// The mode in which backward recomputes a forward of this mode.
     pub fn recomputation(self) -> Mode {
         Mode { pass: Pass::Recomputation, ..self }
     }

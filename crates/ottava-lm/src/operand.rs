@@ -3,8 +3,8 @@
 use ottava_tensor::ops::Operand;
 use ottava_tensor::{QuantizedTensor, Result, Tensor};
 
-/// The scale that a tensor found from its own values, kept so that it can be cast again. Empty where its slot holds the scale for the
-/// whole step, and where rows or blocks find their scales in each cast.
+/// The scale that a tensor's own values gave, saved to cast the tensor again. Empty if the slot holds the scale for the whole step, or if
+/// rows or blocks find their scales in each cast.
 #[derive(Clone, Debug, Default)]
 pub struct FrozenScale(Option<Tensor>);
 
@@ -14,12 +14,12 @@ impl FrozenScale {
         FrozenScale(Some(scale))
     }
 
-    /// The scale, F32 `[1]`, if the tensor has one of its own.
+    /// The scale, F32 `[1]`; `None` if the tensor has none of its own.
     pub fn scale(&self) -> Option<&Tensor> {
         self.0.as_ref()
     }
 
-    /// Takes over another scale, in the memory of this one where there is some.
+    /// Replaces the scale, in place if there is one.
     pub fn replace(&mut self, by: FrozenScale) -> Result<()> {
         match (&mut self.0, by.0) {
             (Some(old), Some(new)) => old.copy_from(0, &new)?,
@@ -56,28 +56,28 @@ impl View {
     }
 }
 
-/// A matrix that two products read, as each of them does.
+/// A matrix in the forms in which two products read it.
 #[derive(Clone, Debug)]
 pub struct Views {
-    /// Contracted along its columns.
+    /// The form contracted along the columns.
     pub rows: View,
-    /// Contracted along its rows.
+    /// The form contracted along the rows.
     pub columns: View,
 }
 
 impl Views {
-    /// Of codes that have both copies.
+    /// Views of codes with both copies.
     pub fn of_codes(codes: QuantizedTensor) -> Views {
         Views { rows: View::Codes(codes.only_rows()), columns: View::Codes(codes.only_transposed()) }
     }
 }
 
-/// The gradient on the residual stream, `[T, C]`, with its amax, F32 `[1]`, where the next cast asked for it.
+/// The gradient of the residual stream, `[T, C]`, with its amax, F32 `[1]`, if the next cast needs it.
 #[derive(Clone, Debug)]
 pub struct ResidualGradient {
     /// The gradient.
     pub value: Tensor,
-    /// Its largest absolute value, for a cast by a scale of its own.
+    /// Its largest absolute value, for current scaling.
     pub amax: Option<Tensor>,
 }
 

@@ -1,24 +1,24 @@
-//! What forward keeps for backward and what backward computes again: a value, which the layers interpret.
+//! What forward saves and what backward recomputes: values that the layers interpret.
 
 use serde::{Deserialize, Serialize};
 
-/// How much is computed again. Each keeps less than the one before; results are the same bits under all of them.
+/// What backward recomputes. Each policy saves less than the one before; all give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
-    /// Everything that backward reads is kept.
+    /// Saves everything that backward reads.
     #[default]
     None,
-    /// The operands that norms, SwiGLU and attention gave the linears: normalised, activated or cast again from what made them.
+    /// Recomputes the operands of linears: the outputs of norms and SwiGLU, and the cast of attention's output.
     NormSwiglu,
-    /// Those, and Q, K and V: projected and rotated again. The attention itself is not run again.
+    /// Also recomputes Q, K and V: projection and rotation, but not attention itself.
     Attention,
-    /// Everything but the input of each block, which is run forward again.
+    /// Saves only the input of each block and recomputes its forward.
     Full,
 }
 
 impl Recompute {
-    /// All policies, from the one that keeps most.
+    /// All policies, from the one that saves most.
     pub const ALL: [Recompute; 4] = [Recompute::None, Recompute::NormSwiglu, Recompute::Attention, Recompute::Full];
 
     /// The spelling in configuration files.
@@ -31,30 +31,29 @@ impl Recompute {
         }
     }
 
-    /// Whether the operands of linears are made again.
+    /// Whether the operands of linears are recomputed.
     pub fn operands(self) -> bool {
         self >= Recompute::NormSwiglu
     }
 
-    /// Whether Q, K and V are.
+    /// Whether Q, K and V are recomputed.
     pub fn qkv(self) -> bool {
         self >= Recompute::Attention
     }
 
-    /// Whether whole blocks are.
+    /// Whether whole blocks are recomputed.
     pub fn blocks(self) -> bool {
         self == Recompute::Full
     }
 }
 
-/// How what backward reads beside the operands of products is kept: the inputs of SwiGLU and of norms.
+/// Format of the saved inputs of SwiGLU and of norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SavedActivations {
-    /// As forward had them.
+    /// The values of forward.
     #[default]
     Exact,
-    /// In E4M3 with a power of two for each 16 neighbours. Forward does not notice; gradients change a little, and so does what is made
-    /// again of them.
+    /// E4M3 with a power of two per 16 neighbours. Forward does not change; gradients do slightly, and operands recomputed from these.
     Float8,
 }

@@ -1,18 +1,18 @@
-//! Where the device's time goes in a step.
+//! The time of a step by use.
 
 use ottava_tensor::cuda::{Call, GemmSpec, Major, ScaleMode};
 use serde::Serialize;
 
-/// Time of calls that do alike.
+/// Time of calls with the same use.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyTime {
-    /// What they do.
+    /// The use.
     pub family: &'static str,
     /// Milliseconds of a step.
     pub milliseconds: f64,
 }
 
-/// Families in the order of a table, with how the names of the kernels begin that belong to them.
+/// Uses in the order of a table, with prefixes of the names of their kernels.
 const FAMILIES: [(&str, &[&str]); 17] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
@@ -33,8 +33,8 @@ const FAMILIES: [(&str, &[&str]); 17] = [
     ("other kernels", &[]),
 ];
 
-/// Sums `calls`, each with its milliseconds, over a step of `tokens` that took `step` milliseconds; the last entry is what lies
-/// between them.
+/// Sums `calls`, each with its milliseconds, over a step of `tokens` that took `step` milliseconds; the last entry is the rest of the
+/// step.
 pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: usize) -> Vec<FamilyTime> {
     let mut times: Vec<_> = FAMILIES.iter().map(|&(family, _)| FamilyTime { family, milliseconds: 0.0 }).collect();
     for (call, milliseconds) in calls {
@@ -59,8 +59,9 @@ fn family(call: &Call, tokens: usize, vocabulary: usize) -> &'static str {
     }
 }
 
-/// Which product of a linear layer, or of the head, a specification is. FP8 operands all lie alike, so there accumulation and sizes
-/// must tell; fprop and dgrad of blocks add up alike and are told together.
+/// The product of a linear layer, or of the head, to which a specification belongs. FP8 operands all have the same layout, so
+/// accumulation
+/// and sizes decide; fprop and dgrad of blocks have the same accumulation and are counted together.
 fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize) -> &'static str {
     let padded = |n: usize| n.next_multiple_of(16);
     let one_of = |size: usize| [spec.m, spec.n, spec.k].contains(&size);

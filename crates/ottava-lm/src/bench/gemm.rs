@@ -12,19 +12,19 @@ use serde::Serialize;
 /// One product as training runs it.
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmRow {
-    /// Whose it is, as `mlp.down_proj`.
+    /// Its linear, as `mlp.down_proj`.
     pub linear: String,
-    /// Which of its three.
+    /// Which of the three products.
     pub product: Product,
-    /// The recipe that it is of.
+    /// The recipe.
     pub recipe: RecipeName,
     /// Tokens, outputs and inputs.
     pub sizes: [usize; 3],
     /// Type of the result.
     pub out: &'static str,
-    /// Measured.
+    /// Measured milliseconds.
     pub milliseconds: f64,
-    /// At the best rate of its types.
+    /// Milliseconds at the best rate of its types.
     pub floor_milliseconds: f64,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn recipe(name: RecipeName) -> Recipe {
     Precision { recipe: name, ..Precision::default() }.recipe()
 }
 
-/// What the recipe's products read.
+/// The operand types of the recipe's products.
 pub(super) fn operands(recipe: &Recipe) -> Operands {
     let of = |cast: Cast| (cast.format, cast.granularity);
     match recipe.casts {
@@ -49,8 +49,7 @@ pub(super) fn operands(recipe: &Recipe) -> Operands {
     }
 }
 
-/// Milliseconds of `product` by itself, and the type of its result; gradients of weights in type `gradients` where the recipe lets
-/// them be.
+/// Milliseconds of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it.
 pub(super) fn milliseconds(
     device: &Device,
     recipe: &Recipe,

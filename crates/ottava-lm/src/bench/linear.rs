@@ -1,4 +1,4 @@
-//! Whole linear layers, with their casts, beside their bare products.
+//! Benchmarks of linear layers with their casts, and of their products alone.
 
 use super::gemm::{flops, milliseconds, operands, recipe};
 use super::shapes::expect_positive;
@@ -21,7 +21,7 @@ use serde::Serialize;
 /// One linear in one recipe.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinearRow {
-    /// Which of a block, as `mlp.down_proj`.
+    /// Its name in a block, as `mlp.down_proj`.
     pub linear: String,
     /// The recipe.
     pub recipe: RecipeName,
@@ -29,7 +29,7 @@ pub struct LinearRow {
     pub sizes: [usize; 3],
     /// Forward and backward, with the casts of input and gradient; the weight has been cast before.
     pub milliseconds: f64,
-    /// Its three products by themselves.
+    /// Its three products alone.
     pub products_milliseconds: f64,
     /// Its products at the best rate of their types, and its casts at the speed of a copy.
     pub floor_milliseconds: f64,
@@ -42,11 +42,11 @@ pub struct SweepCell {
     pub sizes: [usize; 3],
     /// Forward and backward in BF16.
     pub bf16_milliseconds: f64,
-    /// The same in the other recipe.
+    /// Forward and backward in the other recipe.
     pub milliseconds: f64,
 }
 
-/// What a round of a layer's passes lasts about; as long as one of bare products, for the same warmth of the chip, but in a sweep.
+/// Milliseconds of a timed round, except in a sweep; as long as for products alone, so that the chip is equally warm.
 const ROUND_MILLISECONDS: f64 = 40.0;
 const SWEEP_MILLISECONDS: f64 = 10.0;
 
@@ -79,7 +79,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         linear.parameters_mut(&mut |param| param.clear_grad());
         Ok(())
     };
-    // A first step, since delayed scales are known from the second on.
+    // The first step, since delayed scales are known from the second on.
     quantize(&mut linear, &mut scaling)?;
     pass(&mut linear, &mut scaling)?;
     scaling.update()?;

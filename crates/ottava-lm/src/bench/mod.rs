@@ -1,4 +1,4 @@
-//! How fast this machine trains: the products and linear layers of a model, its attention, and whole steps.
+//! Benchmarks of training: products, linear layers, attention, and whole steps.
 
 mod families;
 mod gemm;

@@ -17,15 +17,15 @@ use ottava_tensor::cuda::MemoryStats;
 use serde::Serialize;
 use std::time::Instant;
 
-/// Of all steps; what it is changes no time.
+/// The learning rate of all steps; it does not affect the time.
 const LEARNING_RATE: f64 = 1e-4;
 
-/// What is timed.
+/// What to time.
 #[derive(Clone, Debug)]
 pub struct TrainBench {
     /// A name of [`models`](super::models).
     pub model: String,
-    /// Blocks, if not as many as the model has.
+    /// Number of blocks, if not the model's.
     pub layers: Option<usize>,
     /// Tokens per sequence.
     pub seq_len: usize,
@@ -33,16 +33,16 @@ pub struct TrainBench {
     pub micro_batch: usize,
     /// Steps whose median is reported.
     pub steps: usize,
-    /// What is computed and kept in which format, but for the recipe itself and the level.
+    /// Settings of precision, optimizer and memory, except recipe and level.
     pub config: RunConfig,
 }
 
-/// What came out for one recipe.
+/// The result for one recipe.
 #[derive(Clone, Debug, Serialize)]
 pub struct TrainRow {
     /// The recipe.
     pub recipe: RecipeName,
-    /// What the optimizer keeps.
+    /// The level of the optimizer.
     pub level: Level,
     /// Tokens trained on per second.
     pub tokens_per_second: f64,
@@ -50,7 +50,7 @@ pub struct TrainRow {
     pub step_milliseconds: f64,
     /// Model FLOP/s: six per weight and token, and causal attention.
     pub model_flops_per_second: f64,
-    /// Largest memory held by tensors, as a plan has it.
+    /// Planned peak of tensors.
     pub planned_peak_bytes: u64,
     /// Largest memory held by tensors.
     pub peak_memory_bytes: u64,
@@ -58,9 +58,9 @@ pub struct TrainRow {
     pub reserved_memory_bytes: u64,
     /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
     pub first_step_seconds: f64,
-    /// Loss of the last step, to see that something was computed.
+    /// Loss of the last step, as a check of the computation.
     pub loss: f64,
-    /// Where the device's time went in one more step, whose calls were timed one by one. Empty on the CPU.
+    /// Time on the device by use, in one more step without a graph. Empty on the CPU.
     pub families: Vec<FamilyTime>,
 }
 
@@ -111,7 +111,7 @@ impl TrainBench {
         let median = seconds[seconds.len() / 2];
         let mut families = Vec::new();
         if let Device::Cuda(gpu) = device {
-            // Call by call, since a captured step is one; once before, since memory comes from elsewhere.
+            // Without a graph, to time each call; once before, to warm up the memory pool.
             run.step = run.step.eager();
             run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             gpu.start_profile();

@@ -24,11 +24,11 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// Epsilon of the norms of query and key heads, where they have norms.
+    /// Epsilon of the norms of query and key heads; `None` without norms.
     pub qk_norm_eps: Option<f64>,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
-    /// Whether the output projection has one.
+    /// Whether the output projection has a bias.
     pub output_bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
@@ -47,7 +47,7 @@ pub struct Attention {
 
 /// Saved by [`Attention`].
 pub struct AttentionSaved {
-    /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected where heads are normalised; `None` where it is projected again.
+    /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected if heads are normalised; `None` if it is recomputed.
     qkv: Option<Tensor>,
     o: Tensor,   /* [T, H·D] */
     lse: Tensor, /* [B, H, S] */
@@ -151,7 +151,7 @@ impl Attention {
         Ok(self.output.forward(o, Some(residual), context)?.0)
     }
 
-    /// Q, K and V as attention reads them, of those that the projection gives.
+    /// Normalises and rotates projected Q, K and V.
     fn rotate(&self, mut qkv: Tensor, context: &Context) -> Result<Tensor> {
         if let Some(norm) = &self.norm {
             qkv = norm.forward(&qkv)?;
@@ -173,7 +173,7 @@ impl Attention {
         Ok((qkv, o, lse))
     }
 
-    /// Q, K and V in backward: as the norm read them, where there is one, and as attention did.
+    /// Q, K and V in backward: before the norm, if there is one, and as attention read them.
     fn restore(&self, qkv: Qkv, context: &mut Context) -> Result<(Option<Tensor>, Tensor)> {
         let projected = match (qkv, &self.norm) {
             (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
@@ -217,7 +217,7 @@ impl Sublayer for Attention {
         context: &mut Context,
     ) -> Result<Tensor> {
         let AttentionSaved { qkv, o, lse, output } = saved;
-        // What is not saved of Q, K and V is projected again, once the gradient by `o` is there.
+        // Q, K and V that were not saved are recomputed after the backward of `o`, so that less is in memory at once.
         let (qkv, columns) = match qkv {
             Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),
             None => {

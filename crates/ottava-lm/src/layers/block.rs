@@ -57,7 +57,7 @@ impl Block {
         Ok(self.mlp.forward(&h, context)?.0)
     }
 
-    /// What [`Block::forward`] saves with nothing recomputed, without the output; measures nothing a second time.
+    /// What [`Block::forward`] saves without recomputation, without computing the output; does not measure again.
     fn recompute(&self, x: &Tensor, context: &mut Context) -> Result<BranchesSaved> {
         let context = &mut context.recomputation();
         let (h, attention) = self.attention.forward(x, context)?;

@@ -1,4 +1,4 @@
-//! A residual branch: one norm, and what reads it.
+//! A residual branch: a norm, and the sublayer that reads it.
 
 use super::cast::{OperandCast, SavedOperand};
 use super::{Norm, NormSaved};
@@ -8,25 +8,26 @@ use crate::operand::{ResidualGradient, View, Views};
 use crate::param::Param;
 use ottava_tensor::Tensor;
 
-/// What stands in a residual branch behind the norm, from its first linear, which reads the norm's operand, to its last, which adds
-/// the residual connection. Two in a pair stand beside each other: they read one operand, and both add to the stream.
+/// The part of a residual branch after the norm, from its first linear, which reads the norm's output, to its last, which adds the
+/// residual
+/// connection. A pair of sublayers is one too: both read one operand and add to the residual stream.
 pub trait Sublayer {
-    /// Exactly what backward needs, beside the operand, which is the branch's.
+    /// What backward needs, except the operand, which the branch saves.
     type Saved;
 
-    /// How the products that read the operand do so.
+    /// The cast of the operand.
     fn input(&self) -> OperandCast;
 
-    /// The first cast of the gradient by its output, if one cast alone reads that.
+    /// The cast that reads the gradient by its output first; [`OperandCast::NONE`] if several do.
     fn gradient(&self) -> OperandCast;
 
-    /// `residual` plus the function of the operand `x`, `[T, C]`, and what backward needs to know.
+    /// `residual` plus the function of the operand `x`, `[T, C]`, and what backward needs.
     fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
 
-    /// What [`Sublayer::forward`] saves, without its output: for a block that is recomputed, whose output nobody reads.
+    /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
     fn save(&self, x: View, context: &mut Context) -> Result<Self::Saved>;
 
-    /// The gradient by the operand, plus `other` where there is one; adds to the gradients of the parameters.
+    /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
     fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -39,11 +40,11 @@ pub trait Sublayer {
     /// Calls `visit` for each parameter, always in the same order.
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
 
-    /// [`Sublayer::parameters`], to change them.
+    /// [`Sublayer::parameters`], mutably.
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
 }
 
-/// The operand of a branch in backward: kept by forward, or recomputed from what the norm saved.
+/// The operand of a branch in backward: saved by forward, or recomputed from what the norm saved.
 #[derive(Clone)]
 pub struct BranchOperand<'a> {
     norm: &'a Norm,
@@ -53,12 +54,12 @@ pub struct BranchOperand<'a> {
 }
 
 impl BranchOperand<'_> {
-    /// As wgrad reads it.
+    /// The view that wgrad reads.
     pub fn columns(self, context: &mut Context) -> Result<View> {
         self.norm.operand_columns(self.norm_saved, self.saved, &self.cast, context)
     }
 
-    /// As fprop and wgrad read it, recomputed.
+    /// The views that fprop and wgrad read, recomputed.
     pub fn views(self, context: &mut Context) -> Result<Views> {
         self.norm.operand_views(self.norm_saved, self.saved, &self.cast, context)
     }
@@ -66,9 +67,9 @@ impl BranchOperand<'_> {
 
 /// `y = x + sublayer(norm(x))`.
 pub struct Branch<S> {
-    /// Normalises what the sublayer reads.
+    /// The norm of the sublayer's input.
     pub norm: Norm,
-    /// What reads it.
+    /// Attention, MLP, or a pair.
     pub sublayer: S,
 }
 
@@ -80,21 +81,21 @@ pub struct BranchSaved<S: Sublayer> {
 }
 
 impl<S: Sublayer> Branch<S> {
-    /// `y` `[T, C]`, and what backward needs to know.
+    /// `y` `[T, C]`, and what backward needs.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved<S>)> {
         let (operand, norm) = self.norm.forward_for(x, &self.sublayer.input(), context)?;
         let (y, sublayer) = self.sublayer.forward(operand.rows, x, context)?;
         Ok((y, BranchSaved { norm, operand: operand.saved, sublayer }))
     }
 
-    /// What [`Branch::forward`] saves, without its output.
+    /// What [`Branch::forward`] saves, without computing its output.
     pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved<S>> {
         let (operand, norm) = self.norm.forward_for(x, &self.sublayer.input(), context)?;
         let sublayer = self.sublayer.save(operand.rows, context)?;
         Ok(BranchSaved { norm, operand: operand.saved, sublayer })
     }
 
-    /// The gradient by `x` from the gradient by `y`, with its amax where the cast `next`, which reads it next, needs that.
+    /// The gradient by `x` from the gradient by `y`, with its amax if `next`, the cast that reads it, needs that.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -116,7 +117,7 @@ impl<S: Sublayer> Branch<S> {
         self.sublayer.parameters(visit);
     }
 
-    /// [`Branch::parameters`], to change them.
+    /// [`Branch::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.norm.weight);
         self.sublayer.parameters_mut(visit);

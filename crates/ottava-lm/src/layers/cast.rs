@@ -1,4 +1,4 @@
-//! The cast of a matrix that two products of a linear read, each along another dimension.
+//! The cast of a matrix that two products of a linear contract along different dimensions.
 
 use crate::context::Context;
 use crate::error::Result;
@@ -11,18 +11,18 @@ use ottava_tensor::{QuantizedTensor, Tensor};
 
 /// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
 ///
-/// The first product contracts the columns of the matrix, wgrad its rows. An op that produces the matrix is handed over as a closure:
+/// The first product contracts the columns of the matrix, wgrad its rows. An op that produces the matrix is passed as a closure:
 /// the cast decides whether it writes codes, its amax or the value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperandCast {
-    /// `None` where no product reads codes.
+    /// `None` if no product reads codes.
     slot: Option<Slot>,
     products: [ProductPrecision; 2],
-    /// Whether the value itself is needed too, as for the gradient of a bias.
+    /// Whether the value is needed too, as for the gradient of a bias.
     needs_value: bool,
 }
 
-/// An input as fprop reads it, and what backward has of it.
+/// An input as fprop reads it, and what backward saves of it.
 pub struct CastInput {
     /// Read by fprop.
     pub rows: View,
@@ -30,22 +30,22 @@ pub struct CastInput {
     pub saved: SavedOperand,
 }
 
-/// What backward has of an operand.
+/// What forward saves of an operand for backward.
 #[derive(Clone)]
 pub struct SavedOperand {
-    /// What wgrad reads; `None` where the operand is recomputed.
+    /// The view that wgrad reads; `None` if the operand is recomputed.
     columns: Option<View>,
-    /// The scale by which a recomputed operand is cast again.
+    /// The scale for casting a recomputed operand.
     frozen: FrozenScale,
 }
 
 impl SavedOperand {
-    /// What wgrad reads, or the scale of an operand that has to be recomputed.
+    /// The view that wgrad reads, or the scale of an operand that must be recomputed.
     pub fn into_columns(self) -> Result<View, FrozenScale> {
         self.columns.ok_or(self.frozen)
     }
 
-    /// The scale by which the operand is cast again.
+    /// The scale for casting the recomputed operand.
     pub fn into_frozen(self) -> FrozenScale {
         self.frozen
     }
@@ -60,23 +60,23 @@ impl OperandCast {
         OperandCast { slot: Some(slot), products, needs_value }
     }
 
-    /// The slot that a producer can write codes to: where codes are all that is read.
+    /// The slot for a producer that writes codes directly; `None` if the value is needed too.
     pub fn fused(&self, mode: Mode) -> Option<Slot> {
         let all_read_codes = !mode.is_high_precision() && !self.products.contains(&ProductPrecision::High);
         self.slot.filter(|_| all_read_codes && !self.needs_value)
     }
 
-    /// Whether it is the cast for products that read so.
+    /// Whether this is a cast for products of these precisions.
     pub fn has_products(&self, products: [ProductPrecision; 2]) -> bool {
         self.products == products
     }
 
-    /// Whether the first product, and wgrad, read codes.
+    /// Whether the first product reads codes, and whether wgrad does.
     fn reads_codes(&self, mode: Mode) -> [bool; 2] {
         self.products.map(|product| product != ProductPrecision::High && !mode.is_high_precision())
     }
 
-    /// Runs an op that produces an input. Backward gets a copy where `copies` says so.
+    /// Runs an op that produces an input, and casts the input. `copies` says whether backward gets a copy.
     pub fn produce_input<T>(
         &self,
         copies: CodeCopies,
@@ -96,7 +96,7 @@ impl OperandCast {
         }
     }
 
-    /// Casts an input for the first time in a step, and measures it. Backward gets a copy where `copies` says so.
+    /// Casts an input and measures it. `copies` says whether backward gets a copy.
     pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
@@ -108,7 +108,7 @@ impl OperandCast {
         Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
     }
 
-    /// What wgrad reads of an operand that `op` produces once more.
+    /// The view that wgrad reads of an operand that `op` recomputes.
     pub fn reproduce_columns(
         &self,
         frozen: &FrozenScale,
@@ -121,7 +121,7 @@ impl OperandCast {
         }
     }
 
-    /// What both products read of an operand that `op` produces once more.
+    /// The views that both products read of an operand that `op` recomputes.
     pub fn reproduce_both(
         &self,
         frozen: &FrozenScale,
@@ -140,14 +140,14 @@ impl OperandCast {
         })
     }
 
-    /// What wgrad reads of an operand whose value is at hand once more.
+    /// The view that wgrad reads of an operand with a recomputed value.
     pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
         let [_, second] = self.reads_codes(casts.mode);
         let codes = self.requantize(&x, [false, second], frozen, casts)?;
         Ok(view(second, &x, codes.map(QuantizedTensor::only_transposed)))
     }
 
-    /// Runs an op that produces an output gradient.
+    /// Runs an op that produces an output gradient, and casts the gradient.
     pub fn produce_gradient(
         &self,
         casts: &mut Casts,
@@ -159,7 +159,7 @@ impl OperandCast {
         }
     }
 
-    /// A cleared F32 `[1]` for an op that makes a gradient, where this cast, which reads it, will need its amax.
+    /// A cleared F32 `[1]` for the op that produces the gradient, if this cast needs its amax.
     pub fn amax_for(&self, casts: &mut Casts) -> Result<Option<Tensor>> {
         self.fused(casts.mode).map_or(Ok(None), |slot| casts.amax_for(slot))
     }
@@ -178,8 +178,8 @@ impl OperandCast {
         })
     }
 
-    /// The codes that products read, from a first cast; `None` where they read the value, which is measured then. Wgrad's copy is made
-    /// in any case where it is the only one, since otherwise nothing would be measured.
+    /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. The copy for wgrad is written
+    /// even if not asked for when it is the only one, since otherwise nothing would be measured.
     fn quantize(
         &self,
         x: &Tensor,
@@ -196,7 +196,7 @@ impl OperandCast {
         Ok(Some((casts.quantize(slot, &frozen, x, copies)?, frozen)))
     }
 
-    /// Codes of a value that was cast before in this step, for the products that are to `read` them.
+    /// Casts a value again that was cast before in this step, for the products that `read` codes.
     fn requantize(
         &self,
         x: &Tensor,
@@ -212,13 +212,13 @@ impl OperandCast {
 }
 
 impl Context<'_> {
-    /// The copies of an input whose transposed codes the producer's backward writes in its own pass, as that of SwiGLU does.
+    /// The copies of an input whose transposed codes the producer's backward writes, as that of SwiGLU does.
     pub fn copies_without_transpose(&self, reader: &OperandCast) -> CodeCopies {
         if reader.fused(self.mode()).is_some() { CodeCopies::Rows } else { self.operand_copies() }
     }
 }
 
-/// The copies that are read along the rows and along the columns, if any is.
+/// The copies for products that read along the rows and along the columns; `None` if neither is read.
 pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
     match read {
         [true, true] => Some(CodeCopies::Both),

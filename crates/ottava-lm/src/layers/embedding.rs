@@ -1,4 +1,4 @@
-//! Token embedding. Its input is not differentiable, so it is no [`Sublayer`](super::Sublayer).
+//! Token embedding. Its input has no gradient, so it is not a [`Sublayer`](super::Sublayer).
 
 use crate::error::Result;
 use crate::param::{Builder, Init, Param, Part};
@@ -7,7 +7,7 @@ use ottava_tensor::ops::{embedding, embedding_gradient};
 
 /// `y[t] = table[ids[t]]`.
 pub struct Embedding {
-    /// `[V, C]`; also the head's weight where the two are tied.
+    /// `[V, C]`; also the head's weight if the two are tied.
     pub table: Param,
 }
 

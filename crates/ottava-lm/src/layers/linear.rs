@@ -39,11 +39,11 @@ pub struct LinearConfig<'a> {
     pub bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
-    /// The cast of its input, where another linear that reads the same input made it.
+    /// The cast of its input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,
 }
 
-/// What all linears have: weight, bias, and what the recipe decided for them.
+/// Weight, bias, and the recipe's decision.
 struct Parts {
     weight: Param,
     bias: Option<Param>,
@@ -52,7 +52,7 @@ struct Parts {
 }
 
 impl LinearConfig<'_> {
-    /// Makes weight and bias, asks the recipe, and records both.
+    /// Creates weight and bias, takes the recipe's decision, and records both in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
         let LinearConfig { name, parts, inputs, bias, std, .. } = *self;
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
@@ -116,17 +116,17 @@ impl Linear {
         Ok(Linear { weight, bias, products, input, gradient })
     }
 
-    /// How its products read the input.
+    /// The cast of its input.
     pub fn input(&self) -> OperandCast {
         self.input
     }
 
-    /// How its products read the gradient by its output.
+    /// The cast of the gradient by its output.
     pub fn gradient(&self) -> OperandCast {
         self.gradient
     }
 
-    /// `x · Wᵀ + b`, plus `residual` `[T, N]` where there is one, which the product adds on its way out.
+    /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, which the product adds before rounding.
     pub fn forward(
         &self,
         x: Tensor,
@@ -137,12 +137,12 @@ impl Linear {
         Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
-    /// What [`Linear::forward`] saves, without its output.
+    /// What [`Linear::forward`] saves, without computing its output.
     pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
         Ok(self.input.cast_input(x, context.operand_copies(), &mut context.casts)?.saved)
     }
 
-    /// `x · Wᵀ + b + residual`, of an input cast by [`Linear::input`].
+    /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`].
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let Context { casts, fetched, .. } = context;
         match self.products(casts.mode).fprop {
@@ -178,7 +178,7 @@ impl Linear {
         self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
     }
 
-    /// [`Linear::cast_gradient`] of what an op produces.
+    /// [`Linear::cast_gradient`] of a gradient that `op` produces.
     pub fn produce_gradient(
         &mut self,
         context: &mut Context,
@@ -191,8 +191,8 @@ impl Linear {
         self.gradient.produce_gradient(&mut context.casts, op)
     }
 
-    /// [`Linear::produce_gradient`] by an op that also casts `beside`, an operand of forward, a second time: transposed, by the scale
-    /// `frozen` that it had. Returns both.
+    /// [`Linear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the scale `frozen`.
+    /// Returns both.
     pub fn produce_gradient_and_recast(
         &mut self,
         other: Slot,
@@ -209,7 +209,7 @@ impl Linear {
         Ok((gradient, View::Codes(codes)))
     }
 
-    /// `dy · W`, plus `other` `[T, K]` where there is one.
+    /// `dy · W`, plus `other` `[T, K]` if given.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let Context { casts, fetched, .. } = context;
         let out = self.weight.dtype();
@@ -231,8 +231,7 @@ impl Linear {
         self.weight.add_product_to_grad(dy.columns(), x.columns(), how)
     }
 
-    /// The gradient by the input, plus `other`, from the gradient `dy` as the products read it and the input `x` as wgrad does; adds to
-    /// the gradient of the weight.
+    /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.
     pub fn backward_views(
         &mut self,
         dy: Views,
@@ -247,9 +246,9 @@ impl Linear {
         Ok(dx)
     }
 
-    /// The gradient by the input of [`Linear::forward`], of which nothing is recomputed.
+    /// The gradient by the input of [`Linear::forward`], without recomputation.
     ///
-    /// Errors where it is, since the linear alone does not know from what.
+    /// Errors if the input must be recomputed, since a linear does not know from what.
     pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
         let x = saved.into_columns().map_err(|_| Error::Config("a linear by itself recomputes nothing".into()))?;
         let dy = self.cast_gradient(dy.into(), context)?;
@@ -268,7 +267,7 @@ impl Linear {
         }
     }
 
-    /// [`Linear::parameters`], to change them.
+    /// [`Linear::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.weight);
         if let Some(bias) = &mut self.bias {

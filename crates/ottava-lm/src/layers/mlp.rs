@@ -35,7 +35,7 @@ pub struct MlpSaved {
     activated: Activated,
 }
 
-/// What backward has of the activation.
+/// What forward saves of the activation.
 enum Activated {
     Plain(SavedOperand),
     Smooth(ColumnScales),
@@ -55,7 +55,7 @@ impl Mlp {
         Ok(Mlp { gate_up, down: DownProjection::new(build, config)? })
     }
 
-    /// The activation and everything after it; `residual` is `None` where nobody reads the output.
+    /// The activation and the down projection; without `residual`, the output is not computed.
     fn forward_activated(
         &self,
         hidden: Tensor,
@@ -83,7 +83,7 @@ impl Mlp {
         Ok((y, MlpSaved { hidden, activated: Activated::Plain(activated.saved) }))
     }
 
-    /// The gradient by `hidden`, as `gate_up` reads it, of a gradient `dy` that `down` has cast; adds to the gradient of `down`.
+    /// The gradient by `hidden`, in the views that `gate_up` reads, from a gradient `dy` cast by `down`; adds to the gradient of `down`.
     fn backward_activated(&mut self, dy: Views, saved: MlpSaved, context: &mut Context) -> Result<Views> {
         let MlpSaved { hidden, activated } = saved;
         match activated {
@@ -113,7 +113,7 @@ impl Mlp {
         let dactivated = self.down.linear.dgrad(&rows, None, context)?;
         drop(rows);
         let (dhidden, activated) = match (activated.into_columns(), input.fused(context.mode())) {
-            // The pass that makes the gradient holds all that the activation is made of.
+            // SwiGLU's backward reads what the activation is computed from, and writes its codes in the same pass.
             (Err(frozen), Some(slot)) => {
                 self.gate_up.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(swiglu_backward_to(&dactivated, &hidden, output, activated)?)

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation, written straight into the form that the linears after it read.
+//! RMSNorm, whose output is written in the form that the next linears read.
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use crate::context::Context;
@@ -47,7 +47,7 @@ impl Norm {
         Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
     }
 
-    /// The operand of [`Norm::forward_for`], of which backward has `operand`, as wgrad reads it.
+    /// The view that wgrad reads of the operand of [`Norm::forward_for`], saved or recomputed.
     pub fn operand_columns(
         &self,
         saved: &NormSaved,
@@ -60,7 +60,7 @@ impl Norm {
         })
     }
 
-    /// The same, as fprop and wgrad read it.
+    /// The recomputed views that fprop and wgrad read of the operand of [`Norm::forward_for`].
     pub fn operand_views(
         &self,
         saved: &NormSaved,
@@ -82,8 +82,8 @@ impl Norm {
         self.backward_plus(dy, saved, RmsnormBackward { dresidual: None, amax: None })
     }
 
-    /// The gradient by `x`, plus `dresidual`, the gradient that passes by on the residual connection; with its amax, where the cast
-    /// `reader`, which reads it next, needs that.
+    /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if `reader`, the cast that reads it,
+    /// needs that.
     pub fn backward_for(
         &mut self,
         dy: &Tensor,

@@ -1,18 +1,18 @@
-//! What the families have in common.
+//! What model families share.
 
 use super::{ConfigFile, DecoderConfig, RopeScaling};
 use crate::error::Result;
 
 /// One model family.
 pub(super) struct Family {
-    /// What `architectures` in `config.json` calls it.
+    /// Its name in `architectures` of `config.json`.
     pub(super) architecture: &'static str,
-    /// What `model_type` calls it.
+    /// Its name in `model_type`.
     pub(super) model_type: &'static str,
     pub(super) read: fn(&ConfigFile) -> Result<DecoderConfig>,
 }
 
-/// Sizes that all families write alike.
+/// Reads the keys that all families share.
 pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     for key in ["quantization_config", "auto_map"] {
         if file.has(key) {

@@ -41,10 +41,10 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(config)
 }
 
-/// More blocks than any model has, and few enough to be planned within a second.
+/// More blocks than any model has, but few enough to be planned within a second.
 const MAX_LAYERS: usize = 10_000;
 
-/// What is wrong with numbers that are no sizes.
+/// Problems of sizes in `config.json`.
 fn check_constants(config: &DecoderConfig) -> Result<(), String> {
     if config.layers > MAX_LAYERS {
         return Err(format!("`num_hidden_layers` is {}; at most {MAX_LAYERS} are possible", config.layers));

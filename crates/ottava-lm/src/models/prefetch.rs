@@ -1,4 +1,4 @@
-//! The order of a stage's blocks in forward and backward, with what lies in the host's memory fetched one block ahead.
+//! Runs the blocks of a stage in forward and backward, and prefetches offloaded tensors one block ahead.
 
 use crate::context::Context;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::layers::Block;
 use crate::param::Fetched;
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
-/// Copies on their way to the device for one block: its weights, and the tensors asked for beside them.
+/// Copies in transfer to the device for one block: its weights, and further tensors.
 type Coming = (Fetched, Vec<Tensor>, HostTransfer);
 
 fn fetch(block: &Block, input: Option<&Tensor>) -> Result<Coming> {
@@ -15,7 +15,7 @@ fn fetch(block: &Block, input: Option<&Tensor>) -> Result<Coming> {
     Fetched::start(&params, &input.into_iter().collect::<Vec<_>>())
 }
 
-/// Does `work` with each block, from the first to the last.
+/// Runs `work` on each block, from the first to the last.
 pub(super) fn forward_blocks(
     blocks: &[Block],
     context: &mut Context,
@@ -31,7 +31,7 @@ pub(super) fn forward_blocks(
     Ok(())
 }
 
-/// Does `work` with each block, from the last to the first, and with a copy on the device of its entry of `inputs`, if there are any.
+/// Runs `work` on each block, from the last to the first, with a device copy of its entry of `inputs`, if there are any.
 pub(super) fn backward_blocks(
     blocks: &mut [Block],
     inputs: &[Tensor],
@@ -48,21 +48,21 @@ pub(super) fn backward_blocks(
     Ok(())
 }
 
-/// Room in the host's memory for the inputs of blocks, from forward to backward.
+/// Buffers in host memory for the inputs of blocks, from forward to backward.
 #[derive(Default)]
 pub(super) struct ResidualBuffers {
     wanted: bool,
-    /// Sets that no micro-batch holds. A captured step names those that it used, so none is freed.
+    /// Sets of buffers not in use. A captured step refers to the ones it used, so none is freed.
     free: Vec<Vec<Tensor>>,
 }
 
 impl ResidualBuffers {
-    /// None, unless they are `wanted` on a device that has a memory of its own.
+    /// No buffers, unless `wanted` on a GPU.
     pub(super) fn new(wanted: bool, device: &Device) -> ResidualBuffers {
         ResidualBuffers { wanted: wanted && matches!(device, Device::Cuda(_)), free: Vec::new() }
     }
 
-    /// Room for a micro-batch in flight: one tensor like `x` for each of `blocks`; empty where inputs stay on the device.
+    /// Buffers for one micro-batch: a tensor like `x` for each of `blocks`; empty if inputs stay on the device.
     pub(super) fn take(&mut self, blocks: usize, x: &Tensor) -> Result<Vec<Tensor>> {
         if !self.wanted {
             return Ok(Vec::new());
@@ -76,7 +76,7 @@ impl ResidualBuffers {
         }
     }
 
-    /// Takes a set back once backward has consumed it.
+    /// Returns a set after backward has consumed it.
     pub(super) fn give_back(&mut self, set: Vec<Tensor>) {
         if !set.is_empty() {
             self.free.push(set);

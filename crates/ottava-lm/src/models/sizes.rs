@@ -1,4 +1,4 @@
-//! The sizes of a decoder, as all families have them.
+//! The sizes of a decoder, common to all families.
 
 use super::RopeScaling;
 
@@ -42,7 +42,7 @@ pub struct DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// What is impossible about these sizes.
+    /// Problems of these sizes, a sentence each.
     pub fn check(&self) -> Result<(), String> {
         let sizes = [
             ("vocab_size", self.vocabulary),

@@ -1,5 +1,5 @@
-//! The loss scale of FP16 training: gradients are computed of a multiple of the loss, so that small ones do not vanish. Micikevicius
-//! et al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
+//! The loss scale of FP16 training: gradients are those of a multiple of the loss, so that small ones do not underflow. Micikevicius et
+//! al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
 
 use crate::recipe::LossScaling;
 use serde::{Deserialize, Serialize};
@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 /// The loss scale of a run, a power of two times its initial value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    /// What the loss is multiplied by in the coming step.
+    /// The factor of the loss in the coming step.
     pub scale: f64,
-    /// Steps in a row whose gradients were finite.
+    /// Consecutive steps with finite gradients.
     pub good_steps: u64,
-    /// Steps that changed no weight because theirs were not.
+    /// Steps skipped because gradients were not finite.
     pub skipped_steps: u64,
 }
 
-/// What a step is to the loss scale.
+/// Whether the gradients of a step overflowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
     /// Gradients were finite; weights have been updated.
     No,
-    /// They were not; the step is skipped, and the next one has half the scale.
+    /// Gradients were not finite: the step is skipped, and the scale is halved.
     Skipped,
-    /// They were not, and the scale cannot be halved any further.
+    /// Gradients were not finite, and the scale is already the smallest.
     AtMinimum,
 }
 
@@ -32,13 +32,13 @@ impl LossScale {
         LossScale { scale: how.initial, good_steps: 0, skipped_steps: 0 }
     }
 
-    /// Moves on after a step whose gradients were `finite` or not.
+    /// Updates the scale after a step whose gradients were `finite` or not.
     pub fn update(&mut self, finite: bool, how: LossScaling) -> Overflow {
         if finite {
             self.good_steps += 1;
             if self.good_steps >= how.window {
                 self.good_steps = 0;
-                // Beyond this the scale itself would not fit binary32.
+                // A larger scale would overflow F32.
                 self.scale = (self.scale * 2.0).min(2f64.powi(100));
             }
             return Overflow::No;

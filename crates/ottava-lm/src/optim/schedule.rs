@@ -26,7 +26,7 @@ pub struct Schedule {
     pub kind: SchedulerType,
     /// Highest learning rate.
     pub peak: f64,
-    /// Where decay ends.
+    /// Lowest learning rate, at the end of the decay.
     pub minimum: f64,
     /// Steps to the peak.
     pub warmup_steps: u64,

@@ -1,4 +1,4 @@
-//! What layers are built with, and what they record of themselves while they are built.
+//! The context in which layers are built, and where they record themselves.
 
 use super::description::Description;
 use crate::error::Result;
@@ -8,7 +8,7 @@ use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
 use ottava_tensor::{Device, Tensor};
 
-/// Rows of a fused weight that Hugging Face keeps as a tensor of its own.
+/// Rows of a fused weight that are a separate tensor in a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// The tensor's name in a model folder, as `model.layers.0.self_attn.q_proj.weight`.
@@ -17,7 +17,7 @@ pub struct Part {
     pub shape: Vec<usize>,
 }
 
-/// How a parameter starts when no model folder is given.
+/// Initial values of a parameter without a model folder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
@@ -28,42 +28,42 @@ pub enum Init {
     Ones,
 }
 
-/// Where weights come from, as F32 tensors of one [`Part`] each, on whatever device they are at hand.
+/// A source of weights: F32 tensors of one [`Part`] each, on any device.
 pub trait WeightSource {
-    /// The values of `part`, which a fresh model would start by `init`.
+    /// The values of `part`; a source of random weights follows `init`.
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
 }
 
 /// What a model is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Backward will run, with this beside the weights.
+    /// Training, with this memory policy.
     Train(MemoryPolicy),
-    /// Weights alone.
+    /// Inference: weights alone.
     Infer,
 }
 
-/// What training keeps.
+/// What training stores, in which format and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPolicy {
-    /// Of the optimizer.
+    /// Formats of master weights, gradients and moments.
     pub formats: Formats,
-    /// FP8 codes of weights, made once per step. Without, each product casts the weight that it reads.
+    /// Whether FP8 codes of weights are stored for a step. Otherwise each product casts the weight that it reads.
     pub weight_codes: bool,
-    /// Of forward's activations.
+    /// Which activations forward saves.
     pub recompute: Recompute,
-    /// How those are kept that are.
+    /// Format of saved inputs of norms and SwiGLU.
     pub saved_activations: SavedActivations,
-    /// Of the blocks, those whose moments and masters are in the host's memory.
+    /// Share of the blocks whose moments and master weights are offloaded.
     pub offload_optimizer: Share,
-    /// Of the blocks, those whose matrices are, as layers read them.
+    /// Share of the blocks whose weights are offloaded.
     pub offload_parameters: Share,
-    /// Whether the inputs of blocks are, where they are all that forward keeps.
+    /// Whether the inputs of blocks are offloaded; for [`Recompute::Full`].
     pub offload_residuals: bool,
 }
 
 impl MemoryPolicy {
-    /// Everything, in F32.
+    /// Everything stored on the device, in F32.
     pub const FULL: MemoryPolicy = MemoryPolicy {
         formats: Level::O0.formats(),
         weight_codes: true,
@@ -82,9 +82,9 @@ impl Purpose {
     }
 }
 
-/// What layers are built with.
+/// The context in which layers are built.
 pub struct Builder<'a> {
-    /// Where tensors are put.
+    /// The device of all tensors.
     pub device: &'a Device,
     /// The precision of the run.
     pub recipe: &'a Recipe,
@@ -92,16 +92,16 @@ pub struct Builder<'a> {
     pub purpose: Purpose,
     /// Values of the weights.
     pub weights: &'a mut dyn WeightSource,
-    /// The casts that the layers will do.
+    /// The casts of the layers built so far.
     pub slots: Slots,
-    /// What the layers built so far are.
+    /// The description of the layers built so far.
     pub description: Description,
-    /// The number of the block that is built, and how many there are.
+    /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
 }
 
 impl<'a> Builder<'a> {
-    /// A builder that has built nothing yet.
+    /// A builder without layers.
     pub fn new(
         device: &'a Device,
         recipe: &'a Recipe,

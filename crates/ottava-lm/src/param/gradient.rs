@@ -1,4 +1,4 @@
-//! The gradient of a parameter, and the format in which it is kept between micro-batches.
+//! The gradient of a parameter, and its format between micro-batches.
 
 use crate::error::Result;
 use crate::level::Gradients;
@@ -14,17 +14,17 @@ pub enum Grad {
     Scaled(ScaledTensor),
 }
 
-/// How a parameter keeps its gradient.
+/// Storage format of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradFormat {
     /// In this type.
     Plain(DType),
-    /// In E4M3; products add up in this type, before they are cast.
+    /// E4M3; products accumulate in this type before the cast.
     Scaled(DType),
 }
 
 impl GradFormat {
-    /// Of a matrix, in a model that computes in `compute`. Only what 16 bits are enough for is kept in less than F32.
+    /// The format for a matrix in a model that computes in `compute`. BF16 is for models that compute in BF16.
     pub fn of(gradients: Gradients, compute: DType) -> GradFormat {
         match (gradients, compute) {
             (Gradients::Bfloat16, DType::BF16) => GradFormat::Plain(DType::BF16),
@@ -34,7 +34,7 @@ impl GradFormat {
         }
     }
 
-    /// The type of what is kept.
+    /// The storage type.
     pub fn dtype(self) -> DType {
         match self {
             GradFormat::Plain(dtype) => dtype,
@@ -42,7 +42,7 @@ impl GradFormat {
         }
     }
 
-    /// The type in which contributions add up.
+    /// The type in which products accumulate.
     pub fn sums(self) -> DType {
         match self {
             GradFormat::Plain(dtype) | GradFormat::Scaled(dtype) => dtype,
@@ -51,7 +51,7 @@ impl GradFormat {
 }
 
 impl Grad {
-    /// As an optimizer reads it.
+    /// The gradient as an optimizer reads it.
     pub fn read(&self) -> Gradient<'_> {
         match self {
             Grad::Plain(grad) => Gradient::Plain(grad),
@@ -59,7 +59,7 @@ impl Grad {
         }
     }
 
-    /// Its values, in a type that they are kept in or, where they have a scale, in F32.
+    /// The values, in the storage type, or in F32 if they have a scale.
     pub fn values(&self) -> Result<Tensor> {
         Ok(match self {
             Grad::Plain(grad) => grad.clone(),
@@ -67,7 +67,7 @@ impl Grad {
         })
     }
 
-    /// `a · bᵀ`, plus the gradient so far; the first contribution of a step is the gradient.
+    /// `a · bᵀ`, plus the gradient so far, which is `None` for the first product of a step.
     pub fn plus_product(
         grad: Option<Grad>,
         format: GradFormat,
@@ -86,7 +86,7 @@ impl Grad {
         })
     }
 
-    /// What `add` makes of the gradient that there is, in the type of sums.
+    /// The result of `add` on the gradient so far, in the type of [`GradFormat::sums`].
     pub fn plus(
         grad: Option<Grad>,
         format: GradFormat,

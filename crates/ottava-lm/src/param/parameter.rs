@@ -14,20 +14,20 @@ use ottava_tensor::{DType, Granularity, HostTransfer, MemoryKind, QuantizedTenso
 /// The name of gradients' memory in a dry run.
 const GRADIENTS: &str = "gradients";
 
-/// Copies on the device of weights that lie in the host's memory, by the first part's name, for as long as a block computes.
+/// Device copies of weights in host memory, by the first part's name, while a block computes.
 #[derive(Default)]
 pub struct Fetched(Vec<(String, Tensor)>);
 
 impl Fetched {
-    /// Nothing, where all weights lie on the device.
+    /// No copies: all weights are on the device.
     pub fn none() -> &'static Fetched {
         static NONE: Fetched = Fetched(Vec::new());
         &NONE
     }
 
-    /// Starts to copy those of `params` that lie in the host's memory, and `others`, whose copies are returned.
+    /// Starts to copy `params` in host memory, and `others`, whose copies are returned.
     ///
-    /// On a CPU no weight is copied, since the device's memory is the host's.
+    /// On a CPU no weight is copied, since device memory is host memory.
     pub fn start(params: &[&Param], others: &[&Tensor]) -> Result<(Fetched, Vec<Tensor>, HostTransfer)> {
         let held: Vec<_> = params
             .iter()
@@ -50,23 +50,23 @@ impl Fetched {
 
 /// A trained tensor.
 pub struct Param {
-    /// The tensors of a model folder that it is made of, stacked.
+    /// The tensors of a model folder that are stacked in it.
     pub parts: Vec<Part>,
     /// The weights.
     pub weights: Weights,
-    /// Gradient of the loss, added to by backward; `None` before the first backward of a step, so that the memory serves forward.
+    /// Gradient of the loss, to which backward adds; `None` before the first backward of a step, which leaves the memory to forward.
     pub grad: Option<Grad>,
-    /// Of the gradient.
+    /// Storage format of the gradient.
     grad_format: GradFormat,
-    /// How FP8 products read it.
+    /// The cast that FP8 products read; `None` if no product reads codes.
     cast: Option<WeightCast>,
-    /// How the optimizer keeps it.
+    /// Storage formats of master weights and moments.
     pub formats: Formats,
-    /// Where the optimizer keeps what it alone reads.
+    /// The memory of master weights and moments.
     pub home: MemoryKind,
-    /// Where layers read it.
+    /// The memory of the weights that layers read.
     read_from: MemoryKind,
-    /// Whether weight decay applies: to matrices, not to norms and biases, as Hugging Face's trainer has it.
+    /// Whether weight decay applies: to matrices, not to norms and biases, as in Hugging Face's trainer.
     pub decay: bool,
 }
 
@@ -75,22 +75,22 @@ struct WeightCast {
     slot: Slot,
     /// The copies that products will read.
     copies: CodeCopies,
-    /// The codes, where they are kept from product to product.
+    /// The codes, if they are stored between products.
     codes: Option<QuantizedTensor>,
     keeps_codes: bool,
     frozen: FrozenScale,
-    /// F32 `[1]`: of the new weights, for a scale of their own, while an update makes them.
+    /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
     amax: Option<Tensor>,
 }
 
 impl Param {
-    /// A parameter of the stacked `parts`, filled from the builder's weights, with its gradient in the type of sums.
+    /// A parameter of the stacked `parts`, filled from the builder's weights, with its gradient in F32 or F64.
     pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, parts, init, sums)
     }
 
-    /// A matrix whose gradient is a product, in the format that the purpose names.
+    /// A matrix whose gradient is a product, in the gradient format of the purpose.
     pub fn matrix(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
         let (format, offloaded) = match build.purpose {
@@ -145,7 +145,7 @@ impl Param {
             && memory.offload_optimizer.covers(build.block)
         {
             home = MemoryKind::Host;
-            // Without codes, a master in F16 is what products cast.
+            // Without stored codes, products cast the F16 master.
             if memory.weight_codes || formats.masters != Masters::Float16 {
                 weights.offload_master()?;
             }
@@ -155,7 +155,7 @@ impl Param {
         Ok(Param { decay, parts, weights, grad: None, grad_format, cast: None, formats, home, read_from })
     }
 
-    /// Moves the weights to where layers are to read them, once it is known how they do.
+    /// Moves the weights to the memory from which layers read them. Call it after [`Param::cast_in`].
     pub fn place_weights(&mut self) -> Result<()> {
         match self.read_from {
             MemoryKind::Device => Ok(()),
@@ -163,12 +163,12 @@ impl Param {
         }
     }
 
-    /// The weights as layers read them.
+    /// The weights in the compute type, as layers read them.
     pub fn value(&self) -> Result<Tensor> {
         self.weights.value()
     }
 
-    /// The weights as layers read them, from their copy on the device if they lie in the host's memory.
+    /// [`Param::value`], from the device copy if the weights are in host memory.
     pub fn read(&self, fetched: &Fetched) -> Result<Tensor> {
         self.weights.value_from(fetched.of(self))
     }
@@ -178,12 +178,14 @@ impl Param {
         self.weights.dtype()
     }
 
-    /// Makes the gradient zero, before the first backward of a step.
+    /// Drops the gradient, before the first backward of a step.
     pub fn clear_grad(&mut self) {
         self.grad = None;
     }
 
-    /// The gradient, for a layer's backward to add to, where it has no scale.
+    /// The gradient, for a layer's backward to add to.
+    ///
+    /// Panics if it is stored with a scale.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
         if self.grad.is_none() {
             let _scope = self.weights.device().scope(GRADIENTS);
@@ -196,7 +198,7 @@ impl Param {
         }
     }
 
-    /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step is the gradient.
+    /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step overwrites it.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
         let _scope = self.weights.device().scope(GRADIENTS);
         let grad = self.grad.take();
@@ -204,7 +206,7 @@ impl Param {
         Ok(())
     }
 
-    /// Adds what `add` adds to a tensor of its shape to the gradient of a matrix.
+    /// Runs `add` on the gradient of a matrix, unscaled.
     pub fn add_to_grad(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let _scope = self.weights.device().scope(GRADIENTS);
         let grad = self.grad.take();
@@ -219,8 +221,9 @@ impl Param {
         Ok(())
     }
 
-    /// Has FP8 products read `copies` of this matrix through the cast in `slot`, in a model built for `purpose`. What is fetched for
-    /// each use has no codes: with them, more would cross the bus.
+    /// Makes FP8 products read `copies` of this matrix, cast in `slot`, in a model built for `purpose`. Offloaded weights store no codes:
+    /// an
+    /// update would have to write back both.
     pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
         let (copies, keeps_codes) = match purpose {
             Purpose::Train(memory) => (copies, memory.weight_codes && self.read_from == MemoryKind::Device),
@@ -233,7 +236,7 @@ impl Param {
             Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: FrozenScale::default(), amax: None });
     }
 
-    /// Casts the weight for the coming step; to be called whenever weights or scales have changed.
+    /// Casts the weight for the coming step. Call it whenever weights or scales have changed.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
         let _scope = self.weights.device().scope("FP8 codes of weights");
@@ -247,20 +250,19 @@ impl Param {
         Ok(())
     }
 
-    /// Gets ready for an update: how the weights that it makes will be cast, by the scales of now. `None`: not at all, or by each
-    /// product.
+    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<Option<NextCast>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = casts.scales.next_cast(cast.slot)?;
         match next {
             NextCast::Measured => cast.amax = casts.amax_for(cast.slot)?,
-            // A scale of its own is no longer what the weight is cast by.
+            // The weight is no longer cast by its own scale.
             NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => cast.frozen = FrozenScale::default(),
         }
         Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
     }
 
-    /// What an optimizer reads and writes: the weights, what becomes of their cast meanwhile, and the gradient.
+    /// What an optimizer reads and writes: the weights, their cast in the same pass, and the gradient.
     pub fn for_update<'a>(
         &'a mut self,
         next: &'a Option<NextCast>,
@@ -283,7 +285,7 @@ impl Param {
         Ok((weight, cast, grad.as_ref().expect("backward has run").read()))
     }
 
-    /// Casts updated weights whose scales had to wait for them.
+    /// Casts updated weights whose scales depend on them.
     pub fn finish_update(&mut self, casts: &mut Casts) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
         if let Some(amax) = cast.amax.take() {
@@ -297,9 +299,9 @@ impl Param {
         }
     }
 
-    /// The codes that fprop reads: those that are kept, or new ones, which are measured.
+    /// The codes that fprop reads: the stored ones, or new ones, which are measured.
     ///
-    /// Panics where FP8 products do not read this parameter.
+    /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, fetched: &Fetched, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {
@@ -310,7 +312,7 @@ impl Param {
         }
     }
 
-    /// Measures the weight for a fprop that reads its value, where a cast for fprop would have measured it.
+    /// Measures the weight for a fprop that reads its value, if a cast for fprop would have measured it.
     pub fn measure_for_forward(&self, fetched: &Fetched, casts: &mut Casts) -> Result<()> {
         match &self.cast {
             Some(cast) if !cast.keeps_codes => casts.measure(cast.slot, &self.read(fetched)?),
@@ -318,9 +320,9 @@ impl Param {
         }
     }
 
-    /// The codes that dgrad reads: those that are kept, or new ones.
+    /// The codes that dgrad reads: the stored ones, or new ones.
     ///
-    /// Panics where FP8 products do not read this parameter.
+    /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, fetched: &Fetched, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
         match &cast.codes {

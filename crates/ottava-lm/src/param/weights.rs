@@ -6,7 +6,7 @@ use crate::scaling::Values;
 use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
-/// The names of their memory in a dry run.
+/// Scopes of memory in a dry run.
 pub(super) const WEIGHTS: &str = "weights";
 pub(super) const MASTERS: &str = "master weights";
 
@@ -14,26 +14,26 @@ pub(super) const MASTERS: &str = "master weights";
 pub struct Weights {
     shape: Vec<usize>,
     device: Device,
-    /// The type in which layers read them.
+    /// The type in which layers read the weights.
     dtype: DType,
-    /// As layers read them; `None` where they are made of the master when they are asked for.
+    /// The weights that layers read; `None` if they are computed from the master on demand.
     value: Option<Tensor>,
-    /// `None` where `value` is updated, or nothing is trained.
+    /// `None` if `value` is updated, or nothing is trained.
     master: Option<Master>,
 }
 
-/// Weights that are updated, more precise than those that layers read.
+/// Master weights: what an optimizer updates, more precise than what layers read.
 pub enum Master {
     /// F32.
     Full(Tensor),
-    /// F16 with a power of two.
+    /// F16 with a power of two as scale.
     Scaled(ScaledTensor),
-    /// I16: what the value lacks to the bits of an F32.
+    /// I16: the bits that complete a BF16 value to F32.
     Rest(Tensor),
 }
 
 impl Weights {
-    /// Of `full` values in F32, read in `dtype`, with a master if there is a way to keep one.
+    /// Weights of F32 values `full`, read in `dtype`, with a master if `masters` asks for one.
     pub fn new(full: Tensor, dtype: DType, masters: Masters) -> Result<Weights> {
         let (shape, device) = (full.shape().to_vec(), full.device().clone());
         let _scope = device.scope(WEIGHTS);
@@ -55,7 +55,7 @@ impl Weights {
         Ok(Weights { shape, device, dtype, value: Some(value), master })
     }
 
-    /// Moves what is updated, where layers read something else, to the host's memory.
+    /// Moves the master, if there is one, to host memory.
     pub fn offload_master(&mut self) -> Result<()> {
         let tensor = match &mut self.master {
             None => return Ok(()),
@@ -66,12 +66,12 @@ impl Weights {
         Ok(())
     }
 
-    /// The weights as layers read them.
+    /// The weights in the compute type, as layers read them.
     pub fn value(&self) -> Result<Tensor> {
         self.value_from(None)
     }
 
-    /// The weights as layers read them; `copy` stands for what lies in the host's memory.
+    /// [`Weights::value`], with the device `copy` of weights in host memory.
     pub fn value_from(&self, copy: Option<&Tensor>) -> Result<Tensor> {
         match self.values_from(copy) {
             Values::Plain(value) => Ok(value),
@@ -79,7 +79,7 @@ impl Weights {
         }
     }
 
-    /// The weights as casts read them; `copy` stands for what lies in the host's memory.
+    /// The weights as casts read them, with the device `copy` of weights in host memory.
     pub fn values_from(&self, copy: Option<&Tensor>) -> Values {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
         match (&self.value, &self.master) {
@@ -91,39 +91,39 @@ impl Weights {
         }
     }
 
-    /// Has layers read `value`, whatever a master has: for finite differences.
+    /// Sets the weights that layers read and leaves the master: for finite differences.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
     }
 
-    /// Drops the weights as layers read them where an F16 master can make them: products read FP8 codes, and casts read the master.
+    /// Drops the weights that layers read if an F16 master can give them: products read FP8 codes, and casts read the master.
     pub fn drop_value(&mut self) {
         if matches!(self.master, Some(Master::Scaled(_))) {
             self.value = None;
         }
     }
 
-    /// The type in which layers read them.
+    /// The type in which layers read the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Of all tensors.
+    /// The shape of all tensors.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Where they lie.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The weights as layers read them, where they are kept, and those that are updated, where those are others.
+    /// The stored weights that layers read, and the master.
     pub fn tensors_mut(&mut self) -> (Option<&mut Tensor>, Option<&mut Master>) {
         (self.value.as_mut(), self.master.as_mut())
     }
 
-    /// What layers read, or make what they read of.
+    /// The weights that layers read, or the master that gives them.
     fn read_mut(&mut self) -> &mut Tensor {
         match (&mut self.value, &mut self.master) {
             (Some(value), _) => value,
@@ -132,7 +132,7 @@ impl Weights {
         }
     }
 
-    /// [`Weights::read_mut`], to look at.
+    /// The weights that layers read, or the master that gives them.
     pub fn read_from(&self) -> &Tensor {
         match (&self.value, &self.master) {
             (Some(value), _) => value,
@@ -141,14 +141,14 @@ impl Weights {
         }
     }
 
-    /// Moves what layers read to the host's memory.
+    /// Moves the weights that layers read, or the master that gives them, to host memory.
     pub fn offload_read(&mut self) -> Result<()> {
         let read = self.read_mut();
         *read = read.to_host_memory()?;
         Ok(())
     }
 
-    /// What an optimizer updates.
+    /// The weights for an optimizer to update.
     pub fn for_update(&mut self) -> AdamWWeight<'_> {
         let (made, narrow) = (WeightCopy::OnDemand(self.dtype), self.dtype == DType::BF16);
         match (&mut self.master, &mut self.value) {

@@ -1,4 +1,4 @@
-//! What each linear of a model does in a run.
+//! The plan of each linear of a model.
 
 use crate::param::Description;
 use crate::recipe::{Cast, Casts, Decision, LinearSite, ProductPrecision, Recipe};
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct LinearPlan {
     /// Its name; `*` stands for the number of the block.
     pub name: String,
-    /// How many there are.
+    /// The number of linears.
     pub count: usize,
     /// Outputs and inputs.
     pub shape: [usize; 2],
@@ -21,7 +21,7 @@ pub struct LinearPlan {
     pub dgrad: String,
     /// `dW = dyᵀ · x`.
     pub wgrad: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -104,7 +104,7 @@ fn ranges(numbers: &[usize]) -> String {
     if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
-/// Codes in short: their format, and what shares a scale where that is less than the tensor.
+/// Codes in short: their format, and the granularity if it is finer than the tensor.
 fn operand(format: DType, granularity: Granularity) -> String {
     let format = if format == DType::E4M3 { "E4M3" } else { "E5M2" };
     match granularity {

@@ -1,4 +1,4 @@
-//! The memory of a run, from a dry run of it: the very code of its steps, on a device that holds no data and keeps account.
+//! The memory of a run, from a dry run: its own code on a device that holds no data and accounts for memory.
 
 use crate::checkpoint::RandomWeights;
 use crate::config::RunConfig;
@@ -16,26 +16,26 @@ use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 
-/// What a run holds, and what there is.
+/// The memory that a run needs, and the memory available.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// Bytes by use at the moment when they are most.
+    /// Bytes by use at the peak.
     pub lines: Vec<MemoryLine>,
     /// Their sum.
     pub peak_bytes: u64,
-    /// What the run does at that moment.
+    /// The phase of the run at the peak.
     pub during: String,
-    /// The most that is held while a checkpoint is saved.
+    /// The peak while a checkpoint is saved.
     pub save_bytes: u64,
-    /// What the pool takes from the driver of a GPU, live or free between tensors. On a CPU the same as the peak.
+    /// Bytes that the pool takes from the driver of a GPU, live or free between tensors. On a CPU equal to the peak.
     pub reserved_bytes: u64,
-    /// What tensors take of the host's memory, beside a GPU.
+    /// Bytes of offloaded tensors in host memory.
     pub host_bytes: u64,
-    /// What there is of that, where the GPU is in this machine.
+    /// Host memory available for them, if the GPU is in this machine.
     pub host_available_bytes: Option<u64>,
-    /// What the device has for tensors.
+    /// Memory of the device available for tensors.
     pub available_bytes: u64,
-    /// Whether that is enough.
+    /// Whether the run fits.
     pub fits: bool,
     /// The kernels and attention passes of the run, for a GPU to prepare them ahead of the first step.
     #[serde(skip)]
@@ -56,7 +56,7 @@ impl MemoryPlan {
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = match device {
-            // Whatever it takes, so that there is a number also where it does not fit.
+            // Unlimited, so that a run that does not fit has a peak too.
             Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
             Device::Cpu | Device::DryCpu(_) => device.dry(),
         };
@@ -66,7 +66,7 @@ impl MemoryPlan {
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
         };
         let fits = match reserved > available {
-            // Where memory is short, the pool gives back and takes again before it gives up.
+            // When memory is short, the pool returns idle segments before it fails.
             true if peak.bytes <= available && matches!(device, Device::Cuda(_)) => {
                 match DryRun::new(config, sizes, &device.dry()) {
                     Err(crate::Error::Tensor(TensorError::OutOfMemory { .. })) => false,
@@ -75,7 +75,7 @@ impl MemoryPlan {
             }
             beyond => !beyond,
         };
-        // What stays in place is never swapped out.
+        // Pinned memory is never swapped out.
         let host_available =
             matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
         let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };
@@ -99,13 +99,13 @@ impl MemoryPlan {
     }
 }
 
-/// More than any run asks for.
+/// More than any run needs.
 const UNLIMITED: usize = 1 << 50;
 
-/// Micro-batches that hold different things: the first makes the gradients, later ones add to them.
+/// Micro-batches that hold different tensors: the first creates the gradients, later ones add to them.
 const DISTINCT_PASSES: usize = 2;
 
-/// What was held in a dry run.
+/// Peaks of a dry run.
 struct DryRun {
     peak: MemorySnapshot,
     save: MemorySnapshot,
@@ -114,7 +114,7 @@ struct DryRun {
 }
 
 impl DryRun {
-    /// Builds the model, evaluates where the run does, takes the steps that differ, and saves; on a device in a dry run.
+    /// Builds the model, evaluates if the run does, runs the steps that differ, and saves, on a device in a dry run.
     fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.training, config.data.max_length);
@@ -127,7 +127,7 @@ impl DryRun {
         let build = device.scope("build");
         run.model.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
-        // Inputs, targets and losses of the others.
+        // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let evaluate = |model: &mut Decoder, precision| match config.data.val_set_size > 0.0 {
@@ -138,7 +138,7 @@ impl DryRun {
             false => Ok(()),
         };
         evaluate(&mut run.model, StepPrecision::Recipe)?;
-        // Later steps find what the first has left; those of high precision hold other operands.
+        // Later steps reuse what the first left; steps in high precision hold other operands.
         let some_are_high = !config.precision.high_precision_steps.is_empty();
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
         for precision in kinds.into_iter().flatten() {
@@ -174,7 +174,7 @@ fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that tensors can have on `device`.
+/// Bytes available for tensors on `device`.
 fn available(device: &Device) -> usize {
     match device {
         Device::Cuda(gpu) => gpu.model().memory,
@@ -196,7 +196,7 @@ fn of_host(kinds: &[&str]) -> usize {
     system.min(limit) / 20 * 19
 }
 
-/// A scope of the dry run, in words.
+/// The description of a scope of the dry run.
 fn describe(scope: &str, config: &RunConfig) -> String {
     match scope {
         "weights" if config.optimizer.formats().masters == Masters::Remainder => {

@@ -46,7 +46,7 @@ fn gpu(gib: f64) -> Device {
     Device::dry_gpu(GpuModel { memory: (gib * GIB) as usize, ..GpuModel::h200() })
 }
 
-/// As measured on an H200 before there was a dry run, peak and what the pool took from the driver, in GiB with one digit. The plan has
+/// As measured on an H200 without a plan, peak and what the pool took from the driver, in GiB with one digit. The plan has
 /// them to the digit, since it runs the same code.
 #[test]
 fn plans_are_what_was_measured() {
@@ -76,7 +76,7 @@ fn plans_are_what_was_measured() {
     }
 }
 
-/// The same for activations saved in FP8, of which the peak was written down.
+/// Measured peaks with activations saved in FP8.
 #[test]
 fn plans_of_saved_activations_are_what_was_measured() {
     for (recompute, weight_codes, peak) in
@@ -122,7 +122,7 @@ fn auto_takes_the_cheapest_policy_that_fits() {
     assert_eq!((chosen(50.0).0, chosen(50.0).1), (Recompute::Full, false));
 }
 
-/// As few blocks as fit, from the last one; what they held of the GPU is in the host's memory.
+/// The smallest number of blocks, from the last one, whose states move to host memory.
 #[test]
 fn auto_offloads_the_smallest_share_that_fits() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);

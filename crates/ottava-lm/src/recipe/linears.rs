@@ -1,4 +1,4 @@
-//! Which linears a recipe casts: one decision for each, made here when it is built and when it is planned.
+//! The decision of a recipe about each linear, for building and for planning.
 
 use super::{Casts, Exceptions, Fp8Pays, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
@@ -10,15 +10,15 @@ use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
 pub struct LinearSite {
     /// Its name in the scaling state, as `model.layers.0.self_attn.qkv_proj`.
     pub name: String,
-    /// Hugging Face's names of the linears that it is made of, which are decided together.
+    /// Hugging Face's names of its parts, which are decided together.
     pub parts: Vec<String>,
     /// `N`.
     pub outputs: usize,
     /// `K`.
     pub inputs: usize,
-    /// The number of its block, and how many blocks there are; `None` for a linear by itself.
+    /// The index of its block, and the number of blocks; `None` for a linear outside of blocks.
     pub block: Option<(usize, usize)>,
-    /// Whether its input is what SwiGLU gives.
+    /// Whether its input is the output of SwiGLU.
     pub after_swiglu: bool,
 }
 
@@ -32,19 +32,19 @@ impl LinearSite {
     }
 }
 
-/// What a recipe does with a linear.
+/// The decision of a recipe about a linear.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Its casts, and what its products read; `None` leaves it in the compute type.
+    /// Its casts and the precision of its products; `None` leaves it in the compute type.
     pub fp8: Option<(Casts, Products)>,
-    /// Whether columns of the input are scaled one by one, and the weight by their inverses.
+    /// Whether Smooth-SwiGLU scales the columns of the input and, inversely, of the weight.
     pub smooth: bool,
-    /// Why, in words for a plan.
+    /// The reason, for a plan.
     pub reason: String,
 }
 
 impl Recipe {
-    /// What becomes of the linear at `site`.
+    /// The decision about the linear at `site`.
     ///
     /// Errors when patterns match some of its parts and not others: its parts are one product.
     pub fn decide(&self, site: &LinearSite) -> Result<Decision> {
@@ -79,7 +79,7 @@ impl Recipe {
         if smooth {
             reason += "; smooth_swiglu: first each channel of x by a power of two and W by the inverse, so W is cast in each micro-batch";
             if let Scaling::Delayed { .. } = casts.weight.scaling {
-                // It moves with the activations of a micro-batch, of which its history knows nothing.
+                // The scaled weight changes with the activations of a micro-batch, so a history does not predict its amax.
                 casts.weight.scaling = Scaling::Current(CurrentScaling::default());
                 reason += ", by its own amax";
             }
@@ -142,7 +142,7 @@ fn names_it(pattern: &str, name: &str) -> bool {
     around.chain([name]).any(|name| glob(pattern, name)) || glob(pattern, &format!("{name}.weight"))
 }
 
-/// Whether `text` is what `pattern` describes, where `*` stands for any characters, or none, and `?` for one.
+/// Whether `text` matches `pattern`, where `*` stands for any number of characters and `?` for one.
 fn glob(pattern: &str, text: &str) -> bool {
     match pattern.chars().next() {
         None => text.is_empty(),

@@ -1,4 +1,4 @@
-//! What is cast to what: a recipe is a value, interpreted by [`crate::scaling`] and [`crate::layers::Linear`] alone.
+//! Recipes: values that say what is cast to which format, interpreted by [`crate::scaling`] and [`crate::layers::Linear`] only.
 
 mod fp8_pays;
 mod linears;

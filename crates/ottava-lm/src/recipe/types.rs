@@ -1,27 +1,27 @@
-//! What a recipe is: casts, products, exceptions.
+//! The parts of a recipe: casts, products, exceptions.
 
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
 use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
-/// How a cast finds its scale.
+/// The origin of a cast's scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// From the amaxes of earlier steps.
+    /// Delayed scaling: from the amaxes of earlier steps.
     Delayed {
         /// How amaxes become a scale.
         how: DelayedScaling,
-        /// Steps that are remembered.
+        /// Steps in the history.
         window: usize,
-        /// What the first step does, before anything is remembered.
+        /// Scaling of the first step, without a history.
         first_step: FirstStep,
     },
-    /// From the tensor itself.
+    /// Current scaling: from the tensor itself.
     Current(CurrentScaling),
 }
 
-/// What delayed scaling does while its history is empty.
+/// Scaling of the first step, whose history is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FirstStep {
@@ -36,7 +36,7 @@ pub enum FirstStep {
 pub struct Cast {
     /// The FP8 format.
     pub format: DType,
-    /// What shares a scale.
+    /// Which elements share a scale.
     pub granularity: Granularity,
     /// Where the scale comes from.
     pub scaling: Scaling,
@@ -53,17 +53,17 @@ pub struct Casts {
     pub grad_output: Cast,
 }
 
-/// What a product of a linear layer reads.
+/// Precision of a product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProductPrecision {
     /// Operands in the recipe's compute type.
     High,
-    /// FP8 operands, whose products add up so.
+    /// FP8 operands, with this accumulation.
     Fp8(Accumulation),
 }
 
 impl ProductPrecision {
-    /// How the product adds up; wide operands always add up exactly.
+    /// Accumulation of the product; always exact for operands in the compute type.
     pub fn accumulation(self) -> Accumulation {
         match self {
             ProductPrecision::High => Accumulation::Exact,
@@ -72,7 +72,7 @@ impl ProductPrecision {
     }
 }
 
-/// What each product of a linear layer reads.
+/// Precision of each product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
     /// `y = x · Wᵀ`.
@@ -98,17 +98,17 @@ pub struct Recipe {
     pub compute: DType,
     /// The casts of the blocks' linears; `None` leaves them in `compute`.
     pub casts: Option<Casts>,
-    /// What the products of those linears read.
+    /// The precision of the products of those linears.
     pub products: Products,
-    /// Linears that stay in `compute` all the same; [`Recipe::decide`] tells for each.
+    /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.
     pub exceptions: Exceptions,
     /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
     pub smooth_swiglu: bool,
-    /// Whether attention's gradient adds up in one order, whatever that costs.
+    /// Whether attention's gradient is summed in a fixed order.
     pub deterministic: bool,
 }
 
-/// The recipes one can name.
+/// The names of recipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecipeName {
@@ -116,7 +116,7 @@ pub enum RecipeName {
     Fp32,
     /// Activations and products in bfloat16, master weights in binary32.
     Bf16,
-    /// The same in float16, with a loss scale.
+    /// Activations and products in float16, with a loss scale.
     Fp16,
     /// FP8 products with scales from earlier steps.
     Fp8Delayed,
@@ -126,7 +126,7 @@ pub enum RecipeName {
     Fp8Row,
     /// FP8 products with a scale for each block of an operand, from the block itself.
     Fp8Block,
-    /// The same with MX's blocks of 32 and scales that are powers of two: what Blackwell computes, emulated on the CPU.
+    /// FP8 products with MX blocks of 32 and power-of-two scales, as on Blackwell; emulated on the CPU.
     Mxfp8,
 }
 
@@ -189,6 +189,6 @@ pub struct Exceptions {
     pub first: usize,
     /// Blocks at the end.
     pub last: usize,
-    /// Tokens of a micro-batch, where linears that FP8 would make slower are exceptions too.
+    /// Tokens of a micro-batch; if set, linears that FP8 would make slower are exceptions too.
     pub slow_at: Option<usize>,
 }

@@ -8,18 +8,18 @@ use crate::operand::FrozenScale;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
-/// Where casts measure.
+/// Statistics into which casts measure.
 pub struct Recorder {
-    /// Of casts that count.
+    /// The statistics of the run.
     pub(super) statistics: CastStatistics,
-    /// Of casts that do not: evaluation, and operands that are cast a second time.
+    /// The statistics of evaluation and of recomputed operands, which are never read.
     unread: CastStatistics,
-    /// F32 `[1]` each, zero.
+    /// Cleared F32 `[1]`, to be reused.
     spare_amaxes: Vec<Tensor>,
 }
 
 impl Recorder {
-    /// For a model with `n` casts.
+    /// A recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
         let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
         Ok(Recorder { statistics, unread, spare_amaxes: Vec::new() })
@@ -32,28 +32,28 @@ impl Recorder {
 
 /// The casts of one pass.
 pub struct Casts<'a> {
-    /// What they multiply by.
+    /// The scales.
     pub scales: &'a Scales,
-    /// Where they measure.
+    /// The statistics.
     pub recorder: &'a mut Recorder,
-    /// What the pass is for.
+    /// The mode of the pass.
     pub mode: Mode,
 }
 
 impl Casts<'_> {
-    /// The same casts in another mode, for as long as the result lives.
+    /// The casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
     }
 
-    /// Where casts of this pass measure.
+    /// The statistics into which casts of this pass measure.
     pub fn statistics(&mut self) -> &mut CastStatistics {
         self.recorder.of(self.mode.measures())
     }
 
-    /// Runs an op that produces an operand, and has it write the codes that the cast in `slot` asks for: in the same pass where the
-    /// scale is known; where the scale depends on the value, the op runs twice, for its amax and for its codes. The op's other
-    /// results come along.
+    /// Runs an op that produces an operand and writes the codes of the cast in `slot`. If the scale depends on the value, the op runs
+    /// twice,
+    /// for the amax and for the codes. Also returns the op's other results.
     pub fn produce<T>(
         &mut self,
         slot: Slot,
@@ -68,9 +68,10 @@ impl Casts<'_> {
         Ok((codes_of(codes), frozen, rest))
     }
 
-    /// Runs an op that produces one operand, for the cast in `slot`, and casts another one of its inputs a second time: transposed,
-    /// for the cast in `beside`, by the scale that it had. Returns what the op made (its value where it has no cast) and
-    /// the codes of the second. Only backward does this, which always measures.
+    /// Runs an op that produces one operand, for the cast in `slot`, and recomputes another one: its transposed codes, for the cast in
+    /// `other`,
+    /// by its scale `frozen`. Returns what the op produced (the value if `slot` is `None`) and those codes. For backward, which always
+    /// measures.
     pub fn produce_and_recast(
         &mut self,
         slot: Option<Slot>,
@@ -95,7 +96,7 @@ impl Casts<'_> {
         Ok((made, codes.expect("it was asked for")))
     }
 
-    /// The scale of what an op is about to produce; where it needs the amax, `measure` has the op tell that first.
+    /// The scale of what an op is about to produce; `measure` runs the op for the amax if the scale needs it.
     fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, FrozenScale)> {
         let frozen = match self.amax_for(slot)? {
             None => FrozenScale::default(),
@@ -107,7 +108,7 @@ impl Casts<'_> {
         Ok((self.scales.of(slot, &frozen)?, frozen))
     }
 
-    /// Runs an op of [`Casts::produce`] once more, by the scale that its operand had. Nothing is measured a second time.
+    /// Recomputes an operand of [`Casts::produce`] with its scale, without measuring it again.
     pub fn reproduce(
         &mut self,
         slot: Slot,
@@ -121,12 +122,12 @@ impl Casts<'_> {
         Ok(codes_of(op(Output::Fp8(to))?))
     }
 
-    /// Measures a value that nobody casts.
+    /// Measures a value that is not cast.
     pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
         Ok(ops::measure(x, self.statistics(), slot.index())?)
     }
 
-    /// A cleared F32 `[1]` for an op that makes a value whose amax the cast in `slot` will need; `None` where it does not.
+    /// A cleared F32 `[1]` for the amax of a value, if the cast in `slot` needs it.
     pub fn amax_for(&mut self, slot: Slot) -> Result<Option<Tensor>> {
         if self.scales.known(slot)?.is_some() {
             return Ok(None);
@@ -137,7 +138,7 @@ impl Casts<'_> {
         }
     }
 
-    /// The scale that `x` has in this step, where it is its own.
+    /// The scale of `x` if it follows from its own values; empty otherwise.
     pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<FrozenScale> {
         match self.amax_for(slot)? {
             None => Ok(FrozenScale::default()),
@@ -155,7 +156,7 @@ impl Casts<'_> {
         Ok(FrozenScale::own(scale))
     }
 
-    /// Casts a value by a scale from [`Casts::freeze`] and measures it.
+    /// Casts a value by a scale from [`Casts::freeze`], and measures it.
     pub fn quantize(
         &mut self,
         slot: Slot,
@@ -166,7 +167,7 @@ impl Casts<'_> {
         self.cast(slot, frozen, x.into(), copies, self.mode.measures())
     }
 
-    /// Casts once more a value that was cast before in this step, by the scale that it had. Nothing is measured a second time.
+    /// Casts a value again by the scale it had in this step, without measuring it.
     pub fn requantize(
         &mut self,
         slot: Slot,
@@ -190,7 +191,7 @@ impl Casts<'_> {
         x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
     }
 
-    /// As [`Casts::quantize`], into codes of an earlier cast.
+    /// [`Casts::quantize`] into the codes of an earlier cast.
     pub fn quantize_into(
         &mut self,
         slot: Slot,

@@ -1,24 +1,24 @@
-//! What casts have measured, one by one, for whoever wants to know which tensor loses what.
+//! The measurements of single casts.
 
 use crate::error::Result;
 use ottava_tensor::{DType, Device, Tensor};
 
-/// What one cast has measured.
+/// The measurements of one cast.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CastRecord {
     /// The cast, as `model.layers.0.mlp.down_proj.input`.
     pub name: String,
     /// Largest finite value of its format.
     pub largest: f32,
-    /// Largest absolute value that it met in the last step; NaN is not counted.
+    /// Largest absolute value in the last step, ignoring NaN.
     pub amax: f32,
-    /// The factor of the last step, where it was known before the step.
+    /// The scale of the last step; `None` if it followed from the tensors of the step.
     pub scale: Option<f32>,
-    /// Counted since the model was built.
+    /// Counts since the model was built.
     pub counts: CastCounts,
 }
 
-/// What one cast has counted.
+/// The counts of one cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CastCounts {
     /// Elements cast.
@@ -27,18 +27,18 @@ pub struct CastCounts {
     pub saturated: i64,
     /// Elements that became zero without being zero.
     pub underflowed: i64,
-    /// Steps in which the cast met an infinity.
+    /// Steps with an infinite amax.
     pub non_finite: i64,
 }
 
-/// How often casts lost something.
+/// Shares of elements that casts saturated or flushed to zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CastLosses {
     /// Share of elements beyond the largest finite value.
     pub saturated: f64,
     /// Share of elements that became zero.
     pub underflowed: f64,
-    /// The casts that met an infinity.
+    /// The casts with an infinite amax.
     pub non_finite: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ impl LastStep {
         Ok(LastStep { amax: zeros()?, scale: zeros()? })
     }
 
-    /// Copies what the update is about to replace. Enqueues work and waits for nothing.
+    /// Copies amaxes and scales before an update replaces them. Enqueues work without waiting.
     pub(super) fn record(&mut self, amax: &Tensor, scale: &Tensor) -> Result<()> {
         self.amax.copy_from(0, amax)?;
         Ok(self.scale.copy_from(0, scale)?)

@@ -1,4 +1,4 @@
-//! What scales each cast of a step: read by casts, changed by the update alone.
+//! The scales of the casts of a step: read by casts, changed only by the update.
 
 use crate::error::Result;
 use crate::operand::FrozenScale;
@@ -29,19 +29,19 @@ impl Slots {
     }
 }
 
-/// How the weights that an update is about to make will be cast.
+/// How the new weights of an update will be cast.
 pub enum NextCast {
-    /// By a scale, F32 `[1]`, that is known.
+    /// By a known scale, F32 `[1]`.
     Known(Tensor),
-    /// By a scale of their own, from their amax.
+    /// By current scaling, from their amax.
     Measured,
-    /// By scales of their blocks of 128x128, which the update finds.
+    /// By scales per block of 128x128, which the update computes.
     Blocks(CurrentScaling),
-    /// By scales that a cast finds from the finished weights.
+    /// By scales that a cast of the finished weights computes.
     Later,
 }
 
-/// What scales a cast of a slot: an owned [`CastScale`].
+/// The scale of a cast: an owned [`CastScale`].
 pub(super) enum Scale {
     Given(Tensor),
     Own(Granularity, CurrentScaling),
@@ -60,14 +60,14 @@ impl Scale {
 pub(super) struct Delayed {
     pub(super) how: DelayedScaling,
     pub(super) first_step: FirstStep,
-    /// Updates so far; before the first, scales mean nothing.
+    /// Updates so far; before the first, scales are not used.
     pub(super) updates: u64,
 }
 
 /// The scales of all casts of a model, as one step reads them.
 pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
-    /// Histories and scales; where no scale is delayed, what counts infinities. `None` without casts.
+    /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
 }
@@ -84,7 +84,7 @@ impl Scales {
         Ok(Scales { slots, arrays, delayed })
     }
 
-    /// How many casts there are.
+    /// The number of casts.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
@@ -98,7 +98,7 @@ impl Scales {
         self.slots[slot.0].1.format
     }
 
-    /// What scales casts of `slot` in this step, unless it depends on the amax of the very tensor.
+    /// The scale of casts in `slot` in this step; `None` if it depends on the amax of the tensor.
     pub(super) fn known(&self, slot: Slot) -> Result<Option<Scale>> {
         let Cast { granularity, scaling, .. } = self.slots[slot.0].1;
         match (scaling, &self.delayed, &self.arrays) {
@@ -111,7 +111,7 @@ impl Scales {
         }
     }
 
-    /// What scales a cast of `slot` whose own scale, if it needs one, is `frozen`.
+    /// The scale of a cast in `slot`: `frozen` if that holds one, else the known one.
     pub(super) fn of(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
         match (frozen.scale(), self.known(slot)?) {
             (Some(own), _) => Ok(Scale::Given(own.clone())),
@@ -120,7 +120,7 @@ impl Scales {
         }
     }
 
-    /// How weights that an update is about to make will be cast by the cast in `slot`.
+    /// How the cast in `slot` will cast the new weights of an update.
     pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
         Ok(match self.known(slot)? {
             Some(Scale::Given(scale)) => NextCast::Known(scale),

@@ -20,7 +20,7 @@ pub struct ScalingState {
     counted_non_finite: Vec<i64>,
 }
 
-/// The update where no scale is delayed: amaxes are counted and cleared.
+/// The update without delayed scaling: non-finite amaxes are counted, and amaxes are cleared.
 const COUNT: DelayedScaling =
     DelayedScaling { reducer: AmaxReducer::MostRecent, margin: 0, interval: 1, non_finite: NonFinite::Quarantine };
 
@@ -38,7 +38,7 @@ impl ScalingState {
         })
     }
 
-    /// What scales casts in this step.
+    /// The scales of casts in this step.
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
@@ -48,7 +48,7 @@ impl ScalingState {
         Casts { scales: &self.scales, recorder: &mut self.recorder, mode }
     }
 
-    /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work and waits for nothing.
+    /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work without waiting.
     pub fn update(&mut self) -> Result<()> {
         let Scales { arrays: Some(arrays), delayed, .. } = &mut self.scales else { return Ok(()) };
         let how = delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
@@ -59,14 +59,14 @@ impl ScalingState {
         Ok(())
     }
 
-    /// Counts an update whose work was recorded and is enqueued again.
+    /// Counts an update that was replayed as part of a graph.
     pub fn count_replayed_update(&mut self) {
         if let Some(delayed) = &mut self.scales.delayed {
             delayed.updates += 1;
         }
     }
 
-    /// What casts have lost since this was last asked.
+    /// The losses of casts since the last call.
     pub fn losses(&mut self) -> Result<CastLosses> {
         let sum = |t: &Tensor| -> Result<i64> { Ok(t.to_vec::<i64>()?.iter().sum()) };
         let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
@@ -84,7 +84,7 @@ impl ScalingState {
         Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
     }
 
-    /// What each cast has measured, in the order of the slots; reads from the device.
+    /// The measurements of each cast, in the order of the slots; reads from the device.
     pub fn measured(&self) -> Result<Vec<CastRecord>> {
         let Scales { slots, arrays: Some(arrays), delayed } = &self.scales else { return Ok(Vec::new()) };
         let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
@@ -92,7 +92,7 @@ impl ScalingState {
             [saturated, underflowed, elements, &arrays.non_finite].map(|t| t.to_vec::<i64>());
         let (saturated, underflowed, elements, non_finite) = (saturated?, underflowed?, elements?, non_finite?);
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
-        // In a first step each cast had scales of its own.
+        // In a first step casts use current scaling.
         let known = |delayed: &Delayed| delayed.updates > 1 || delayed.first_step == FirstStep::Unscaled;
         let known = delayed.as_ref().is_some_and(known);
         let record = |(i, (name, cast)): (usize, &(String, Cast))| CastRecord {
@@ -120,7 +120,7 @@ impl ScalingState {
         self.scales.slots.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// The arrays that a checkpoint keeps, by name. Empty unless scaling is delayed.
+    /// The arrays for a checkpoint, by name. Empty unless scaling is delayed.
     pub fn arrays(&self) -> Result<Vec<(String, Tensor)>> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), .. } = &self.scales else { return Ok(Vec::new()) };
         let updates = Tensor::from_slice(&Device::Cpu, &[1], &[delayed.updates as i64])?;
@@ -136,10 +136,11 @@ impl ScalingState {
         Ok(arrays)
     }
 
-    /// Takes over arrays that [`ScalingState::arrays`] gave, in a run whose slots are called `names`.
+    /// Restores arrays of [`ScalingState::arrays`] from a run whose slots are called `names`.
     ///
-    /// Each cast takes over what its namesake had. Where there is none, because its linear was in high precision, the coming step is
-    /// a first step once more. Errors when histories have another length; a recipe without delayed scaling takes nothing.
+    /// Each cast takes the state saved under its name. If there is none, because its linear was in high precision, the coming step is a
+    /// first
+    /// step. Errors when histories have another length; a recipe without delayed scaling ignores the arrays.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), slots } = &mut self.scales else { return Ok(()) };
         let [window, n] = scales.history.dims("amax history")?;
@@ -152,7 +153,7 @@ impl ScalingState {
                 names.len()
             )));
         }
-        // A run that computes scales after every step has nothing to wait for.
+        // With an interval of 1, scales are due after every step.
         let wait = match array("scaling.wait") {
             Ok(wait) => wait.to_vec::<i64>()?,
             Err(_) => vec![0; names.len()],
@@ -167,7 +168,7 @@ impl ScalingState {
                 continue;
             };
             (0..window).for_each(|row| new_history[row * n + i] = history[row * names.len() + old]);
-            // A cast may have another format than it had; its scale keeps the same tensor within the range.
+            // If the format changed, the scale is adjusted to the new range.
             new_scale[i] = (scale[old] * (now[i] / largest[old])).min(f32::MAX);
             new_wait[i] = wait[old].min(i64::from(delayed.how.interval) - 1);
         }

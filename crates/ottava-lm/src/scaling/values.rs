@@ -1,4 +1,4 @@
-//! What a cast reads.
+//! The input of a cast.
 
 use crate::error::Result;
 use ottava_tensor::ops::Fp8Output;
@@ -7,9 +7,9 @@ use ottava_tensor::{DType, QuantizedTensor, ScaledTensor, Tensor};
 /// A matrix to be cast.
 #[derive(Clone)]
 pub enum Values {
-    /// In F32, F16 or BF16.
+    /// F32, F16 or BF16.
     Plain(Tensor),
-    /// In F16 with a scale, rounded to this type first.
+    /// F16 with a scale, rounded to this type before the cast.
     Scaled(ScaledTensor, DType),
 }
 

@@ -1,4 +1,4 @@
-//! The training loop, and what surrounds it: data, checkpoints, metrics, signals.
+//! The training loop with data, checkpoints, metrics and signals.
 
 mod report;
 mod start;
@@ -38,7 +38,7 @@ pub struct Trainer {
     pub tokenizer: Tokenizer,
     /// The model, for samples after the run, with optimizer and step.
     pub run: Run,
-    /// What the products of the last step read.
+    /// The precision of the last step.
     precision: StepPrecision,
     loss_scale: Option<LossScale>,
     schedule: Schedule,
@@ -46,7 +46,7 @@ pub struct Trainer {
     split: Split,
     batches: BatchLoader,
     metrics: MetricsWriter,
-    /// What each cast measures, where there are casts and somebody wants to know.
+    /// The log of cast statistics, if there are casts and it is on.
     casts: Option<CastLog>,
     events: EventWriter,
     step: u64,
@@ -54,16 +54,16 @@ pub struct Trainer {
     /// Loss by step, for the plot.
     losses: Losses,
     eval_losses: Losses,
-    /// Metrics of the last step, where its evaluation was cut short by a signal and they have no line yet.
+    /// Metrics of the last step that are not written yet, because a signal interrupted its evaluation.
     pending: Option<Map<String, Value>>,
-    /// Its plan, for the case that memory runs out in spite of it.
+    /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
-    /// Held as long as the run goes on, so that no second process writes into its folder.
+    /// Held during the run, so that no second process writes into its folder.
     lock: RunLock,
 }
 
 impl Trainer {
-    /// Prepares a run: data, model, optimizer and, where it resumes, their state.
+    /// Prepares a run: data, model, optimizer and, on resume, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
@@ -151,7 +151,7 @@ impl Trainer {
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
         let casts = folder.join("casts.jsonl");
         let measured = run.model.scaling().measured()?;
-        // A file of earlier steps ends where the run goes on, also where no more lines follow.
+        // Lines after the checkpoint are cut, even if this run logs none.
         let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
         let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
         let events = EventWriter::create(&folder, step)?;
@@ -210,7 +210,7 @@ impl Trainer {
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
             let values = self.values(&done);
             match if due(self.config.training.eval_steps) { self.evaluate() } else { Ok(None) } {
-                // The run that goes on evaluates first, so that its metrics are those of one that was not stopped.
+                // The resumed run evaluates first, so its metrics equal those of an uninterrupted run.
                 Err(Error::Cancelled(_)) => self.pending = Some(values),
                 evaluation => {
                     done.evaluation = evaluation?;
@@ -219,7 +219,7 @@ impl Trainer {
             }
             let stopping = stop.load(Ordering::Relaxed);
             let saving = due(self.config.training.save_steps) || stopping;
-            // A resumed run counts from its checkpoint on, so that a line ends there.
+            // A resumed run counts from its checkpoint, so a line ends there.
             if due(self.config.training.cast_statistics_steps) || saving {
                 self.log_casts(step)?;
             }
@@ -239,10 +239,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Where a run that has to end can go on.
+    /// The checkpoint from which a failed run can resume, as a sentence.
     fn describe_latest_checkpoint(&self) -> String {
         match latest_complete(&checkpoints(&self.config.output_dir), Verify::Sizes).map(|latest| latest.complete) {
-            // Nothing else may change within a run.
+            // Other settings must not change within a run.
             Ok(Some((path, _))) => {
                 format!("`--resume` goes on from {}, also with other `recompute` and `weight_codes`.", path.display())
             }
@@ -264,7 +264,7 @@ impl Trainer {
         let StepResult { loss, grad_norm } = self.run.step(learning_rate, self.precision)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
-            // What casts met in this step may tell why.
+            // Infinities in casts of this step may explain the error.
             self.log_casts(step)?;
             return Err(not_finite(step, loss, self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?));
         }
@@ -287,7 +287,7 @@ impl Trainer {
         })
     }
 
-    /// Moves the loss scale on after a step. False where gradients were not finite and nothing can be done about it.
+    /// Updates the loss scale after a step. False if gradients were not finite and the scale is at its minimum.
     fn follow_loss_scale(&mut self, step: u64, finite: bool) -> Result<bool> {
         let (Some(scale), Some(how)) = (&mut self.loss_scale, self.config.precision.loss_scaling()) else {
             return Ok(finite);
@@ -325,7 +325,7 @@ impl Trainer {
         }
     }
 
-    /// Validation loss in the precision of the last step, or `None` where no documents are kept for it.
+    /// Validation loss in the precision of the last step; `None` without validation documents.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         if self.split.validation_len() == 0 {
             return Ok(None);
@@ -338,7 +338,7 @@ impl Trainer {
         Ok(Some(evaluate(&mut self.run.model, batches, bytes, precision)?))
     }
 
-    /// What is recorded of a step, evaluation aside.
+    /// The metrics of a step, without evaluation.
     fn values(&self, done: &StepReport) -> Map<String, Value> {
         let mut values = json!({
             "loss": done.loss,
@@ -383,7 +383,7 @@ impl Trainer {
         self.events.scalars(step, &scalars)
     }
 
-    /// Saves a checkpoint of the current step, brings metrics to the disk and draws the plot.
+    /// Saves a checkpoint of the current step, flushes metrics and draws the plot.
     fn save(&mut self) -> Result<PathBuf> {
         self.lock.check()?;
         self.metrics.sync()?;

@@ -1,4 +1,4 @@
-//! What a step tells of itself.
+//! The report of a step.
 
 use crate::error::Error;
 use crate::evaluate::Evaluation;
@@ -7,7 +7,7 @@ use crate::scaling::CastLosses;
 use ottava_tensor::Device;
 use std::path::PathBuf;
 
-/// What happened in a step.
+/// The results of a step.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// The step, from 1.
@@ -24,9 +24,9 @@ pub struct StepReport {
     pub tokens_per_second: f64,
     /// Largest memory held so far.
     pub peak_memory_bytes: u64,
-    /// What FP8 casts lost, where there are any.
+    /// Losses of FP8 casts, if there are casts.
     pub casts: Option<CastLosses>,
-    /// The loss scale after the step, where there is one.
+    /// The loss scale after the step, with `fp16`.
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
     pub evaluation: Option<Evaluation>,
@@ -34,7 +34,7 @@ pub struct StepReport {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Names the casts that met an infinity in `step`; the first few, where there are many.
+/// Names the casts with an infinite amax in `step`, at most a few.
 pub(super) fn warn_of_infinities(step: u64, names: &[String]) {
     const SHOWN: usize = 4;
     if names.is_empty() {

@@ -1,7 +1,7 @@
-//! Smooth-SwiGLU: FP8 products of an input whose columns are scaled one by one, and of a weight that takes the scales back.
+//! Smooth-SwiGLU: FP8 products of an input with scaled columns and of a weight with inversely scaled columns.
 //!
-//! `y = (x · s) · (W / s)ᵀ`, where the powers of two `s` bring the largest value of each column of `x` to between one half and one. So
-//! no channel's outliers decide how the others are cast, and no amax of the input surprises a history.
+//! `y = (x · s) · (W / s)ᵀ`, where the powers of two `s` bring the amax of each column of `x` to between one half and one. So outliers of
+//! one channel do not affect the cast of the others, and the input's amax is always in the range of the history.
 //! Fishman et al. 2024, arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
@@ -17,21 +17,21 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{DType, Tensor};
 
-/// The linear after SwiGLU, whose input a recipe may smooth.
+/// The linear after SwiGLU, whose input may be smoothed.
 pub struct DownProjection {
-    /// The linear itself. Where its input is smoothed, its own casts are those of the output gradient alone.
+    /// The linear itself. If its input is smoothed, it owns the cast of the output gradient only.
     pub linear: Linear,
     smooth: Option<SmoothCasts>,
 }
 
-/// The casts of a smoothed input, and of the weight that its scales go into.
+/// The casts of a smoothed input and of the inversely scaled weight.
 #[derive(Clone, Copy, Debug)]
 pub struct SmoothCasts {
     input: Slot,
     weight: Slot,
 }
 
-/// What backward has of a smoothed input: the scales of its columns, and those by which input and weight were cast.
+/// What forward saves of a smoothed input: the scales of its columns, and the scales of the casts of input and weight.
 pub struct ColumnScales {
     casts: SmoothCasts,
     columns: Tensor, /* [K] */
@@ -48,7 +48,7 @@ impl DownProjection {
         };
         let name = config.name;
         let input = build.slots.add(format!("{name}.input"), casts.input);
-        // The weight depends on the input's scales, so no update can cast it: its cast is no cast of the parameter.
+        // The scaled weight depends on the input, so no update can cast it: its cast does not belong to the parameter.
         let weight = build.slots.add(format!("{name}.weight"), casts.weight);
         parts.weight.place_weights()?;
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
@@ -57,12 +57,12 @@ impl DownProjection {
         Ok(DownProjection { linear, smooth: Some(SmoothCasts { input, weight }) })
     }
 
-    /// The casts of a smoothed input, where products of this mode smooth it.
+    /// The casts of a smoothed input; `None` if products of this mode do not smooth it.
     pub fn smooth_casts(&self, mode: Mode) -> Option<SmoothCasts> {
         self.smooth.filter(|_| !mode.is_high_precision())
     }
 
-    /// `x · Wᵀ + b`, plus `residual` `[T, N]` where there is one, of an input that is smoothed.
+    /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, with a smoothed input.
     pub fn forward_smooth(
         &self,
         x: &Tensor,
@@ -84,7 +84,7 @@ impl DownProjection {
         Ok((y, ColumnScales { casts, columns, input, weight }))
     }
 
-    /// Measures what [`DownProjection::forward_smooth`] would cast of `x`, in a step that does not smooth it.
+    /// Measures what [`DownProjection::forward_smooth`] would cast, in a step that does not smooth `x`.
     pub fn measure_smooth(&self, x: &View, context: &mut Context) -> Result<()> {
         let (Some(SmoothCasts { input, weight }), View::Value(x)) = (self.smooth, x) else { return Ok(()) };
         let Context { casts, fetched, .. } = context;
