@@ -5,7 +5,7 @@ use std::path::Path;
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a command could not do what it was asked to. [`Error::exit_code`] is what the process returns.
+/// Why a command failed. [`Error::exit_code`] is the exit code of the process.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A configuration file or a command-line setting is wrong.
@@ -23,7 +23,7 @@ pub enum Error {
     /// A loss, gradient or weight is not finite.
     #[error("{0}")]
     NonFinite(String),
-    /// A run does not fit its device: planned, measured, and what would fit.
+    /// A run does not fit its device: planned and measured memory, and changes that fit.
     #[error("{0}")]
     Memory(String),
     /// A signal asked the run to stop; what was saved, and where.
@@ -48,7 +48,7 @@ pub enum Error {
 impl Error {
     /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
     ///
-    /// An error of this crate that travelled inside of a system error, as [`Error::Cancelled`] does, stays what it is.
+    /// An error of this crate inside of a system error, such as [`Error::Cancelled`], is unwrapped.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().display().to_string();
         move |source| source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path, source })

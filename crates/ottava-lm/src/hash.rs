@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result, input, interrupt};
 
-/// FNV-1a of `name`, from `seed`: a number of its own for each tensor that does not depend on what other tensors there are.
+/// FNV-1a of `name`, from `seed`: a number for each tensor that does not depend on other tensors.
 pub fn name_hash(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3))
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 /// Opens the regular file at `path`, following links; returns its size too.
 ///
 /// # Errors
-/// Those of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device.
+/// Errors of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     // Checked before opening, because opening a FIFO waits for its writer.
     let found = std::fs::metadata(path)?;
@@ -24,7 +24,7 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
 /// Reads the regular file at `path`.
 ///
 /// # Errors
-/// Those of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also when the file grows meanwhile.
+/// Errors of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also when the file grows meanwhile.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let (file, size) = open(path)?;
     let too_large = |size: u64| {
@@ -42,7 +42,7 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// Reads the regular file at `path` as UTF-8.
 ///
 /// # Errors
-/// Those of [`read`], and [`ErrorKind::InvalidData`] for other bytes.
+/// Errors of [`read`], and [`ErrorKind::InvalidData`] for invalid UTF-8.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     let text = String::from_utf8(read(path, max_bytes)?);
     text.map_err(|e| {

@@ -45,12 +45,12 @@ fn of_cgroups(own: &str, root: &Path) -> Vec<u64> {
             }
             _ => continue,
         };
-        // In a container the own path may not be visible; then the limit is at the root of what is.
+        // In a container the process's path may not be visible; then the limit is at the root of the visible tree.
         let own: PathBuf = tree.join(path.trim_start_matches('/'));
         for folder in own.ancestors().take_while(|folder| folder.starts_with(&tree)) {
             let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
             let Some(limit) = number(limit) else { continue };
-            // Pages of files that nobody uses are given back on demand.
+            // Inactive file pages are reclaimed on demand.
             let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
             let cached = |key: &str| stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
             let cached = cached("total_inactive_file ").or(cached("inactive_file ")).unwrap_or(0);

@@ -45,7 +45,7 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
-/// How thoroughly a checkpoint is checked.
+/// The depth of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
     /// The manifest and the sizes of all files: finds interrupted copies.
@@ -60,8 +60,8 @@ impl Manifest {
         seal(self)
     }
 
-    /// The manifest of `folder`, without a look at the files; `None` where there is none.
-    /// Errors with [`Error::Checkpoint`] when it is damaged.
+    /// The manifest of `folder`, without checking the files; `None` if there is none. Errors with [`Error::Checkpoint`] when it is
+    /// damaged.
     pub fn read(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(FILE_NAME);
         let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));

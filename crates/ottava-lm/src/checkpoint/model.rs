@@ -65,7 +65,7 @@ impl WeightSource for FolderWeights {
 pub struct RandomWeights {
     /// Seed of the run.
     pub seed: u64,
-    /// Where they are generated; the values do not depend on it.
+    /// The device that generates them; the values do not depend on it.
     pub device: Device,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, std::ops::
 /// The largest of [`COMPANIONS`]; those in common use have some 35 MB.
 const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
-/// Files of a model folder beside the weights, which are copied unchanged.
+/// Files of a model folder that are copied unchanged.
 const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",

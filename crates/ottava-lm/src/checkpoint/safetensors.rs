@@ -60,7 +60,7 @@ impl TensorInfo {
 #[derive(Debug)]
 pub struct ModelFiles {
     files: Vec<TensorFile>,
-    /// Which of the files holds a tensor.
+    /// The index of the file that holds a tensor.
     holders: BTreeMap<String, usize>,
 }
 
@@ -69,7 +69,7 @@ struct TensorFile {
     path: PathBuf,
     file: File,
     metadata: Metadata,
-    /// Where the tensors begin, after the header.
+    /// Offset of the tensors, after the header.
     data_start: u64,
 }
 

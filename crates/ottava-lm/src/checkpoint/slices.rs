@@ -94,7 +94,7 @@ pub struct SliceFiles {
 #[derive(Debug)]
 struct Stored {
     info: TensorInfo,
-    /// Without gaps or overlaps, in ascending order.
+    /// The slices in ascending order, without gaps or overlaps.
     pieces: Vec<Piece>,
 }
 

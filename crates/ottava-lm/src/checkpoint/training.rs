@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Files of the subfolder [`FOLDER`]; format 1 had them beside the weights.
+/// Files of the subfolder [`FOLDER`]; in format 1 they are next to the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
 const SCALING: &str = "scaling.safetensors";
 
@@ -36,10 +36,10 @@ pub struct Progress {
     pub config: String,
     /// Names of the FP8 casts, in the order of the scaling arrays.
     pub scaling_slots: Vec<String>,
-    /// The loss scale, where there is one.
+    /// The loss scale, with `fp16`.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
-    /// The metrics of the step, where a signal cut its evaluation short: they have no line yet.
+    /// Metrics of the step that are not written yet, because a signal interrupted its evaluation.
     #[serde(default)]
     pub pending: Option<Map<String, Value>>,
 }

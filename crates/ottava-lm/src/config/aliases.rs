@@ -8,7 +8,7 @@ enum Meaning {
     Is(&'static str),
     /// This key, with other values: each is translated to TOML, or refused with a reason.
     Values(&'static str, &'static [(&'static str, Result<&'static str, &'static str>)]),
-    /// Accepted at this one value, which is what Ottava does anyway; refused at others, with the reason.
+    /// Accepted at this one value, which is what Ottava does; refused at others, with the reason.
     Only(&'static str, &'static str),
     /// Refused, with the reason.
     Not(&'static str),
@@ -82,7 +82,7 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("tp_only_amax_red", Only("false", "one GPU trains; there is nobody to reduce amaxes with")),
     ("fp8_dot_product_attention", Only("false", ATTENTION)),
     ("fp8_multi_head_attention", Only("false", ATTENTION)),
-    ("keep_fp8_transpose_cache", Not("what is kept of weights is `weight_codes` under [memory]")),
+    ("keep_fp8_transpose_cache", Not("whether FP8 codes of weights are stored is `weight_codes` under [memory]")),
     ("fp8_e4m3", Not("write `fp8_format = \"e4m3\"` under [precision]")),
     ("fp8_hybrid", Not("write `fp8_format = \"hybrid\"` under [precision]")),
     ("transformer_engine", Not(SWITCH)),
@@ -178,7 +178,7 @@ const SWITCH: &str = "FP8 has no switch of its own: write `recipe = \"fp8-delaye
 const SUMS: &str = "each product has a key for how it adds up: `fprop_accumulation`, `dgrad_accumulation` and `wgrad_accumulation` under [precision], \"fast\" or \"exact\"";
 const ATTENTION: &str = "attention computes in BF16 in every recipe";
 const PARAMETERS: &str =
-    "weights are kept in BF16 beside their FP8 codes, and one GPU trains, so that nothing is gathered";
+    "weights have the format of `level` under [optimizer] and are cast to FP8, and with one GPU nothing is gathered";
 const CALIBRATION: &str = "steps that compute in BF16 and measure for FP8 are `high_precision_steps = \"1..100\"` under [precision]; `first_step = \"current\"` does without";
 const FILTER: &str = "write patterns of names in `high_precision_layers` under [precision], as \"*.down_proj\"";
 

@@ -1,4 +1,4 @@
-//! Settings that change nothing in a run, because others make them meaningless.
+//! Settings without effect, because of other settings.
 
 use super::RunConfig;
 use crate::optim::SchedulerType;
@@ -6,7 +6,7 @@ use crate::recipe::RecipeName;
 use toml::{Table, Value};
 
 impl RunConfig {
-    /// Settings with another value than their default that have no effect, a sentence each.
+    /// Changed settings that have no effect, a sentence each.
     pub fn without_effect(&self) -> Vec<String> {
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();

@@ -42,8 +42,9 @@ pub struct MemoryConfig {
     /// the device. Results are the same bits.
     #[serde(with = "auto")]
     pub recompute: Option<Recompute>,
-    /// Whether FP8 codes of weights are kept for the whole step; `auto` follows the optimizer's level. Without them, each product casts
-    /// its weight.
+    /// Whether FP8 codes of weights are stored for the whole step; `auto` follows the optimizer's level. Without them, each product casts
+    /// its
+    /// weight.
     #[serde(with = "auto")]
     pub weight_codes: Option<bool>,
     /// Format of the inputs of norms and SwiGLU that are saved for backward: `exact` or `float8`.

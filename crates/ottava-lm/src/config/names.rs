@@ -58,7 +58,7 @@ impl Known {
         }
     }
 
-    /// The message for a name that belongs into another table.
+    /// The message for a name that belongs in another table.
     fn name_in_other_table(&self, path: &str, ours: &str) -> String {
         match self.0.iter().find(|known| known.rsplit('.').next() == Some(ours)) {
             Some(known) => format!("`{path}` is `{known}` here"),
@@ -67,7 +67,7 @@ impl Known {
     }
 
     fn unknown(&self, path: &str) -> String {
-        // No key is nearly as long, and comparing takes time with the square of the length.
+        // No key is nearly as long, and the time of a comparison grows with the square of the length.
         if path.len() > MAX_KEY_BYTES {
             let start: String = path.chars().take(20).collect();
             return format!(
@@ -91,7 +91,7 @@ impl Known {
     pub(super) fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
         let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
         let key = key.trim();
-        // What is no TOML value is a string: `--set recipe=bf16` needs no quotes.
+        // Anything that is not a TOML value is a string: `--set recipe=bf16` needs no quotes.
         let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
         let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
         match aliases::translate(key.rsplit('.').next().unwrap_or_default(), &value) {

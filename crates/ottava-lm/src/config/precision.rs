@@ -24,11 +24,10 @@ impl RunConfig {
     }
 }
 
-/// A configuration from `settings` (`key=value`, as `--set` has them) over the defaults: of what a benchmark of training computes and
-/// keeps in which format.
+/// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer and memory of a training benchmark.
 ///
 /// Errors when a key is of another table than `[precision]`, `[optimizer]` and `[memory]`, or `recipe`, which benchmarks have an option for.
-/// Whether the values go together depends on the recipe: [`RunConfig::expect_formats`] tells.
+/// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
     let (known, mut table, mut problems) = (Known::new(), Table::new(), Vec::new());
     for setting in settings {

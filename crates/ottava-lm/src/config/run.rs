@@ -17,7 +17,7 @@ use toml::Table;
 /// The most tokens of a micro-batch, whose positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
 
-/// The most sequences of a step. A plan takes time with their number, and proposes to divide them otherwise.
+/// The most sequences of a step. The time of a plan grows with their number, since it proposes other divisions into micro-batches.
 const MAX_SEQUENCES: usize = 1 << 18;
 
 /// A training run.
@@ -59,7 +59,7 @@ pub enum DeviceChoice {
     Cpu,
 }
 
-/// How the weights start.
+/// Initial weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightInit {
@@ -83,7 +83,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Where the tokenizer is.
+    /// The path of the tokenizer.
     pub fn tokenizer_path(&self) -> &Path {
         if self.tokenizer.as_os_str().is_empty() { &self.path } else { &self.tokenizer }
     }
@@ -99,11 +99,11 @@ pub struct DataConfig {
     pub text_documents: Documents,
     /// The field of a JSON line that holds the text.
     pub text_field: String,
-    /// Documents kept for validation: a share below 1, or a number.
+    /// Documents held out for validation: a share below 1, or a number.
     pub val_set_size: f64,
     /// Tokens per sequence.
     pub max_length: usize,
-    /// Where prepared tokens are kept; empty means `tokens` beside the run's folder.
+    /// Folder of prepared tokens; empty means `tokens` next to the run's folder.
     pub cache_dir: PathBuf,
 }
 
@@ -129,7 +129,7 @@ pub struct TrainingConfig {
     pub warmup_steps: u64,
     /// Steps of the final decay of `warmup_stable_decay`.
     pub decay_steps: u64,
-    /// Share of matrices removed per unit of learning rate; norms and biases are left alone.
+    /// Weight decay of matrices per unit of learning rate; norms and biases have none.
     pub weight_decay: f64,
     /// Decay of the first moment.
     pub adam_beta1: f64,
@@ -141,11 +141,11 @@ pub struct TrainingConfig {
     pub max_grad_norm: f64,
     /// Steps between lines of the log; `metrics.jsonl` has every step.
     pub logging_steps: u64,
-    /// Steps between lines of `casts.jsonl`, which has what each FP8 cast measures; 0 writes none.
+    /// Steps between lines of `casts.jsonl`, the statistics of each FP8 cast; 0 writes none.
     pub cast_statistics_steps: u64,
-    /// Steps between evaluations; 0 evaluates at the start and the end alone.
+    /// Steps between evaluations; 0 evaluates only at the start and the end.
     pub eval_steps: u64,
-    /// Steps between checkpoints; 0 saves at the end alone.
+    /// Steps between checkpoints; 0 saves only at the end.
     pub save_steps: u64,
     /// Checkpoints kept, the newest; 0 keeps all.
     pub save_total_limit: usize,
@@ -346,12 +346,12 @@ impl RunConfig {
         )))
     }
 
-    /// How text is read.
+    /// The options for reading text.
     pub fn source_options(&self) -> SourceOptions {
         SourceOptions { text_documents: self.data.text_documents, text_field: self.data.text_field.clone() }
     }
 
-    /// Where prepared tokens are kept.
+    /// The folder of prepared tokens.
     pub fn cache_dir(&self) -> PathBuf {
         match self.data.cache_dir.as_os_str().is_empty() {
             true => self.output_dir.parent().unwrap_or(Path::new(".")).join("tokens"),
@@ -445,7 +445,7 @@ impl RunConfig {
 }
 
 impl RunConfig {
-    /// Whether FP8 codes of weights are kept for the whole step.
+    /// Whether FP8 codes of weights are stored for the whole step.
     pub fn weight_codes(&self) -> bool {
         self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
     }

@@ -37,9 +37,9 @@ impl Batch {
 /// This process among those that share the data: it takes every `world`th row, from row `rank` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which of them, from 0.
+    /// Its index, from 0.
     pub rank: usize,
-    /// How many there are.
+    /// The number of processes.
     pub world: usize,
 }
 
@@ -69,7 +69,7 @@ impl LoaderState {
     }
 }
 
-/// An endless supply of training batches.
+/// An endless stream of training batches.
 pub struct BatchLoader {
     dataset: Arc<TokenDataset>,
     split: Split,
@@ -79,8 +79,8 @@ pub struct BatchLoader {
 }
 
 impl BatchLoader {
-    /// Starts at `state`, which takes the same time wherever that is. Errors with [`Error::Checkpoint`] when the state
-    /// does not fit the data. Panics when `seq_len` is 0 or the rank is not below the world: bugs of the caller.
+    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when `seq_len`
+    /// is 0 or the rank is not below the world: bugs of the caller.
     pub fn new(
         dataset: Arc<TokenDataset>,
         split: Split,
@@ -113,7 +113,7 @@ impl BatchLoader {
         Ok(batch)
     }
 
-    /// Where the next batch starts.
+    /// The start of the next batch.
     pub fn state(&self) -> LoaderState {
         self.cursor.state
     }

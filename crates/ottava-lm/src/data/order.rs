@@ -32,7 +32,7 @@ impl Permutation {
         self.len
     }
 
-    /// Where `index` goes. Panics unless `index` is below the length: a bug of the caller.
+    /// The image of `index`. Panics unless `index` is below the length: a bug of the caller.
     pub fn get(&self, index: u64) -> u64 {
         assert!(index < self.len, "index {index} of a permutation of {}", self.len);
         let mut value = self.network(index);
@@ -53,7 +53,7 @@ impl Permutation {
     }
 }
 
-/// What SplitMix64 adds to its state for the next number.
+/// The increment of SplitMix64's state.
 pub(crate) const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
@@ -67,7 +67,7 @@ pub(crate) fn mix(value: u64) -> u64 {
 /// The seed of the split. It is fixed, so that runs with other seeds are judged on the same documents.
 const SPLIT_SEED: u64 = 0x6f74_7461_7661;
 
-/// Which documents are trained on and which are kept for validation. Each document is in exactly one of the two.
+/// The split of documents into training and validation. Each document is in exactly one of the two.
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
     documents: u64,

@@ -40,7 +40,7 @@ pub struct Meta {
     pub tokens: u64,
     /// Bytes of all texts in UTF-8, without what separates documents.
     pub bytes: u64,
-    /// How a token is stored.
+    /// The storage type of a token.
     pub dtype: TokenType,
     /// Ids are below this.
     pub vocab_size: usize,
@@ -66,7 +66,7 @@ const MAX_META_BYTES: u64 = 256 << 20;
 /// Bytes of tokens that are checked at a time.
 const CHECK_BYTES: usize = 1 << 20;
 
-/// How a token is stored.
+/// The storage type of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {

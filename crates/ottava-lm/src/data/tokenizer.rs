@@ -1,6 +1,6 @@
 //! Text to token ids and back, as a Hugging Face `tokenizer.json` describes it.
 //!
-//! Crafted tokenizer files make the tokenizers crate panic; every call into it is guarded, and a panic becomes an error.
+//! Crafted tokenizer files make the tokenizers crate panic; every call into it catches panics and returns them as errors.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use crate::{Error, Result, input};
 /// Larger tokenizer files are refused; the largest in common use is about 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Names that models give to their end-of-text token, tried in this order when no file beside the tokenizer says.
+/// Common names of end-of-text tokens, tried in this order if no file next to the tokenizer names one.
 const COMMON_EOS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
 /// A tokenizer and the ids that end a text.
@@ -110,7 +110,7 @@ impl Tokenizer {
         &self.path
     }
 
-    /// The ids that end a text by the files beside the tokenizer; empty when none says.
+    /// The ids that end a text by the files next to the tokenizer; empty if none names any.
     fn named_eos_ids(&self) -> Result<Vec<u32>> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         for (file, key) in [
@@ -153,11 +153,11 @@ impl Tokenizer {
 }
 
 thread_local! {
-    /// True while panics of this thread become errors and are not printed.
+    /// True while panics of this thread are caught and not printed.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call into the tokenizers crate; its errors and panics become the reason.
+/// Runs a call into the tokenizers crate, and returns its errors and panics as text.
 fn catch_panics<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

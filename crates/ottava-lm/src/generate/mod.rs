@@ -1,4 +1,4 @@
-//! Completing texts: one token after another, with keys and values of the tokens before kept in a cache.
+//! Text completion, one token at a time, with a cache of keys and values.
 
 use crate::data::Tokenizer;
 use crate::data::order::{MIX_STEP, mix};
@@ -8,7 +8,7 @@ use crate::models::{Decoder, Logits};
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
 
-/// How the next token is chosen, and when to stop.
+/// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Tokens at most.
@@ -17,7 +17,7 @@ pub struct Sampling {
     pub temperature: f64,
     /// Tokens are drawn from the likeliest ones that together have this probability.
     pub top_p: f64,
-    /// Decides the draws.
+    /// The seed of the draws.
     pub seed: u64,
 }
 

@@ -250,7 +250,9 @@ impl Linear {
     ///
     /// Errors if the input must be recomputed, since a linear does not know from what.
     pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
-        let x = saved.into_columns().map_err(|_| Error::Config("a linear by itself recomputes nothing".into()))?;
+        let x = saved.into_columns().map_err(|_| {
+            Error::Config("linear: its input must be recomputed, which only the layer around it can do".into())
+        })?;
         let dy = self.cast_gradient(dy.into(), context)?;
         self.backward_views(dy, x, None, context)
     }

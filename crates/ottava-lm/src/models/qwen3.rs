@@ -10,7 +10,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let bias = file.optional("attention_bias", false)?;
     let uses_window = file.optional("use_sliding_window", false)?;
     let window = file.optional("sliding_window", None)?.filter(|_| uses_window);
-    // Where the file does not say, heads have 128 elements, whatever the width of the stream.
+    // The default size of a head is 128, for any width of the residual stream.
     let head_dim = file.optional("head_dim", 128)?;
     Ok(DecoderConfig { head_dim, qk_norm: true, qkv_bias: bias, output_bias: bias, window, ..common(file)? })
 }

@@ -1,10 +1,10 @@
-//! Frequencies of rotary positions, and how they are stretched for long contexts.
+//! Frequencies of rotary positions, with scaling for long contexts.
 
 use super::ConfigFile;
 use crate::error::Result;
 use serde_json::{Map, Value, json};
 
-/// How positions turn into angles.
+/// The angles of rotary positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeScaling {
     /// Base of the geometric series of wavelengths.

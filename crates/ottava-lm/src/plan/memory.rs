@@ -200,16 +200,16 @@ fn of_host(kinds: &[&str]) -> usize {
 fn describe(scope: &str, config: &RunConfig) -> String {
     match scope {
         "weights" if config.optimizer.formats().masters == Masters::Remainder => {
-            "weights, with the rest of their bits".into()
+            "weights, with their remainders".into()
         }
         "weights" => format!("weights, {}", config.recipe().compute),
         "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
         "forward" => {
             let policy = config.memory.recompute.map_or("auto", Recompute::as_str);
-            format!("activations that forward leaves, recompute {policy}")
+            format!("saved activations, recompute {policy}")
         }
-        "head" => "logits of a chunk of tokens, and the gradients around the head".into(),
-        "backward" => "gradients of activations, and what backward makes again".into(),
+        "head" => "logits of a chunk of tokens, and gradients of the head".into(),
+        "backward" => "gradients of activations, and recomputed operands".into(),
         "update" => "norm of the gradients".into(),
         "build" => "scales and histories, rotary positions, inputs and losses".into(),
         other => other.into(),

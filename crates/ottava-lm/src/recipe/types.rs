@@ -135,7 +135,7 @@ impl Recipe {
     pub fn expect_on(&self, device: &Device) -> Result<()> {
         match (device, self.name) {
             (Device::Cuda(_), RecipeName::Mxfp8) => Err(Error::Config(
-                "recipe mxfp8 needs products that Hopper GPUs do not have; it is emulated with `device = \"cpu\"`, and recipe fp8-block is its like on this GPU".into(),
+                "recipe mxfp8 needs products that Hopper GPUs do not have; use recipe fp8-block, or `device = \"cpu\"`, which emulates mxfp8".into(),
             )),
             _ => Ok(()),
         }

@@ -18,9 +18,9 @@ pub struct Cell {
     pub largest: f64,
     /// Elements cast in all steps of the line.
     pub elements: u64,
-    /// Those beyond the largest finite value after scaling.
+    /// Elements beyond the largest finite value after scaling.
     pub saturated: u64,
-    /// Those that became zero without being zero.
+    /// Elements that became zero without being zero.
     pub underflowed: u64,
     /// Steps in which an element was infinite.
     pub non_finite: u64,
@@ -41,7 +41,7 @@ impl Cell {
         self.underflowed as f64 / self.elements.max(1) as f64
     }
 
-    /// Powers of two between the amax and what saturates; below 0 something did. `None` where the scale followed from the tensor.
+    /// Powers of two between the amax and saturation, negative if elements saturated. `None` if the scale followed from the tensor.
     pub fn headroom(&self) -> Option<f64> {
         self.scale.map(|scale| (self.largest / (self.amax * scale)).log2())
     }
@@ -109,7 +109,7 @@ impl CastTable {
         self.names.is_empty()
     }
 
-    /// Of each cast its cells with their steps.
+    /// The cells of each cast, with their steps.
     pub fn rows(&self) -> impl Iterator<Item = (&str, Vec<(u64, &Cell)>)> {
         self.names.iter().zip(&self.cells).map(|(name, cells)| {
             let cells = self.steps.iter().zip(cells).filter_map(|(&step, cell)| Some((step, cell.as_ref()?)));
@@ -117,7 +117,7 @@ impl CastTable {
         })
     }
 
-    /// Casts that lost the largest share of their elements to what `count` counts, up to `n`; none that lost nothing.
+    /// Up to `n` casts with the largest nonzero share of elements that `count` counts.
     pub fn most_lost(&self, n: usize, count: impl Fn(&Cell) -> u64) -> Vec<Outlier> {
         let share = |lost: u64, elements: u64| lost as f64 / elements.max(1) as f64;
         let outliers = self.rows().map(|(name, cells)| {
@@ -128,7 +128,7 @@ impl CastTable {
         ranked(outliers.collect(), n)
     }
 
-    /// Casts whose amax grew by the most powers of two from their first line to their last, up to `n`; none that shrank.
+    /// Up to `n` casts whose amax grew by the most powers of two from their first line to their last.
     pub fn most_grown(&self, n: usize) -> Vec<Outlier> {
         let outliers = self.rows().filter_map(|(name, cells)| {
             let grown = |cell: &Cell| growth(cells.first()?.1, cell);
@@ -138,7 +138,7 @@ impl CastTable {
         ranked(outliers.collect(), n)
     }
 
-    /// Casts that met infinities, and in how many steps.
+    /// Casts with infinities, and in how many steps.
     pub fn not_finite(&self) -> Vec<(String, u64)> {
         let counts = self
             .rows()
@@ -154,7 +154,7 @@ pub fn growth(first: &Cell, cell: &Cell) -> Option<f64> {
 }
 
 fn outlier(name: &str, value: f64, lines: impl Iterator<Item = (u64, f64)>) -> Outlier {
-    // Of equals the first line.
+    // The first line among equals.
     let (step, highest) = lines.fold((0, f64::NEG_INFINITY), |best, line| if line.1 > best.1 { line } else { best });
     Outlier { name: name.to_string(), value, highest, step }
 }

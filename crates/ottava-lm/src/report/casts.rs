@@ -9,9 +9,9 @@ use std::path::Path;
 
 /// Appends to a `casts.jsonl`.
 ///
-/// A line holds its `step`, the step `since` which it counts, and under `casts` for each cast by name: `amax` and `scale` of that
-/// step (`scale` is null where a cast had scales of its own), the `largest` finite value of its format, and of the elements cast
-/// `since` then how many there were, how many saturated and underflowed, and in how many steps one was infinite.
+/// A line holds its `step`, the step `since` which it counts, and under `casts` for each cast by name: `amax` and `scale` of that step
+/// (`scale` is null for scales that follow from the tensor), the `largest` finite value of its format, and since then the numbers of
+/// elements, of saturated and of underflowed ones, and of steps with an infinity.
 pub struct CastLog {
     writer: MetricsWriter,
     since: u64,

@@ -1,11 +1,11 @@
-//! `casts.html`: what the casts of a run lost, where and when, as pictures that any browser shows. No script, nothing to load.
+//! `casts.html`: heat maps of what the casts of a run lost, in one file without scripts.
 
 use super::cast_table::{CastTable, Cell, growth};
 use super::plot::{escape, push};
 
-/// Columns at most; more lines are drawn several to a column.
+/// The most columns; with more lines, several share a column.
 const MAX_COLUMNS: usize = 100;
-/// Width of the names beside a map, of a map, and height of a row.
+/// Width of the names next to a map, width of a map, and height of a row.
 const NAMES: f64 = 260.0;
 const WIDTH: f64 = 800.0;
 const ROW: f64 = 11.0;
@@ -23,7 +23,7 @@ const fn level(from: f64, colour: &'static str, label: &'static str) -> Level {
     Level { from, colour, label }
 }
 
-/// Nothing to see, on a white page and on a dark one.
+/// Hardly visible on a white page and on a dark one.
 const CALM: &str = "#7d848e30";
 
 const SHARES: [Level; 8] = [
@@ -58,13 +58,13 @@ const GROWTH: [Level; 8] = [
     level(8.0, "#581c1c", "grew by 8 bits and more"),
 ];
 
-/// One picture: what it shows of a cell (and of the first cell of the same cast), and how.
+/// One heat map: its value of a cell (given also the first cell of the cast), and its colours.
 struct Map {
     title: &'static str,
     meaning: &'static str,
     value: fn(&Cell, &Cell) -> Option<f64>,
     levels: &'static [Level],
-    /// Which of two values the same column shows.
+    /// Chooses between two values in one column.
     worse: fn(f64, f64) -> f64,
 }
 

@@ -1,13 +1,13 @@
-//! `loss.svg`: the loss of a run as a picture that any browser shows.
+//! `loss.svg`: a plot of the losses of a run.
 
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 460.0;
-/// Space beside the axes: left, right, top, bottom.
+/// Margins: left, right, top, bottom.
 const MARGIN: [f64; 4] = [64.0, 24.0, 48.0, 52.0];
 
-/// Colours of middle brightness, and no background: readable on a white page and on a dark one.
+/// Colours of medium brightness without a background: readable on a white page and on a dark one.
 const TEXT: &str = "#7d848e";
 const TRAIN: &str = "#3b82f6";
 const EVAL: &str = "#f0731a";
@@ -50,7 +50,7 @@ pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> Strin
     svg
 }
 
-/// What of the data is shown, and where on the page.
+/// The range of the data, and its place on the page.
 struct Frame {
     steps: Ticks,
     losses: Ticks,

@@ -1,4 +1,4 @@
-//! A run's `metrics.jsonl` in a few numbers.
+//! A summary of a run's `metrics.jsonl`.
 
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -36,9 +36,9 @@ pub struct CastSummary {
 pub struct Share {
     /// The mean over all steps.
     pub mean: f64,
-    /// That of the step in which it was highest.
+    /// The largest share of a step.
     pub highest: f64,
-    /// That step.
+    /// The step of the largest share.
     pub step: u64,
 }
 

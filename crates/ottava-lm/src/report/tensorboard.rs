@@ -58,7 +58,7 @@ impl EventWriter {
     }
 }
 
-// How a field is stored; with its number it makes the byte before it.
+// Wire types of protocol buffers.
 const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const LENGTH: u8 = 2;
@@ -70,7 +70,7 @@ fn bytes_field(message: &mut Vec<u8>, number: u8, content: &[u8]) {
     message.extend(content);
 }
 
-/// Seven bits a byte, lowest first; the top bit says that more follow.
+/// Seven bits per byte, lowest first; the top bit is set if more follow.
 fn varint(message: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         message.push(value as u8 | 0x80);

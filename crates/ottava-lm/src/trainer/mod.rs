@@ -309,10 +309,8 @@ impl Trainer {
         let precision = self.config.precision.precision_of(step);
         if precision != std::mem::replace(&mut self.precision, precision) {
             let (name, and) = match precision {
-                StepPrecision::High => ("bfloat16", "histories and scales go on"),
-                StepPrecision::Recipe => {
-                    (self.config.precision.recipe.as_str(), "with the scales that were kept up to date")
-                }
+                StepPrecision::High => ("bfloat16", "casts still measure"),
+                StepPrecision::Recipe => (self.config.precision.recipe.as_str(), "scales are up to date"),
             };
             tracing::info!("from step {step} on, products are computed in {name}; {and}");
         }
