@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sets the losses of runs in other recipes against those in BF16 with the same seed, and against what a seed changes.
+"""Compares the losses of runs in other recipes with those in BF16 of the same seed, and with the spread of seeds.
 
 usage: scripts/compare_losses.py FOLDER      (scripts/gpu-convergence.sh runs it)
 

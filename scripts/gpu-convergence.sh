@@ -5,8 +5,8 @@
 # usage: scripts/gpu-convergence.sh OTTAVA CORPUS_FOLDER [OPTION OF `ottava train`]...
 #        CORPUS_FOLDER holds english.jsonl.gz (scripts/fetch-english.sh)
 # RESULTS (default runs/gpu-convergence) receives the metrics of each run, losses.txt and gaps.svg.
-# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") say what is compared, with LEVELS of the
-# optimizer beside (none by default; each with fp8-delayed).
+# RECIPES (default "fp8-delayed fp8-current fp8-row fp8-block") and SEEDS (default "42 1") are compared, and LEVELS of the
+# optimizer with fp8-delayed (none by default).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ $# -lt 2 ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes data/wordnet-glosses.txt.gz and data/WORDNET-LICENSE.txt again from Debian's package of WordNet 3.0.
+# Reproduces data/wordnet-glosses.txt.gz and data/WORDNET-LICENSE.txt from Debian's package of WordNet 3.0.
 # Needs apt (Debian 12 or later), awk, gzip and `apt-get update` run before. Same input, same bytes:
 # the lines are sorted bytewise and gzip stores neither name nor time.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes data/tokenizer/ again: a byte-level BPE of 4,096 entries trained on data/wordnet-glosses.txt.gz.
+"""Reproduces data/tokenizer/: a byte-level BPE of 4,096 entries trained on data/wordnet-glosses.txt.gz.
 
 Development only; the program itself needs no Python. `pip install tokenizers==0.23.3`, then run from anywhere.
 """

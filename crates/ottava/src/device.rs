@@ -5,8 +5,9 @@ use ottava_lm::config::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};
 
-/// Opens the chosen device. `auto` takes a GPU where the driver shows one; a GPU that does not open is an error, so that
-/// no run falls back to the CPU silently.
+/// Opens the chosen device. `auto` takes a GPU if the driver lists one; a GPU that does not open is an error, so that no run falls back
+/// to
+/// the CPU silently.
 pub fn open(choice: DeviceChoice) -> Result<Device> {
     let device = match choice {
         DeviceChoice::Cpu => Device::Cpu,
@@ -25,7 +26,7 @@ pub fn open(choice: DeviceChoice) -> Result<Device> {
     Ok(device)
 }
 
-/// The device to plan for: the chosen one, or a dry run of a GPU where there is none or `gpu_memory` GiB are asked for.
+/// The device to plan for: the chosen one, or a GPU in a dry run if there is none or `gpu_memory` GiB are given.
 pub fn plan_for(choice: DeviceChoice, gpu_memory: Option<f64>) -> Result<Device> {
     let h200 = GpuModel::h200();
     if let Some(memory) = gpu_memory {

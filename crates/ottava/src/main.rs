@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version end well; wrong usage is the user's error, and 2 is for data.
+            // Help and version exit with 0; wrong usage with 1, since 2 is for data.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);

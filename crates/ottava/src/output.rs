@@ -1,6 +1,6 @@
 //! Output: results to standard output, everything else to standard error.
 //!
-//! Nothing here panics. Closed pipes, closed descriptors and full disks lose the text and nothing else. A result lost on
+//! Nothing here panics: with closed pipes, closed descriptors and full disks only the text is lost. A result that cannot be written to
 //! standard output makes [`finish`] fail, unless its reader closed the pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -87,7 +87,7 @@ impl Write for Stderr {
     }
 }
 
-/// Log lines without clutter; `RUST_LOG` chooses more or less of them.
+/// Log lines without time and target; `RUST_LOG` sets their level.
 pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt()
@@ -104,7 +104,7 @@ pub fn print_json(value: &impl serde::Serialize) {
     out!("{}", serde_json::to_string(value).expect("results are written without fail"));
 }
 
-/// Makes the first SIGINT, SIGTERM or SIGHUP ask all work to stop, with this message; a second one ends the process.
+/// Handles the first SIGINT, SIGTERM or SIGHUP by a request to stop, with this message; a second one ends the process.
 pub fn stop_on_signals(message: &'static str) -> Result<()> {
     ctrlc::set_handler(move || {
         if interrupt::flag().swap(true, Ordering::Relaxed) {
@@ -170,7 +170,7 @@ impl Progress {
         }
     }
 
-    /// Ends the bar where it is.
+    /// Ends the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();

@@ -1,4 +1,4 @@
-//! `ottava inspect` on what `ottava train` leaves.
+//! `ottava inspect` on the output of `ottava train`.
 
 use crate::setup::{Run, json};
 

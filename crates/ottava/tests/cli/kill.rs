@@ -1,4 +1,4 @@
-//! A run that is killed at any moment, again and again, becomes the run that was never killed.
+//! A run that is killed repeatedly at random moments ends like an uninterrupted run.
 
 use crate::setup::{Run, steps};
 use serde_json::Value;
@@ -24,7 +24,7 @@ const TRAIN: [&str; 12] = [
     "save_total_limit=3",
 ];
 
-/// Lines of metrics without what a clock or the machine decides.
+/// Lines of metrics without times and memory.
 fn metrics(run: &Path) -> Vec<Value> {
     // A killed run may leave half a line at the end.
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
@@ -113,7 +113,7 @@ fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
             run = Run::new();
         }
     }
-    // What was killed last ends as well.
+    // The last killed run is resumed to its end.
     let resume: &[&str] = if checkpoints(&run.path("run")).is_empty() { &[] } else { &["--resume"] };
     run.succeed(&[&TRAIN, resume].concat());
     assert_eq!(steps(&run.path("run/metrics.jsonl")).len(), expected.len());

@@ -1,4 +1,4 @@
-//! The program as a user meets it: commands, results, and what bad input gets.
+//! The program as users run it: commands, results, and errors on bad input.
 
 mod bad_input;
 mod commands;

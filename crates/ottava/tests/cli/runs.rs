@@ -1,4 +1,4 @@
-//! A run's folder: what starts, resumes and saves into it never loses or mixes up what is there.
+//! A run's folder: starting, resuming and saving never lose or mix up its content.
 
 use crate::setup::{Run, steps};
 use std::process::Stdio;
@@ -30,7 +30,7 @@ fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
     assert_eq!(checkpoints(&run), ["checkpoint-2", "checkpoint-4", "checkpoint-6"]);
     let first = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
     let older = ["--resume", "run/checkpoints/checkpoint-2"];
-    // Killed before its first save, the run still goes on from step 2 and not from the steps that it left.
+    // Killed before its first save, the run still resumes from step 2 and not from the abandoned steps.
     let endless = train(&older, &["max_steps=100000", "save_total_limit=1"]);
     let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     run.wait_for_steps(&mut child, 12);
@@ -40,7 +40,7 @@ fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!(metrics(&run), [0, 1, 2, 3]);
     assert_eq!(checkpoints(&run), ["abandoned-checkpoint-4", "abandoned-checkpoint-6", "checkpoint-3"]);
-    // The other past can be taken up again, with its own metrics.
+    // The abandoned checkpoint can be resumed, with its own metrics.
     run.succeed(&train(&["--resume", "run/checkpoints/abandoned-checkpoint-6"], &["max_steps=6", "save_steps=2"]));
     assert_eq!(std::fs::read(run.path("run/metrics.jsonl")).unwrap(), first);
     run.succeed(&train(&["--resume"], &["max_steps=7", "save_total_limit=0"]));
@@ -64,7 +64,7 @@ fn a_changed_model_configuration_is_not_resumed() {
         run.replace("model/config.json", to, from);
     }
     assert_eq!(checkpoints(&run), ["checkpoint-2"]);
-    // The same content elsewhere is the same model.
+    // The same content at another path is the same model.
     std::fs::rename(run.path("model"), run.path("moved")).unwrap();
     run.succeed(&train(&["--resume"], &["max_steps=3", "model.path=moved"]));
     run.succeed(&train(&["--resume"], &["max_steps=4", "model.path=run/checkpoints/checkpoint-3"]));
@@ -109,7 +109,7 @@ fn stray_names_are_not_taken_for_checkpoints() {
 #[test]
 fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     let run = Run::new();
-    // Of the last step the update is not followed by another, which would notice.
+    // No step follows the last update, so only the check before saving can notice.
     let last = ["learning_rate=1e38", "lr_scheduler_type=constant", "warmup_steps=0", "max_steps=1"];
     run.fail(&train(&[], &last), 4, &["not finite"]);
     run.fail(&train(&[], &[&last[..], &["val_set_size=0"]].concat()), 4, &["not finite"]);
@@ -134,7 +134,7 @@ fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     }
 }
 
-/// A run without end, after its first steps.
+/// An endless run, after its first steps.
 fn started(run: &Run) -> std::process::Child {
     let endless = train(&[], &["max_steps=100000"]);
     let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

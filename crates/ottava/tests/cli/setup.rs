@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-/// Inputs of a run, in a folder that goes away with it.
+/// Inputs of a run, in a folder that is removed on drop.
 pub struct Run {
     folder: tempfile::TempDir,
 }
@@ -48,26 +48,26 @@ impl Run {
         run
     }
 
-    /// A file or folder of it.
+    /// The path of a file or folder in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Writes a file of it.
+    /// Writes a file in it.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// Replaces text in a file of it, which must be there.
+    /// Replaces text in a file in it, which must contain it.
     pub fn replace(&self, name: &str, from: &str, to: &str) {
         let text = std::fs::read_to_string(self.path(name)).unwrap();
         assert!(text.contains(from), "{name} has no {from}");
         self.write(name, text.replace(from, to).as_bytes());
     }
 
-    /// The program with these arguments, to be run in the folder.
+    /// A command that runs the program in the folder with these arguments.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ottava"));
         command.args(args).current_dir(self.folder.path());

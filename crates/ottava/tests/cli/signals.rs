@@ -1,10 +1,10 @@
-//! A signal is answered soon, whatever the program does, and costs nothing.
+//! A signal stops the program soon, whatever it does, without loss.
 
 use crate::setup::{Run, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that a process may go on after a signal.
+/// The longest that a process may run after a signal.
 const SOON: Duration = Duration::from_secs(10);
 
 fn spawn(run: &Run, args: &[&str]) -> Child {
@@ -22,7 +22,7 @@ fn terminate(child: Child, code: i32, word: &str) {
     assert!(error.contains(word), "{error}");
 }
 
-/// The program's metrics without what a clock decides.
+/// The metrics of a run without times.
 fn metrics(run: &Run) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     let mut lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -53,7 +53,7 @@ fn evaluating_stops_and_the_resumed_run_has_the_same_metrics() {
     std::thread::sleep(Duration::from_millis(1500));
     assert!(first.try_wait().unwrap().is_none(), "the validation takes longer than that");
     terminate(first, 130, "stopped by a signal while evaluating");
-    // After each step the evaluation is cut short, that of the last step too.
+    // Each evaluation after a step is interrupted, that of the last step too.
     for step in 1..=2 {
         let args = if step == 1 { train.to_vec() } else { [&train[..], &["--resume"]].concat() };
         let mut child = spawn(&run, &args);

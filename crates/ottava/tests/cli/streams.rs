@@ -1,4 +1,4 @@
-//! Whoever reads the program's output may go away: that costs the text and nothing else.
+//! A reader of the program's output may go away: only the text is lost.
 
 use crate::setup::{Run, steps};
 use std::fs::File;
@@ -43,7 +43,7 @@ fn a_run_whose_output_has_no_reader_trains_to_the_same_bits() {
         let run = Run::new();
         run.replace("run.toml", "[precision]", "[generation]\nprompts = [\"line\"]\n[precision]");
         let status = run.command(&TRAIN).stdout(out.open()).stderr(err.open()).status().unwrap();
-        // A sample that a full disk did not take is a lost result; one that nobody wanted is not.
+        // A sample that a full disk rejects is a lost result; with a closed pipe it is not.
         assert_eq!(status.code(), Some(i32::from(out == Sink::Full)), "{out:?} {err:?}");
         assert!(saved(&run) == saved(&normal), "{out:?} {err:?}");
         assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2]);
