@@ -30,7 +30,7 @@ impl Run {
     ) -> Result<Run> {
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
-        let mut model = Decoder::new(sizes, &config.recipe(), device, config.purpose(), seq_len, weights)?;
+        let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);

@@ -12,6 +12,7 @@ use crate::models::DecoderConfig;
 use crate::plan::ResolvedRun;
 use crate::recipe::{Precision, RecipeName};
 use crate::run::Run;
+use crate::trainer::log_exceptions;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::MemoryStats;
 use serde::Serialize;
@@ -89,6 +90,7 @@ impl TrainBench {
         resolved.prepare_device();
         let ResolvedRun { config, memory: planned, .. } = resolved;
         let mut run = Run::new(&config, &sizes, device, &mut weights)?;
+        log_exceptions(&run.model, None);
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {
             gpu.reset_peak_memory();

@@ -8,10 +8,11 @@ use std::path::Path;
 use toml::{Table, Value};
 
 impl RunConfig {
-    /// The configuration of the run that saved the checkpoint `folder`; `None` for other model folders.
-    pub fn saved_in(folder: &Path) -> Result<Option<RunConfig>> {
+    /// The configuration of the run that saved the checkpoint `folder`, and the names of its casts; `None` for other model folders.
+    pub fn saved_in(folder: &Path) -> Result<Option<(RunConfig, Vec<String>)>> {
         let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
-        RunConfig::saved(folder, &training::progress(folder, &manifest)?).map(Some)
+        let progress = training::progress(folder, &manifest)?;
+        Ok(Some((RunConfig::saved(folder, &progress)?, progress.scaling_slots)))
     }
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.

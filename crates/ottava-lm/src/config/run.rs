@@ -10,6 +10,7 @@ use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{MemoryPolicy, Purpose};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
+use ottava_tensor::Device;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::Table;
@@ -359,9 +360,9 @@ impl RunConfig {
         }
     }
 
-    /// The recipe of the run.
-    pub fn recipe(&self) -> Recipe {
-        self.precision.recipe_at(self.training.per_device_train_batch_size * self.data.max_length)
+    /// The recipe of the run on `device`.
+    pub fn recipe_on(&self, device: &Device) -> Recipe {
+        self.precision.recipe_on(device, self.training.per_device_train_batch_size * self.data.max_length)
     }
 
     /// Tokens per optimizer step.

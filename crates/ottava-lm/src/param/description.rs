@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::recipe::{Decision, LinearSite, Recipe};
+use std::collections::BTreeMap;
 
 /// The linears of a model with what its recipe does with them, its parameters, and the work of a token.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +31,31 @@ impl Description {
     /// The linears of the first block.
     pub fn block_linears(&self) -> impl Iterator<Item = &LinearSite> {
         self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
+    }
+
+    /// A sentence for each reason for which `recipe`, if it casts to FP8, leaves linears in high precision.
+    pub fn exceptions(&self, recipe: &Recipe) -> Vec<String> {
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        let decisions = self.linears.iter().map(|(_, decision)| decision);
+        for decision in decisions.filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
+            *reasons.entry(&decision.reason).or_default() += 1;
+        }
+        let sentence = |(reason, count): (&str, usize)| {
+            format!("{count} of {} linears stay in {}: {reason}", self.linears.len(), recipe.compute)
+        };
+        reasons.into_iter().map(sentence).collect()
+    }
+
+    /// How many linears are cast, if a run with the same settings that saved `casts`, its casts by name, had another number.
+    pub fn difference(&self, casts: &[String]) -> Option<String> {
+        let saved = casts.iter().filter(|name| name.ends_with(".input")).count();
+        let here = self.linears.iter().filter(|(_, decision)| decision.fp8.is_some()).count();
+        (saved != here).then(|| {
+            format!(
+                "the run that saved the checkpoint cast {saved} of its {} linears to FP8; here {here} are, since `skip_slow_linears` goes by the speed of a GPU",
+                self.linears.len()
+            )
+        })
     }
 
     /// Checks the exceptions of `recipe` against all linears.

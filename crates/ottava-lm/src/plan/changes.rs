@@ -114,9 +114,9 @@ fn offloads(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
         MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
-    let model = Decoder::describe(sizes, &config.recipe())?;
+    let model = Decoder::describe(sizes, &config.recipe_on(device))?;
     let flops = model.flops_per_token(config.data.max_length) * config.tokens_per_step() as f64;
-    let step = flops / STEP_RATES[usize::from(config.recipe().casts.is_none())];
+    let step = flops / STEP_RATES[usize::from(config.precision.recipe().casts.is_none())];
     let level = |share| Level {
         setting: vec![format!("memory.offload_optimizer = {share}")],
         time: 1.0 + bus_seconds(moved) * (share - now) / step,
@@ -137,7 +137,7 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
         effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.memory.recompute = Some(other)),
     });
-    let codes = (config.weight_codes() && config.recipe().casts.is_some()).then(|| Level {
+    let codes = (config.weight_codes() && config.precision.recipe().casts.is_some()).then(|| Level {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,

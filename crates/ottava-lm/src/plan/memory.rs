@@ -202,7 +202,7 @@ fn describe(scope: &str, config: &RunConfig) -> String {
         "weights" if config.optimizer.formats().masters == Masters::Remainder => {
             "weights, with their remainders".into()
         }
-        "weights" => format!("weights, {}", config.recipe().compute),
+        "weights" => format!("weights, {}", config.precision.recipe().compute),
         "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
         "forward" => {
             let policy = config.memory.recompute.map_or("auto", Recompute::as_str);

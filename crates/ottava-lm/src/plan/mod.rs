@@ -29,6 +29,8 @@ pub struct Plan {
     pub tokens_per_step: u64,
     /// Each kind of linear.
     pub linears: Vec<LinearPlan>,
+    /// A sentence for each reason for which linears stay in high precision.
+    pub exceptions: Vec<String>,
     /// What runs attention.
     pub attention: String,
     /// What settings that are `auto` have come to.
@@ -41,7 +43,7 @@ impl Plan {
     /// The plan of a run of a model of `sizes` on `device`.
     pub fn new(resolved: &ResolvedRun, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
         let ResolvedRun { config, memory, choice, .. } = resolved;
-        let recipe = config.recipe();
+        let recipe = config.recipe_on(device);
         let model = Decoder::describe(sizes, &recipe)?;
         let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {
             AttentionBackend::Cpu => "the reference on the CPU".to_string(),
@@ -56,6 +58,7 @@ impl Plan {
             flops_per_token: model.flops_per_token(config.data.max_length),
             tokens_per_step: config.tokens_per_step(),
             linears: linears::linears(&model, &recipe),
+            exceptions: model.exceptions(&recipe),
             attention,
             choice: choice.clone(),
             memory: memory.clone(),

@@ -256,7 +256,8 @@ fn memory_that_runs_out_is_explained() {
     resolved.expect_fit().unwrap();
     let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();
     let mut weights = crate::checkpoint::RandomWeights { seed: 1, device: device.clone() };
-    let mut decoder = Decoder::new(&llama(), &config.recipe(), &device, config.purpose(), 4096, &mut weights).unwrap();
+    let mut decoder =
+        Decoder::new(&llama(), &config.recipe_on(&device), &device, config.purpose(), 4096, &mut weights).unwrap();
     let Err(error) = AdamWOptimizer::new(config.adamw(), &decoder.parameters()).and_then(|mut optimizer| {
         decoder.quantize_weights()?;
         crate::step::TrainStep::new(&decoder, 1, 2, 4096)?.run(

@@ -197,6 +197,8 @@ fn scaling(casts: &Casts) -> String {
 mod tests {
     use super::*;
     use crate::recipe::{Precision, RecipeName};
+    use ottava_tensor::Device;
+    use ottava_tensor::cuda::GpuModel;
 
     fn site(block: usize, name: &str, parts: &[&str]) -> LinearSite {
         let full = |name: &str| format!("model.layers.{block}.{name}");
@@ -290,18 +292,22 @@ mod tests {
     }
 
     #[test]
-    fn slow_linears_stay_where_speed_decides() {
+    fn slow_linears_stay_on_a_gpu_where_speed_decides() {
+        let gpu = Device::dry_gpu(GpuModel::h200());
         let precision = Precision { recipe: RecipeName::Fp8Delayed, skip_slow_linears: true, ..Precision::default() };
-        assert_eq!(high(&precision.recipe_at(8192)).len(), 24);
-        assert_eq!(high(&precision.recipe_at(16384)).len(), 0);
+        assert_eq!(high(&precision.recipe_on(&gpu, 8192)).len(), 24);
+        assert_eq!(high(&precision.recipe_on(&gpu, 16384)).len(), 0);
         let current = Precision { recipe: RecipeName::Fp8Current, ..precision.clone() };
         assert_eq!(
-            [32768, 65536].map(|tokens| high(&current.recipe_at(tokens)).len()),
+            [32768, 65536].map(|tokens| high(&current.recipe_on(&gpu, tokens)).len()),
             [24, 0],
             "which casts in two passes"
         );
+        for cpu in [Device::Cpu, Device::Cpu.dry()] {
+            assert_eq!(high(&precision.recipe_on(&cpu, 8192)).len(), 0, "whose speed was not measured");
+        }
         assert_eq!(high(&precision.recipe()).len(), 0);
-        let reason = precision.recipe_at(8192).decide(&sites()[0]).unwrap().reason;
+        let reason = precision.recipe_on(&gpu, 8192).decide(&sites()[0]).unwrap().reason;
         assert_eq!(reason, "skip_slow_linears: at 8192 tokens FP8 is slower than bfloat16");
     }
 }

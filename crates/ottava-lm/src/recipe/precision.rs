@@ -3,7 +3,7 @@
 use super::{Cast, Casts, Exceptions, FirstStep, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
 use crate::mode::StepPrecision;
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
-use ottava_tensor::{DType, Granularity};
+use ottava_tensor::{DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// Which FP8 formats the operands have.
@@ -104,7 +104,7 @@ pub struct Precision {
     pub first_layers_bf16: usize,
     /// Blocks at the end whose linears stay in BF16.
     pub last_layers_bf16: usize,
-    /// Whether linears that FP8 would make slower, by measurements on an H200, stay in BF16.
+    /// Whether linears that FP8 would make slower on a GPU, by measurements on an H200, stay in BF16 there.
     pub skip_slow_linears: bool,
     /// Whether each channel after SwiGLU is scaled by itself before the cast of its tensor, and back in the weight: Smooth-SwiGLU.
     pub smooth_swiglu: bool,
@@ -224,10 +224,12 @@ impl Precision {
         })
     }
 
-    /// The recipe these settings describe in a run with micro-batches of this many tokens.
-    pub fn recipe_at(&self, micro_batch_tokens: usize) -> Recipe {
+    /// The recipe these settings describe on `device`, in a run with micro-batches of this many tokens. Speed was measured on a GPU and
+    /// decides nothing on a CPU.
+    pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
         let mut recipe = self.recipe();
-        recipe.exceptions.slow_at = self.skip_slow_linears.then_some(micro_batch_tokens);
+        let measured = matches!(device, Device::Cuda(_));
+        recipe.exceptions.slow_at = (measured && self.skip_slow_linears).then_some(micro_batch_tokens);
         recipe
     }
 

@@ -189,6 +189,6 @@ pub struct Exceptions {
     pub first: usize,
     /// Blocks at the end.
     pub last: usize,
-    /// Tokens of a micro-batch; if set, linears that FP8 would make slower are exceptions too.
+    /// Tokens of a micro-batch on a GPU; if set, linears that FP8 would make slower are exceptions too.
     pub slow_at: Option<usize>,
 }

@@ -4,7 +4,7 @@ mod report;
 mod start;
 
 pub use report::StepReport;
-pub use start::{Start, build};
+pub use start::{Start, build, log_exceptions};
 
 use crate::checkpoint::fs::{RealFs, create_dirs, replace_file};
 use crate::checkpoint::{
@@ -24,7 +24,7 @@ use crate::step::StepResult;
 use ottava_tensor::Device;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, log_exceptions, read_losses};
+use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,10 +82,14 @@ impl Trainer {
         create_dirs(&RealFs, &checkpoints(&folder))?;
         let lock = RunLock::take(&folder)?;
         let mut resumed = find_checkpoint(&config, start)?;
+        // The casts of a run with the same settings.
+        let mut saved_casts = None;
         if let Some(resumed) = &resumed {
-            for (key, before, now) in config.check_resume(&RunConfig::saved(&resumed.path, &resumed.progress)?)? {
+            let saved = RunConfig::saved(&resumed.path, &resumed.progress)?;
+            for (key, before, now) in config.check_resume(&saved)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
+            saved_casts = (saved.precision == config.precision).then(|| resumed.progress.scaling_slots.clone());
         }
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let dataset =
@@ -113,7 +117,7 @@ impl Trainer {
         };
         let mut run =
             build(weights, config.seed, device, sizes.tied, |weights| Run::new(&config, &sizes, device, weights))?;
-        log_exceptions(run.model.description(), run.model.recipe());
+        log_exceptions(&run.model, saved_casts.as_deref());
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);

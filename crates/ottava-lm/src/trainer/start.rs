@@ -7,11 +7,9 @@ use crate::checkpoint::{
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::models::{ConfigFile, DecoderConfig, decoder_config};
-use crate::param::{Description, WeightSource};
-use crate::recipe::Recipe;
+use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use crate::param::WeightSource;
 use ottava_tensor::Device;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -47,15 +45,13 @@ pub fn build<T>(
     Ok(made)
 }
 
-/// Logs how many linears an FP8 recipe leaves in high precision, with reasons.
-pub(super) fn log_exceptions(model: &Description, recipe: &Recipe) {
-    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    let decisions = model.linears.iter().map(|(_, decision)| decision);
-    for decision in decisions.filter(|decision| recipe.casts.is_some() && decision.fp8.is_none()) {
-        *reasons.entry(&decision.reason).or_default() += 1;
-    }
-    for (reason, count) in reasons {
-        tracing::warn!("{count} of {} linears stay in {}: {reason}", model.linears.len(), recipe.compute);
+/// Logs which linears an FP8 recipe leaves in high precision, and whether they are others than in a run of the same settings that `saved`
+/// its casts by name.
+pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
+    let description = model.description();
+    let difference = saved.and_then(|casts| description.difference(casts));
+    for text in description.exceptions(model.recipe()).into_iter().chain(difference) {
+        tracing::warn!("{text}");
     }
 }
 

@@ -5,8 +5,8 @@ use ottava_lm::checkpoint::{Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::Purpose;
-use ottava_lm::recipe::{Recipe, RecipeName};
-use ottava_lm::trainer::build;
+use ottava_lm::recipe::RecipeName;
+use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
 use std::path::Path;
 
@@ -55,21 +55,19 @@ impl Inference {
     /// not those of its manifest.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
         verify_model(folder)?;
-        let recipe = self.recipe(folder)?;
-        tracing::info!("recipe: {}", recipe.name.as_str());
+        let (run, casts) = RunConfig::saved_in(folder)?.unzip();
+        let mut run = run.unwrap_or_default();
+        let same = self.recipe.is_none_or(|recipe| recipe == run.precision.recipe);
+        run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
+        tracing::info!("recipe: {}", run.precision.recipe.as_str());
         let device = crate::device::open(self.device)?;
+        let recipe = run.recipe_on(&device);
         let sizes = decoder_config(config)?;
         let mut model = build(Some(folder), 0, &device, sizes.tied, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
+        log_exceptions(&model, casts.as_deref().filter(|_| same));
         model.quantize_weights()?;
         Ok(model)
-    }
-
-    fn recipe(&self, folder: &Path) -> Result<Recipe> {
-        // What speed decided in the run is decided by the run's sizes here too: it is the trained model that runs.
-        let mut run = RunConfig::saved_in(folder)?.unwrap_or_default();
-        run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
-        Ok(run.recipe())
     }
 }

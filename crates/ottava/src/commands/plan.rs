@@ -44,6 +44,9 @@ impl PlanCommand {
         let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
         let resolved = ResolvedRun::new(&config, &sizes, &device)?;
         let plan = Plan::new(&resolved, &sizes, &device)?;
+        for text in &plan.exceptions {
+            tracing::warn!("{text}");
+        }
         match self.json {
             true => print_json(&plan),
             false => print(&resolved.config, &plan),

@@ -198,7 +198,7 @@ fn a_signal_saves_and_a_resumed_run_ends() {
 #[test]
 fn bench_times_a_small_model_in_every_recipe() {
     let run = Run::new();
-    let result = json(&run.succeed(&[
+    let output = run.ottava(&[
         "bench",
         "train",
         "--model",
@@ -220,7 +220,10 @@ fn bench_times_a_small_model_in_every_recipe() {
         "--device",
         "cpu",
         "--json",
-    ]));
+    ]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("4 of 4 linears stay in bfloat16: first_layers_bf16 = 1"), "{said}");
+    let result = json(&String::from_utf8(output.stdout).unwrap());
     let row = &result["rows"][0];
     assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     let loss = row["loss"].as_f64().unwrap();

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod commands;
+mod exceptions;
 mod hostile;
 mod inspect;
 mod kill;
