@@ -178,7 +178,7 @@ fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
     if first > available {
         return Err(Error::Data(format!(
             "{}:{}: tokenizing this document of {:.1} MiB takes about {:.1} GiB of memory, \
-             and {:.1} GiB are available; split it, or set text_documents = \"line\"",
+             {:.1} GiB available; split it, or set text_documents = \"line\"",
             source.display(),
             documents[0].line,
             documents[0].text.len() as f64 / f64::from(1 << 20),

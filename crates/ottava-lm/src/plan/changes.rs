@@ -188,7 +188,8 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
     ])
 }
 
-/// The cheapest changes that make `config` fit `device`; at most three, of which none holds all of another. None where nothing does.
+/// Changes that make `config` fit `device`, the fastest first, but those that lower precision last; at most three, of which none holds
+/// all of another. None where nothing does.
 pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
     // For each setting how far it is changed: 0 is not at all.
@@ -258,7 +259,7 @@ pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
     }
-    let mut text = "Any of these makes it fit, the cheapest first, with times as measured at Llama-2-7B:".to_string();
+    let mut text = "Any of these makes it fit, the fastest first, but those that lower precision last, with times as measured at Llama-2-7B:".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
             percent if percent <= 0.0 => "no slower".to_string(),

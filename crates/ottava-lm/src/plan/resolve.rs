@@ -40,7 +40,7 @@ impl ResolvedRun {
         memory.offload_parameters.get_or_insert(0.0);
         let mut choices = Vec::new();
         let mut chosen = plan(&memory)?;
-        let (whole, there) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
+        let (whole, available) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
         if config.memory.recompute.is_none() {
             for next in Recompute::ALL.into_iter().skip(1) {
                 if !chosen.1.fits {
@@ -51,10 +51,10 @@ impl ResolvedRun {
             let slower = (time_of(policy) - 1.0) * 100.0;
             choices.push(match policy {
                 Recompute::None => {
-                    format!("recompute = \"auto\" is \"none\": {whole:.1} GiB fit the {there:.1} GiB for tensors")
+                    format!("recompute = \"auto\" is \"none\": tensors take {whole:.1} GiB, {available:.1} GiB available")
                 }
                 policy => format!(
-                    "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {whole:.1} GiB, and there are {there:.1} GiB for them",
+                    "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {whole:.1} GiB, {available:.1} GiB available",
                     policy.as_str(),
                 ),
             });
@@ -89,12 +89,12 @@ impl ResolvedRun {
             }
             *share_in(&mut memory) = Some(share);
             choices.push(match share > 0.0 {
-                false => format!("{key} = \"auto\" is 0: {without:.1} GiB fit the {there:.1} GiB for tensors"),
+                false => format!("{key} = \"auto\" is 0: tensors take {without:.1} GiB, {available:.1} GiB available"),
                 true => {
                     let moved = chosen.1.host_bytes.saturating_sub(host);
                     let (moved_gib, milliseconds) = (gib(moved), bus_seconds(moved) * 1000.0);
                     format!(
-                        "{key} = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, and there are {there:.1} GiB for them. {moved_gib:.1} GiB go to the host's memory; to cross the bus once takes them about {milliseconds:.0} ms"
+                        "{key} = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, {available:.1} GiB available. {moved_gib:.1} GiB are offloaded to the host's memory; one transfer of them takes about {milliseconds:.0} ms"
                     )
                 }
             });
@@ -124,7 +124,7 @@ impl ResolvedRun {
         let ResolvedRun {
             memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, ..
         } = self;
-        let (peak, there) = (gib(*peak_bytes), gib(*available_bytes));
+        let (peak, available) = (gib(*peak_bytes), gib(*available_bytes));
         // Blocks of a pool leave gaps, which are part of what it takes.
         let gaps = match reserved_bytes > peak_bytes {
             true => format!(", {:.1} GiB with the gaps between them", gib(*reserved_bytes)),
@@ -132,14 +132,14 @@ impl ResolvedRun {
         };
         if let Some(there) = self.memory.host_available_bytes.filter(|&there| self.memory.host_bytes > there) {
             return Err(Error::Memory(format!(
-                "the run does not fit the host's memory: offloaded tensors take {:.1} GiB, and there are {:.1} GiB for them; offload a smaller share in [memory]",
+                "the run does not fit the host's memory: offloaded tensors take {:.1} GiB, {:.1} GiB available; offload a smaller share in [memory]",
                 gib(self.memory.host_bytes),
                 gib(there)
             )));
         }
         let proposals = proposals(&changes::changes(&self.config, &self.sizes, device)?);
         Err(Error::Memory(format!(
-            "the run does not fit {device}: in {during} tensors take {peak:.1} GiB{gaps}, and there are {there:.1} GiB for them. {proposals}"
+            "the run does not fit {device}: in {during} tensors take {peak:.1} GiB{gaps}; {available:.1} GiB available. {proposals}"
         )))
     }
 
@@ -162,7 +162,7 @@ impl ResolvedRun {
         let MemoryPlan { peak_bytes, during, available_bytes, .. } = &self.memory;
         let gib = |bytes: usize| gib(bytes as u64);
         Error::Memory(format!(
-            "{error}. Planned were {:.1} GiB of tensors, in {during}, of {:.1} GiB for them; measured are {:.1} GiB at most, {:.1} GiB taken from the driver with the gaps between them, and {:.1} GiB free beside those. {proposals}",
+            "{error}. Planned: {:.1} GiB of tensors in {during}, {:.1} GiB available. Measured: at most {:.1} GiB of tensors, {:.1} GiB taken from the driver with the gaps between them, and {:.1} GiB free. {proposals}",
             gib(*peak_bytes as usize),
             gib(*available_bytes as usize),
             gib(measured.peak),

@@ -1,3 +1,4 @@
+use super::changes::proposals;
 use super::*;
 use crate::Error;
 use crate::bench::model;
@@ -186,7 +187,7 @@ fn offloading_more_than_the_host_has_is_an_error() {
     (resolved.memory.host_available_bytes, resolved.memory.fits) = (Some(1 << 30), false);
     let error = resolved.expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
-    let text = "offloaded tensors take 12.1 GiB, and there are 1.0 GiB";
+    let text = "offloaded tensors take 12.1 GiB, 1.0 GiB available";
     assert!(error.to_string().contains(text), "{error}");
 }
 
@@ -224,7 +225,8 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let error = ResolvedRun::new(&config, &llama(), &device).unwrap().expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
-    for part in ["does not fit NVIDIA H200", "tensors take 76.8 GiB", "there are 79.0 GiB", &settings[0], &settings[2]]
+    for part in
+        ["does not fit NVIDIA H200", "tensors take 76.8 GiB", "; 79.0 GiB available. ", &settings[0], &settings[2]]
     {
         assert!(text.contains(part), "no {part:?} in: {text}");
     }
@@ -243,8 +245,25 @@ fn changes_that_reduce_precision_are_proposed_last() {
     let expected =
         [("memory.offload_optimizer = 0.25", Effect::SameBits), ("optimizer.level = \"bf16\"", Effect::Precision)];
     assert_eq!(found, expected);
-    // Faster, and yet the last.
+    // Faster, and yet the last, as the message says.
     assert!(changes[0].time > 1.5 && changes[1].time < 1.0, "{changes:?}");
+    let heading = "Any of these makes it fit, the fastest first, but those that lower precision last, with times";
+    let text = proposals(&changes);
+    assert!(text.starts_with(heading), "{text}");
+}
+
+#[test]
+fn changes_are_ordered_by_time_within_each_precision() {
+    for (recipe, level) in [(RecipeName::Fp8Delayed, Level::O0), (RecipeName::Bf16, Level::Bf16)] {
+        let mut config = run(recipe, Some(Recompute::None), false);
+        config.optimizer.level = level;
+        config.training.per_device_train_batch_size = 4;
+        for gib in [60.0, 90.0, 120.0] {
+            let changes = changes(&config, &llama(), &gpu(gib)).unwrap();
+            let order: Vec<_> = changes.iter().map(|c| (c.effect == Effect::Precision, c.time)).collect();
+            assert!(order.is_sorted(), "{gib} GiB: {changes:?}");
+        }
+    }
 }
 
 /// Something else takes the memory that a plan counted on: the message has both, and what would take less.
@@ -275,8 +294,8 @@ fn memory_that_runs_out_is_explained() {
     let text = explained.to_string();
     for part in [
         "out of device memory",
-        "Planned were 76.8 GiB",
-        "measured are 9",
+        "Planned: 76.8 GiB of tensors in ",
+        "100.0 GiB available. Measured: at most 9",
         "Any of these makes it fit",
         "memory.weight_codes = false",
     ] {
