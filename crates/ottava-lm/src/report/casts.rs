@@ -1,6 +1,8 @@
 //! `casts.jsonl`: statistics of each FP8 cast, a line every `cast_statistics_steps` steps.
 
 use super::MetricsWriter;
+use super::metrics::{save_log, saved_name};
+use crate::checkpoint::CheckpointWriter;
 use crate::checkpoint::fs::RealFs;
 use crate::error::Result;
 use crate::scaling::{CastCounts, CastRecord};
@@ -19,10 +21,28 @@ pub struct CastLog {
 }
 
 impl CastLog {
-    /// Opens `path` to continue after `step`, as [`MetricsWriter::resume`] does. Counts up to `now` belong to no line.
-    pub fn resume(path: &Path, step: u64, now: &[CastRecord]) -> Result<CastLog> {
-        let counted = now.iter().map(|record| record.counts).collect();
-        Ok(CastLog { writer: MetricsWriter::resume(&RealFs, path, step)?, since: step, counted })
+    /// Opens the log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`, with the lines that
+    /// [`MetricsWriter`] would keep. Counts up to `now` belong to no line. Lines of earlier steps are put in order also where no more
+    /// follow; then this is `None`: when `logs` is false or there are no casts.
+    pub fn open(path: &Path, resumed: Option<(&Path, u64)>, now: &[CastRecord], logs: bool) -> Result<Option<CastLog>> {
+        let logs = logs && !now.is_empty();
+        let saved = resumed.is_some_and(|(checkpoint, _)| checkpoint.join(saved_name(path)).is_file());
+        if !logs && !saved && !path.is_file() {
+            return Ok(None);
+        }
+        let writer = match resumed {
+            None => MetricsWriter::create(&RealFs, path)?,
+            Some((checkpoint, step)) if saved => MetricsWriter::restore(&RealFs, path, checkpoint, step)?,
+            // A run that logged nothing has no copy in its checkpoints.
+            Some((_, step)) => MetricsWriter::resume(&RealFs, path, step)?,
+        };
+        let (since, counted) = (resumed.map_or(0, |(_, step)| step), now.iter().map(|record| record.counts).collect());
+        Ok(logs.then_some(CastLog { writer, since, counted }))
+    }
+
+    /// Copies the log at `path`, where there is one, into a checkpoint.
+    pub fn save(path: &Path, writer: &mut CheckpointWriter) -> Result<()> {
+        if path.is_file() { save_log(path, writer) } else { Ok(()) }
     }
 
     /// Appends the line of `step`, which has just ended.

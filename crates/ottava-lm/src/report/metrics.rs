@@ -10,8 +10,25 @@ use crate::checkpoint::CheckpointWriter;
 use crate::checkpoint::fs::{Fs, FsFile, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
 
-/// The copy of the metrics in a checkpoint.
-const SAVED: &str = "training/metrics.jsonl";
+/// The name of the copy of the file at `path` in a checkpoint.
+pub(super) fn saved_name(path: &Path) -> String {
+    let name = path.file_name().expect("a file has a name");
+    format!("training/{}", name.to_string_lossy())
+}
+
+/// Copies the file at `path` into a checkpoint.
+pub(super) fn save_log(path: &Path, writer: &mut CheckpointWriter) -> Result<()> {
+    let mut from = File::open(path).map_err(Error::io(path))?;
+    let mut buffer = vec![0; 1 << 20];
+    writer.file(&saved_name(path), |to| {
+        loop {
+            match from.read(&mut buffer).map_err(Error::io(path))? {
+                0 => return Ok(()),
+                count => to.write(&buffer[..count])?,
+            }
+        }
+    })
+}
 
 /// Appends to a `metrics.jsonl`.
 pub struct MetricsWriter {
@@ -26,7 +43,7 @@ impl MetricsWriter {
         let (first, all) = (length_up_to(path, 0)?, length_up_to(path, u64::MAX)?);
         if all > first {
             let aside = set_aside(fs, path)?;
-            tracing::warn!("metrics of a run without a checkpoint were moved to {}", aside.display());
+            tracing::warn!("lines of a run without a checkpoint were moved to {}", aside.display());
         }
         MetricsWriter::open(fs, path, 0)
     }
@@ -41,7 +58,7 @@ impl MetricsWriter {
     /// Opens `path` to continue after `checkpoint` of `step`, with exactly the lines of the checkpoint's copy. A file that
     /// does not start with them is set aside. Checkpoints of format 1 have no copy; then `path` is cut after `step`.
     pub fn restore(fs: &dyn Fs, path: &Path, checkpoint: &Path, step: u64) -> Result<MetricsWriter> {
-        let saved = checkpoint.join(SAVED);
+        let saved = checkpoint.join(saved_name(path));
         if !saved.is_file() {
             let kept = length_up_to(path, step)?;
             if kept == 0 {
@@ -53,7 +70,7 @@ impl MetricsWriter {
         if !starts_with(path, &saved)? {
             if path.symlink_metadata().is_ok() {
                 let aside = set_aside(fs, path)?;
-                tracing::warn!("metrics of another branch were moved to {}", aside.display());
+                tracing::warn!("lines of another branch were moved to {}", aside.display());
             }
             replace_file(fs, path, &std::fs::read(&saved).map_err(Error::io(&saved))?)?;
         }
@@ -82,16 +99,7 @@ impl MetricsWriter {
 
     /// Copies the file into a checkpoint.
     pub fn save(&self, writer: &mut CheckpointWriter) -> Result<()> {
-        let mut from = File::open(&self.path).map_err(Error::io(&self.path))?;
-        let mut buffer = vec![0; 1 << 20];
-        writer.file(SAVED, |to| {
-            loop {
-                match from.read(&mut buffer).map_err(Error::io(&self.path))? {
-                    0 => return Ok(()),
-                    count => to.write(&buffer[..count])?,
-                }
-            }
-        })
+        save_log(&self.path, writer)
     }
 }
 

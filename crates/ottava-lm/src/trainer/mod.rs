@@ -30,6 +30,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+/// The log of what each cast measures, in the run's folder.
+const CASTS: &str = "casts.jsonl";
+
 /// A run in progress.
 pub struct Trainer {
     config: RunConfig,
@@ -153,11 +156,10 @@ impl Trainer {
             }
         };
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
-        let casts = folder.join("casts.jsonl");
         let measured = run.model.scaling().measured()?;
-        // Lines after the checkpoint are cut, even if this run logs none.
-        let logged = config.training.cast_statistics_steps > 0 && !measured.is_empty();
-        let casts = (logged || casts.is_file()).then(|| CastLog::resume(&casts, step, &measured)).transpose()?;
+        let logs = config.training.cast_statistics_steps > 0;
+        let from = resumed.as_ref().map(|resumed| (resumed.path.as_path(), step));
+        let casts = CastLog::open(&folder.join(CASTS), from, &measured, logs)?;
         let events = EventWriter::create(&folder, step)?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
@@ -171,7 +173,7 @@ impl Trainer {
             split,
             batches,
             metrics,
-            casts: casts.filter(|_| logged),
+            casts,
             events,
             step,
             tokens,
@@ -406,6 +408,7 @@ impl Trainer {
         let folder = checkpoints(&self.config.output_dir);
         let mut writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
         self.metrics.save(&mut writer)?;
+        CastLog::save(&self.config.output_dir.join(CASTS), &mut writer)?;
         let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {

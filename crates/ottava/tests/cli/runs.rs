@@ -96,6 +96,31 @@ fn metrics_are_whole_wherever_a_checkpoint_was_moved_to() {
 }
 
 #[test]
+fn the_cast_log_is_whole_wherever_a_checkpoint_was_moved_to() {
+    let run = Run::new();
+    let casts = ["recipe=fp8-delayed", "cast_statistics_steps=1"];
+    run.succeed(&train(&[], &casts));
+    let log = || std::fs::read_to_string(run.path("run/casts.jsonl")).unwrap();
+    let two = log();
+    let read = |folder: &str| steps(&run.path(folder).join("casts.jsonl"));
+    // Elsewhere the log starts with the lines of the checkpoint, also where the run itself adds none.
+    let resume = ["--resume", "run/checkpoints/checkpoint-2"];
+    let silent = ["recipe=fp8-delayed", "cast_statistics_steps=0"];
+    run.succeed(&train(&resume, &[&casts[..], &["output_dir=moved", "max_steps=3"]].concat()));
+    assert_eq!(read("moved"), [1, 2, 3]);
+    run.succeed(&train(&resume, &[&silent[..], &["output_dir=silent", "max_steps=3"]].concat()));
+    assert_eq!(read("silent"), [1, 2]);
+    let resume = ["--resume", "silent/checkpoints/checkpoint-3"];
+    run.succeed(&train(&resume, &[&casts[..], &["output_dir=again", "max_steps=4"]].concat()));
+    assert_eq!(read("again"), [1, 2, 4]);
+    // Lines of another past are set aside.
+    run.write("run/casts.jsonl", two.replace("\"since\":0", "\"since\":7").as_bytes());
+    run.succeed(&train(&["--resume"], &[&casts[..], &["max_steps=3"]].concat()));
+    assert!(log().starts_with(&two), "{}", log());
+    assert_eq!((read("run"), run.path("run/abandoned-casts.jsonl").is_file()), (vec![1, 2, 3], true));
+}
+
+#[test]
 fn stray_names_are_not_taken_for_checkpoints() {
     let run = Run::new();
     run.write("run/checkpoints/checkpoint-7", b"a file");
