@@ -26,6 +26,10 @@ fn the_reference_shows_every_key_at_its_default() {
     known.sort();
     assert_eq!(shown_keys, known);
     assert_eq!(shown.try_into::<RunConfig>().unwrap(), RunConfig::default());
+    let lines: Vec<_> = text.lines().collect();
+    for pair in lines.windows(2).filter(|pair| pair[1].contains(" = ") && !pair[1].starts_with('#')) {
+        assert!(pair[0].starts_with("# "), "`{}` has no comment of its own", pair[1]);
+    }
 }
 
 #[test]

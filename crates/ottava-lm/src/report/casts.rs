@@ -22,8 +22,8 @@ pub struct CastLog {
 
 impl CastLog {
     /// Opens the log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`, with the lines that
-    /// [`MetricsWriter`] would keep. Counts up to `now` belong to no line. Lines of earlier steps are put in order also where no more
-    /// follow; then this is `None`: when `logs` is false or there are no casts.
+    /// [`MetricsWriter`] would keep. Counts up to `now` belong to no line. `None`, after lines of earlier steps are restored, when `logs`
+    /// is false or there are no casts.
     pub fn open(path: &Path, resumed: Option<(&Path, u64)>, now: &[CastRecord], logs: bool) -> Result<Option<CastLog>> {
         let logs = logs && !now.is_empty();
         let saved = resumed.is_some_and(|(checkpoint, _)| checkpoint.join(saved_name(path)).is_file());
