@@ -2,6 +2,7 @@
 
 pub mod loader;
 pub mod order;
+mod pieces;
 pub mod prepare;
 pub mod shards;
 pub mod source;

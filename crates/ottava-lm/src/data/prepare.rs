@@ -23,9 +23,6 @@ const SHARD_BYTES: u64 = 1 << 30;
 /// Bytes of text that are tokenized together on all cores: bounds memory and keeps the cores busy.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Bytes of memory to tokenize a byte of text. The tokenizers crate takes 124 to 235, depending on text and tokenizer.
-const BYTES_PER_BYTE: u64 = 250;
-
 /// Prefix of folders that are being written.
 const TEMPORARY: &str = ".tmp-";
 
@@ -158,7 +155,7 @@ fn tokenize(
         };
         let mut rest = &chunk[..];
         while !rest.is_empty() {
-            let (together, others) = rest.split_at(fitting(rest, source)?);
+            let (together, others) = rest.split_at(fitting(rest, tokenizer, source)?);
             let encoded: Result<Vec<Vec<u32>>> = together.par_iter().map(encode).collect();
             for (document, mut ids) in together.iter().zip(encoded?) {
                 ids.push(eos_id);
@@ -171,9 +168,9 @@ fn tokenize(
 
 /// How many of `documents`, at least one, may be tokenized at once in the available memory. Errors with [`Error::Data`] when
 /// the first one alone does not fit.
-fn fitting(documents: &[Document], source: &Path) -> Result<usize> {
+fn fitting(documents: &[Document], tokenizer: &Tokenizer, source: &Path) -> Result<usize> {
     let available = limits::available_memory().unwrap_or(u64::MAX);
-    let needed = |document: &Document| document.text.len() as u64 * BYTES_PER_BYTE;
+    let needed = |document: &Document| tokenizer.memory_to_encode(&document.text);
     let first = needed(&documents[0]);
     if first > available {
         return Err(Error::Data(format!(

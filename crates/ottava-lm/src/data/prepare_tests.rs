@@ -148,11 +148,12 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
 fn documents_are_tokenized_together_as_far_as_memory_reaches() {
     let document = |megabytes: usize| Document { text: "x".repeat(megabytes << 20), line: 1 };
     let path = Path::new("a.txt");
-    assert_eq!(fitting(&[document(0), document(0)], path).unwrap(), 2);
+    let fitting = |documents: &[Document]| fitting(documents, &tokenizer(), path);
+    assert_eq!(fitting(&[document(0), document(0)]).unwrap(), 2);
     let available = limits::available_memory().unwrap() >> 20;
-    let large = (available / BYTES_PER_BYTE) as usize;
-    assert_eq!(fitting(&[document(large / 2), document(large / 2)], path).unwrap(), 1);
-    let error = fitting(&[document(large * 3 / 2)], path).unwrap_err().to_string();
+    let large = (available / 270) as usize;
+    assert_eq!(fitting(&[document(large / 2), document(large / 2)]).unwrap(), 1);
+    let error = fitting(&[document(large * 3 / 2)]).unwrap_err().to_string();
     assert!(error.starts_with("a.txt:1: tokenizing this document of "), "{error}");
 }
 

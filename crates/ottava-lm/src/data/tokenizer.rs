@@ -9,11 +9,21 @@ use std::sync::Once;
 
 use serde_json::Value;
 
+use super::pieces::{cuts_at_spaces, pieces};
 use crate::hash::sha256;
 use crate::{Error, Result, input};
 
 /// Larger tokenizer files are refused; the largest in common use is about 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Bytes of text that are tokenized at once, where a text can be cut.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// Bytes of memory to tokenize a byte of text at once. The tokenizers crate takes 124 to 235, depending on text and tokenizer.
+const BYTES_PER_BYTE: u64 = 250;
+
+/// Bytes of memory for the ids of a byte of text, with those of a piece and room to grow.
+const IDS_PER_BYTE: u64 = 16;
 
 /// Common names of end-of-text tokens, tried in this order if no file next to the tokenizer names one.
 const COMMON_EOS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
@@ -26,6 +36,8 @@ pub struct Tokenizer {
     vocab_size: usize,
     eos_ids: Vec<u32>,
     sha256: String,
+    /// Whether long texts are cut.
+    cuts: bool,
 }
 
 impl Tokenizer {
@@ -47,7 +59,8 @@ impl Tokenizer {
         // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
         let highest = inner.get_vocab(true).into_values().max();
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
-        let mut tokenizer = Tokenizer { inner, vocab_size, eos_ids: Vec::new(), sha256: sha256(&bytes), path };
+        let (sha256, cuts) = (sha256(&bytes), cuts_at_spaces(&inner));
+        let mut tokenizer = Tokenizer { inner, vocab_size, eos_ids: Vec::new(), sha256, cuts, path };
         tokenizer.eos_ids = tokenizer.named_eos_ids()?;
         if tokenizer.eos_ids.is_empty() {
             tokenizer.eos_ids = COMMON_EOS.iter().find_map(|name| tokenizer.token_id(name)).into_iter().collect();
@@ -57,9 +70,29 @@ impl Tokenizer {
 
     /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        catch_panics(|| self.inner.encode_fast(text, false))
-            .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))
+        self.encode_in_pieces(text, PIECE_BYTES)
+    }
+
+    /// The ids of `text`, of which about `bytes` are tokenized at once.
+    pub(super) fn encode_in_pieces(&self, text: &str, bytes: usize) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        for piece in self.pieces(text, bytes) {
+            let encoding = catch_panics(|| self.inner.encode_fast(piece, false))
+                .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
+            ids.extend_from_slice(encoding.get_ids());
+        }
+        Ok(ids)
+    }
+
+    /// `text` in pieces of at least `bytes` that have the ids of the whole; one piece, where that is not certain.
+    pub(super) fn pieces<'a>(&self, text: &'a str, bytes: usize) -> impl Iterator<Item = &'a str> {
+        pieces(text, if self.cuts { bytes } else { usize::MAX })
+    }
+
+    /// Bytes of memory that [`Tokenizer::encode`] takes for `text` at most.
+    pub fn memory_to_encode(&self, text: &str) -> u64 {
+        let longest = self.pieces(text, PIECE_BYTES).map(str::len).max().unwrap_or(0);
+        longest as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
     }
 
     /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.

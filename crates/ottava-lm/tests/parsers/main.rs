@@ -15,6 +15,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::json;
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 #[global_allocator]
@@ -188,8 +189,27 @@ fn safetensors() -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 32]].concat()
 }
 
+/// Held by each test, since the allocator counts for all of them.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_long_document_is_tokenized_in_pieces() {
+    let _alone = ALONE.lock().unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer");
+    let tokenizer = Tokenizer::load(&folder).unwrap();
+    let text = "Some words, 1234 of them, of a (rather) long text's lines.\n".repeat(70_000);
+    let before = CountingAllocator::live();
+    CountingAllocator::reset_peak();
+    let ids = tokenizer.encode(&text).unwrap();
+    let peak = (CountingAllocator::peak() - before) as u64;
+    eprintln!("{} bytes in {} tokens: at most {} bytes", text.len(), ids.len(), peak);
+    assert!(peak < tokenizer.memory_to_encode(&text), "{peak} bytes");
+    assert!(peak < 24 * text.len() as u64, "{peak} bytes for {}", text.len());
+}
+
 #[test]
 fn no_file_panics_hangs_or_eats_memory() {
+    let _alone = ALONE.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
 
