@@ -47,3 +47,9 @@ golden:
 # Train on the bundled text
 quickstart:
     cargo run --release -- train configs/quickstart.toml
+
+# Fuzz a parser (a target in fuzz/fuzz_targets), guided by coverage; needs no nightly toolchain, but a C++ compiler
+fuzz target seconds="60":
+    mkdir -p fuzz/corpus/{{ target }}
+    RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table -Ccodegen-units=1" \
+        cargo run --manifest-path fuzz/Cargo.toml --target {{ arch() }}-unknown-linux-gnu --bin {{ target }} -- -max_total_time={{ seconds }} -timeout=10 -rss_limit_mb=600 -max_len=1000000 fuzz/corpus/{{ target }}

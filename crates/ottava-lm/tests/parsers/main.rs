@@ -1,18 +1,13 @@
 //! Whatever a file holds, its parser returns: no panic, no second of time, no more memory than four times the file and 64 MiB.
 //! A test binary of its own, since its allocator counts what the whole process allocates.
 
-use ottava_lm::checkpoint::slices::SliceFiles;
-use ottava_lm::checkpoint::{Manifest, ModelFiles, Verify, verify};
-use ottava_lm::config::RunConfig;
-use ottava_lm::data::source::documents;
-use ottava_lm::data::{SourceOptions, Tokenizer};
-use ottava_lm::hash::seal;
-use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::report::Summary;
+mod entries;
+
+use entries::{Parser, parsers};
+use ottava_lm::data::Tokenizer;
 use ottava_tensor::testing::allocator::CountingAllocator;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use serde_json::json;
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Mutex;
@@ -141,8 +136,8 @@ fn extremes(good: &[u8]) -> Vec<Vec<u8>> {
     texts.iter().flat_map(|text| [insert(0, text), insert(within, text)]).collect()
 }
 
-/// Gives many changed versions of the `good` file at `path` to `parse`, whose result does not matter.
-fn holds(name: &str, path: &Path, good: &[u8], repair: impl Fn(Vec<u8>) -> Vec<u8>, parse: impl Fn(&Path)) {
+/// Gives many changed versions of a good file at `path` to its parser, whose result does not matter.
+fn holds(Parser { name, good, repair, parse, .. }: &Parser, path: &Path) {
     std::fs::write(path, good).unwrap();
     parse(path);
     let worst = Cell::new((Duration::ZERO, 0));
@@ -174,21 +169,6 @@ fn holds(name: &str, path: &Path, good: &[u8], repair: impl Fn(Vec<u8>) -> Vec<u
     result.unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
-fn same(bytes: Vec<u8>) -> Vec<u8> {
-    bytes
-}
-
-/// A safetensors file of two tensors.
-fn safetensors() -> Vec<u8> {
-    let header = json!({
-        "__metadata__": {"format": "pt"},
-        "a.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        "b.weight": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
-    });
-    let header = header.to_string();
-    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7; 32]].concat()
-}
-
 /// Held by each test, since the allocator counts for all of them.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -211,89 +191,11 @@ fn a_long_document_is_tokenized_in_pieces() {
 fn no_file_panics_hangs_or_eats_memory() {
     let _alone = ALONE.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-
-    let config = json!({
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
-        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192},
-    });
-    holds("config.json", &path("config.json"), config.to_string().as_bytes(), same, |path| {
-        drop(ConfigFile::read(path).and_then(|file| decoder_config(&file)));
-    });
-
-    holds("safetensors", &path("x.safetensors"), &safetensors(), same, |path| {
-        if let Ok(files) = ModelFiles::open_file(path) {
-            files.names().for_each(|name| drop(files.read(name)));
-        }
-    });
-    // The same with a length that fits the header, so that the header is read.
-    let fit = |mut bytes: Vec<u8>| {
-        let length = bytes.len().saturating_sub(8 + 32) as u64;
-        bytes.splice(..bytes.len().min(8), length.to_le_bytes());
-        bytes
-    };
-    holds("safetensors header", &path("x.safetensors"), &safetensors(), fit, |path| {
-        if let Ok(files) = ModelFiles::open_file(path) {
-            files.names().for_each(|name| drop(files.read(name)));
-        }
-    });
-
-    std::fs::create_dir(path("model")).unwrap();
-    std::fs::write(path("model/part.safetensors"), safetensors()).unwrap();
-    let index = json!({"metadata": {"total_size": 32},
-        "weight_map": {"a.weight": "part.safetensors", "b.weight": "part.safetensors"}});
-    holds("index", &path("model/model.safetensors.index.json"), index.to_string().as_bytes(), same, |path| {
-        drop(ModelFiles::open(path.parent().unwrap()));
-    });
-
-    let slices = json!({"tensors": {
-        "a.weight": {"dtype": "F32", "shape": [2, 3], "slices": [{"file": "part.safetensors", "start": 0, "end": 6}]},
-        "b.weight": {"dtype": "BF16", "shape": [4], "slices": [{"file": "part.safetensors", "start": 0, "end": 4}]}}});
-    holds("training/index.json", &path("model/index.json"), slices.to_string().as_bytes(), same, |path| {
-        if let Ok(files) = SliceFiles::open(path.parent().unwrap()) {
-            files.names().for_each(|name| drop(files.read(name)));
-        }
-    });
-
-    let manifest = json!({"format": 2, "ottava": "0.1.0", "step": 3, "extra": {"tokens": 5},
-        "files": {"part.safetensors": {"size": 10, "sha256": "00"}, "training/x": {"size": 1, "sha256": "11"}}});
-    let reseal = |bytes: Vec<u8>| match serde_json::from_slice::<serde_json::Value>(&bytes) {
-        Ok(value) if value.is_object() => seal(&value).into_bytes(),
-        _ => bytes,
-    };
-    holds("manifest.json", &path("model/manifest.json"), seal(&manifest).as_bytes(), same, |path| {
-        drop(Manifest::read(path.parent().unwrap()));
-    });
-    holds("manifest.json resealed", &path("model/manifest.json"), manifest.to_string().as_bytes(), reseal, |path| {
-        drop(verify(path.parent().unwrap(), Verify::Hashes));
-    });
-
-    let toml = include_bytes!("../../../../configs/reference.toml");
-    holds("run.toml", &path("run.toml"), toml, same, |path| drop(RunConfig::load(path, &[])));
-
-    let records = "{\"text\": \"one \\u00e9\", \"n\": [1, {\"k\": null}]}\r\n\n{\"text\": \"two\"}\n".repeat(20);
-    holds("jsonl", &path("a.jsonl"), records.as_bytes(), same, |path| {
-        documents(path, &SourceOptions::default()).unwrap().for_each(drop);
-    });
-
-    let metrics = "{\"step\":1,\"loss\":2.5,\"tokens\":5}\n{\"step\":2,\"loss\":null}\n".repeat(20);
-    holds("metrics.jsonl", &path("metrics.jsonl"), metrics.as_bytes(), same, |path| drop(Summary::read(path)));
-
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [{"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true}],
-        "normalizer": {"type": "Lowercase"},
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\s+"}, "behavior": "Isolated", "invert": false},
-        "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3, " ": 4}, "merges": [["a", "b"]]},
-    });
-    holds("tokenizer.json", &path("tokenizer.json"), tokenizer.to_string().as_bytes(), same, |path| {
-        if let Ok(tokenizer) = Tokenizer::load(path) {
-            drop(tokenizer.encode("ab a b\tAB").and_then(|ids| tokenizer.decode(&ids)));
-        }
-    });
+    let parsers = parsers(folder.path());
+    parsers.iter().for_each(|parser| holds(parser, &folder.path().join(parser.file)));
+    // The names in `fuzz/` are strings, which no compiler checks.
+    for target in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets")).unwrap() {
+        let text = std::fs::read_to_string(target.unwrap().path()).unwrap();
+        assert!(parsers.iter().any(|parser| text.contains(&format!("parse({:?}, bytes)", parser.name))), "{text}");
+    }
 }
