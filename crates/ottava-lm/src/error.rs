@@ -54,7 +54,7 @@ impl Error {
         move |source| source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path, source })
     }
 
-    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite,
+    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks,
     /// 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 130 stopped with nothing to save.
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
@@ -67,6 +67,7 @@ impl Error {
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
             Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
+            Error::Tensor(T::Ranks { .. }) => 5,
             Error::Tensor(_) => 1,
         }
     }
@@ -81,6 +82,13 @@ mod tests {
         assert_eq!(Error::from(ottava_tensor::Error::HostMemory { requested: 1 }).exit_code(), 3);
         let device = ottava_tensor::Error::OutOfMemory { requested: 1, free: 0, total: 0 };
         assert_eq!(Error::from(device).exit_code(), 3);
+    }
+
+    #[test]
+    fn a_failed_group_of_ranks_is_exit_code_5() {
+        let fault = ottava_tensor::RankFault::Lost;
+        let error = ottava_tensor::Error::Ranks { fault, message: "rank 1 ended".into(), recent: Vec::new() };
+        assert_eq!((error.to_string(), Error::from(error).exit_code()), ("rank 1 ended".into(), 5));
     }
 
     #[test]

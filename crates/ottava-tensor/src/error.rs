@@ -87,6 +87,16 @@ pub enum Error {
         /// Bytes of the allocation that failed.
         requested: usize,
     },
+    /// The group of ranks did not form or cannot go on.
+    #[error("{message}")]
+    Ranks {
+        /// What went wrong.
+        fault: RankFault,
+        /// A sentence that names ranks, processes and the collective.
+        message: String,
+        /// The last collectives of the rank that reports it, oldest first.
+        recent: Vec<String>,
+    },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
@@ -95,4 +105,15 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+}
+
+/// Why a group of ranks failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankFault {
+    /// A rank ended, or sent nothing for a limit.
+    Lost,
+    /// Ranks called different collectives.
+    Desync,
+    /// The group did not form: a rank is missing, or the ranks do not belong together.
+    Rendezvous,
 }

@@ -18,7 +18,7 @@ pub mod tracker;
 
 pub use device::{Device, MemoryKind};
 pub use dtype::DType;
-pub use error::{Error, Result};
+pub use error::{Error, RankFault, Result};
 pub use granularity::Granularity;
 pub use host_transfer::{HostTransfer, discard_mirrors};
 pub use quantized::QuantizedTensor;
