@@ -1,6 +1,7 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
 pub mod bench;
+pub mod comm;
 pub mod cuda;
 pub mod device;
 pub mod dtype;

@@ -25,6 +25,7 @@ const FLOORS: &[(&str, Floors)] = &[
             ("stored", 1),
             ("tensor", 1),
             ("bench", 2),
+            ("comm", 2),
             ("ops", 2),
             ("testing", 2),
         ],
@@ -175,8 +176,7 @@ fn line_of(text: &str, at: usize) -> usize {
 
 /// How deep in its crate the module of a file lies; 0 is the root. Test files that another file includes lie one deeper.
 fn depth(in_src: &Path) -> usize {
-    let stem = in_src.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
-    let own = match stem {
+    let own = match in_src.file_stem().and_then(|s| s.to_str()).unwrap_or_default() {
         "mod" | "lib" | "main" => 0,
         stem if stem.ends_with("_tests") => 2,
         _ => 1,

@@ -1,0 +1,181 @@
+//! Groups of ranks and their collectives.
+//!
+//! A [`Comm`] is one rank's membership in a group: [`Comm::solo`] is a group of one, in [`threads::group`] ranks are threads, in
+//! [`process::join`] they are processes connected by TCP. All ranks of a group call the same collectives in the same order. Each call
+//! carries its number, kind, name, type and size; if those differ between ranks, all get an error that names both sides. If a rank
+//! ends, open and later collectives of the others end with an error that names it.
+//!
+//! Sums are added in rank order in F32 (F64 for F64) and rounded once, so that a result depends neither on timing nor on the backend.
+
+mod call;
+mod combine;
+mod fault;
+mod history;
+mod hub;
+mod link;
+mod pending;
+pub mod process;
+mod solo;
+#[cfg(test)]
+mod tests;
+pub mod threads;
+mod traffic;
+
+pub use call::Reduce;
+pub use pending::Pending;
+pub use traffic::Traffic;
+
+use crate::device::Device;
+use crate::error::{Error, RankFault, Result};
+use crate::tensor::Tensor;
+use call::{Call, Op};
+use combine::unpack;
+use history::History;
+use link::Link;
+use pending::Started;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One rank's membership in a group. Dropping it leaves the group, which ends the collectives of the other ranks with an error.
+///
+/// Tensors are on the CPU. `name` is the tensor or unit that a collective serves, the same on all ranks, for messages. A collective
+/// starts when it is called and ends in [`Pending::wait`], which returns the tensor that it writes; several may be in progress. Tensors
+/// that are written must have no other views.
+///
+/// Collectives error with [`Error::Placement`] for tensors elsewhere and with [`Error::Value`] for types and sizes that do not
+/// fit; those are found before anything is sent. They and their `wait` error with [`Error::Ranks`] when the group has failed.
+pub struct Comm {
+    rank: usize,
+    size: usize,
+    link: Box<dyn Link>,
+    history: Arc<History>,
+    traffic: Mutex<Traffic>,
+}
+
+impl Comm {
+    fn new(rank: usize, size: usize, link: Box<dyn Link>) -> Comm {
+        Comm { rank, size, link, history: Arc::default(), traffic: Mutex::default() }
+    }
+
+    /// This rank, from 0 to `size - 1`.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks of the group.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Bytes sent by this rank since the start or the last reset.
+    pub fn traffic(&self) -> Traffic {
+        *self.counters()
+    }
+
+    /// Sets the counters of [`Comm::traffic`] to zero and returns what they were.
+    pub fn reset_traffic(&self) -> Traffic {
+        std::mem::take(&mut *self.counters())
+    }
+
+    /// The last 64 collectives of this rank, oldest first, as "17: all_gather `layers.3` of 512 bfloat16".
+    pub fn recent(&self) -> Vec<String> {
+        self.history.recent()
+    }
+
+    /// Collects the slices of all ranks, in place: of `size · n` elements of any type, rank `r` has `r·n..(r+1)·n` before, and
+    /// all have all of them after.
+    pub fn all_gather(&self, name: &str, buffer: Tensor) -> Result<Pending> {
+        let call = self.call(Op::AllGather, name, &buffer)?;
+        let own = buffer.reshape(&[self.size, buffer.len() / self.size])?.rows(self.rank, self.rank + 1)?;
+        let bytes = own.read_bytes()?;
+        drop(own);
+        Ok(self.pending(call, bytes, None, buffer))
+    }
+
+    /// Sums `input` over all ranks in rank order and writes slice `r` of the sum to the `output` of rank `r`.
+    ///
+    /// `input` has `size · n` elements in F64, F32, F16 or BF16; `output` has `n` in the same type or in F32. Sums are in F32 (F64
+    /// for F64), rounded once.
+    pub fn reduce_scatter(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
+        let call = self.call(Op::ReduceScatter { output: output.dtype() }, name, input)?;
+        self.check_output(&call, &output, input.len() / self.size)?;
+        Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
+    }
+
+    /// Reduces `buffer` element by element over all ranks, in place. A sum has the bits of [`Comm::reduce_scatter`] to the same
+    /// type followed by [`Comm::all_gather`].
+    pub fn all_reduce(&self, name: &str, reduce: Reduce, buffer: Tensor) -> Result<Pending> {
+        let call = self.call(Op::AllReduce(reduce), name, &buffer)?;
+        let bytes = buffer.read_bytes()?;
+        Ok(self.pending(call, bytes, None, buffer))
+    }
+
+    /// Sends slice `r` of `input` to rank `r`: slice `s` of `output` becomes slice `r` of the `input` of rank `s`. Both have
+    /// `size · n` elements of the same type, which may be any.
+    pub fn all_to_all(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
+        let call = self.call(Op::AllToAll, name, input)?;
+        self.check_output(&call, &output, input.len())?;
+        if output.dtype() != input.dtype() {
+            return Err(Error::Value(format!("{call}: the output is {}", output.dtype())));
+        }
+        Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
+    }
+
+    /// Copies `buffer` of rank `root` to all ranks, in place; any type.
+    pub fn broadcast(&self, name: &str, root: usize, buffer: Tensor) -> Result<Pending> {
+        let call = self.call(Op::Broadcast { root }, name, &buffer)?;
+        let bytes = if root == self.rank { buffer.read_bytes()? } else { Vec::new() };
+        Ok(self.pending(call, bytes, None, buffer))
+    }
+
+    /// Waits until all ranks have called it.
+    pub fn barrier(&self, what: &str) -> Result<()> {
+        self.start(Call::control(Op::Barrier, what), Vec::new()).wait().map(drop)
+    }
+
+    /// The `bytes` of all ranks, in rank order; for small data of the host, such as decisions. Lengths may differ.
+    pub fn agree(&self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let reply = self.start(Call::control(Op::Agree, what), bytes.to_vec()).wait()?;
+        unpack(&reply).filter(|parts| parts.len() == self.size).ok_or_else(|| {
+            let message = format!("agree `{what}` gave something else than {} byte strings", self.size);
+            Error::Ranks { fault: RankFault::Desync, message, recent: self.recent() }
+        })
+    }
+
+    fn counters(&self) -> MutexGuard<'_, Traffic> {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The call over `buffer`, checked.
+    fn call(&self, op: Op, name: &str, buffer: &Tensor) -> Result<Call> {
+        let call = Call { op, name: name.into(), dtype: Some(buffer.dtype()), elements: buffer.len() };
+        check_device(&call.title(), buffer)?;
+        call.check(self.size).map_err(Error::Value)?;
+        Ok(call)
+    }
+
+    fn check_output(&self, call: &Call, output: &Tensor, elements: usize) -> Result<()> {
+        check_device(&format!("{}: output", call.title()), output)?;
+        if output.len() == elements {
+            return Ok(());
+        }
+        Err(Error::Value(format!("{call}: the output has {} elements, expected {elements}", output.len())))
+    }
+
+    fn start(&self, call: Call, bytes: Vec<u8>) -> Started {
+        let (number, reply) = self.history.record(&call, |number| self.link.start(number, call.clone(), bytes));
+        self.counters().count(&call, self.size);
+        Started { call, number, reply, history: self.history.clone() }
+    }
+
+    fn pending(&self, call: Call, bytes: Vec<u8>, input: Option<Tensor>, output: Tensor) -> Pending {
+        Pending { started: self.start(call, bytes), output, _input: input }
+    }
+}
+
+fn check_device(what: &str, tensor: &Tensor) -> Result<()> {
+    match tensor.device() {
+        Device::Cpu => Ok(()),
+        Device::DryCpu(_) => Err(Error::Value(format!("{what}: a dry run has no data to send"))),
+        Device::Cuda(_) => tensor.expect_device(what, &Device::Cpu),
+    }
+}

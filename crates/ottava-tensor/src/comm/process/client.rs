@@ -1,0 +1,174 @@
+//! A rank other than 0: joins rank 0, sends its calls there and receives the answers.
+
+use super::connection::{Connection, Event, Outgoing, finish};
+use super::frame::{Fields, Kind};
+use super::rendezvous::{Rendezvous, introduce};
+use super::wire::{Hello, decode_fault, encode_call};
+use crate::comm::Comm;
+use crate::comm::call::Call;
+use crate::comm::combine::Bytes;
+use crate::comm::fault::Fault;
+use crate::comm::hub::Reply;
+use crate::comm::link::Link;
+use crate::error::{Error, RankFault, Result};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{mem, slice};
+
+/// Time between attempts to reach rank 0.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Longest time of one attempt to connect.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// How much later than rank 0 this rank gives up, so that it hears which rank is missing.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The calls without an answer by number, and the first fault.
+type Calls = (BTreeMap<u64, Sender<Reply>>, Option<Fault>);
+
+/// The calls of this rank that rank 0 has not answered.
+#[derive(Default)]
+struct Open(Mutex<Calls>);
+
+impl Open {
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a call; after a fault it is answered at once, and the result is false.
+    fn add(&self, number: u64, answer: Sender<Reply>) -> bool {
+        let mut state = self.lock();
+        match &state.1 {
+            // The receiver is the caller's.
+            Some(fault) => drop(answer.send(Err(fault.clone()))),
+            None => drop(state.0.insert(number, answer)),
+        }
+        state.1.is_none()
+    }
+
+    /// Nobody receives the answer of a dropped `Pending`.
+    fn answer(&self, number: u64, bytes: Bytes) {
+        let answer = self.lock().0.remove(&number);
+        drop(answer.map(|answer| answer.send(Ok(bytes))));
+    }
+
+    /// Answers all open calls with the first fault.
+    fn fail(&self, fault: Fault) {
+        let mut state = self.lock();
+        if state.1.is_none() {
+            for answer in mem::take(&mut state.0).into_values() {
+                let _ = answer.send(Err(fault.clone()));
+            }
+            state.1 = Some(fault);
+        }
+    }
+}
+
+struct Client {
+    open: Arc<Open>,
+    connection: Connection,
+}
+
+impl Link for Client {
+    fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+        let (answer, reply) = channel();
+        if self.open.add(number, answer) {
+            let range = 0..bytes.len();
+            let data = Some((Arc::new(bytes), range));
+            self.connection.send(Outgoing { kind: Kind::Call, head: encode_call(number, &call), data });
+        }
+        reply
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        finish(slice::from_ref(&self.connection));
+    }
+}
+
+/// Joins the group of `rendezvous`, whose rank is not 0.
+pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
+    let failed = |message: String| Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() };
+    let Rendezvous { rank, size, limits, ref address, .. } = *rendezvous;
+    let (stream, process) = reach(rendezvous).map_err(failed)?;
+    let open = Arc::new(Open::default());
+    let (decided, decision) = channel();
+    let calls = open.clone();
+    let handle = move |event, _: &Sender<Outgoing>| {
+        let fault = match event {
+            Event::Message(Kind::Result, body) => match Fields(&body).number() {
+                Some(number) => {
+                    let range = size_of::<u64>()..body.len();
+                    return calls.answer(number, Bytes { all: Arc::new(body), range });
+                }
+                None => None,
+            },
+            Event::Message(Kind::Welcome, _) => return drop(decided.send(Ok(()))),
+            Event::Message(Kind::Refused, body) => {
+                return drop(decided.send(Err(String::from_utf8_lossy(&body).into_owned())));
+            }
+            Event::Message(Kind::Fault, body) => decode_fault(&body),
+            Event::Message(..) => None,
+            Event::Ended => Some(Fault::ended(0, &process)),
+            Event::Silent => Some(Fault::Lost { rank: 0, process: process.clone(), silent: Some(limits.silence) }),
+        };
+        let fault = fault.unwrap_or_else(|| Fault::Desync("rank 0 sent a message that this rank does not know".into()));
+        // After the rendezvous nobody receives it.
+        let _ = decided.send(Err(fault.error("the rendezvous", Vec::new()).to_string()));
+        calls.fail(fault);
+    };
+    let connection = Connection::open(stream, limits.silence, handle);
+    let connection = connection.map_err(|e| failed(format!("rank {rank} cannot serve its connection: {e}")))?;
+    let decision = decision.recv_timeout(limits.join + GRACE);
+    let late = || Err(format!("rank 0 at {address} did not complete the group within {:?}", limits.join + GRACE));
+    decision.unwrap_or_else(|_| late()).map_err(failed)?;
+    Ok(Comm::new(rank, size, Box::new(Client { open, connection })))
+}
+
+/// A connection to rank 0 that both sides have proved, and rank 0's process. Tries again while rank 0 does not listen yet.
+fn reach(rendezvous: &Rendezvous) -> Result<(TcpStream, String), String> {
+    let address = &rendezvous.address;
+    let deadline = Instant::now() + rendezvous.limits.join;
+    let hello = rendezvous.hello();
+    loop {
+        let error = match attempt(rendezvous, &hello, deadline) {
+            Ok(joined) => return Ok(joined),
+            Err(error) => error,
+        };
+        match error.kind() {
+            ErrorKind::PermissionDenied => {
+                return Err(format!("rank 0 at {address} has another secret than rank {}", rendezvous.rank));
+            }
+            ErrorKind::InvalidData => {
+                return Err(format!("the process at {address} is not rank 0 of this version of Ottava"));
+            }
+            _ if Instant::now() + RETRY >= deadline => {
+                let limit = rendezvous.limits.join;
+                return Err(format!("rank 0 did not answer at {address} within {limit:?}: {error}"));
+            }
+            _ => thread::sleep(RETRY),
+        }
+    }
+}
+
+fn attempt(rendezvous: &Rendezvous, hello: &Hello, deadline: Instant) -> io::Result<(TcpStream, String)> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the host has no address");
+    for address in rendezvous.address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(RETRY, CONNECT);
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                let process = introduce(&stream, &rendezvous.secret, hello, deadline)?;
+                return Ok((stream, process));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

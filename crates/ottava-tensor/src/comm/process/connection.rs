@@ -1,0 +1,141 @@
+//! A connection between two known ranks: one thread reads, another writes, and sends heartbeats while there is nothing else to send.
+
+use super::frame::{self, Kind, LIMIT};
+use std::io::{ErrorKind, Write};
+use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+/// Heartbeats per silence limit.
+const HEARTBEATS: u32 = 4;
+
+/// Longest time between heartbeats.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a rank that leaves waits until the others have read its last messages.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How often it looks.
+const POLL: Duration = Duration::from_millis(1);
+
+/// A message to send: its kind, the head of its body, and data that other messages may share.
+pub(super) struct Outgoing {
+    pub kind: Kind,
+    pub head: Vec<u8>,
+    pub data: Option<(Arc<Vec<u8>>, Range<usize>)>,
+}
+
+impl Outgoing {
+    /// A message without shared data.
+    pub fn new(kind: Kind, head: Vec<u8>) -> Outgoing {
+        Outgoing { kind, head, data: None }
+    }
+}
+
+/// What the reader tells of the other rank.
+pub(super) enum Event {
+    /// It sent a message.
+    Message(Kind, Vec<u8>),
+    /// It ended. The last event.
+    Ended,
+    /// It sent nothing for the limit. The last event.
+    Silent,
+}
+
+/// The two threads of a connection. Dropping it closes the connection at once; [`finish`] sends what is queued first.
+pub(super) struct Connection {
+    stream: TcpStream,
+    queue: Sender<Outgoing>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Connection {
+    /// Starts the threads over a connected stream. `handle` gets each event and the queue for answers.
+    ///
+    /// The other rank counts as lost when nothing came from it for `silence`; this rank sends four heartbeats in that time.
+    pub fn open(
+        stream: TcpStream,
+        silence: Duration,
+        mut handle: impl FnMut(Event, &Sender<Outgoing>) + Send + 'static,
+    ) -> io::Result<Connection> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(silence))?;
+        stream.set_write_timeout(Some(silence))?;
+        let (queue, outgoing) = channel();
+        let interval = (silence / HEARTBEATS).min(LONGEST_INTERVAL);
+        let (mut input, output, answers) = (stream.try_clone()?, stream.try_clone()?, queue.clone());
+        let reader = thread::Builder::new().name("comm reader".into()).spawn(move || {
+            let last = loop {
+                match frame::read(&mut input, LIMIT) {
+                    Ok((Kind::Heartbeat, _)) => {}
+                    Ok((Kind::Bye, _)) => break Event::Ended,
+                    Ok((kind, body)) => handle(Event::Message(kind, body), &answers),
+                    Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break Event::Silent,
+                    Err(_) => break Event::Ended,
+                }
+            };
+            handle(last, &answers);
+            // The other rank waits for this after its `Bye`. A failure means that it is gone already.
+            let _ = input.shutdown(Shutdown::Both);
+        })?;
+        let writer = thread::Builder::new().name("comm writer".into()).spawn(move || {
+            // The reader notices what a failed write means.
+            let _ = write_all(output, &outgoing, interval);
+        })?;
+        Ok(Connection { stream, queue, threads: vec![reader, writer] })
+    }
+
+    /// The queue of messages to send.
+    pub fn queue(&self) -> Sender<Outgoing> {
+        self.queue.clone()
+    }
+
+    /// Enqueues a message. If the other rank is gone, its reader has said so.
+    pub fn send(&self, message: Outgoing) {
+        let _ = self.queue.send(message);
+    }
+}
+
+/// Sends what is queued, and heartbeats, until the `Bye`.
+fn write_all(mut stream: TcpStream, outgoing: &Receiver<Outgoing>, interval: Duration) -> io::Result<()> {
+    loop {
+        let message = match outgoing.recv_timeout(interval) {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => Outgoing::new(Kind::Heartbeat, Vec::new()),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
+        let data = message.data.as_ref().map_or(&[][..], |(all, range)| &all[range.clone()]);
+        frame::write(&mut stream, message.kind, &[&message.head, data])?;
+        stream.flush()?;
+        if message.kind == Kind::Bye {
+            return stream.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+/// Sends what is queued and a `Bye` on all connections, and waits up to two seconds until the other ranks have read it.
+pub(super) fn finish(connections: &[Connection]) {
+    for connection in connections {
+        connection.send(Outgoing::new(Kind::Bye, Vec::new()));
+    }
+    let deadline = Instant::now() + LINGER;
+    let done = || connections.iter().flat_map(|connection| &connection.threads).all(JoinHandle::is_finished);
+    while !done() && Instant::now() < deadline {
+        thread::sleep(POLL);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        // The writer may sleep until its next heartbeat.
+        self.send(Outgoing::new(Kind::Bye, Vec::new()));
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Messages between ranks: a header of fixed size, then a body of limited length. Numbers are little-endian.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+/// Starts each header, with the version of this protocol at its end.
+const MAGIC: [u8; 7] = *b"OTVCMM\x01";
+
+/// Bytes of a header: magic, kind, length of the body.
+const HEADER: usize = MAGIC.len() + 1 + 8;
+
+/// Longest body during the rendezvous, when the sender is not known yet, in bytes.
+pub(super) const HANDSHAKE_LIMIT: u64 = 64 << 10;
+
+/// Longest body of a known rank, in bytes.
+pub(super) const LIMIT: u64 = 64 << 30;
+
+/// Memory reserved before the first byte of a body arrives.
+const RESERVED: u64 = 1 << 20;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Rank 0 to a new connection: its challenge.
+    Challenge,
+    /// The answer: who the rank is, with proof.
+    Hello,
+    /// Rank 0 knows the secret too.
+    Accepted,
+    /// The proof was wrong.
+    Denied,
+    /// All ranks have joined.
+    Welcome,
+    /// The group does not form; the body says why.
+    Refused,
+    /// The sender is alive.
+    Heartbeat,
+    /// A collective of the sender.
+    Call,
+    /// The result of a collective.
+    Result,
+    /// The group has failed.
+    Fault,
+    /// The sender ends; its last message.
+    Bye,
+}
+
+const KINDS: [Kind; 11] = [
+    Kind::Challenge,
+    Kind::Hello,
+    Kind::Accepted,
+    Kind::Denied,
+    Kind::Welcome,
+    Kind::Refused,
+    Kind::Heartbeat,
+    Kind::Call,
+    Kind::Result,
+    Kind::Fault,
+    Kind::Bye,
+];
+
+/// Writes a message whose body is `parts`.
+pub(super) fn write(stream: &mut impl Write, kind: Kind, parts: &[&[u8]]) -> io::Result<()> {
+    let length = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+    let mut header = [0; HEADER];
+    header[..MAGIC.len()].copy_from_slice(&MAGIC);
+    header[MAGIC.len()] = kind as u8;
+    header[MAGIC.len() + 1..].copy_from_slice(&length.to_le_bytes());
+    stream.write_all(&header)?;
+    parts.iter().try_for_each(|part| stream.write_all(part))
+}
+
+/// Reads a message; [`ErrorKind::InvalidData`] if it is none, or if its body is longer than `limit`.
+pub(super) fn read(stream: &mut impl Read, limit: u64) -> io::Result<(Kind, Vec<u8>)> {
+    let invalid = |message: &str| io::Error::new(ErrorKind::InvalidData, message);
+    let mut header = [0; HEADER];
+    stream.read_exact(&mut header)?;
+    let (magic, rest) = header.split_at(MAGIC.len());
+    let kind = KINDS.into_iter().find(|kind| *kind as u8 == rest[0]);
+    let (true, Some(kind)) = (magic == MAGIC, kind) else {
+        return Err(invalid("not a message of this version"));
+    };
+    let length = u64::from_le_bytes(rest[1..].try_into().expect("eight bytes"));
+    if length > limit {
+        return Err(invalid("the message is too long"));
+    }
+    let mut body = Vec::with_capacity(length.min(RESERVED) as usize);
+    if stream.take(length).read_to_end(&mut body)? as u64 != length {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok((kind, body))
+}
+
+/// Appends a text with its length.
+pub(super) fn put_text(body: &mut Vec<u8>, text: &str) {
+    body.extend((text.len() as u32).to_le_bytes());
+    body.extend(text.as_bytes());
+}
+
+/// Reads fields from the front of a body; each is `None` if the body is too short or malformed.
+pub(super) struct Fields<'a>(pub &'a [u8]);
+
+impl Fields<'_> {
+    pub fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    pub fn byte(&mut self) -> Option<u8> {
+        self.bytes::<1>().map(|[byte]| byte)
+    }
+
+    pub fn number(&mut self) -> Option<u64> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    pub fn index(&mut self) -> Option<usize> {
+        usize::try_from(self.number()?).ok()
+    }
+
+    pub fn text(&mut self) -> Option<String> {
+        let length = u32::from_le_bytes(self.bytes()?) as usize;
+        let (text, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).ok()
+    }
+}

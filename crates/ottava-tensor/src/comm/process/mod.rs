@@ -1,0 +1,42 @@
+//! Ranks are processes connected by TCP, in a star around rank 0.
+//!
+//! Made for tests, launch and control: all data passes through rank 0. The secret is checked at the rendezvous, by HMAC of random
+//! challenges in both directions; later messages are neither encrypted nor signed, so the network must be trusted. A thread of each
+//! connection sends heartbeats, so that long computation between collectives does not count as silence.
+
+mod auth;
+mod client;
+mod connection;
+mod frame;
+mod rendezvous;
+mod server;
+#[cfg(test)]
+pub(super) mod tests;
+mod wire;
+
+pub use rendezvous::{Limits, Rendezvous};
+
+use super::Comm;
+use crate::error::{Error, Result};
+use std::net::TcpListener;
+
+/// Joins the group of `rendezvous`. Returns when all ranks have joined.
+///
+/// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks when one is missing at
+/// [`Limits::join`], ends, or differs in size or identity; the message names it. A rank with another secret gets that error alone.
+/// Errors with [`Error::Io`] when rank 0 cannot listen at the address.
+pub fn join(rendezvous: &Rendezvous) -> Result<Comm> {
+    let Rendezvous { rank, size, ref address, .. } = *rendezvous;
+    if rank >= size {
+        return Err(Error::Value(format!("rank {rank} is not in a group of {size} ranks")));
+    }
+    match rank {
+        0 if size == 1 => Ok(Comm::solo()),
+        0 => {
+            let listener = TcpListener::bind(address);
+            let path = || format!("rank 0 cannot listen at {address}");
+            server::serve(&listener.map_err(|source| Error::Io { path: path(), source })?, rendezvous)
+        }
+        _ => client::join(rendezvous),
+    }
+}

@@ -1,0 +1,118 @@
+//! How the processes of a group find and check each other.
+
+use super::auth::{PROOF, challenge, equal, hmac};
+use super::frame::{self, HANDSHAKE_LIMIT, Kind};
+use super::wire::Hello;
+use crate::comm::fault::this_process;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// What a process needs to join its group. All but `rank` is the same on all ranks.
+pub struct Rendezvous {
+    /// This rank, from 0 to `size - 1`.
+    pub rank: usize,
+    /// Ranks of the group.
+    pub size: usize,
+    /// `host:port` at which rank 0 listens: on that interface alone, so `127.0.0.1:port` if all ranks are on one host.
+    pub address: String,
+    /// Known to the ranks of this job alone. Processes with another secret are refused. Never sent or logged.
+    pub secret: Vec<u8>,
+    /// Names and values, such as hashes of program, configuration and data, that must be the same on all ranks. At most 60 KiB.
+    pub identity: Vec<(String, String)>,
+    /// How long ranks wait for each other.
+    pub limits: Limits,
+}
+
+/// How long ranks wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Until all ranks have joined.
+    pub join: Duration,
+    /// Until a rank that sends nothing counts as lost. Ranks send four heartbeats in that time, or more, whatever they compute.
+    pub silence: Duration,
+}
+
+impl Default for Limits {
+    /// 300 s to join, 60 s of silence.
+    fn default() -> Limits {
+        Limits { join: Duration::from_secs(300), silence: Duration::from_secs(60) }
+    }
+}
+
+impl Rendezvous {
+    pub(super) fn hello(&self) -> Hello {
+        Hello { rank: self.rank, size: self.size, process: this_process(), identity: self.identity.clone() }
+    }
+}
+
+/// A stream whose reads and writes end at a deadline, so that a stranger cannot hold a thread by sending slowly.
+struct Until<'a>(&'a TcpStream, Instant);
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.1.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.set_read_timeout(Some(self.left()?))?;
+        (&mut &*self.0).read(buffer)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.set_write_timeout(Some(self.left()?))?;
+        (&mut &*self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn expect(stream: &mut Until, kind: Kind) -> io::Result<Vec<u8>> {
+    match frame::read(stream, HANDSHAKE_LIMIT)? {
+        (got, body) if got == kind => Ok(body),
+        (Kind::Denied, _) => Err(ErrorKind::PermissionDenied.into()),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Rank 0's side: who is at the other end of `stream`. [`ErrorKind::PermissionDenied`] for another secret.
+pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io::Result<Hello> {
+    let mut until = Until(stream, deadline);
+    let ours = challenge()?;
+    frame::write(&mut until, Kind::Challenge, &[&ours])?;
+    let body = expect(&mut until, Kind::Hello)?;
+    let (proof, rest) = body.split_first_chunk::<PROOF>().ok_or(ErrorKind::InvalidData)?;
+    let (theirs, hello) = rest.split_first_chunk::<PROOF>().ok_or(ErrorKind::InvalidData)?;
+    if !equal(proof, &hmac(secret, &[b"rank", &ours, theirs, hello])) {
+        frame::write(&mut until, Kind::Denied, &[])?;
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let hello = Hello::decode(hello).ok_or(ErrorKind::InvalidData)?;
+    let process = this_process();
+    let proof = hmac(secret, &[b"rank 0", theirs, &ours, process.as_bytes()]);
+    frame::write(&mut until, Kind::Accepted, &[&proof, process.as_bytes()])?;
+    Ok(hello)
+}
+
+/// The other side: introduces `hello` to rank 0 and returns rank 0's process. [`ErrorKind::UnexpectedEof`] if rank 0 closed the
+/// connection before its challenge, [`ErrorKind::PermissionDenied`] if either side has another secret.
+pub(super) fn introduce(stream: &TcpStream, secret: &[u8], hello: &Hello, deadline: Instant) -> io::Result<String> {
+    let mut until = Until(stream, deadline);
+    let theirs = expect(&mut until, Kind::Challenge)?;
+    let (ours, hello) = (challenge()?, hello.encode());
+    let proof = hmac(secret, &[b"rank", &theirs, &ours, &hello]);
+    frame::write(&mut until, Kind::Hello, &[&proof, &ours, &hello])?;
+    let body = expect(&mut until, Kind::Accepted)?;
+    let (proof, process) = body.split_first_chunk::<PROOF>().ok_or(ErrorKind::InvalidData)?;
+    if !equal(proof, &hmac(secret, &[b"rank 0", &ours, &theirs, process])) {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    String::from_utf8(process.to_vec()).map_err(|_| ErrorKind::InvalidData.into())
+}

@@ -1,0 +1,132 @@
+//! The bodies of messages: hellos, calls and faults as bytes.
+
+use super::frame::{Fields, put_text};
+use crate::comm::call::{Call, Op, Reduce};
+use crate::comm::fault::Fault;
+use crate::dtype::DType;
+use std::time::Duration;
+
+const DTYPES: [DType; 10] = [
+    DType::F64,
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::E4M3,
+    DType::E5M2,
+    DType::E8M0,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+];
+
+/// Stands for "no type".
+const NO_DTYPE: u8 = u8::MAX;
+
+fn dtype_code(dtype: DType) -> u8 {
+    DTYPES.iter().position(|known| *known == dtype).expect("all types are listed") as u8
+}
+
+/// Who a rank is, as it says to rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub rank: usize,
+    pub size: usize,
+    /// As "pid 4242 on host x".
+    pub process: String,
+    pub identity: Vec<(String, String)>,
+}
+
+impl Hello {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        for number in [self.rank, self.size, self.identity.len()] {
+            body.extend((number as u64).to_le_bytes());
+        }
+        put_text(&mut body, &self.process);
+        for (name, value) in &self.identity {
+            put_text(&mut body, name);
+            put_text(&mut body, value);
+        }
+        body
+    }
+
+    pub fn decode(body: &[u8]) -> Option<Hello> {
+        let mut fields = Fields(body);
+        let (rank, size, entries) = (fields.index()?, fields.index()?, fields.index()?);
+        let process = fields.text()?;
+        let mut identity = Vec::new();
+        for _ in 0..entries {
+            identity.push((fields.text()?, fields.text()?));
+        }
+        fields.0.is_empty().then_some(Hello { rank, size, process, identity })
+    }
+}
+
+/// The head of a call's message, before the data.
+pub(super) fn encode_call(number: u64, call: &Call) -> Vec<u8> {
+    let (op, argument) = match call.op {
+        Op::AllGather => (0, 0),
+        Op::ReduceScatter { output } => (1, u64::from(dtype_code(output))),
+        Op::AllReduce(Reduce::Sum) => (2, 0),
+        Op::AllReduce(Reduce::Max) => (2, 1),
+        Op::AllToAll => (3, 0),
+        Op::Broadcast { root } => (4, root as u64),
+        Op::Barrier => (5, 0),
+        Op::Agree => (6, 0),
+    };
+    let mut body = number.to_le_bytes().to_vec();
+    body.extend([op, call.dtype.map_or(NO_DTYPE, dtype_code)]);
+    body.extend(argument.to_le_bytes());
+    body.extend((call.elements as u64).to_le_bytes());
+    put_text(&mut body, &call.name);
+    body
+}
+
+/// The number, the call and its data.
+pub(super) fn decode_call(body: &[u8]) -> Option<(u64, Call, Vec<u8>)> {
+    let mut fields = Fields(body);
+    let (number, op, dtype) = (fields.number()?, fields.byte()?, fields.byte()?);
+    let (argument, elements, name) = (fields.index()?, fields.index()?, fields.text()?);
+    let op = match (op, argument) {
+        (0, _) => Op::AllGather,
+        (1, output) => Op::ReduceScatter { output: *DTYPES.get(output)? },
+        (2, 0) => Op::AllReduce(Reduce::Sum),
+        (2, 1) => Op::AllReduce(Reduce::Max),
+        (3, _) => Op::AllToAll,
+        (4, root) => Op::Broadcast { root },
+        (5, _) => Op::Barrier,
+        (6, _) => Op::Agree,
+        _ => return None,
+    };
+    let dtype = if dtype == NO_DTYPE { None } else { Some(*DTYPES.get(usize::from(dtype))?) };
+    Some((number, Call { op, name, dtype, elements }, fields.0.to_vec()))
+}
+
+pub(super) fn encode_fault(fault: &Fault) -> Vec<u8> {
+    let mut body = Vec::new();
+    match fault {
+        Fault::Desync(message) => {
+            body.push(0);
+            put_text(&mut body, message);
+        }
+        Fault::Lost { rank, process, silent } => {
+            body.push(if silent.is_some() { 2 } else { 1 });
+            body.extend((*rank as u64).to_le_bytes());
+            body.extend((silent.unwrap_or_default().as_millis() as u64).to_le_bytes());
+            put_text(&mut body, process);
+        }
+    }
+    body
+}
+
+pub(super) fn decode_fault(body: &[u8]) -> Option<Fault> {
+    let mut fields = Fields(body);
+    match fields.byte()? {
+        0 => fields.text().map(Fault::Desync),
+        how @ (1 | 2) => {
+            let (rank, limit, process) = (fields.index()?, fields.number()?, fields.text()?);
+            Some(Fault::Lost { rank, process, silent: (how == 2).then(|| Duration::from_millis(limit)) })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,27 @@
+//! A group of one rank, whose collectives end at once.
+
+use super::Comm;
+use super::call::Call;
+use super::combine::combine;
+use super::hub::Reply;
+use super::link::Link;
+use std::sync::mpsc::{Receiver, channel};
+
+struct Solo;
+
+impl Link for Solo {
+    fn start(&self, _: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+        let (answer, reply) = channel();
+        for bytes in combine(&call, &[bytes]) {
+            answer.send(Ok(bytes)).expect("the receiver is held here");
+        }
+        reply
+    }
+}
+
+impl Comm {
+    /// The group of one rank.
+    pub fn solo() -> Comm {
+        Comm::new(0, 1, Box::new(Solo))
+    }
+}

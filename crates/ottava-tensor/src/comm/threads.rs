@@ -1,0 +1,54 @@
+//! Ranks are threads of one process.
+
+use super::Comm;
+use super::call::Call;
+use super::fault::this_process;
+use super::hub::{Hub, Reply};
+use super::link::Link;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+/// A rank's access to a hub of its own process.
+pub(super) struct Local {
+    pub hub: Arc<Hub>,
+    pub rank: usize,
+}
+
+impl Link for Local {
+    fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+        let (answer, reply) = channel();
+        // Nobody receives the answer of a dropped `Pending`.
+        self.hub.submit(self.rank, number, call, bytes, Box::new(move |reply| drop(answer.send(reply))));
+        reply
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.hub.lose(self.rank, None);
+    }
+}
+
+/// The communicators of `size` ranks, in rank order, each to be moved to a thread of its own.
+///
+/// When one is dropped, as by a panic of its thread, open and later collectives of the others end with an error.
+///
+/// ```
+/// use ottava_tensor::comm::{Reduce, threads};
+/// use ottava_tensor::{Device, Tensor};
+///
+/// let ranks = threads::group(3).into_iter().map(|comm| {
+///     std::thread::spawn(move || {
+///         let x = Tensor::from_slice(&Device::Cpu, &[1], &[comm.rank() as f32])?;
+///         comm.all_reduce("example", Reduce::Sum, x)?.wait()?.to_vec::<f32>()
+///     })
+/// });
+/// for rank in ranks.collect::<Vec<_>>() {
+///     assert_eq!(rank.join().unwrap()?, [3.0]);
+/// }
+/// # Ok::<(), ottava_tensor::Error>(())
+/// ```
+pub fn group(size: usize) -> Vec<Comm> {
+    let hub = Arc::new(Hub::new(vec![this_process(); size]));
+    (0..size).map(|rank| Comm::new(rank, size, Box::new(Local { hub: hub.clone(), rank }))).collect()
+}
