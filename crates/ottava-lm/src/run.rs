@@ -5,9 +5,11 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
+use crate::parallel::DataParallel;
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
+use std::rc::Rc;
 
 /// A model in training.
 pub struct Run {
@@ -28,6 +30,17 @@ impl Run {
         device: &Device,
         weights: &mut dyn WeightSource,
     ) -> Result<Run> {
+        Run::shared(config, sizes, device, weights, Rc::new(DataParallel::solo()))
+    }
+
+    /// [`Run::new`] of one of several ranks.
+    pub fn shared(
+        config: &RunConfig,
+        sizes: &DecoderConfig,
+        device: &Device,
+        weights: &mut dyn WeightSource,
+        ranks: Rc<DataParallel>,
+    ) -> Result<Run> {
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
         let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
@@ -35,7 +48,7 @@ impl Run {
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
         let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::new(&model, passes, rows, seq_len)?;
+        let step = TrainStep::shared(&model, passes, rows, seq_len, ranks)?;
         Ok(Run { model, optimizer, step })
     }
 

@@ -8,9 +8,11 @@ use crate::evaluate::total;
 use crate::mode::{Mode, StepPrecision};
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
+use crate::parallel::DataParallel;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
+use std::rc::Rc;
 
 /// The tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
@@ -25,6 +27,8 @@ pub struct TrainStep {
     /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
     captures: [Capture; 2],
     loss_scale: LossScaleOnDevice,
+    /// The ranks that share a step, with equal numbers of rows.
+    ranks: Rc<DataParallel>,
 }
 
 /// What a step leaves on the device.
@@ -71,8 +75,19 @@ pub struct StepResult {
 }
 
 impl TrainStep {
-    /// Steps of `passes` micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps of one rank, of `passes` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, passes: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
+        TrainStep::shared(model, passes, rows, seq_len, Rc::new(DataParallel::solo()))
+    }
+
+    /// Steps that `ranks` share, each with `passes` micro-batches of `rows` sequences of `seq_len` tokens.
+    pub fn shared(
+        model: &Decoder,
+        passes: usize,
+        rows: usize,
+        seq_len: usize,
+        ranks: Rc<DataParallel>,
+    ) -> Result<TrainStep> {
         let (device, tokens) = (model.device(), rows * seq_len);
         let sequences = Sequences::new(device, rows, seq_len)?;
         let ids = || (0..passes).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>();
@@ -85,7 +100,7 @@ impl TrainStep {
             Device::Cuda(_) => Capture::AfterThisStep,
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
-        loss_scale.set(1.0, passes * tokens)?;
+        loss_scale.set(1.0, passes * tokens * ranks.size())?;
         let target_tokens = vec![tokens; passes];
         Ok(TrainStep {
             sequences,
@@ -95,6 +110,7 @@ impl TrainStep {
             results,
             captures: [capture(), capture()],
             loss_scale,
+            ranks,
         })
     }
 
@@ -107,7 +123,7 @@ impl TrainStep {
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
         match loss_scale == self.loss_scale.value {
             true => Ok(()),
-            false => self.loss_scale.set(loss_scale, self.results.losses.len()),
+            false => self.loss_scale.set(loss_scale, self.tokens()),
         }
     }
 
@@ -132,11 +148,12 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        let (tokens, target_tokens) = (self.results.losses.len(), self.target_tokens.iter().sum::<usize>());
-        if target_tokens == 0 {
+        let mine: usize = self.target_tokens.iter().sum();
+        let target_tokens: f64 = self.ranks.gather("target tokens", [mine as f64])?.iter().map(|[n]| n).sum();
+        if target_tokens == 0.0 {
             return Err(Error::Data("a step has no target token: the loss mask of all its sequences is empty".into()));
         }
-        let gradient_scale = self.loss_scale.value * (target_tokens as f64 / tokens as f64);
+        let gradient_scale = self.loss_scale.value * (target_tokens / self.tokens() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
         // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is captured anew.
         if let Capture::Done(graph) = self.capture(precision)
@@ -158,7 +175,23 @@ impl TrainStep {
         }
         let Results { losses, norm } = &self.results;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
-        Ok(StepResult { loss: total(losses)? / target_tokens as f64, grad_norm })
+        let all = self.ranks.gather("loss and gradient norm", [total(losses)?, grad_norm])?;
+        // All ranks make the same update from the same sums.
+        if let Some(rank) =
+            all.iter().position(|&[_, norm]| norm != grad_norm && !(norm.is_nan() && grad_norm.is_nan()))
+        {
+            let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
+            return Err(Error::NonFinite(format!(
+                "ranks have come apart: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
+                self.ranks.rank()
+            )));
+        }
+        Ok(StepResult { loss: all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens, grad_norm })
+    }
+
+    /// Tokens of a step, of all ranks.
+    fn tokens(&self) -> usize {
+        self.results.losses.len() * self.ranks.size()
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
@@ -191,6 +224,8 @@ impl TrainStep {
             losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision)?)?;
         }
         let _update = model.device().scope("update");
+        let (params, scaling) = model.parameters_and_scaling();
+        self.ranks.reduce(params, scaling)?;
         norm.copy_from(0, &AdamWOptimizer::grad_norm(&model.parameters())?)?;
         update(model, optimizer, norm)
     }

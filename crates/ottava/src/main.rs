@@ -5,6 +5,7 @@
 mod output;
 mod commands;
 mod device;
+mod ranks;
 
 use clap::{Parser, Subcommand};
 use ottava_lm::Error;

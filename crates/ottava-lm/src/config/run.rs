@@ -120,6 +120,8 @@ pub struct TrainingConfig {
     pub per_device_train_batch_size: usize,
     /// Forward and backward passes per optimizer step.
     pub gradient_accumulation_steps: usize,
+    /// Sequences per optimizer step, of all ranks; 0 is `per_device_train_batch_size` times `gradient_accumulation_steps` times ranks.
+    pub global_batch_size: usize,
     /// Highest learning rate.
     pub learning_rate: f64,
     /// Lowest learning rate, where the schedule ends.
@@ -166,6 +168,43 @@ pub struct GenerationConfig {
     pub top_p: f64,
 }
 
+impl TrainingConfig {
+    /// Sequences per optimizer step, of all ranks once [`TrainingConfig::share_batch`] has divided them.
+    pub fn sequences(&self) -> usize {
+        match self.global_batch_size {
+            0 => self.per_device_train_batch_size * self.gradient_accumulation_steps,
+            sequences => sequences,
+        }
+    }
+
+    /// Divides the sequences of a step among `ranks`: finds the micro-batches of each, or the sequences of all.
+    ///
+    /// Errors with [`Error::Config`] where they cannot be divided evenly, or where both numbers are given and differ.
+    pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
+        let (rows, passes) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
+        if self.global_batch_size == 0 {
+            self.global_batch_size = rows * passes * ranks;
+            return Ok(());
+        }
+        let global = self.global_batch_size;
+        if !global.is_multiple_of(rows * ranks) {
+            return Err(Error::Config(format!(
+                "`training.global_batch_size` is {global}, which is no multiple of {rows} sequences \
+                 (`per_device_train_batch_size`) on {ranks} ranks; change one of them"
+            )));
+        }
+        let needed = global / (rows * ranks);
+        if passes != 1 && passes != needed {
+            return Err(Error::Config(format!(
+                "`training.global_batch_size` = {global} takes {needed} micro-batches of {rows} sequences on {ranks} ranks, \
+                 and `gradient_accumulation_steps` is {passes}; leave one of them out"
+            )));
+        }
+        self.gradient_accumulation_steps = needed;
+        Ok(())
+    }
+}
+
 impl Default for RunConfig {
     fn default() -> RunConfig {
         RunConfig {
@@ -203,6 +242,7 @@ impl Default for TrainingConfig {
             num_train_epochs: 1.0,
             per_device_train_batch_size: 8,
             gradient_accumulation_steps: 1,
+            global_batch_size: 0,
             learning_rate: 3e-4,
             min_learning_rate: 0.0,
             lr_scheduler_type: SchedulerType::Cosine,
@@ -365,10 +405,16 @@ impl RunConfig {
         self.precision.recipe_on(device, self.training.per_device_train_batch_size * self.data.max_length)
     }
 
-    /// Tokens per optimizer step.
+    /// Tokens per optimizer step, of all ranks.
     pub fn tokens_per_step(&self) -> u64 {
-        let t = &self.training;
-        (t.per_device_train_batch_size * t.gradient_accumulation_steps * self.data.max_length) as u64
+        (self.training.sequences() * self.data.max_length) as u64
+    }
+
+    /// All settings, as `(key, value)`.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let mut keys = Vec::new();
+        flatten("", &Table::try_from(self).expect("a configuration is a table"), &mut keys);
+        keys.into_iter().map(|(key, value)| (key, value.to_string())).collect()
     }
 
     /// The learning rates of a run of `max_steps`.
@@ -413,7 +459,7 @@ impl RunConfig {
             "memory.offload_parameters",
             "memory.offload_residuals",
         ];
-        const SHAPES: &[&str] = &["training.per_device_train_batch_size", "training.gradient_accumulation_steps"];
+        const BATCH: &str = "training.global_batch_size";
         let flat = |config: &RunConfig| {
             let mut keys = Vec::new();
             flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
@@ -431,10 +477,14 @@ impl RunConfig {
         }
         let mut changes = Vec::new();
         for ((key, now), (_, before)) in flat(self).into_iter().zip(flat(saved)) {
+            let (now, before) = match key == BATCH {
+                true => [self, saved].map(|config| toml::Value::from(config.training.sequences() as i64)).into(),
+                false => (now, before),
+            };
             if now == before || within(FREE, &key) {
                 continue;
             }
-            if within(SHAPES, &key) || !within(STEERS, &key) {
+            if key == BATCH || !within(STEERS, &key) {
                 return Err(Error::Config(format!(
                     "`{key}` was {before} when the checkpoint was saved and is {now} now; it must not change within a run. Start a new run with `model.path` set to the checkpoint instead"
                 )));

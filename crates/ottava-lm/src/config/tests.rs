@@ -227,3 +227,32 @@ fn impossible_offloading_is_an_error() {
     )
     .unwrap();
 }
+
+#[test]
+fn ranks_share_a_global_batch() {
+    let shared = |global: usize, rows: usize, passes: usize, ranks: usize| {
+        let mut training = TrainingConfig {
+            global_batch_size: global,
+            per_device_train_batch_size: rows,
+            gradient_accumulation_steps: passes,
+            ..TrainingConfig::default()
+        };
+        let result = training.share_batch(ranks).map_err(|error| error.to_string());
+        result.map(|()| (training.sequences(), training.gradient_accumulation_steps))
+    };
+    assert_eq!(shared(0, 4, 2, 1), Ok((8, 2)));
+    assert_eq!(shared(0, 4, 2, 3), Ok((24, 2)), "without it, ranks add sequences");
+    assert_eq!(shared(24, 4, 1, 3), Ok((24, 2)));
+    assert_eq!(shared(24, 4, 2, 3), Ok((24, 2)), "both may be given where they agree");
+    assert!(shared(24, 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
+    assert!(shared(20, 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
+    // Ranks may change within a run, and the sequences of a step may not.
+    let of = |global, rows| {
+        let mut config = RunConfig::default();
+        (config.training.global_batch_size, config.training.per_device_train_batch_size) = (global, rows);
+        config
+    };
+    assert_eq!(of(8, 4).check_resume(&of(8, 8)).unwrap().len(), 1);
+    assert_eq!(of(0, 8).check_resume(&of(8, 8)).unwrap(), []);
+    assert!(of(16, 8).check_resume(&of(8, 8)).unwrap_err().to_string().contains("global_batch_size"));
+}

@@ -59,6 +59,11 @@ impl ScalingState {
         Ok(())
     }
 
+    /// The amax of each slot in this step so far, F32 `[slots]`, for ranks to merge.
+    pub fn amaxes_mut(&mut self) -> &mut Tensor {
+        &mut self.recorder.statistics.amax
+    }
+
     /// Counts an update that was replayed as part of a graph.
     pub fn count_replayed_update(&mut self) {
         if let Some(delayed) = &mut self.scales.delayed {

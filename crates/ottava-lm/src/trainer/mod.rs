@@ -1,5 +1,6 @@
 //! The training loop with data, checkpoints, metrics and signals.
 
+mod files;
 mod report;
 mod start;
 
@@ -17,21 +18,22 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
 use crate::models::{ConfigFile, decoder_config};
 use crate::optim::{LossScale, Overflow, Schedule};
+use crate::parallel::DataParallel;
 use crate::plan::ResolvedRun;
-use crate::report::{CastLog, EventWriter, MetricsWriter, loss_svg};
+use crate::report::loss_svg;
 use crate::run::Run;
 use crate::step::StepResult;
+use files::RunFiles;
 use ottava_tensor::Device;
+use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_checkpoint, read_losses};
+use start::{Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, read_losses};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-
-/// The log of what each cast measures, in the run's folder.
-const CASTS: &str = "casts.jsonl";
 
 /// A run in progress.
 pub struct Trainer {
@@ -48,10 +50,9 @@ pub struct Trainer {
     dataset: Arc<TokenDataset>,
     split: Split,
     batches: BatchLoader,
-    metrics: MetricsWriter,
-    /// The log of cast statistics, if there are casts and it is on.
-    casts: Option<CastLog>,
-    events: EventWriter,
+    ranks: Rc<DataParallel>,
+    /// The files of the run, on the rank that writes them.
+    files: Option<RunFiles>,
     step: u64,
     tokens: u64,
     /// Loss by step, for the plot.
@@ -61,13 +62,18 @@ pub struct Trainer {
     pending: Option<Map<String, Value>>,
     /// The plan, for the message when memory runs out.
     resolved: ResolvedRun,
-    /// Held during the run, so that no second process writes into its folder.
-    lock: RunLock,
 }
 
 impl Trainer {
     /// Prepares a run: data, model, optimizer and, on resume, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
+        Trainer::shared(config, device, start, Comm::solo())
+    }
+
+    /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files.
+    pub fn shared(mut config: RunConfig, device: &Device, start: &Start, comm: Comm) -> Result<Trainer> {
+        let ranks = Rc::new(DataParallel::new(comm, device)?);
+        config.training.share_batch(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
@@ -76,15 +82,20 @@ impl Trainer {
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        Trainer::prepare(&resolved, device, start).map_err(|error| resolved.explain(error))
+        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| resolved.explain(error))
     }
 
-    fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start) -> Result<Trainer> {
+    fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start, ranks: Rc<DataParallel>) -> Result<Trainer> {
         let config = resolved.config.clone();
         let folder = config.output_dir.clone();
-        create_dirs(&RealFs, &checkpoints(&folder))?;
-        let lock = RunLock::take(&folder)?;
-        let mut resumed = find_checkpoint(&config, start)?;
+        let lock = match ranks.leads() {
+            true => {
+                create_dirs(&RealFs, &checkpoints(&folder))?;
+                Some(RunLock::take(&folder)?)
+            }
+            false => None,
+        };
+        let mut resumed = find_shared_checkpoint(&config, start, &ranks)?;
         // The casts of a run with the same settings.
         let mut saved_casts = None;
         if let Some(resumed) = &resumed {
@@ -95,8 +106,14 @@ impl Trainer {
             saved_casts = (saved.precision == config.precision).then(|| resumed.progress.scaling_slots.clone());
         }
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let dataset =
-            Arc::new(prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?);
+        let prepared = || {
+            prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir()).map(Arc::new)
+        };
+        // One rank prepares the tokens, and the others read them.
+        let first = if ranks.leads() { Some(prepared()?) } else { None };
+        ranks.barrier("prepared data")?;
+        let dataset = first.map_or_else(prepared, Ok)?;
+        ranks.expect_equal("the key of the data", &dataset.meta().key)?;
         if let Some(resumed) = resumed.as_ref().filter(|resumed| resumed.progress.data != dataset.meta().key) {
             return Err(Error::Data(format!(
                 "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
@@ -118,9 +135,12 @@ impl Trainer {
             }
             (None, WeightInit::Random) => None,
         };
-        let mut run =
-            build(weights, config.seed, device, sizes.tied, |weights| Run::new(&config, &sizes, device, weights))?;
-        log_exceptions(&run.model, saved_casts.as_deref());
+        let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
+            Run::shared(&config, &sizes, device, weights, ranks.clone())
+        })?;
+        if ranks.leads() {
+            log_exceptions(&run.model, saved_casts.as_deref());
+        }
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
@@ -133,7 +153,7 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, Shard::WHOLE)?;
+        let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, ranks.shard())?;
         let max_steps = match config.training.max_steps {
             0 => {
                 let tokens = loader::train_tokens(&dataset, &split) as f64 * config.training.num_train_epochs;
@@ -147,20 +167,12 @@ impl Trainer {
                 "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
             );
         }
-        let metrics = folder.join("metrics.jsonl");
-        let metrics = match &mut resumed {
-            None => MetricsWriter::create(&RealFs, &metrics)?,
-            Some(resumed) => {
-                resumed.abandon_others(&config)?;
-                MetricsWriter::restore(&RealFs, &metrics, &resumed.path, step)?
-            }
+        // From here on, files of the run are changed.
+        ranks.barrier("restored state")?;
+        let files = match lock {
+            Some(lock) => Some(RunFiles::open(&config, lock, resumed.as_mut(), run.model.scaling())?),
+            None => None,
         };
-        replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
-        let measured = run.model.scaling().measured()?;
-        let logs = config.training.cast_statistics_steps > 0;
-        let from = resumed.as_ref().map(|resumed| (resumed.path.as_path(), step));
-        let casts = CastLog::open(&folder.join(CASTS), from, &measured, logs)?;
-        let events = EventWriter::create(&folder, step)?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
             schedule: config.schedule(max_steps),
@@ -172,9 +184,8 @@ impl Trainer {
             dataset,
             split,
             batches,
-            metrics,
-            casts,
-            events,
+            ranks,
+            files,
             step,
             tokens,
             losses,
@@ -182,7 +193,6 @@ impl Trainer {
             pending: resumed.and_then(|resumed| resumed.progress.pending),
             config,
             resolved: resolved.clone(),
-            lock,
         })
     }
 
@@ -199,9 +209,9 @@ impl Trainer {
         let max_steps = self.schedule.max_steps;
         if self.step == 0 {
             let evaluation = self.evaluate()?;
-            if let Some(evaluation) = evaluation {
-                self.metrics.append(0, &[("eval_loss", json!(evaluation.loss))])?;
-                self.events.scalars(0, &[("eval/loss", evaluation.loss)])?;
+            if let (Some(evaluation), Some(files)) = (evaluation, &mut self.files) {
+                files.metrics.append(0, &[("eval_loss", json!(evaluation.loss))])?;
+                files.events.scalars(0, &[("eval/loss", evaluation.loss)])?;
                 self.eval_losses.push((0, evaluation.loss));
             }
         }
@@ -223,23 +233,20 @@ impl Trainer {
                     self.record(step, values, done.evaluation)?;
                 }
             }
-            let stopping = stop.load(Ordering::Relaxed);
+            let stopping = self.ranks.any("request to stop", stop.load(Ordering::Relaxed))?;
             let saving = due(self.config.training.save_steps) || stopping;
             // A resumed run counts from its checkpoint, so a line ends there.
             if due(self.config.training.cast_statistics_steps) || saving {
                 self.log_casts(step)?;
             }
             if saving {
-                done.checkpoint = Some(self.save()?);
+                done.checkpoint = self.save()?;
             }
             report(&done);
             if stopping && (self.step < max_steps || self.pending.is_some()) {
-                let path = done.checkpoint.expect("saved just above");
-                return Err(Error::Interrupted(format!(
-                    "stopped by a signal after step {}; `--resume` goes on from {}",
-                    self.step,
-                    path.display()
-                )));
+                let saved = done.checkpoint.as_ref();
+                let from = saved.map_or(String::new(), |path| format!("; `--resume` goes on from {}", path.display()));
+                return Err(Error::Interrupted(format!("stopped by a signal after step {}{from}", self.step)));
             }
         }
         Ok(())
@@ -272,7 +279,8 @@ impl Trainer {
         if !self.follow_loss_scale(step, finite)? {
             // Infinities in casts of this step may explain the error.
             self.log_casts(step)?;
-            return Err(not_finite(step, loss, self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?));
+            let bad = self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?;
+            return Err(not_finite(step, loss, self.ranks.first_named("the gradient that is not finite", bad)?));
         }
         let casts = self.run.model.scaling().losses()?;
         warn_of_infinities(step, &casts.non_finite);
@@ -323,15 +331,15 @@ impl Trainer {
     }
 
     fn log_casts(&mut self, step: u64) -> Result<()> {
-        match &mut self.casts {
+        match self.files.as_mut().and_then(|files| files.casts.as_mut()) {
             Some(casts) => casts.append(step, &self.run.model.scaling().measured()?),
             None => Ok(()),
         }
     }
 
-    /// Validation loss in the precision of the last step; `None` without validation documents.
+    /// Validation loss in the precision of the last step; `None` without validation documents, and on ranks that write no files.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        if self.split.validation_len() == 0 {
+        if self.split.validation_len() == 0 || !self.ranks.leads() {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
@@ -368,7 +376,8 @@ impl Trainer {
     }
 
     fn record(&mut self, step: u64, mut values: Map<String, Value>, evaluation: Option<Evaluation>) -> Result<()> {
-        self.lock.check()?;
+        let Some(files) = &mut self.files else { return Ok(()) };
+        files.lock.check()?;
         let mut scalars = Vec::new();
         for (tag, key) in
             [("train/loss", "loss"), ("train/learning_rate", "learning_rate"), ("train/grad_norm", "grad_norm")]
@@ -383,15 +392,14 @@ impl Trainer {
             self.eval_losses.push((step, evaluation.loss));
         }
         let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-        self.metrics.append(step, &values)?;
-        self.events.scalars(step, &scalars)
+        files.metrics.append(step, &values)?;
+        files.events.scalars(step, &scalars)
     }
 
-    /// Saves a checkpoint of the current step, flushes metrics and draws the plot.
-    fn save(&mut self) -> Result<PathBuf> {
-        self.lock.check()?;
-        self.metrics.sync()?;
-        self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
+    /// Saves a checkpoint of the current step, flushes metrics and draws the plot; `None` on ranks that write no files.
+    fn save(&mut self) -> Result<Option<PathBuf>> {
+        let Some(files) = &mut self.files else { return Ok(None) };
+        files.sync()?;
         let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
         let plot = self.config.output_dir.join("loss.svg");
         replace_file(&RealFs, &plot, loss_svg(&title, &self.losses, &self.eval_losses).as_bytes())?;
@@ -407,14 +415,23 @@ impl Trainer {
         };
         let folder = checkpoints(&self.config.output_dir);
         let mut writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
-        self.metrics.save(&mut writer)?;
-        CastLog::save(&self.config.output_dir.join(CASTS), &mut writer)?;
+        files.save(&self.config.output_dir, &mut writer)?;
         let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
         let limit = self.config.training.save_total_limit;
         if limit > 0 {
             delete_old(&RealFs, &folder, limit, &[self.step])?;
         }
-        Ok(path)
+        Ok(Some(path))
+    }
+
+    /// Tokens per optimizer step, of all ranks.
+    pub fn tokens_per_step(&self) -> u64 {
+        self.config.tokens_per_step()
+    }
+
+    /// Whether this rank writes the run's files and reports its progress.
+    pub fn leads(&self) -> bool {
+        self.ranks.leads()
     }
 
     /// The run's folder.

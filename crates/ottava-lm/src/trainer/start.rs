@@ -8,6 +8,7 @@ use crate::checkpoint::{
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use crate::parallel::DataParallel;
 use crate::param::WeightSource;
 use ottava_tensor::Device;
 use std::fs::File;
@@ -139,6 +140,28 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
         return Err(Error::Checkpoint(text));
     }
     Ok(Some(Resumed { path, progress }))
+}
+
+/// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.
+pub(super) fn find_shared_checkpoint(
+    config: &RunConfig,
+    start: &Start,
+    ranks: &DataParallel,
+) -> Result<Option<Resumed>> {
+    if ranks.leads() {
+        let found = find_checkpoint(config, start)?;
+        let path = found.as_ref().map(|resumed| resumed.path.display().to_string());
+        ranks.follow("the checkpoint to resume from", path.as_deref().unwrap_or_default())?;
+        return Ok(found);
+    }
+    let path = PathBuf::from(ranks.follow("the checkpoint to resume from", "")?);
+    match path.as_os_str().is_empty() {
+        true => Ok(None),
+        false => {
+            let manifest = verify(&path, Verify::Sizes)?;
+            Ok(Some(Resumed { progress: training::progress(&path, &manifest)?, path }))
+        }
+    }
 }
 
 fn holds_a_run(config: &RunConfig) -> Error {

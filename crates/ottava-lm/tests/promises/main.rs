@@ -14,6 +14,7 @@ mod high_precision;
 mod memory;
 mod model_gradients;
 mod products;
+mod ranks;
 mod recompute;
 mod referee;
 mod resume;

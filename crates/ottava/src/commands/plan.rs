@@ -36,8 +36,9 @@ pub struct PlanCommand {
 
 impl PlanCommand {
     pub fn run(self) -> Result<()> {
-        let config = RunConfig::load(&self.config, &self.settings)?;
+        let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
+        config.training.share_batch(1)?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;

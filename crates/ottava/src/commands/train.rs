@@ -31,6 +31,9 @@ pub struct Train {
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
+    /// Train on N ranks of this machine, each a process. Several ranks run on the CPU; on GPUs they are not implemented yet.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    ranks: Option<u16>,
     /// Print one JSON object with the result to standard output.
     #[arg(long)]
     json: bool,
@@ -49,12 +52,13 @@ impl Train {
         stop_on_signals("stopping: a checkpoint is saved after this step")?;
         let device = crate::device::open(config.device)?;
         let progress = Progress::new(config.training.logging_steps);
-        let mut trainer = Trainer::new(config.clone(), &device, &start)?;
+        let (comm, processes) = crate::ranks::join(self.ranks.map_or(1, usize::from), &config)?;
+        let mut trainer = Trainer::shared(config.clone(), &device, &start, comm)?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
             trainer.run.model.description().parameters,
             config.precision.recipe.as_str(),
-            config.tokens_per_step()
+            trainer.tokens_per_step()
         ));
         let mut last = None;
         let outcome = trainer.run(interrupt::flag(), &mut |report| {
@@ -63,6 +67,10 @@ impl Train {
         });
         progress.finish();
         outcome?;
+        if !trainer.leads() {
+            return Ok(());
+        }
+        processes.wait()?;
         let evals = trainer.eval_losses();
         if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
             progress.line(&format!(

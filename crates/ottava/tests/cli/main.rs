@@ -6,6 +6,7 @@ mod exceptions;
 mod hostile;
 mod inspect;
 mod kill;
+mod ranks;
 mod runs;
 mod setup;
 mod signals;

@@ -20,6 +20,13 @@ use super::Comm;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 
+/// Leads the group of `rendezvous` as rank 0, at the `listener` that its address names. Returns when all ranks have joined.
+///
+/// Errors as [`join`] does.
+pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Comm> {
+    server::serve(listener, rendezvous)
+}
+
 /// Joins the group of `rendezvous`. Returns when all ranks have joined.
 ///
 /// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks when one is missing at
@@ -35,7 +42,7 @@ pub fn join(rendezvous: &Rendezvous) -> Result<Comm> {
         0 => {
             let listener = TcpListener::bind(address);
             let path = || format!("rank 0 cannot listen at {address}");
-            server::serve(&listener.map_err(|source| Error::Io { path: path(), source })?, rendezvous)
+            lead(&listener.map_err(|source| Error::Io { path: path(), source })?, rendezvous)
         }
         _ => client::join(rendezvous),
     }

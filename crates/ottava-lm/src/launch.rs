@@ -1,0 +1,251 @@
+//! The place of this process among the ranks of its job, as launchers announce it in environment variables.
+//!
+//! Recognised are torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm and indexed jobs of Kubernetes, in this order, which is that of
+//! Hugging Face Accelerate. The variables are theirs; see [docs/parallelism.md](../../../docs/parallelism.md).
+
+use crate::error::{Error, Result};
+
+/// The port at which ranks meet, where nothing names one.
+const PORT: u16 = 29_400;
+
+/// The place of a process in its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The launcher's name, for messages.
+    pub launcher: &'static str,
+    /// This process, from 0.
+    pub rank: usize,
+    /// Processes of the job.
+    pub size: usize,
+    /// This process among those of its machine, which chooses its GPU.
+    pub local_rank: usize,
+    /// Host and port at which rank 0 listens.
+    pub address: String,
+}
+
+/// Variables of a launcher that starts one process per rank.
+struct Launcher {
+    name: &'static str,
+    rank: &'static str,
+    size: &'static str,
+    /// The first one that is set counts.
+    local_rank: &'static [&'static str],
+}
+
+/// Address for the processes that this program starts itself.
+pub const OWN_ADDRESS: &str = "OTTAVA_ADDRESS";
+/// Rank of such a process.
+pub const OWN_RANK: &str = "OTTAVA_RANK";
+/// Their number.
+pub const OWN_SIZE: &str = "OTTAVA_RANKS";
+
+const LAUNCHERS: [Launcher; 7] = [
+    Launcher { name: "ottava", rank: OWN_RANK, size: OWN_SIZE, local_rank: &[OWN_RANK] },
+    Launcher { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: &["LOCAL_RANK"] },
+    Launcher {
+        name: "Open MPI",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+    },
+    Launcher { name: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", local_rank: &["MPI_LOCALRANKID"] },
+    Launcher {
+        name: "MVAPICH",
+        rank: "MV2_COMM_WORLD_RANK",
+        size: "MV2_COMM_WORLD_SIZE",
+        local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
+    },
+    Launcher { name: "Slurm", rank: "SLURM_PROCID", size: "SLURM_NTASKS", local_rank: &["SLURM_LOCALID"] },
+    Launcher { name: "a Kubernetes indexed job", rank: "JOB_COMPLETION_INDEX", size: "WORLD_SIZE", local_rank: &[] },
+];
+
+impl Place {
+    /// The place that the environment `variable` describes; `None` where no launcher started this process, or started it alone.
+    ///
+    /// Errors where a launcher's variables are incomplete or contradict each other.
+    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
+        let number = |name: &str| -> Result<Option<usize>> {
+            let Some(text) = variable(name) else { return Ok(None) };
+            let parsed = text.trim().parse();
+            parsed.map(Some).map_err(|_| Error::Config(format!("environment variable {name}={text:?} is not a number")))
+        };
+        let Some(launcher) = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some()) else {
+            return Ok(None);
+        };
+        // A shell within an allocation has Slurm's variables too, and is one task.
+        if launcher.name == "Slurm" && number(launcher.size)?.unwrap_or(1) < 2 {
+            return Ok(None);
+        }
+        let rank = number(launcher.rank)?.expect("it is set");
+        let Some(size) = number(launcher.size)? else {
+            return Err(Error::Config(format!(
+                "{} is set, which {} does, and {} is not; set it to the number of processes",
+                launcher.rank, launcher.name, launcher.size
+            )));
+        };
+        if rank >= size {
+            return Err(Error::Config(format!(
+                "{}={rank} is no rank of {size} processes ({}); ranks count from 0",
+                launcher.rank, launcher.size
+            )));
+        }
+        if size == 1 {
+            return Ok(None);
+        }
+        let mut local_rank = 0;
+        for name in launcher.local_rank {
+            local_rank = number(name)?.unwrap_or(local_rank);
+        }
+        let address = Place::address(launcher, &variable, &number)?;
+        Ok(Some(Place { launcher: launcher.name, rank, size, local_rank, address }))
+    }
+
+    fn address(
+        launcher: &Launcher,
+        variable: &impl Fn(&str) -> Option<String>,
+        number: &impl Fn(&str) -> Result<Option<usize>>,
+    ) -> Result<String> {
+        if let (true, Some(address)) = (launcher.rank == OWN_RANK, variable(OWN_ADDRESS)) {
+            return Ok(address);
+        }
+        let slurm = launcher.name == "Slurm";
+        let nodes = || variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"));
+        let host = match variable("MASTER_ADDR") {
+            Some(host) => host,
+            None if slurm => nodes().as_deref().and_then(first_host).ok_or_else(|| {
+                Error::Config(
+                    "Slurm's SLURM_STEP_NODELIST names no host; set MASTER_ADDR to the host of rank 0".to_string(),
+                )
+            })?,
+            None => {
+                return Err(Error::Config(format!(
+                    "{} started this process and MASTER_ADDR is not set; set it to the host of rank 0",
+                    launcher.name
+                )));
+            }
+        };
+        let port = match number("MASTER_PORT")? {
+            // torchrun itself listens there.
+            Some(port) if launcher.name == "torchrun" => port + 1,
+            Some(port) => port,
+            // Jobs that share a host meet at different ports.
+            None if slurm => 20_000 + number("SLURM_JOB_ID")?.unwrap_or(0) % 20_000,
+            None => usize::from(PORT),
+        };
+        match u16::try_from(port) {
+            Ok(port) if port > 0 => Ok(format!("{host}:{port}")),
+            _ => Err(Error::Config(format!("MASTER_PORT gives port {port}; choose one from 1 to 65534"))),
+        }
+    }
+}
+
+/// The first host of a list as Slurm abbreviates it: `n[01-03,7],login` begins with `n01`.
+fn first_host(nodes: &str) -> Option<String> {
+    let end = nodes.find([',', '[']).unwrap_or(nodes.len());
+    let (prefix, rest) = nodes.split_at(end);
+    let Some(numbers) = rest.strip_prefix('[') else { return Some(prefix.to_string()).filter(|host| !host.is_empty()) };
+    let (numbers, rest) = numbers.split_once(']')?;
+    let first = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
+    // What follows a bracket belongs to each name.
+    let suffix = rest.split(',').next().unwrap_or_default();
+    Some(format!("{prefix}{first}{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> Result<Option<Place>> {
+        Place::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string()))
+    }
+
+    fn found(launcher: &'static str, [rank, size, local_rank]: [usize; 3], address: &str) -> Option<Place> {
+        Some(Place { launcher, rank, size, local_rank, address: address.into() })
+    }
+
+    #[test]
+    fn launchers_are_recognised_by_their_variables() {
+        let torchrun = [
+            ("RANK", "3"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "29500"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "2"),
+        ];
+        // It listens at MASTER_PORT itself, and it counts before the Slurm that started it.
+        assert_eq!(place(&torchrun).unwrap(), found("torchrun", [3, 4, 1], "node0:29501"));
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("MASTER_ADDR", "10.0.0.1"),
+        ];
+        assert_eq!(place(&mpi).unwrap(), found("Open MPI", [1, 2, 1], "10.0.0.1:29400"));
+        let mpich = [
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "2"),
+            ("MPI_LOCALRANKID", "0"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "7"),
+        ];
+        assert_eq!(place(&mpich).unwrap(), found("MPI", [1, 2, 0], "a:7"));
+        let slurm = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "8"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_JOB_NODELIST", "gpu[07-08,11]"),
+            ("SLURM_JOB_ID", "123456"),
+        ];
+        assert_eq!(place(&slurm).unwrap(), found("Slurm", [5, 8, 1], "gpu07:23456"));
+        let kubernetes = [("JOB_COMPLETION_INDEX", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-0.svc")];
+        assert_eq!(place(&kubernetes).unwrap(), found("a Kubernetes indexed job", [1, 2, 0], "job-0.svc:29400"));
+    }
+
+    #[test]
+    fn a_process_alone_has_no_place() {
+        for alone in [
+            &[][..],
+            &[("RANK", "0"), ("WORLD_SIZE", "1")],
+            // A shell of an allocation, and a batch script.
+            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n1")],
+            &[("SLURM_PROCID", "0")],
+        ] {
+            assert_eq!(place(alone).unwrap(), None, "{alone:?}");
+        }
+    }
+
+    #[test]
+    fn incomplete_variables_are_errors_that_name_them() {
+        for (variables, says) in [
+            (&[("RANK", "0")][..], "WORLD_SIZE is not"),
+            (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK=\"x\" is not a number"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 is no rank of 2"),
+            (&[("RANK", "1"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
+            (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")], "port 65536"),
+            (&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")], "SLURM_STEP_NODELIST names no host"),
+        ] {
+            let error = place(variables).unwrap_err();
+            assert_eq!(error.exit_code(), 1);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_host_of_a_list_is_found() {
+        for (nodes, first) in [
+            ("n1", "n1"),
+            ("n1,n2", "n1"),
+            ("n[01-03,7]", "n01"),
+            ("n[7]", "n7"),
+            ("rack[2-3].cluster,login", "rack2.cluster"),
+            ("a,b[1-2]", "a"),
+        ] {
+            assert_eq!(first_host(nodes).as_deref(), Some(first), "{nodes}");
+        }
+        for nonsense in ["", "n[", "n[]"] {
+            assert_eq!(first_host(nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Data parallelism: each rank trains the whole model on rows of its own. Gradients are summed over ranks and amaxes are merged by their
+//! maximum, so that all ranks make the same update and keep the same weights.
+
+use crate::data::Shard;
+use crate::error::{Error, Result};
+use crate::param::{Grad, Param};
+use crate::scaling::ScalingState;
+use ottava_tensor::comm::{Comm, Pending, Reduce};
+use ottava_tensor::{DType, Device, Tensor};
+
+/// The ranks that share the rows of a step.
+pub struct DataParallel {
+    comm: Comm,
+}
+
+impl DataParallel {
+    /// One process with all rows.
+    pub fn solo() -> DataParallel {
+        DataParallel { comm: Comm::solo() }
+    }
+
+    /// The ranks of `comm`, of which each trains on `device`.
+    ///
+    /// Errors with [`Error::Config`] for several ranks on GPUs.
+    pub fn new(comm: Comm, device: &Device) -> Result<DataParallel> {
+        match device {
+            Device::Cuda(_) if comm.size() > 1 => Err(Error::Config(format!(
+                "{} ranks on GPUs are not implemented yet; set `device = \"cpu\"`, or train on one GPU",
+                comm.size()
+            ))),
+            _ => Ok(DataParallel { comm }),
+        }
+    }
+
+    /// This process among the ranks.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Whether this rank writes the run's files: one does, for all.
+    pub fn leads(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The rows of this rank.
+    pub fn shard(&self) -> Shard {
+        Shard { rank: self.rank(), world: self.size() }
+    }
+
+    /// Sums the gradients of `params` over ranks, in the order of the ranks, and merges the amaxes of the step.
+    ///
+    /// Errors with [`Error::Config`] where gradients are stored in E4M3.
+    pub fn reduce(&self, params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let mut pending: Vec<(&mut Param, Pending)> = Vec::with_capacity(params.len());
+        for param in params {
+            let name = param.name().to_string();
+            match param.grad.take() {
+                Some(Grad::Plain(grad)) => pending.push((param, self.comm.all_reduce(&name, Reduce::Sum, grad)?)),
+                Some(Grad::Scaled(_)) => {
+                    return Err(Error::Config(
+                        "`optimizer.gradient_dtype` is float8, which several ranks do not reduce yet; set it to \"bfloat16\" or \"float32\"".into(),
+                    ));
+                }
+                None => {}
+            }
+        }
+        let amaxes = scaling.amaxes_mut();
+        let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
+        let merged = self.comm.all_reduce("amaxes of casts", Reduce::Max, std::mem::replace(amaxes, empty))?;
+        for (param, pending) in pending {
+            param.grad = Some(Grad::Plain(pending.wait()?));
+        }
+        *amaxes = merged.wait()?;
+        Ok(())
+    }
+
+    /// The numbers of all ranks, by rank.
+    pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
+        let all = self.comm.agree(what, bytemuck::cast_slice(&numbers))?;
+        let read = |bytes: Vec<u8>| {
+            let numbers =
+                bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().expect("eight bytes")));
+            numbers.collect::<Vec<_>>().try_into().map_err(|_| different(what))
+        };
+        all.into_iter().map(read).collect()
+    }
+
+    /// Whether the flag is set on any rank.
+    pub fn any(&self, what: &str, flag: bool) -> Result<bool> {
+        Ok(self.gather(what, [f64::from(flag)])?.iter().any(|[flag]| *flag != 0.0))
+    }
+
+    /// The text of the leading rank.
+    pub fn follow(&self, what: &str, text: &str) -> Result<String> {
+        let first = self.comm.agree(what, text.as_bytes())?.swap_remove(0);
+        String::from_utf8(first).map_err(|_| different(what))
+    }
+
+    /// The name that the first rank with one has, and the rank where there are several.
+    pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
+        let all = self.comm.agree(what, name.unwrap_or_default().as_bytes())?;
+        let Some((rank, bytes)) = all.into_iter().enumerate().find(|(_, bytes)| !bytes.is_empty()) else {
+            return Ok(None);
+        };
+        let name = String::from_utf8(bytes).map_err(|_| different(what))?;
+        Ok(Some(if self.size() > 1 { format!("{name} on rank {rank}") } else { name }))
+    }
+
+    /// Errors with [`Error::Config`] where ranks have different texts, with both.
+    pub fn expect_equal(&self, what: &str, text: &str) -> Result<()> {
+        let all = self.comm.agree(what, text.as_bytes())?;
+        match all.iter().position(|other| other != text.as_bytes()) {
+            None => Ok(()),
+            Some(rank) => Err(Error::Config(format!(
+                "{what} of rank {} is {text}, and that of rank {rank} is {}; start all ranks with the same files",
+                self.rank(),
+                String::from_utf8_lossy(&all[rank])
+            ))),
+        }
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self, what: &str) -> Result<()> {
+        Ok(self.comm.barrier(what)?)
+    }
+}
+
+fn different(what: &str) -> Error {
+    Error::Config(format!("ranks of different builds disagree about {what}; start all with the same binary"))
+}

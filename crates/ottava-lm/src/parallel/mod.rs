@@ -1,0 +1,5 @@
+//! Training on several ranks.
+
+mod data;
+
+pub use data::DataParallel;

@@ -1,0 +1,147 @@
+//! Several ranks of one run, as processes on the CPU.
+
+use crate::setup::{Run, steps};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The longest that the ranks of a job may run after a fault. The promise is 10 s.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Steps of four sequences, whatever the number of ranks.
+fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let common = ["train", "run.toml", "--set", "per_device_train_batch_size=1", "--set", "global_batch_size=4"];
+    [&common[..], more].concat()
+}
+
+fn losses(run: &Run) -> Vec<f64> {
+    let text = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+fn spawn(run: &Run, args: &[&str]) -> Child {
+    run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn signal(name: &str, pid: u32) {
+    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+/// The processes that `parent` has started.
+fn children(parent: &Child) -> Vec<u32> {
+    let path = format!("/proc/{0}/task/{0}/children", parent.id());
+    let text = std::fs::read_to_string(path).unwrap();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn lives(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !status.is_empty() && !status.contains(") Z ")
+}
+
+/// Waits for the end, with its messages, and expects it [`SOON`] and no process left.
+fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
+    let begin = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    while others.iter().any(|&pid| lives(pid)) {
+        assert!(begin.elapsed() < SOON, "a rank is left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn ranks_train_as_one_process_does() {
+    let alone = Run::new();
+    alone.succeed(&train(&["--set", "max_steps=6"]));
+    for ranks in ["2", "4"] {
+        let run = Run::new();
+        run.succeed(&train(&["--set", "max_steps=6", "--ranks", ranks]));
+        assert_eq!(steps(&run.path("run/metrics.jsonl")), steps(&alone.path("run/metrics.jsonl")));
+        for (step, (one, several)) in losses(&alone).iter().zip(losses(&run)).enumerate() {
+            // Gradients are sums of the same terms in another order.
+            assert!((one - several).abs() < 1e-3 * one, "step {}: {one} alone, {several} on {ranks} ranks", step + 1);
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let unbroken = Run::new();
+    unbroken.succeed(&train(&["--set", "max_steps=6", "--ranks", "2"]));
+    let run = Run::new();
+    run.succeed(&train(&["--set", "max_steps=2", "--ranks", "2"]));
+    run.succeed(&train(&["--set", "max_steps=4", "--ranks", "4", "--resume"]));
+    run.succeed(&train(&["--set", "max_steps=6", "--resume"]));
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), steps(&unbroken.path("run/metrics.jsonl")));
+    for (a, b) in losses(&unbroken).iter().zip(losses(&run)).take(2) {
+        assert_eq!(*a, b, "the same ranks give the same bits");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named_and_all_end() {
+    for victim in [0, 1, 2] {
+        let run = Run::new();
+        let mut child = spawn(&run, &train(&["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"]));
+        run.wait_for_steps(&mut child, 8);
+        let others = children(&child);
+        assert_eq!(others.len(), 3);
+        match victim {
+            0 => child.kill().unwrap(),
+            rank => signal("-KILL", others[rank - 1]),
+        }
+        let (code, error) = end(child, &others);
+        let log = |rank: usize| std::fs::read_to_string(run.path(&format!("run/rank-{rank}.log"))).unwrap();
+        match victim {
+            0 => assert!(log(3).contains("rank 0"), "{}", log(3)),
+            rank => {
+                assert_eq!(code, Some(5), "{error}");
+                assert!(error.contains(&format!("rank {rank}")), "{error}");
+                assert!(log(3).contains(&format!("rank {rank}")), "{}", log(3));
+            }
+        }
+        // The checkpoints are whole.
+        run.succeed(&train(&["--set", "max_steps=20", "--ranks", "2", "--resume"]));
+    }
+}
+
+#[test]
+fn a_signal_to_any_rank_saves_the_same_step_on_all() {
+    for to in [0, 1] {
+        let run = Run::new();
+        let mut child = spawn(&run, &train(&["--set", "max_steps=100000", "--ranks", "2"]));
+        run.wait_for_steps(&mut child, 3);
+        let others = children(&child);
+        signal("-TERM", if to == 0 { child.id() } else { others[to - 1] });
+        let (code, error) = end(child, &others);
+        assert_eq!(code, Some(75), "{error}");
+        assert!(error.contains("stopped by a signal after step"), "{error}");
+        let log = std::fs::read_to_string(run.path("run/rank-1.log")).unwrap();
+        assert!(log.contains("stopped by a signal after step"), "{log}");
+    }
+}
+
+#[test]
+fn ranks_with_other_settings_are_found_at_the_start() {
+    let run = Run::new();
+    let start = |rank: &str, rate: &str| {
+        let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29713")];
+        let settings = format!("learning_rate={rate}");
+        let mut command = run.command(&train(&["--set", &settings]));
+        command.envs(place).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let (first, second) = (start("0", "1e-3"), start("1", "2e-3"));
+    for child in [first, second] {
+        let (code, error) = end(child, &[]);
+        assert_eq!(code, Some(5), "{error}");
+        assert!(error.contains("training.learning_rate"), "{error}");
+    }
+}
+
+#[test]
+fn a_batch_that_ranks_cannot_share_is_an_error() {
+    let run = Run::new();
+    run.fail(&train(&["--ranks", "3"]), 1, &["`training.global_batch_size` is 4", "3 ranks"]);
+}
