@@ -18,7 +18,7 @@ if [ -z "$bin" ]; then
 fi
 export OTTAVA_REQUIRE_GPU=1
 # Promises that no GPU takes part in.
-cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch)
+cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch --skip ranks::)
 "$bin/tensor-tests" --test-threads=1 >"$logs/tensor-tests" 2>&1 &
 parity=$!
 failed=0

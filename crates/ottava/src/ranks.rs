@@ -1,5 +1,6 @@
 //! The ranks of a job: processes that a launcher started, or that this one starts.
 
+use ottava_lm::checkpoint::fs::refuse_link;
 use ottava_lm::config::RunConfig;
 use ottava_lm::hash::{hex, sha256};
 use ottava_lm::launch::{OWN_ADDRESS, OWN_RANK, OWN_SIZE, Place};
@@ -78,6 +79,7 @@ impl Processes {
         let mut processes = Processes::default();
         for rank in 1..ranks {
             let path = config.output_dir.join(format!("rank-{rank}.log"));
+            refuse_link(&path).map_err(Error::io(&path))?;
             let log = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
             let errors = log.try_clone().map_err(Error::io(&path))?;
             let child = Command::new(&program)

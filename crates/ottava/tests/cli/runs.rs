@@ -209,6 +209,12 @@ fn a_run_does_not_write_through_links() {
         assert_eq!(std::fs::read(run.path("precious")).unwrap(), b"{\"step\":0}\n", "{name}");
     }
     let run = Run::new();
+    run.write("precious", b"precious");
+    run.write("run/x", b"");
+    std::os::unix::fs::symlink("../precious", run.path("run/rank-1.log")).unwrap();
+    run.fail(&train(&["--ranks", "2"], &[]), 1, &["rank-1.log", "this is a link"]);
+    assert_eq!(std::fs::read(run.path("precious")).unwrap(), b"precious");
+    let run = Run::new();
     for name in ["config.toml", "loss.svg"] {
         run.write("precious", b"precious");
         run.write("run/x", b"");
