@@ -1,6 +1,7 @@
 //! Each collective against plain loops, on groups of threads and of TCP ranks; disagreement and lost ranks.
 
 use super::process::tests::tcp_group;
+use super::process::wire::DTYPES;
 use super::*;
 use crate::dtype::DType;
 use crate::element::{Float, Real, with_float};
@@ -54,19 +55,6 @@ fn plain_sum<T: Float>(inputs: &[Vec<u8>], output: DType) -> Vec<u8> {
         (0..count).flat_map(|i| (sum(i).to_f64() as f32).to_le_bytes()).collect()
     }
 }
-
-const ALL: [DType; 10] = [
-    DType::F64,
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::E4M3,
-    DType::E5M2,
-    DType::E8M0,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-];
 
 /// What a rank got of each collective, as bytes.
 type Results = Vec<Vec<u8>>;
@@ -133,10 +121,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn collectives_of_threads_equal_plain_loops(size in 1usize..=5, which in 0..ALL.len(), n in 0usize..14, seed: u64) {
-        let results = on_ranks(threads::group(size), |comm| call_all(&comm, ALL[which], n, seed).unwrap());
+    fn collectives_of_threads_equal_plain_loops(size in 1usize..=5, which in 0..DTYPES.len(), n in 0usize..14, seed: u64) {
+        let results = on_ranks(threads::group(size), |comm| call_all(&comm, DTYPES[which], n, seed).unwrap());
         for (rank, results) in results.into_iter().enumerate() {
-            prop_assert_eq!(results, expected(rank, size, ALL[which], n, seed));
+            prop_assert_eq!(results, expected(rank, size, DTYPES[which], n, seed));
         }
     }
 }
@@ -146,12 +134,12 @@ fn solo_threads_and_processes_give_the_same_bits() {
     for size in [1, 2, 5] {
         let groups = [threads::group(size), tcp_group(size)];
         let results = groups.map(|group| {
-            on_ranks(group, |comm| ALL.map(|dtype| [0, 1, 257].map(|n| call_all(&comm, dtype, n, 7).unwrap())))
+            on_ranks(group, |comm| DTYPES.map(|dtype| [0, 1, 257].map(|n| call_all(&comm, dtype, n, 7).unwrap())))
         });
         assert!(results[0] == results[1], "{size} ranks");
         if size == 1 {
             let comm = Comm::solo();
-            let solo = ALL.map(|dtype| [0, 1, 257].map(|n| call_all(&comm, dtype, n, 7).unwrap()));
+            let solo = DTYPES.map(|dtype| [0, 1, 257].map(|n| call_all(&comm, dtype, n, 7).unwrap()));
             assert!(solo == results[0][0]);
         }
     }

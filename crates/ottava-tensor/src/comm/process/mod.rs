@@ -12,7 +12,7 @@ mod rendezvous;
 mod server;
 #[cfg(test)]
 pub(super) mod tests;
-mod wire;
+pub(super) mod wire;
 
 pub use rendezvous::{Limits, Rendezvous};
 

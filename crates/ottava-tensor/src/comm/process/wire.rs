@@ -6,7 +6,8 @@ use crate::comm::fault::Fault;
 use crate::dtype::DType;
 use std::time::Duration;
 
-const DTYPES: [DType; 10] = [
+/// All types, by their number in a message.
+pub const DTYPES: [DType; 10] = [
     DType::F64,
     DType::F32,
     DType::F16,
