@@ -3,19 +3,15 @@
 use super::RunConfig;
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
-use toml::{Table, Value};
+use toml::Value;
 
 impl RunConfig {
     /// Changed settings that have no effect, a sentence each.
     pub fn without_effect(&self) -> Vec<String> {
-        let flat = |config: &RunConfig| {
-            let mut keys = Vec::new();
-            super::keys::flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
-            keys
-        };
-        let changed: Vec<(String, Value)> = flat(self)
+        let changed: Vec<(String, Value)> = self
+            .flat()
             .into_iter()
-            .zip(flat(&RunConfig::default()))
+            .zip(RunConfig::default().flat())
             .filter(|(now, default)| now != default)
             .map(|(now, _)| now)
             .collect();

@@ -1,6 +1,5 @@
 //! The keys of a configuration, and looking them up.
 
-use super::keys::flatten;
 use super::{RunConfig, aliases};
 use toml::{Table, Value};
 
@@ -15,9 +14,7 @@ pub(super) struct Known(pub(super) Vec<String>);
 
 impl Known {
     pub(super) fn new() -> Known {
-        let mut keys = Vec::new();
-        flatten("", &Table::try_from(RunConfig::default()).expect("a configuration is a table"), &mut keys);
-        Known(keys.into_iter().map(|(key, _)| key).collect())
+        Known(RunConfig::default().flat().into_iter().map(|(key, _)| key).collect())
     }
 
     fn is_table(&self, path: &str) -> bool {

@@ -13,7 +13,7 @@ use crate::recompute::Recompute;
 use ottava_tensor::Device;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use toml::Table;
+use toml::{Table, Value};
 
 /// The most tokens of a micro-batch, whose positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
@@ -179,11 +179,19 @@ impl TrainingConfig {
 
     /// Divides the sequences of a step among `ranks`: finds the micro-batches of each, or the sequences of all.
     ///
-    /// Errors with [`Error::Config`] where they cannot be divided evenly, or where both numbers are given and differ.
+    /// Errors with [`Error::Config`] where they cannot be divided evenly, where both numbers are given and differ, or where a step would
+    /// have too many.
     pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
         let (rows, passes) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
         if self.global_batch_size == 0 {
-            self.global_batch_size = rows * passes * ranks;
+            let sequences = rows.saturating_mul(passes).saturating_mul(ranks);
+            if sequences > MAX_SEQUENCES {
+                return Err(Error::Config(format!(
+                    "`per_device_train_batch_size` times `gradient_accumulation_steps` on {ranks} ranks is {sequences}; \
+                     a step has at most {MAX_SEQUENCES} sequences"
+                )));
+            }
+            self.global_batch_size = sequences;
             return Ok(());
         }
         let global = self.global_batch_size;
@@ -311,6 +319,13 @@ impl RunConfig {
         for (key, count) in counts {
             demand((1..=1 << 24).contains(&count), &format!("`{key}` is {count}; it is a number from 1 to 16777216"));
         }
+        demand(
+            t.global_batch_size <= MAX_SEQUENCES,
+            &format!(
+                "`training.global_batch_size` is {}; a step has at most {MAX_SEQUENCES} sequences",
+                t.global_batch_size
+            ),
+        );
         let sequences = t.per_device_train_batch_size.saturating_mul(t.gradient_accumulation_steps);
         demand(
             sequences <= MAX_SEQUENCES,
@@ -412,9 +427,14 @@ impl RunConfig {
 
     /// All settings, as `(key, value)`.
     pub fn settings(&self) -> Vec<(String, String)> {
+        self.flat().into_iter().map(|(key, value)| (key, value.to_string())).collect()
+    }
+
+    /// All settings by dotted path, in the order of the file.
+    pub(super) fn flat(&self) -> Vec<(String, Value)> {
         let mut keys = Vec::new();
         flatten("", &Table::try_from(self).expect("a configuration is a table"), &mut keys);
-        keys.into_iter().map(|(key, value)| (key, value.to_string())).collect()
+        keys
     }
 
     /// The learning rates of a run of `max_steps`.
@@ -460,11 +480,6 @@ impl RunConfig {
             "memory.offload_residuals",
         ];
         const BATCH: &str = "training.global_batch_size";
-        let flat = |config: &RunConfig| {
-            let mut keys = Vec::new();
-            flatten("", &Table::try_from(config).expect("a configuration is a table"), &mut keys);
-            keys
-        };
         let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));
         let (before, now) = (saved.precision.recipe, self.precision.recipe);
         if saved.precision.recipe().compute != self.precision.recipe().compute {
@@ -476,9 +491,9 @@ impl RunConfig {
             )));
         }
         let mut changes = Vec::new();
-        for ((key, now), (_, before)) in flat(self).into_iter().zip(flat(saved)) {
+        for ((key, now), (_, before)) in self.flat().into_iter().zip(saved.flat()) {
             let (now, before) = match key == BATCH {
-                true => [self, saved].map(|config| toml::Value::from(config.training.sequences() as i64)).into(),
+                true => [self, saved].map(|config| Value::from(config.training.sequences() as i64)).into(),
                 false => (now, before),
             };
             if now == before || within(FREE, &key) {

@@ -245,6 +245,7 @@ fn ranks_share_a_global_batch() {
     assert_eq!(shared(24, 4, 1, 3), Ok((24, 2)));
     assert_eq!(shared(24, 4, 2, 3), Ok((24, 2)), "both may be given where they agree");
     assert!(shared(24, 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
+    assert!(shared(0, 1 << 10, 1 << 8, 2).unwrap_err().contains("at most 262144 sequences"));
     assert!(shared(20, 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
     // Ranks may change within a run, and the sequences of a step may not.
     let of = |global, rows| {

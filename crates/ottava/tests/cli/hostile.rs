@@ -87,6 +87,7 @@ fn numbers_near_the_limits_of_integers_are_refused() {
         "max_length",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
+        "global_batch_size",
         "amax_history_len",
         "max_new_tokens",
         "warmup_steps",
