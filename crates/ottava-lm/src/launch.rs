@@ -32,6 +32,8 @@ struct Launcher {
     local_rank: &'static [&'static str],
 }
 
+/// The name of this program as the launcher of its own processes.
+pub const OWN: &str = "ottava";
 /// Address for the processes that this program starts itself.
 pub const OWN_ADDRESS: &str = "OTTAVA_ADDRESS";
 /// Rank of such a process.
@@ -40,7 +42,7 @@ pub const OWN_RANK: &str = "OTTAVA_RANK";
 pub const OWN_SIZE: &str = "OTTAVA_RANKS";
 
 const LAUNCHERS: [Launcher; 7] = [
-    Launcher { name: "ottava", rank: OWN_RANK, size: OWN_SIZE, local_rank: &[OWN_RANK] },
+    Launcher { name: OWN, rank: OWN_RANK, size: OWN_SIZE, local_rank: &[OWN_RANK] },
     Launcher { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: &["LOCAL_RANK"] },
     Launcher {
         name: "Open MPI",

@@ -1,14 +1,13 @@
 //! The ranks of a job: processes that a launcher started, or that this one starts.
 
-use ottava_lm::checkpoint::fs::refuse_link;
+use ottava_lm::checkpoint::fs::{RealFs, create_dirs, refuse_link};
 use ottava_lm::config::RunConfig;
 use ottava_lm::hash::{hex, sha256};
-use ottava_lm::launch::{OWN_ADDRESS, OWN_RANK, OWN_SIZE, Place};
+use ottava_lm::launch::{OWN, OWN_ADDRESS, OWN_RANK, OWN_SIZE, Place};
 use ottava_lm::{Error, Result};
 use ottava_tensor::comm::Comm;
 use ottava_tensor::comm::process::{self, Limits, Rendezvous};
 use std::fs::File;
-use std::io::Read;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ pub fn join(ranks: usize, config: &RunConfig) -> Result<(Comm, Processes)> {
     let place = Place::of(|name| std::env::var(name).ok())?;
     match place {
         Some(place) => {
-            if ranks > 1 && place.launcher != "ottava" {
+            if ranks > 1 && place.launcher != OWN {
                 return Err(Error::Config(format!(
                     "{} started this process as rank {} of {}; leave --ranks out",
                     place.launcher, place.rank, place.size
@@ -45,7 +44,7 @@ pub fn join(ranks: usize, config: &RunConfig) -> Result<(Comm, Processes)> {
         None if ranks > 1 => {
             let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("127.0.0.1"))?;
             let address = listener.local_addr().map_err(Error::io("127.0.0.1"))?.to_string();
-            let secret = random_secret()?;
+            let secret = hex(&process::random_bytes().map_err(Error::io("/dev/urandom"))?);
             let processes = Processes::start(ranks, &address, &secret, config)?;
             let comm = process::lead(&listener, &rendezvous(0, ranks, address, secret, config))?;
             Ok((comm, processes))
@@ -64,18 +63,11 @@ fn rendezvous(rank: usize, size: usize, address: String, secret: String, config:
     Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits: Limits::default() }
 }
 
-fn random_secret() -> Result<String> {
-    const SOURCE: &str = "/dev/urandom";
-    let mut bytes = [0u8; 32];
-    File::open(SOURCE).and_then(|mut file| file.read_exact(&mut bytes)).map_err(Error::io(SOURCE))?;
-    Ok(hex(&bytes))
-}
-
 impl Processes {
     /// Starts ranks 1 to `ranks - 1` with this process's command line; their output goes to `rank-N.log` in the run's folder.
     fn start(ranks: usize, address: &str, secret: &str, config: &RunConfig) -> Result<Processes> {
         let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;
-        std::fs::create_dir_all(&config.output_dir).map_err(Error::io(&config.output_dir))?;
+        create_dirs(&RealFs, &config.output_dir)?;
         let mut processes = Processes::default();
         for rank in 1..ranks {
             let path = config.output_dir.join(format!("rank-{rank}.log"));

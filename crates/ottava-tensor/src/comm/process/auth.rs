@@ -31,7 +31,7 @@ pub(super) fn equal(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Random bytes of the system.
-pub(super) fn challenge() -> io::Result<[u8; PROOF]> {
+pub fn random_bytes() -> io::Result<[u8; PROOF]> {
     let mut bytes = [0; PROOF];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
@@ -56,6 +56,6 @@ mod tests {
     #[test]
     fn proofs_are_compared_whole() {
         assert!(equal(b"abc", b"abc") && !equal(b"abc", b"abd") && !equal(b"abc", b"ab"));
-        assert_ne!(challenge().unwrap(), challenge().unwrap());
+        assert_ne!(random_bytes().unwrap(), random_bytes().unwrap());
     }
 }

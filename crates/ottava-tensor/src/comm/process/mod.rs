@@ -14,6 +14,7 @@ mod server;
 pub(super) mod tests;
 pub(super) mod wire;
 
+pub use auth::random_bytes;
 pub use rendezvous::{Limits, Rendezvous};
 
 use super::Comm;

@@ -1,6 +1,6 @@
 //! How the processes of a group find and check each other.
 
-use super::auth::{PROOF, challenge, equal, hmac};
+use super::auth::{PROOF, equal, hmac, random_bytes};
 use super::frame::{self, HANDSHAKE_LIMIT, Kind};
 use super::wire::Hello;
 use crate::comm::fault::this_process;
@@ -85,7 +85,7 @@ fn expect(stream: &mut Until, kind: Kind) -> io::Result<Vec<u8>> {
 /// Rank 0's side: who is at the other end of `stream`. [`ErrorKind::PermissionDenied`] for another secret.
 pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io::Result<Hello> {
     let mut until = Until(stream, deadline);
-    let ours = challenge()?;
+    let ours = random_bytes()?;
     frame::write(&mut until, Kind::Challenge, &[&ours])?;
     let body = expect(&mut until, Kind::Hello)?;
     let (proof, rest) = body.split_first_chunk::<PROOF>().ok_or(ErrorKind::InvalidData)?;
@@ -106,7 +106,7 @@ pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], hello: &Hello, deadline: Instant) -> io::Result<String> {
     let mut until = Until(stream, deadline);
     let theirs = expect(&mut until, Kind::Challenge)?;
-    let (ours, hello) = (challenge()?, hello.encode());
+    let (ours, hello) = (random_bytes()?, hello.encode());
     let proof = hmac(secret, &[b"rank", &theirs, &ours, &hello]);
     frame::write(&mut until, Kind::Hello, &[&proof, &ours, &hello])?;
     let body = expect(&mut until, Kind::Accepted)?;
