@@ -257,7 +257,7 @@ fn a_rank_that_leaves_is_named_by_open_and_later_collectives() {
         let open = format!("rank 1 ({process}) ended during all_reduce `grad norm`, collective 2");
         let later = format!("rank 1 ({process}) ended during barrier `next`, collective 3");
         assert_eq!(messages, [vec![open.clone(), later.clone()], vec![], vec![open, later]]);
-        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     }
 }
 

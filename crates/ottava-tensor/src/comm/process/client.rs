@@ -114,7 +114,11 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
             Event::Message(Kind::Refused, body) => {
                 return drop(decided.send(Err(String::from_utf8_lossy(&body).into_owned())));
             }
-            Event::Message(Kind::Fault, body) => decode_fault(&body),
+            Event::Message(Kind::Fault, body) => match decode_fault(&body) {
+                // It may overtake rank 0's decision, which comes in any case: a rank that was refused ends at once.
+                Some(fault) => return calls.fail(fault),
+                None => None,
+            },
             Event::Message(..) => None,
             Event::Ended => Some(Fault::ended(0, &process)),
             Event::Silent => Some(Fault::Lost { rank: 0, process: process.clone(), silent: Some(limits.silence) }),

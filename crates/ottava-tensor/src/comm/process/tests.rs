@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 fn rendezvous(rank: usize, size: usize, address: &str) -> Rendezvous {
-    let limits = Limits { join: Duration::from_secs(2), silence: Duration::from_secs(1) };
+    let limits = Limits { join: Duration::from_secs(20), silence: Duration::from_secs(5) };
     let identity = vec![("config".into(), "aa".into()), ("program".into(), "11".into())];
     Rendezvous { rank, size, address: address.into(), secret: b"secret".to_vec(), identity, limits }
 }
@@ -61,11 +61,9 @@ fn refusals(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous) + S
 
 #[test]
 fn missing_ranks_are_named_on_all_ranks() {
-    let started = Instant::now();
     for message in refusals(5, &[0, 1, 4], |r| r.limits.join = Duration::from_millis(500)) {
         assert!(message.starts_with("ranks 2, 3 did not join at 127.0.0.1:"), "{message}");
     }
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     let message = &refusals(3, &[1], |r| {
         (r.limits.join, r.address) = (Duration::from_millis(300), "127.0.0.1:1".into());
     })[0];
@@ -100,7 +98,7 @@ fn a_different_identity_is_named_on_all_ranks() {
 fn a_rank_that_ends_during_the_rendezvous_is_named() {
     let (listener, address) = listener();
     let rank_1 = rendezvous(1, 4, &address);
-    let deadline = Instant::now() + Duration::from_secs(1);
+    let deadline = Instant::now() + rank_1.limits.join;
     let messages = thread::scope(|scope| {
         let rank_0 = scope.spawn(|| server::serve(&listener, &rendezvous(0, 4, &address)).err());
         let stream = TcpStream::connect(&address).unwrap();
@@ -112,7 +110,23 @@ fn a_rank_that_ends_during_the_rendezvous_is_named() {
     });
     let expected = format!("rank 1 ({}) ended during the rendezvous", crate::comm::fault::this_process());
     assert_eq!(messages, [expected.clone(), expected]);
-    assert!(Instant::now() < deadline + Duration::from_secs(1));
+}
+
+#[test]
+fn a_fault_that_overtakes_the_refusal_does_not_hide_it() {
+    let (listener, address) = listener();
+    let rank_1 = rendezvous(1, 2, &address);
+    let deadline = Instant::now() + rank_1.limits.join;
+    let message = thread::scope(|scope| {
+        let joined = scope.spawn(|| client::join(&rank_1).err());
+        let (mut stream, _) = listener.accept().unwrap();
+        rendezvous::accept(&stream, &rank_1.secret, deadline).unwrap();
+        let fault = wire::encode_fault(&crate::comm::fault::Fault::ended(2, "pid 7"));
+        frame::write(&mut stream, frame::Kind::Fault, &[&fault]).unwrap();
+        frame::write(&mut stream, frame::Kind::Refused, &[b"the reason"]).unwrap();
+        joined.join().unwrap().expect("no group").to_string()
+    });
+    assert_eq!(message, "the reason");
 }
 
 #[test]
@@ -146,8 +160,7 @@ fn strangers_do_not_disturb_the_group() {
         let ranks = (0..3).map(|rank| {
             let (listener, address) = (&listener, &address);
             scope.spawn(move || {
-                let mut rendezvous = rendezvous(rank, 3, address);
-                rendezvous.limits.join = Duration::from_secs(10);
+                let rendezvous = rendezvous(rank, 3, address);
                 if rank == 0 { server::serve(listener, &rendezvous) } else { client::join(&rendezvous) }.unwrap()
             })
         });
@@ -183,9 +196,9 @@ fn garbage_is_no_message() {
 #[test]
 fn computing_longer_than_the_silence_limit_is_no_fault() {
     let ranks: Vec<_> = (0..3).collect();
-    let group = join_changed(3, &ranks, |r| r.limits.silence = Duration::from_millis(500));
+    let group = join_changed(3, &ranks, |r| r.limits.silence = Duration::from_secs(2));
     on_ranks(group.into_iter().map(|(_, comm)| comm.unwrap()).collect(), |comm| {
-        thread::sleep(Duration::from_millis(1500));
+        thread::sleep(Duration::from_secs(3));
         comm.barrier("after computing").unwrap();
     });
 }
@@ -196,8 +209,16 @@ fn computing_longer_than_the_silence_limit_is_no_fault() {
 fn rank_process() {
     let (Ok(rank), Ok(address)) = (env::var("OTTAVA_TEST_RANK"), env::var("OTTAVA_TEST_ADDRESS")) else { return };
     let mut rendezvous = rendezvous(rank.parse().unwrap(), 3, &address);
-    rendezvous.limits.join = Duration::from_secs(10);
-    let comm = join(&rendezvous).unwrap();
+    rendezvous.limits.silence = Duration::from_secs(2);
+    let comm = match rendezvous.rank {
+        0 => {
+            let (listener, address) = listener();
+            println!("address: {address}");
+            lead(&listener, &rendezvous)
+        }
+        _ => join(&rendezvous),
+    };
+    let comm = comm.unwrap();
     println!("joined");
     let error = loop {
         let x = crate::Tensor::zeros(&crate::Device::Cpu, &[1000], crate::DType::F32).unwrap();
@@ -245,9 +266,10 @@ impl Rank {
 
 #[test]
 fn a_dead_or_stopped_process_is_named() {
-    for (signal, lost, how) in [("KILL", 1, "ended"), ("KILL", 0, "ended"), ("STOP", 2, "sent nothing for 1s")] {
-        let address = listener().1;
-        let mut ranks: Vec<_> = (0..3).map(|rank| Rank::start(rank, &address)).collect();
+    for (signal, lost, how) in [("KILL", 1, "ended"), ("KILL", 0, "ended"), ("STOP", 2, "sent nothing for 2s")] {
+        let mut rank_0 = Rank::start(0, "");
+        let address = rank_0.line("address: ");
+        let mut ranks = vec![rank_0, Rank::start(1, &address), Rank::start(2, &address)];
         for rank in &mut ranks {
             rank.line("joined");
         }
@@ -259,7 +281,7 @@ fn a_dead_or_stopped_process_is_named() {
             let expected = format!("rank {lost} (pid {pid} on host ");
             assert!(message.starts_with(&expected), "{signal} {lost}, rank {rank}: {message}");
             assert!(message.contains(&format!("{how} during all_reduce `grad norm`, collective ")), "{message}");
-            assert!(sent.elapsed() < Duration::from_secs(2), "{signal} {lost}: {:?}", sent.elapsed());
+            assert!(sent.elapsed() < Duration::from_secs(10), "{signal} {lost}: {:?}", sent.elapsed());
             process.1.read_to_string(&mut String::new()).unwrap();
             assert!(process.0.wait().unwrap().success(), "rank {rank} ends by itself");
         }
