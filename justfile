@@ -27,6 +27,10 @@ nightly:
 nightly-memory:
     OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises as_well_as -- --nocapture --skip fp8_learns_as_well
 
+# Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model
+nightly-ranks:
+    OTTAVA_RANKS=full cargo test -p ottava-lm --test promises ranks:: -- --nocapture
+
 # Kill a run 1,000 times at random moments; two to four minutes
 nightly-kill:
     OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
+use crate::param::Units;
 use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::Serialize;
@@ -25,14 +26,20 @@ pub struct Evaluation {
 
 /// Evaluates in `precision` on all batches of `loader`, which together are `bytes` of text. Errors with [`Error::NonFinite`]
 /// when the loss is infinite or NaN.
-pub fn evaluate(model: &mut Decoder, loader: EvalLoader, bytes: u64, precision: StepPrecision) -> Result<Evaluation> {
+pub fn evaluate(
+    model: &mut Decoder,
+    loader: EvalLoader,
+    bytes: u64,
+    precision: StepPrecision,
+    units: &mut dyn Units,
+) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in loader {
         interrupt::check("evaluating")?;
         let batch = batch?;
         let (inputs, targets) = to_device(&batch, model.device())?;
         let sequences = Sequences::new(model.device(), batch.rows, batch.seq_len)?;
-        sum += total(&model.losses(&inputs, &targets, &sequences, precision)?)?;
+        sum += total(&model.losses(&inputs, &targets, &sequences, precision, units)?)?;
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
     }
     let loss = sum / tokens.max(1) as f64;

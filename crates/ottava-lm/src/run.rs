@@ -23,7 +23,7 @@ pub struct Run {
 
 impl Run {
     /// The run of `config` for a model of these sizes, with values from `weights`. Its weights are not cast before
-    /// [`Decoder::quantize_weights`], since a resumed run restores scales first.
+    /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
         config: &RunConfig,
         sizes: &DecoderConfig,
@@ -44,13 +44,19 @@ impl Run {
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
         let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
-        let partition = Partition::new(&mut model, ranks, config.parallel.zero)?;
+        let partition =
+            Partition::new(&mut model, ranks, config.parallel.zero, !config.precision.high_precision_steps.is_empty())?;
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
         let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let step = TrainStep::shared(&model, passes, rows, seq_len, partition)?;
         Ok(Run { model, optimizer, step })
+    }
+
+    /// Casts the weights with the current scales, before the first step.
+    pub fn quantize_weights(&mut self) -> Result<()> {
+        self.step.partition().quantize_weights(&mut self.model)
     }
 
     /// Runs a step on the micro-batches that were loaded into [`Run::step`].

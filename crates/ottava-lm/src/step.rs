@@ -8,8 +8,7 @@ use crate::evaluate::total;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
-use crate::parallel::{Partition, Reduction};
-use crate::param::KeepGradients;
+use crate::parallel::{Exchange, Partition};
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -114,6 +113,11 @@ impl TrainStep {
         })
     }
 
+    /// How the ranks of its steps divide the model.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
     /// The same, always launched call by call.
     pub fn eager(self) -> TrainStep {
         TrainStep { captures: [Capture::Never, Capture::Never], ..self }
@@ -162,6 +166,7 @@ impl TrainStep {
         {
             *self.capture(precision) = Capture::Due;
         }
+        self.partition.begin_step()?;
         match self.capture(precision) {
             Capture::Never => self.enqueue(model, optimizer, precision)?,
             Capture::AfterThisStep => {
@@ -212,6 +217,7 @@ impl TrainStep {
                 tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {error}");
                 *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.clear_grad());
+                self.partition.begin_step()?;
                 self.enqueue(model, optimizer, precision)
             }
         }
@@ -220,18 +226,18 @@ impl TrainStep {
     /// All work of a step; nothing in here waits for the device or reads from it.
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
         let Results { losses, norm } = &mut self.results;
-        let (scale, mut reduction) = (&self.loss_scale.per_token, Reduction::new(&self.partition));
+        let (scale, mut exchange) = (&self.loss_scale.per_token, Exchange::of_step(&self.partition));
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
             if pass + 1 == self.inputs.len() {
-                reduction.expect_last();
+                exchange.expect_last();
             }
             let sequences = &self.sequences;
-            let of_pass = model.losses_and_gradients(inputs, targets, sequences, scale, precision, &mut reduction)?;
+            let of_pass = model.losses_and_gradients(inputs, targets, sequences, scale, precision, &mut exchange)?;
             losses.copy_from(pass, &of_pass)?;
         }
         let _update = model.device().scope("update");
         let (params, scaling) = model.parameters_and_scaling();
-        reduction.finish(params, scaling)?;
+        exchange.finish(params, scaling)?;
         norm.copy_from(0, &self.partition.grad_norm(&model.parameters())?)?;
         self.partition.update(model, optimizer, norm)?;
         model.parameters().into_iter().for_each(|param| param.clear_grad());
@@ -243,7 +249,14 @@ impl TrainStep {
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let scale = &self.loss_scale.per_token;
         for (inputs, targets) in self.inputs.iter().zip(&self.targets) {
-            model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision, &mut KeepGradients)?;
+            model.losses_and_gradients(
+                inputs,
+                targets,
+                &self.sequences,
+                scale,
+                precision,
+                &mut Exchange::of_weights(&self.partition),
+            )?;
         }
         let mut bad = None;
         for param in model.parameters() {

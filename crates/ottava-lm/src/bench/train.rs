@@ -96,7 +96,7 @@ impl TrainBench {
             gpu.reset_peak_memory();
         }
         let begin = Instant::now();
-        run.model.quantize_weights()?;
+        run.quantize_weights()?;
         let mut tokens = RandomTokens { state: 7, vocabulary: sizes.vocabulary as u64 };
         let mut step = || -> Result<(f64, f64)> {
             run.step.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;

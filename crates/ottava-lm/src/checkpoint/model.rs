@@ -11,6 +11,7 @@ use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::Path;
 
 /// Weights of a model folder.
@@ -84,7 +85,7 @@ impl WeightSource for RandomWeights {
 }
 
 /// The tensors of a fused parameter, each with its rows.
-pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, std::ops::Range<usize>)> {
+pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, Range<usize>)> {
     let mut end = 0;
     parts.iter().map(move |part| {
         let start = end;
@@ -151,8 +152,15 @@ impl FolderTemplate {
     }
 
     /// Writes a folder that `transformers` loads: configuration, tokenizer files, and weights in the model's compute type.
+    /// `weights` are asked for once per parameter, by its number and in this order.
+    ///
     /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
-    pub fn write(&self, writer: &mut CheckpointWriter, model: &mut Decoder) -> Result<()> {
+    pub fn write(
+        &self,
+        writer: &mut CheckpointWriter,
+        model: &mut Decoder,
+        weights: &mut dyn FnMut(&[&mut Param], usize) -> Result<Tensor>,
+    ) -> Result<()> {
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
         config.insert("dtype".into(), json!(dtype.name()));
@@ -177,8 +185,15 @@ impl FolderTemplate {
                 shape: part.shape.clone(),
             }));
         }
+        let mut asked: Option<(usize, Tensor)> = None;
         write_model(writer, &infos, MAX_FILE_BYTES, |info| {
-            let bytes = part_bytes(&params, &info.name)?;
+            let (i, rows) = place_of(&params, &info.name);
+            let whole = match asked.take().filter(|(asked, _)| *asked == i) {
+                Some((_, whole)) => whole,
+                None => weights(&params, i)?,
+            };
+            let bytes = whole.rows(rows.start, rows.end)?.read_bytes()?;
+            asked = Some((i, whole));
             match all_finite(info.dtype, &bytes) {
                 true => Ok(bytes),
                 false => Err(Error::NonFinite(format!(
@@ -205,14 +220,11 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     })
 }
 
-/// The bytes of the weights of the part called `name`.
-fn part_bytes(params: &[&mut Param], name: &str) -> Result<Vec<u8>> {
-    for param in params {
-        if let Some((_, rows)) = rows_of(&param.parts).find(|(part, _)| part.name == name) {
-            return Ok(param.value()?.rows(rows.start, rows.end)?.read_bytes()?);
-        }
-    }
-    unreachable!("every part that is listed belongs to a parameter")
+/// The number of the parameter with the part called `name`, and its rows there.
+fn place_of(params: &[&mut Param], name: &str) -> (usize, Range<usize>) {
+    let of = |param: &Param| rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(_, rows)| rows);
+    let found = params.iter().enumerate().find_map(|(i, param)| Some((i, of(param)?)));
+    found.expect("every part that is listed belongs to a parameter")
 }
 
 /// Writes a JSON file with two spaces of indentation, as Hugging Face does.

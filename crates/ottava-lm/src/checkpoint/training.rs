@@ -8,7 +8,7 @@ use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, LossScale, optimizer_tensors};
-use crate::parallel::DataParallel;
+use crate::parallel::{DataParallel, Partition};
 use crate::param::{Param, Part};
 use ottava_tensor::{ExpandedTensor, Tensor};
 use serde::{Deserialize, Serialize};
@@ -57,9 +57,14 @@ pub fn save(
     model: &mut Decoder,
     optimizer: &mut AdamWOptimizer,
     progress: &Progress,
-    ranks: &DataParallel,
+    partition: &Partition,
 ) -> Result<Option<PathBuf>> {
-    let (mut begun, path) = match writer.map(|writer| begin(writer?, template, model)).transpose() {
+    let ranks = partition.ranks();
+    let mut weights = WholeWeights { partition, next: 0 };
+    let begun = writer.map(|writer| begin(writer?, template, model, &mut weights)).transpose();
+    // The other ranks gather as many.
+    let rest = weights.finish(&model.parameters());
+    let (mut begun, path) = match begun.and_then(|begun| rest.map(|()| begun)) {
         Ok(begun) => {
             let path = begun.as_ref().map_or(PathBuf::new(), |(writer, _)| writer.path().to_path_buf());
             (begun, Ok(path))
@@ -88,13 +93,44 @@ pub fn save(
     Ok(path)
 }
 
+/// The whole weights of a model that ranks divide, which all ranks gather in the order of the parameters.
+struct WholeWeights<'a> {
+    partition: &'a Partition,
+    /// The first parameter that was not gathered yet.
+    next: usize,
+}
+
+impl WholeWeights<'_> {
+    /// The weights of parameter `i`, which was not asked for before.
+    fn get(&mut self, params: &[&mut Param], i: usize) -> Result<Tensor> {
+        while self.next < i {
+            self.gather(params)?;
+        }
+        self.gather(params)
+    }
+
+    fn gather(&mut self, params: &[&mut Param]) -> Result<Tensor> {
+        self.next += 1;
+        self.partition.value(params[self.next - 1])
+    }
+
+    /// Gathers the rest, which nobody asks for, so that all ranks do the same.
+    fn finish(mut self, params: &[&mut Param]) -> Result<()> {
+        while self.partition.divides() && self.next < params.len() {
+            self.gather(params)?;
+        }
+        Ok(())
+    }
+}
+
 /// Writes what one rank writes for all.
 fn begin<'a>(
     mut writer: CheckpointWriter<'a>,
     template: &FolderTemplate,
     model: &mut Decoder,
+    weights: &mut WholeWeights,
 ) -> Result<(CheckpointWriter<'a>, SliceWriter)> {
-    template.write(&mut writer, model)?;
+    template.write(&mut writer, model, &mut |params, i| weights.get(params, i))?;
     writer.subfolder(FOLDER)?;
     let mut slices = SliceWriter::default();
     let scales: HashMap<String, Tensor> = model.scaling().arrays()?.into_iter().collect();

@@ -1,7 +1,7 @@
 //! Token embedding. Its input has no gradient, so it is not a [`Sublayer`](super::Sublayer).
 
 use crate::error::Result;
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Fetched, Init, Param, Part};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{embedding, embedding_gradient};
 
@@ -20,8 +20,8 @@ impl Embedding {
     }
 
     /// Rows of the table for I32 `ids` `[T]`.
-    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        Ok(embedding(&self.table.value()?, ids)?)
+    pub fn forward(&self, ids: &Tensor, fetched: &Fetched) -> Result<Tensor> {
+        Ok(embedding(&self.table.read(fetched)?, ids)?)
     }
 
     /// Adds the gradient `dy` `[T, C]` to the table's.

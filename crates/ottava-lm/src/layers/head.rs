@@ -2,7 +2,7 @@
 
 use super::Norm;
 use crate::error::Result;
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Fetched, Init, Param, Part};
 use crate::recipe::LinearSite;
 use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt};
 use ottava_tensor::{Tensor, ops::real_type};
@@ -54,17 +54,17 @@ impl Head {
     }
 
     /// `x · Wᵀ`, `[T, V]`.
-    pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
-        let weight = weight.value()?;
+    pub fn logits(x: &Tensor, weight: &Param, fetched: &Fetched) -> Result<Tensor> {
+        let weight = weight.read(fetched)?;
         let (a, b) = (Operand::plain(x), Operand::plain(&weight));
         Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
     }
 
     /// Losses of I32 `targets` `[T]`, `[T]`.
-    pub fn losses(x: &Tensor, weight: &Param, targets: &Tensor) -> Result<Tensor> {
+    pub fn losses(x: &Tensor, weight: &Param, fetched: &Fetched, targets: &Tensor) -> Result<Tensor> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let logits = Head::logits(&x.rows(start, end)?, weight)?;
+            let logits = Head::logits(&x.rows(start, end)?, weight, fetched)?;
             losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?)?)?;
         }
         Ok(losses)
@@ -74,6 +74,7 @@ impl Head {
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
+        fetched: &Fetched,
         targets: &Tensor,
         scale: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
@@ -81,11 +82,11 @@ impl Head {
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
             let x = x.rows(start, end)?;
-            let mut logits = Head::logits(&x, weight)?;
+            let mut logits = Head::logits(&x, weight, fetched)?;
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
             let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
             weight.add_product_to_grad(a, b, Accumulation::Exact)?;
-            let weight = weight.value()?;
+            let weight = weight.read(fetched)?;
             let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
         }

@@ -1,13 +1,13 @@
 //! The decoder that all families share, in training and evaluation.
 
-use super::stage::{Span, Stage, StageSaved};
+use super::stage::{Span, Stage, StageSaved, fetch};
 use super::{DecoderConfig, Session};
 use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
-    Builder, Description, Fetched, GradientSink, Init, MemoryPolicy, Param, Part, Purpose, WeightSource,
+    Builder, Description, Direction, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Units, WeightSource,
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
@@ -118,9 +118,9 @@ impl Decoder {
         self.stage.parameters_mut()
     }
 
-    /// The parameters of each unit, as [`Stage::units_mut`].
-    pub fn units(&mut self) -> Vec<Vec<&mut Param>> {
-        self.stage.units_mut()
+    /// The parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
+    pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
+        (self.stage.units_mut(), &mut self.scaling)
     }
 
     /// All parameters, and the scaling state of all casts.
@@ -144,6 +144,7 @@ impl Decoder {
         targets: &Tensor,
         sequences: &Sequences,
         precision: StepPrecision,
+        units: &mut dyn Units,
     ) -> Result<Tensor> {
         let mut context = Context {
             casts: self.scaling.casts(Mode::evaluation(precision)),
@@ -154,8 +155,9 @@ impl Decoder {
         };
         let forward =
             |_, block: &crate::layers::Block, x: &Tensor, context: &mut Context| Ok(block.forward(x, context)?.0);
-        let normed = self.stage.forward_only(inputs, &mut context, forward)?;
-        Head::losses(&normed, self.head_weight()?, targets)
+        let normed = self.stage.forward_only(inputs, &mut context, units, forward)?;
+        let weight = self.head_weight()?;
+        Head::losses(&normed, weight, &fetch(weight, Direction::Forward, units)?, targets)
     }
 
     fn head_weight(&self) -> Result<&Param> {
@@ -163,7 +165,7 @@ impl Decoder {
     }
 
     /// Losses `[T]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients, with `scale` F32 `[1]`
-    /// (F64 for F64) on the device; `sink` follows.
+    /// (F64 for F64) on the device; `units` follow.
     pub fn losses_and_gradients(
         &mut self,
         inputs: &Tensor,
@@ -171,12 +173,12 @@ impl Decoder {
         sequences: &Sequences,
         scale: &Tensor,
         precision: StepPrecision,
-        sink: &mut dyn GradientSink,
+        units: &mut dyn Units,
     ) -> Result<Tensor> {
-        let (normed, saved) = self.forward(inputs, sequences, precision)?;
-        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale, sink)?;
+        let (normed, saved) = self.forward(inputs, sequences, precision, units)?;
+        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale, units)?;
         drop(normed);
-        self.backward(dnormed, saved, sequences, precision, sink)?;
+        self.backward(dnormed, saved, sequences, precision, units)?;
         Ok(losses)
     }
 
@@ -186,10 +188,11 @@ impl Decoder {
         x: &Tensor,
         sequences: &Sequences,
         precision: StepPrecision,
+        units: &mut dyn Units,
     ) -> Result<(Tensor, StageSaved)> {
         let _scope = self.device.scope("forward");
         let (stage, mut context) = self.training(sequences, precision);
-        stage.forward(x, &mut context)
+        stage.forward(x, &mut context, units)
     }
 
     /// Losses of `targets` after what [`Decoder::forward`] returned, as [`Stage::losses_and_gradient`].
@@ -200,10 +203,10 @@ impl Decoder {
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
-        sink: &mut dyn GradientSink,
+        units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
-        self.stage.losses_and_gradient(normed, targets, scale, sink)?.ok_or_else(no_head)
+        self.stage.losses_and_gradient(normed, targets, scale, units)?.ok_or_else(no_head)
     }
 
     /// Backward of a micro-batch, as [`Stage::backward`].
@@ -213,11 +216,11 @@ impl Decoder {
         saved: StageSaved,
         sequences: &Sequences,
         precision: StepPrecision,
-        sink: &mut dyn GradientSink,
+        units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
         let (stage, mut context) = self.training(sequences, precision);
-        stage.backward(dy, saved, &mut context, sink)
+        stage.backward(dy, saved, &mut context, units)
     }
 
     fn training<'a>(&'a mut self, sequences: &'a Sequences, precision: StepPrecision) -> (&'a mut Stage, Context<'a>) {
@@ -244,7 +247,7 @@ impl Decoder {
             Logits::All => x,
             Logits::Last => x.rows(ids.len() - 1, ids.len())?,
         };
-        Head::logits(&x, self.head_weight()?)
+        Head::logits(&x, self.head_weight()?, Fetched::none())
     }
 }
 

@@ -1,31 +1,50 @@
-//! Runs the blocks of a stage in forward and backward, and prefetches offloaded tensors one block ahead.
+//! Runs the blocks of a stage in forward and backward, and fetches what lies elsewhere one block ahead.
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::Block;
-use crate::param::Fetched;
+use crate::param::{Direction, Fetched, Param, Units};
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
 /// Copies in transfer to the device for one block: its weights, and further tensors.
 type Coming = (Fetched, Vec<Tensor>, HostTransfer);
 
-fn fetch(block: &Block, input: Option<&Tensor>) -> Result<Coming> {
+fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Coming> {
+    let params = parameters_of(block);
+    units.start(&params)?;
+    Fetched::start(&params, &input.into_iter().collect::<Vec<_>>())
+}
+
+/// What was started for a block.
+fn arrive(
+    (mut fetched, copies, transfer): Coming,
+    block: &Block,
+    direction: Direction,
+    units: &mut dyn Units,
+) -> Result<(Fetched, Vec<Tensor>)> {
+    transfer.wait()?;
+    fetched.extend(units.fetch(&parameters_of(block), direction)?);
+    Ok((fetched, copies))
+}
+
+fn parameters_of(block: &Block) -> Vec<&Param> {
     let mut params = Vec::new();
     block.parameters(&mut |param| params.push(param));
-    Fetched::start(&params, &input.into_iter().collect::<Vec<_>>())
+    params
 }
 
 /// Runs `work` on each block, from the first to the last.
 pub(super) fn forward_blocks(
     blocks: &[Block],
     context: &mut Context,
+    units: &mut dyn Units,
     mut work: impl FnMut(usize, &Block, &mut Context) -> Result<()>,
 ) -> Result<()> {
-    let mut coming = blocks.first().map(|block| fetch(block, None)).transpose()?;
+    let mut coming = blocks.first().map(|block| start(block, None, units)).transpose()?;
     for (i, block) in blocks.iter().enumerate() {
-        let next = blocks.get(i + 1).map(|block| fetch(block, None)).transpose()?;
-        let (fetched, _, transfer) = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        transfer.wait()?;
+        let next = blocks.get(i + 1).map(|block| start(block, None, units)).transpose()?;
+        let started = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        let (fetched, _) = arrive(started, block, Direction::Forward, units)?;
         work(i, block, &mut context.with_weights(&fetched))?;
     }
     Ok(())
@@ -36,14 +55,15 @@ pub(super) fn backward_blocks(
     blocks: &mut [Block],
     inputs: &[Tensor],
     context: &mut Context,
-    mut work: impl FnMut(usize, &mut Block, Option<Tensor>, &mut Context) -> Result<()>,
+    units: &mut dyn Units,
+    mut work: impl FnMut(usize, &mut Block, Option<Tensor>, &mut Context, &mut dyn Units) -> Result<()>,
 ) -> Result<()> {
-    let mut coming = blocks.last().map(|block| fetch(block, inputs.last())).transpose()?;
+    let mut coming = blocks.last().map(|block| start(block, inputs.last(), units)).transpose()?;
     for i in (0..blocks.len()).rev() {
-        let next = i.checked_sub(1).map(|before| fetch(&blocks[before], inputs.get(before))).transpose()?;
-        let (fetched, mut copies, transfer) = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        transfer.wait()?;
-        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&fetched))?;
+        let next = i.checked_sub(1).map(|before| start(&blocks[before], inputs.get(before), units)).transpose()?;
+        let started = std::mem::replace(&mut coming, next).expect("each block is fetched");
+        let (fetched, mut copies) = arrive(started, &blocks[i], Direction::Backward, units)?;
+        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&fetched), units)?;
     }
     Ok(())
 }

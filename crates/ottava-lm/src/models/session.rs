@@ -5,7 +5,7 @@ use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::layers::{Block, KvCache};
 use crate::mode::Mode;
-use crate::param::Fetched;
+use crate::param::{Fetched, Resident};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::{DType, Device, Tensor};
@@ -44,7 +44,7 @@ impl Session {
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
         };
-        let x = stage.forward_only(ids, &mut context, |i, block, x, context| {
+        let x = stage.forward_only(ids, &mut context, &mut Resident, |i, block, x, context| {
             block.forward_cached(x, &mut caches[i], start, context)
         })?;
         *len += ids.len();

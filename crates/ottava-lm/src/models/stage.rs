@@ -9,7 +9,7 @@ use crate::layers::{
     OperandCast,
 };
 use crate::operand::ResidualGradient;
-use crate::param::{Builder, GradientSink, Param, Purpose};
+use crate::param::{Builder, Direction, Fetched, Param, Purpose, Units};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
@@ -82,14 +82,17 @@ impl Stage {
 
     /// Forward of a micro-batch: of I32 token ids `[T]` where the stage has the embedding, else of activations `[T, C]`. Returns
     /// activations `[T, C]`, normalised where the stage has the head.
-    pub fn forward(&mut self, x: &Tensor, context: &mut Context) -> Result<(Tensor, StageSaved)> {
-        let (mut x, ids) = match &self.embedding {
-            Some(embedding) => (embedding.forward(x)?, Some(x.clone())),
-            None => (x.clone(), None),
-        };
+    pub fn forward(
+        &mut self,
+        x: &Tensor,
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, StageSaved)> {
+        let ids = self.embedding.is_some().then(|| x.clone());
+        let mut x = self.embed(x, units)?;
         let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
         let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
-        forward_blocks(&self.blocks, context, |i, block, context| {
+        forward_blocks(&self.blocks, context, units, |i, block, context| {
             let input = x.clone();
             if let Some(buffer) = inputs.get_mut(i) {
                 std::mem::replace(&mut leaving, HostTransfer::store(input.clone(), buffer)?).wait()?;
@@ -115,13 +118,11 @@ impl Stage {
         &self,
         x: &Tensor,
         context: &mut Context,
+        units: &mut dyn Units,
         mut block: impl FnMut(usize, &Block, &Tensor, &mut Context) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let mut x = match &self.embedding {
-            Some(embedding) => embedding.forward(x)?,
-            None => x.clone(),
-        };
-        forward_blocks(&self.blocks, context, |i, each, context| {
+        let mut x = self.embed(x, units)?;
+        forward_blocks(&self.blocks, context, units, |i, each, context| {
             x = block(i, each, &x, context)?;
             Ok(())
         })?;
@@ -129,6 +130,12 @@ impl Stage {
             Some(head) => Ok(head.norm.forward(&x, context)?.0),
             None => Ok(x),
         }
+    }
+
+    /// The rows of the embedding, where the stage has one.
+    fn embed(&self, x: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
+        let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
+        embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)
     }
 
     /// The norm before the head, and the weight of the head, of a stage that ends with them.
@@ -151,11 +158,12 @@ impl Stage {
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
-        sink: &mut dyn GradientSink,
+        units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let Some((_, weight)) = self.head_mut() else { return Ok(None) };
-        sink.begin(&mut [&mut *weight])?;
-        Head::losses_and_gradient(normed, weight, targets, scale).map(Some)
+        let fetched = fetch(weight, Direction::Backward, units)?;
+        units.begin_gradients(&mut [&mut *weight])?;
+        Head::losses_and_gradient(normed, weight, &fetched, targets, scale).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by what forward returned: adds to the gradients of all parameters, and
@@ -165,13 +173,13 @@ impl Stage {
         dy: Tensor,
         saved: StageSaved,
         context: &mut Context,
-        sink: &mut dyn GradientSink,
+        units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
         let StageSaved { ids, mut blocks, inputs, norm } = saved;
         let dy = match (&mut self.head, norm) {
             (Some(head), Some(saved)) => {
                 let dy = head.norm.backward(&dy, saved)?;
-                sink.end(&mut head.parameters_mut())?;
+                units.end_gradients(&mut head.parameters_mut())?;
                 dy
             }
             _ => dy,
@@ -179,24 +187,24 @@ impl Stage {
         let mut dx = Some(ResidualGradient::from(dy));
         // The gradient that leaves a block is cast first by the block before it.
         let readers: Vec<_> = self.blocks.iter().map(Block::gradient).collect();
-        backward_blocks(&mut self.blocks, &inputs, context, |i, block, input, context| {
+        backward_blocks(&mut self.blocks, &inputs, context, units, |i, block, input, context, units| {
             let saved = match input {
                 Some(input) => BlockSaved::Input(input),
                 None => blocks.pop().expect("forward has saved something for each block"),
             };
             let next = i.checked_sub(1).map_or(OperandCast::NONE, |before| readers[before]);
             let dy = dx.take().expect("each block leaves one");
-            sink.begin(&mut parameters_of(block))?;
+            units.begin_gradients(&mut parameters_of(block))?;
             dx = Some(block.backward(dy, saved, &next, context)?);
-            sink.end(&mut parameters_of(block))
+            units.end_gradients(&mut parameters_of(block))
         })?;
         self.residuals.give_back(inputs);
         let dx = dx.expect("as above").value;
         match (&mut self.embedding, ids) {
             (Some(embedding), Some(ids)) => {
-                sink.begin(&mut [&mut embedding.table])?;
+                units.begin_gradients(&mut [&mut embedding.table])?;
                 embedding.backward(&dx, &ids)?;
-                sink.end(&mut [&mut embedding.table])?;
+                units.end_gradients(&mut [&mut embedding.table])?;
                 Ok(None)
             }
             _ => Ok(Some(dx)),
@@ -214,6 +222,12 @@ impl Stage {
         let head = self.head.iter_mut().map(Head::parameters_mut);
         embedding.chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
     }
+}
+
+/// The weight of a unit of one matrix.
+pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Fetched> {
+    units.start(&[weight])?;
+    units.fetch(&[weight], direction)
 }
 
 fn parameters_of(block: &mut Block) -> Vec<&mut Param> {

@@ -3,7 +3,7 @@
 use crate::data::Shard;
 use crate::error::{Error, Result};
 use ottava_tensor::Device;
-use ottava_tensor::comm::Comm;
+use ottava_tensor::comm::{Comm, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -112,6 +112,11 @@ impl DataParallel {
             told.map_err(|words| Error::Rank { rank, words })
         };
         all.into_iter().enumerate().map(read).collect()
+    }
+
+    /// Bytes that this rank has sent.
+    pub fn traffic(&self) -> Traffic {
+        self.comm.traffic()
     }
 
     /// Waits for all ranks.

@@ -1,11 +1,11 @@
 //! Training on several ranks.
 
 mod data;
-mod gradients;
+mod exchange;
 mod partition;
 mod slices;
 
 pub use data::DataParallel;
-pub use gradients::Reduction;
+pub use exchange::Exchange;
 pub use partition::{Partition, Zero};
 pub use slices::{GRANULE, Slices};

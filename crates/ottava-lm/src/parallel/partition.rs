@@ -10,9 +10,12 @@ use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
 use crate::param::{Grad, Param};
 use crate::scaling::Casts;
+use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::{DType, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
+use std::cell::{RefCell, RefMut};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// What ranks divide among each other instead of keeping all of it.
@@ -26,16 +29,20 @@ pub enum Zero {
     OptimizerStates,
     /// Gradients of each micro-batch, too.
     Gradients,
+    /// Weights and their codes, too: a unit's are gathered for each forward and each backward.
+    Weights,
+}
+
+impl Zero {
+    /// All stages.
+    pub const ALL: [Zero; 4] = [Zero::Nothing, Zero::OptimizerStates, Zero::Gradients, Zero::Weights];
 }
 
 impl TryFrom<u8> for Zero {
     type Error = String;
 
     fn try_from(stage: u8) -> Result<Zero, String> {
-        [Zero::Nothing, Zero::OptimizerStates, Zero::Gradients]
-            .get(usize::from(stage))
-            .copied()
-            .ok_or(format!("ZeRO stage {stage} is not one of 0, 1, 2"))
+        Zero::ALL.get(usize::from(stage)).copied().ok_or(format!("ZeRO stage {stage} is not one of 0, 1, 2, 3"))
     }
 }
 
@@ -45,11 +52,42 @@ impl From<Zero> for u8 {
     }
 }
 
-/// The matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves.
+/// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
 pub(super) struct Unit {
     /// Names of the matrices, in the order of the buffer.
     names: Vec<String>,
     pub(super) slices: Slices,
+    /// Whether the matrices are read as codes, and not as values.
+    pub(super) codes: bool,
+    /// Between and within steps: what is kept of the weights.
+    pub(super) weights: Stored,
+    /// Of codes: the cast of this rank's slice of each matrix, without the codes.
+    pub(super) casts: Vec<Option<QuantizedTensor>>,
+}
+
+/// The weights or codes of a unit, as a rank keeps them.
+#[derive(Default)]
+pub(super) enum Stored {
+    /// Nothing is divided, or a gather has the buffer.
+    #[default]
+    None,
+    /// The buffer, of which this rank's slice holds.
+    Buffer(Tensor),
+    /// The buffer of gathered matrices, by matrix.
+    Gathered(Vec<Tensor>),
+    /// This rank's slice.
+    Slice(Tensor),
+}
+
+impl Stored {
+    /// The buffer or slice, whose other parts need not hold.
+    pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
+        match std::mem::take(self) {
+            Stored::Gathered(parts) => Ok(Tensor::join(parts)?),
+            Stored::Buffer(tensor) | Stored::Slice(tensor) => Ok(tensor),
+            Stored::None => Err(Error::Rank { rank, words: "weights were lost in a gather that failed".into() }),
+        }
+    }
 }
 
 impl Unit {
@@ -64,64 +102,40 @@ pub struct Partition {
     ranks: Rc<DataParallel>,
     zero: Zero,
     /// Of several ranks.
-    units: Vec<Unit>,
+    units: RefCell<Vec<Unit>>,
 }
 
 impl Partition {
     /// One rank, which has all.
     pub fn solo() -> Partition {
-        Partition { ranks: Rc::new(DataParallel::solo()), zero: Zero::Nothing, units: Vec::new() }
+        Partition { ranks: Rc::new(DataParallel::solo()), zero: Zero::Nothing, units: RefCell::default() }
     }
 
-    /// Divides `model` among `ranks`, before its optimizer is made.
+    /// Divides `model` among `ranks`, before its optimizer is made and its weights are cast. Where `values` is set, steps in high precision
+    /// read the weights of FP8 products too.
     ///
     /// Errors with [`Error::Config`] for formats and placements of weights that cannot be divided.
-    pub fn new(model: &mut Decoder, ranks: Rc<DataParallel>, zero: Zero) -> Result<Partition> {
-        let mut partition = Partition { zero, units: Vec::new(), ranks };
-        if partition.ranks.size() == 1 {
-            return Ok(partition);
-        }
-        for mut params in model.units() {
-            let matrices: Vec<_> = matrices(&mut params).collect();
-            if matrices.is_empty() {
-                continue;
+    pub fn new(model: &mut Decoder, ranks: Rc<DataParallel>, zero: Zero, values: bool) -> Result<Partition> {
+        let mut units = Vec::new();
+        if ranks.size() > 1 {
+            let (all, scaling) = model.units_and_scaling();
+            for mut params in all {
+                for codes in [false, true] {
+                    let casts = scaling.casts(Mode::TRAINING);
+                    let mut matrices = Vec::new();
+                    for param in params.iter_mut().filter(|param| is_matrix(param)) {
+                        let as_codes = zero >= Zero::OptimizerStates && !values && param.is_read_as_codes(&casts)?;
+                        if as_codes == codes {
+                            matrices.push(&mut **param);
+                        }
+                    }
+                    if !matrices.is_empty() {
+                        units.push(Unit::new(matrices, codes, &ranks, zero)?);
+                    }
+                }
             }
-            if matrices.iter().any(|param| param.grad_dtype().is_none()) {
-                return Err(Error::Config(
-                    "`optimizer.gradient_dtype` is float8, which several ranks do not reduce yet; set it to \"bfloat16\" or \"float32\"".into(),
-                ));
-            }
-            let lengths = matrices.iter().map(|param| param.weights.shape().iter().product());
-            let slices = Slices::new(lengths, partition.ranks.size());
-            let names = matrices.iter().map(|param| param.name().to_string()).collect();
-            let unit = Unit { names, slices };
-            if zero >= Zero::OptimizerStates {
-                partition.divide(&unit, matrices)?;
-            }
-            partition.units.push(unit);
         }
-        Ok(partition)
-    }
-
-    /// Moves the weights of a unit into one buffer, and drops the master weights of other ranks' slices.
-    fn divide(&self, unit: &Unit, matrices: Vec<&mut Param>) -> Result<()> {
-        if matrices.iter().any(|param| param.is_offloaded()) {
-            return Err(Error::Config(
-                "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
-            ));
-        }
-        let (device, dtype) = (matrices[0].weights.device().clone(), matrices[0].dtype());
-        let scope = device.scope("weights");
-        let flat = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
-        drop(scope);
-        let parts = flat.split(unit.slices.matrices())?;
-        for ((param, mut part), owned) in matrices.into_iter().zip(parts).zip(unit.slices.owned(self.ranks.rank())) {
-            param.keep_slice(owned)?;
-            let value = param.weights.take_value().expect("formats that store no value are refused");
-            part.copy_from(0, &value.reshape(&[value.len()])?)?;
-            param.weights.set_value(part.reshape(value.shape())?);
-        }
-        Ok(())
+        Ok(Partition { ranks, zero, units: RefCell::new(units) })
     }
 
     /// The ranks.
@@ -134,26 +148,23 @@ impl Partition {
         self.zero
     }
 
-    /// The unit of these parameters, and those of them that it divides; `None` for one rank and where there are only vectors.
-    pub(super) fn unit<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<(usize, Vec<&'a mut &'p mut Param>)> {
-        let matrices: Vec<_> = params.iter_mut().filter(|param| is_matrix(param)).collect();
-        let first = matrices.first()?.name().to_string();
-        let unit = self.units.iter().position(|unit| *unit.name() == first)?;
-        Some((unit, matrices))
+    /// Whether a rank keeps less than the whole model.
+    pub fn divides(&self) -> bool {
+        self.zero > Zero::Nothing && self.ranks.size() > 1
     }
 
-    /// The unit with this number.
-    pub(super) fn at(&self, unit: usize) -> &Unit {
-        &self.units[unit]
+    /// The units.
+    pub(super) fn units(&self) -> RefMut<'_, Vec<Unit>> {
+        self.units.borrow_mut()
     }
 
     /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, of another order than
     /// that of one rank.
     pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
-        let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        if self.zero == Zero::Nothing || size == 1 {
+        if !self.divides() {
             return AdamWOptimizer::grad_norm(params);
         }
+        let (rank, size) = (self.ranks.rank(), self.ranks.size());
         // Vectors are the same on all ranks, and counted once.
         let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
         let grads: Vec<_> = counted.filter_map(|param| param.grad.as_ref()).map(Grad::read).collect();
@@ -169,72 +180,189 @@ impl Partition {
         let (mut params, scaling) = model.parameters_and_scaling();
         // Scales move on first, so that new weights are cast by them.
         scaling.update()?;
-        if self.zero == Zero::Nothing || self.ranks.size() == 1 {
-            return optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), norm);
-        }
-        let whole = self.narrow(&mut params)?;
-        optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), norm)?;
-        self.widen(&mut params, whole, &mut scaling.casts(Mode::TRAINING))
+        let mut casts = scaling.casts(Mode::TRAINING);
+        optimizer.step(&mut params, &mut casts, norm)?;
+        if self.divides() { self.cast_slices(&mut params, &mut casts) } else { Ok(()) }
     }
 
-    /// The matrices of each unit, of all parameters.
-    pub(super) fn by_unit<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Vec<Vec<&'a mut &'p mut Param>> {
-        let mut matrices = params.iter_mut().filter(|param| is_matrix(param));
-        self.units.iter().map(|unit| matrices.by_ref().take(unit.names.len()).collect()).collect()
+    /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
+    pub fn quantize_weights(&self, model: &mut Decoder) -> Result<()> {
+        if !self.divides() {
+            return model.quantize_weights();
+        }
+        let (mut params, scaling) = model.parameters_and_scaling();
+        self.cast_slices(&mut params, &mut scaling.casts(Mode::TRAINING))?;
+        scaling.losses().map(drop)
     }
 
-    /// Leaves each matrix the slice of its weights that this rank updates. Returns the buffers of units of which it updates nothing.
-    fn narrow(&self, params: &mut [&mut Param]) -> Result<Vec<Option<Tensor>>> {
-        let mut untouched = Vec::with_capacity(self.units.len());
-        for (unit, mut matrices) in self.units.iter().zip(self.by_unit(params)) {
-            let values = matrices.iter_mut().map(|param| param.weights.take_value().expect("each has weights"));
-            let flat = Tensor::join(values.collect())?;
-            let owned = unit.slices.owned(self.ranks.rank());
-            let mut place = |(matrix, owned): (&std::ops::Range<usize>, &std::ops::Range<usize>)| {
-                (!owned.is_empty()).then(|| matrix.start + owned.start..matrix.start + owned.end)
-            };
-            let places: Vec<_> = unit.slices.matrices().iter().zip(&owned).filter_map(&mut place).collect();
-            if places.is_empty() {
-                untouched.push(Some(flat));
-                continue;
+    /// Forgets what was gathered, before a step: it was gathered from the weights before the last update.
+    pub fn begin_step(&self) -> Result<()> {
+        for unit in self.units().iter_mut() {
+            if matches!(unit.weights, Stored::Gathered(_)) {
+                unit.weights = Stored::Buffer(unit.weights.take(self.ranks.rank())?);
             }
-            let parts = flat.split(&places)?;
-            let updated = matrices.into_iter().filter(|param| !param.slice().is_empty());
-            for (param, part) in updated.zip(parts) {
-                param.weights.set_value(part.reshape(&param.update_shape())?);
-            }
-            untouched.push(None);
         }
-        Ok(untouched)
+        Ok(())
     }
 
-    /// Gathers the slices of all ranks, and casts the weights anew.
-    fn widen(&self, params: &mut [&mut Param], untouched: Vec<Option<Tensor>>, casts: &mut Casts) -> Result<()> {
-        let mut gathers = Vec::with_capacity(self.units.len());
-        for ((unit, mut matrices), untouched) in self.units.iter().zip(self.by_unit(params)).zip(untouched) {
-            let flat = match untouched {
-                Some(flat) => flat,
-                None => Tensor::join(matrices.iter_mut().filter_map(|param| param.weights.take_value()).collect())?,
-            };
-            gathers.push(self.ranks.comm().all_gather(unit.name(), flat)?);
+    /// Finds the scales of the coming casts, and puts this rank's slices where they will be gathered.
+    fn cast_slices(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
+        let mut amaxes = Vec::new();
+        for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
+            amaxes.extend(param.slice_amax(casts)?.map(|amax| (i, amax)));
         }
-        for ((unit, matrices), gather) in self.units.iter().zip(self.by_unit(params)).zip(gathers) {
-            let parts = gather.wait()?.split(unit.slices.matrices())?;
-            for (param, part) in matrices.into_iter().zip(parts) {
-                let value = part.reshape(param.weights.shape())?;
-                param.weights.set_value(value);
-                drop(part);
-                param.quantize(casts)?;
+        if let Some((_, first)) = amaxes.first() {
+            // One maximum over ranks for all parameters.
+            let mut all = Tensor::empty(first.device(), &[amaxes.len()], DType::F32)?;
+            for (at, (_, amax)) in amaxes.iter().enumerate() {
+                all.copy_from(at, amax)?;
+            }
+            let all = self.ranks.comm().all_reduce("amaxes of weights", Reduce::Max, all)?.wait()?;
+            for (at, (i, mut amax)) in amaxes.into_iter().enumerate() {
+                amax.copy_from(0, &all.rows(at, at + 1)?)?;
+                params[i].set_scale(amax, casts)?;
             }
         }
+        let mut matrices = params.iter_mut().filter(|param| param.is_sliced()).collect::<Vec<_>>();
+        for unit in self.units().iter_mut() {
+            let of_unit = matrices.iter_mut().filter(|param| unit.names.iter().any(|name| name == param.name()));
+            let of_unit: Vec<_> = of_unit.map(|param| &mut ***param).collect();
+            unit.store(&of_unit, casts, self.ranks.rank(), self.zero)?;
+        }
+        Ok(())
+    }
+
+    /// The whole weights of `param` in the compute type. All ranks ask for the same ones in the same order.
+    pub fn value(&self, param: &Param) -> Result<Tensor> {
+        if !param.is_sliced() {
+            return param.value();
+        }
+        let units = self.units();
+        let place = |unit: &Unit| unit.names.iter().position(|name| name == param.name());
+        let (unit, at) =
+            units.iter().find_map(|unit| Some((unit, place(unit)?))).expect("a sliced parameter is in a unit");
+        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        let owned: Vec<_> = (0..size).map(|rank| unit.slices.owned(rank).swap_remove(at)).collect();
+        let longest = owned.iter().map(Range::len).max().unwrap_or(0);
+        let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.dtype())?;
+        let own = param.value()?;
+        slices.copy_from(rank * longest, &own.reshape(&[own.len()])?)?;
+        let slices = self.ranks.comm().all_gather(param.name(), slices)?.wait()?;
+        let mut whole = Tensor::empty(slices.device(), &[param.weights.shape().iter().product()], param.dtype())?;
+        for (rank, owned) in owned.into_iter().enumerate().filter(|(_, owned)| !owned.is_empty()) {
+            whole.copy_from(owned.start, &slices.rows(rank * longest, rank * longest + owned.len())?)?;
+        }
+        whole.reshape(param.weights.shape()).map_err(Error::from)
+    }
+
+    /// Makes the model whole on every rank, for inference: it can no longer be trained.
+    pub fn gather(&self, model: &mut Decoder) -> Result<()> {
+        for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
+            let whole = self.value(param)?;
+            param.end_training(whole);
+        }
+        Ok(())
+    }
+}
+
+impl Unit {
+    /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
+    fn new(matrices: Vec<&mut Param>, codes: bool, ranks: &DataParallel, zero: Zero) -> Result<Unit> {
+        if matrices.iter().any(|param| param.grad_dtype().is_none()) {
+            return Err(Error::Config(
+                "`optimizer.gradient_dtype` is float8, which several ranks do not reduce yet; set it to \"bfloat16\" or \"float32\"".into(),
+            ));
+        }
+        if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
+            return Err(Error::Config(
+                "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
+            ));
+        }
+        let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
+        let names = matrices.iter().map(|param| param.name().to_string()).collect();
+        if zero > Zero::Nothing {
+            for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
+                param.keep_slice(owned)?;
+            }
+        }
+        let casts = slices.matrices().iter().map(|_| None).collect();
+        Ok(Unit { names, slices, codes, weights: Stored::None, casts })
+    }
+
+    /// The number of the matrix called so.
+    pub(super) fn matrix(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|other| other == name)
+    }
+
+    /// The matrices among `params`, in the order of the unit; `None` if they are of other units.
+    pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
+        let found: Vec<_> = params.iter_mut().filter(|param| self.matrix(param.name()).is_some()).collect();
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// Puts the slices of `matrices` that `rank` has where they will be gathered.
+    fn store(&mut self, matrices: &[&mut Param], casts: &mut Casts, rank: usize, zero: Zero) -> Result<()> {
+        let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
+        let device = matrices[0].weights.device();
+        let _scope = device.scope(if self.codes { "FP8 codes of weights" } else { "weights" });
+        let alone = zero == Zero::Weights;
+        let memory = match &self.weights {
+            Stored::None => {
+                let elements = if alone { self.slices.slice_len() } else { self.slices.padded_len() };
+                Tensor::empty(device, &[elements], dtype)?
+            }
+            _ => self.weights.take(rank)?,
+        };
+        let first = if alone { rank * self.slices.slice_len() } else { 0 };
+        let owned = self.slices.owned(rank);
+        let there = self.slices.matrices().iter().zip(&owned).filter(|(_, owned)| !owned.is_empty());
+        let places: Vec<_> =
+            there.map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first).collect();
+        let mut parts: Vec<_> = match places.is_empty() {
+            true => vec![Some(memory)],
+            false => memory.split(&places)?.into_iter().map(Some).collect(),
+        };
+        let mut next = parts.iter_mut();
+        for (at, param) in matrices.iter().enumerate() {
+            let part = if owned[at].is_empty() { None } else { next.next() };
+            match (self.codes, part) {
+                (true, part) => self.cast(at, param, part, casts)?,
+                (false, Some(Some(part))) => {
+                    let value = param.value()?;
+                    part.copy_from(0, &value.reshape(&[value.len()])?)?;
+                }
+                (false, _) => {}
+            }
+        }
+        let memory = Tensor::join(parts.into_iter().flatten().collect())?;
+        self.weights = if alone { Stored::Slice(memory) } else { Stored::Buffer(memory) };
+        Ok(())
+    }
+
+    /// Casts the slice of matrix number `at` into `part`, if there is one.
+    fn cast(&mut self, at: usize, param: &Param, part: Option<&mut Option<Tensor>>, casts: &mut Casts) -> Result<()> {
+        let mut into = self.casts[at].take();
+        let lent = into.is_some();
+        let Some(part) = part else {
+            self.casts[at] = Some(param.quantize_slice(into, casts)?);
+            return Ok(());
+        };
+        if let Some(into) = &mut into {
+            let place = part.take().expect("each part is cast once");
+            into.codes = Some(place.reshape(&[into.rows, into.columns])?);
+        }
+        let mut made = param.quantize_slice(into, casts)?;
+        let codes = made.codes.take().expect("rows were asked for");
+        let codes = codes.reshape(&[codes.len()])?;
+        match part {
+            Some(part) if !lent => part.copy_from(0, &codes)?,
+            part => *part = Some(codes),
+        }
+        self.casts[at] = Some(made);
         Ok(())
     }
 }
 
 pub(super) fn is_matrix(param: &Param) -> bool {
     param.weights.shape().len() > 1
-}
-
-fn matrices<'a>(params: &'a mut [&mut Param]) -> impl Iterator<Item = &'a mut Param> {
-    params.iter_mut().map(|param| &mut **param).filter(|param| is_matrix(param))
 }

@@ -2,12 +2,13 @@
 //!
 //! A unit (a block, the embedding, the head) is a flat buffer in which each matrix starts at a multiple of [`GRANULE`] elements. It is cut
 //! into equal slices, one per rank, so that one gather and one reduction serve the unit, and slices balance whatever the shapes are. Cuts
-//! lie at multiples of [`GRANULE`], so that a group of 128 elements with one scale is never divided where rows are multiples of it.
+//! lie at multiples of [`GRANULE`], so that a group of 128 elements with one scale is never divided where rows are multiples of it, and
+//! the elements between two cuts form a matrix of 16 rows and more, which tensor ops ask for.
 
 use std::ops::Range;
 
 /// Elements between two possible cuts, and between possible starts of matrices.
-pub const GRANULE: usize = 128;
+pub const GRANULE: usize = 256;
 
 /// The matrices of a unit in a flat buffer, cut into one slice per rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

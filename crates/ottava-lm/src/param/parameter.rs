@@ -1,29 +1,51 @@
 //! A trained tensor with its names, its weights, its FP8 codes and its gradient.
 
+use super::Direction;
 use super::builder::{Builder, Init, Part, Purpose};
 use super::gradient::{Grad, GradFormat};
 use super::weights::{MASTERS, WEIGHTS, Weights};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters, States};
+use crate::mode::Mode;
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast, Slot};
-use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, real_type};
+use ottava_tensor::ops::{
+    self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, raise_amax, real_type, transpose,
+};
 use ottava_tensor::{DType, ExpandedTensor, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 /// The name of gradients' memory in a dry run.
 const GRADIENTS: &str = "gradients";
 
-/// Device copies of weights in host memory, by the first part's name, while a block computes.
+/// Weights that a block reads from elsewhere while it computes, by the parameter's name.
 #[derive(Default)]
-pub struct Fetched(Vec<(String, Tensor)>);
+pub struct Fetched(Vec<(String, FetchedWeight)>);
+
+/// A weight for the time of a pass of a block.
+pub enum FetchedWeight {
+    /// As [`Param::value`] gives it.
+    Value(Tensor),
+    /// The codes of its cast.
+    Codes(QuantizedTensor),
+}
 
 impl Fetched {
     /// No copies: all weights are on the device.
     pub fn none() -> &'static Fetched {
         static NONE: Fetched = Fetched(Vec::new());
         &NONE
+    }
+
+    /// Adds the weight of the parameter called so.
+    pub fn add(&mut self, name: &str, weight: FetchedWeight) {
+        self.0.push((name.to_string(), weight));
+    }
+
+    /// Adds what `other` has.
+    pub fn extend(&mut self, other: Fetched) {
+        self.0.extend(other.0);
     }
 
     /// Starts to copy `params` in host memory, and `others`, whose copies are returned.
@@ -40,12 +62,27 @@ impl Fetched {
         let tensors: Vec<&Tensor> = others.iter().copied().chain(weights).collect();
         let (mut copies, transfer) = HostTransfer::upload(&tensors)?;
         let weights = copies.split_off(others.len());
-        let named = held.iter().map(|param| param.name().to_string()).zip(weights).collect();
-        Ok((Fetched(named), copies, transfer))
+        let named =
+            held.iter().map(|param| param.name().to_string()).zip(weights.into_iter().map(FetchedWeight::Value));
+        Ok((Fetched(named.collect()), copies, transfer))
     }
 
-    fn of(&self, param: &Param) -> Option<&Tensor> {
-        self.0.iter().find(|(name, _)| name == param.name()).map(|(_, copy)| copy)
+    fn of(&self, param: &Param) -> Option<&FetchedWeight> {
+        self.0.iter().find(|(name, _)| name == param.name()).map(|(_, weight)| weight)
+    }
+
+    fn value_of(&self, param: &Param) -> Option<&Tensor> {
+        match self.of(param)? {
+            FetchedWeight::Value(value) => Some(value),
+            FetchedWeight::Codes(_) => None,
+        }
+    }
+
+    fn codes_of(&self, param: &Param) -> Option<&QuantizedTensor> {
+        match self.of(param)? {
+            FetchedWeight::Codes(codes) => Some(codes),
+            FetchedWeight::Value(_) => None,
+        }
     }
 }
 
@@ -192,7 +229,7 @@ impl Param {
 
     /// [`Param::value`], from the device copy if the weights are in host memory.
     pub fn read(&self, fetched: &Fetched) -> Result<Tensor> {
-        self.weights.value_from(fetched.of(self))
+        self.weights.value_from(fetched.value_of(self))
     }
 
     /// The type of [`Param::value`].
@@ -309,9 +346,97 @@ impl Param {
             return Err(Error::Config(problem));
         }
         let shape = self.slice_shape(elements.len());
-        self.weights.keep_master(elements.clone(), &shape)?;
+        self.weights.keep_slice(elements.clone(), &shape)?;
+        if let Some(cast) = &mut self.cast {
+            cast.keeps_codes = false;
+        }
         self.slice = Some(elements);
         Ok(())
+    }
+
+    /// Whether products read nothing of this parameter but codes with one scale, of rows and of columns, that are stored for a step.
+    pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
+        let [rows, columns] = self.weights.shape() else { return Ok(false) };
+        let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
+        Ok(match &self.cast {
+            Some(cast) if cast.keeps_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
+                matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
+            }
+            _ => false,
+        })
+    }
+
+    /// A cleared amax, raised to that of this process's slice, if the scale of the coming cast follows from the new weights.
+    pub fn slice_amax(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        let Some(cast) = &mut self.cast else { return Ok(None) };
+        cast.frozen = FrozenScale::default();
+        let Some(mut amax) = casts.amax_for(cast.slot)? else { return Ok(None) };
+        let value = self.weights.value()?;
+        if !value.is_empty() {
+            raise_amax(&value, &mut amax)?;
+        }
+        Ok(Some(amax))
+    }
+
+    /// Takes the scale of the coming cast from the `amax` of the whole parameter.
+    pub fn set_scale(&mut self, amax: Tensor, casts: &mut Casts) -> Result<()> {
+        let cast = self.cast.as_mut().expect("it has an amax for its cast");
+        cast.frozen.replace(casts.own_scale(cast.slot, amax)?)?;
+        Ok(())
+    }
+
+    /// The format of the codes.
+    ///
+    /// Panics if FP8 products do not read this parameter.
+    pub fn code_format(&self, casts: &Casts) -> DType {
+        casts.scales.format(self.cast.as_ref().expect("it is read as codes").slot)
+    }
+
+    /// Casts this process's slice with the one scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. Of an
+    /// empty slice the scale alone means something.
+    pub fn quantize_slice(&self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
+        const PAD: usize = QuantizedTensor::PAD;
+        let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
+        let value = self.weights.value()?;
+        let (matrix, mode) = match value.is_empty() {
+            false => {
+                let rows = matrix_rows(value.len());
+                (value.reshape(&[rows, value.len() / rows])?, casts.mode)
+            }
+            // It must not be measured.
+            true => (Tensor::zeros(value.device(), &[PAD, PAD], value.dtype())?, Mode::EVALUATION),
+        };
+        let casts = &mut casts.in_mode(mode);
+        match into {
+            None => casts.quantize(cast.slot, &cast.frozen, &matrix, CodeCopies::Rows),
+            Some(mut into) => {
+                casts.quantize_into(cast.slot, &cast.frozen, &matrix, &mut into)?;
+                Ok(into)
+            }
+        }
+    }
+
+    /// Replaces the slice by the `whole` weights, for inference.
+    pub fn end_training(&mut self, whole: Tensor) {
+        self.slice = None;
+        self.weights.set_value(whole);
+    }
+
+    /// Codes `[R, C]` of the whole parameter that were cast with the scale of `slice`, with their transpose for backward.
+    pub fn gathered_codes(
+        &self,
+        codes: Tensor,
+        slice: &QuantizedTensor,
+        direction: Direction,
+    ) -> Result<QuantizedTensor> {
+        let [rows, columns] = self.weights.shape() else { unreachable!("only matrices are cast") };
+        let codes = codes.reshape(&[*rows, *columns])?;
+        let transposed = match direction {
+            Direction::Forward => None,
+            Direction::Backward => Some(transpose(&codes)?),
+        };
+        let (rows, columns) = (*rows, *columns);
+        Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
     }
 
     /// Whether this process has a slice of the master weights and moments, which may be empty, and not all of them.
@@ -398,10 +523,11 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, fetched: &Fetched, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match &cast.codes {
+        match cast.codes.as_ref().or(fetched.codes_of(self)) {
             Some(codes) => Ok(codes.clone()),
             None => {
-                casts.quantize(cast.slot, &cast.frozen, self.weights.values_from(fetched.of(self)), CodeCopies::Rows)
+                let values = self.weights.values_from(fetched.value_of(self))?;
+                casts.quantize(cast.slot, &cast.frozen, values, CodeCopies::Rows)
             }
         }
     }
@@ -419,10 +545,10 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, fetched: &Fetched, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match &cast.codes {
+        match cast.codes.as_ref().or(fetched.codes_of(self)) {
             Some(codes) => Ok(codes.clone()),
             None => {
-                let values = self.weights.values_from(fetched.of(self));
+                let values = self.weights.values_from(fetched.value_of(self))?;
                 casts.requantize(cast.slot, &cast.frozen, values, CodeCopies::Columns)
             }
         }
@@ -437,4 +563,10 @@ impl Param {
     pub fn name(&self) -> &str {
         &self.parts[0].name
     }
+}
+
+/// Rows of a matrix of `elements`, a multiple of 256, of which a cast makes good tiles.
+fn matrix_rows(elements: usize) -> usize {
+    const PAD: usize = QuantizedTensor::PAD;
+    (4..=12).rev().map(|power| 1 << power).find(|rows| elements.is_multiple_of(rows * PAD)).unwrap_or(PAD)
 }

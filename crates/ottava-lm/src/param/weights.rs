@@ -67,22 +67,30 @@ impl Weights {
         Ok(())
     }
 
-    /// Keeps `elements` of the master, in this shape.
-    pub fn keep_master(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
-        let Some(Master::Full(tensor) | Master::Rest(tensor)) = &mut self.master else { return Ok(()) };
-        let kept = tensor.reshape(&[tensor.len()])?.rows(elements.start, elements.end)?;
-        let mut slice = Tensor::zeros_in(tensor.device(), shape, tensor.dtype(), tensor.memory_kind())?;
-        match tensor.memory_kind() {
-            MemoryKind::Device => slice.copy_from(0, &kept.reshape(shape)?)?,
-            MemoryKind::Host => slice.write_bytes(&kept.read_bytes()?)?,
+    /// Keeps `elements` of the flat tensors, in this shape. Weights that an F32 master can make are dropped.
+    pub fn keep_slice(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
+        let keep = |tensor: &mut Tensor| -> Result<()> {
+            let kept = tensor.reshape(&[tensor.len()])?.rows(elements.start, elements.end)?;
+            let mut slice = Tensor::zeros_in(tensor.device(), shape, tensor.dtype(), tensor.memory_kind())?;
+            match tensor.memory_kind() {
+                MemoryKind::Device => slice.copy_from(0, &kept.reshape(shape)?)?,
+                MemoryKind::Host => slice.write_bytes(&kept.read_bytes()?)?,
+            }
+            *tensor = slice;
+            Ok(())
+        };
+        match &mut self.master {
+            Some(Master::Full(master)) => {
+                if master.memory_kind() == MemoryKind::Device {
+                    self.value = None;
+                }
+                keep(master)?;
+            }
+            Some(Master::Rest(rest)) => keep(rest)?,
+            Some(Master::Scaled(_)) => unreachable!("masters with a scale are refused"),
+            None => {}
         }
-        *tensor = slice;
-        Ok(())
-    }
-
-    /// Takes the stored weights out, to be replaced by [`Weights::set_value`].
-    pub fn take_value(&mut self) -> Option<Tensor> {
-        self.value.take()
+        self.value.as_mut().map_or(Ok(()), keep)
     }
 
     /// The weights in the compute type, as layers read them.
@@ -92,25 +100,29 @@ impl Weights {
 
     /// [`Weights::value`], with the device `copy` of weights in host memory.
     pub fn value_from(&self, copy: Option<&Tensor>) -> Result<Tensor> {
-        match self.values_from(copy) {
+        match self.values_from(copy)? {
             Values::Plain(value) => Ok(value),
             Values::Scaled(master, dtype) => Ok(unscaled(&master, dtype)?),
         }
     }
 
     /// The weights as casts read them, with the device `copy` of weights in host memory.
-    pub fn values_from(&self, copy: Option<&Tensor>) -> Values {
+    pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
-        match (&self.value, &self.master) {
+        Ok(match (&self.value, &self.master) {
             (Some(value), _) => Values::Plain(read(value)),
             (None, Some(Master::Scaled(ScaledTensor { values, scale_inv }))) => {
                 Values::Scaled(ScaledTensor { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
             }
-            (None, _) => unreachable!("only a value that an F16 master can make is dropped"),
-        }
+            (None, Some(Master::Full(master))) => Values::Plain(match copy {
+                Some(copy) => copy.clone(),
+                None => cast(master, self.dtype)?,
+            }),
+            (None, _) => unreachable!("only a value that the master can make is dropped"),
+        })
     }
 
-    /// Sets the weights that layers read, or a slice of them during an update, and leaves the master.
+    /// Sets the weights that layers read and leaves the master: for finite differences.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
     }

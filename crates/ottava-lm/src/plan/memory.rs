@@ -9,6 +9,7 @@ use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::optimizer_tensors;
+use crate::param::Resident;
 use crate::recompute::Recompute;
 use crate::run::Run;
 use ottava_tensor::cuda::{GpuModel, Workload};
@@ -125,7 +126,7 @@ impl DryRun {
         let mut run =
             Run::new(&distinct, sizes, device, &mut RandomWeights { seed: config.seed, device: device.clone() })?;
         let build = device.scope("build");
-        run.model.quantize_weights()?;
+        run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
         // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
@@ -133,7 +134,9 @@ impl DryRun {
         let evaluate = |model: &mut Decoder, precision| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                model.losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?, precision).map(drop)
+                model
+                    .losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?, precision, &mut Resident)
+                    .map(drop)
             }
             false => Ok(()),
         };

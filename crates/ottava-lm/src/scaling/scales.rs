@@ -94,7 +94,8 @@ impl Scales {
         self.slots.is_empty()
     }
 
-    pub(super) fn format(&self, slot: Slot) -> DType {
+    /// The format of the cast in `slot`.
+    pub fn format(&self, slot: Slot) -> DType {
         self.slots[slot.0].1.format
     }
 

@@ -18,7 +18,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
 use crate::models::{ConfigFile, decoder_config};
 use crate::optim::{LossScale, Overflow, Schedule};
-use crate::parallel::DataParallel;
+use crate::parallel::{DataParallel, Exchange};
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
@@ -149,7 +149,7 @@ impl Trainer {
             (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
             loss_scale = progress.loss_scale.clone().or(loss_scale);
         }
-        run.model.quantize_weights()?;
+        run.quantize_weights()?;
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
@@ -337,9 +337,11 @@ impl Trainer {
         }
     }
 
-    /// Validation loss in the precision of the last step; `None` without validation documents, and on ranks that write no files.
+    /// Validation loss in the precision of the last step; `None` without validation documents, and on ranks that write no files. Ranks that
+    /// have a part of the model each run all passes together.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
-        if self.split.validation_len() == 0 || !self.ranks.leads() {
+        let Run { model, step, .. } = &mut self.run;
+        if self.split.validation_len() == 0 || !(self.ranks.leads() || step.partition().divides()) {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
@@ -347,7 +349,9 @@ impl Trainer {
             EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
-        Ok(Some(evaluate(&mut self.run.model, batches, bytes, precision)?))
+        let mut weights = Exchange::of_weights(step.partition());
+        let evaluation = evaluate(model, batches, bytes, precision, &mut weights)?;
+        Ok(self.ranks.leads().then_some(evaluation))
     }
 
     /// The metrics of a step, without evaluation.
@@ -411,8 +415,8 @@ impl Trainer {
         };
         let folder = checkpoints(&self.config.output_dir);
         let writer = self.files.is_some().then(|| self.begin_checkpoint(&folder));
-        let Run { model, optimizer, .. } = &mut self.run;
-        let path = training::save(writer, &self.template, model, optimizer, &progress, &self.ranks)?;
+        let Run { model, optimizer, step } = &mut self.run;
+        let path = training::save(writer, &self.template, model, optimizer, &progress, step.partition())?;
         let limit = self.config.training.save_total_limit;
         if self.leads() && limit > 0 {
             delete_old(&RealFs, &folder, limit, &[self.step])?;
@@ -435,6 +439,11 @@ impl Trainer {
     /// Tokens per optimizer step, of all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         self.config.tokens_per_step()
+    }
+
+    /// Makes the trained model whole on each rank, for inference. All ranks call it after [`Trainer::run`].
+    pub fn gather(&mut self) -> Result<()> {
+        self.run.step.partition().gather(&mut self.run.model)
     }
 
     /// Whether this rank writes the run's files and reports its progress.

@@ -10,7 +10,7 @@ use ottava_lm::Result;
 use ottava_lm::layers::{Attention, AttentionConfig, Block, Branch, Embedding, Head, Mlp, MlpConfig, Norm, Sublayer};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::param::{Builder, MemoryPolicy, Param, Purpose};
+use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -222,7 +222,7 @@ fn embedding_backward_is_the_gradient() {
     let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
-        values(&embedding.forward(&ids).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
+        values(&embedding.forward(&ids, Fetched::none()).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
     });
     embedding.backward(&dy, &ids).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
@@ -236,11 +236,17 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, &targets, &on_device(scale)).unwrap();
-    assert_eq!(values(&losses), values(&Head::losses(&x, &weight, &targets).unwrap()), "with and without gradient");
+    let (losses, dx) =
+        Head::losses_and_gradient(&x, &mut weight, Fetched::none(), &targets, &on_device(scale)).unwrap();
+    assert_eq!(
+        values(&losses),
+        values(&Head::losses(&x, &weight, Fetched::none(), &targets).unwrap()),
+        "with and without gradient"
+    );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
-    let loss =
-        |x: &Tensor, weight: &Param| scale * values(&Head::losses(x, weight, &targets).unwrap()).iter().sum::<f64>();
+    let loss = |x: &Tensor, weight: &Param| {
+        scale * values(&Head::losses(x, weight, Fetched::none(), &targets).unwrap()).iter().sum::<f64>()
+    };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
     expect_gradient("head: weight", &once, &start, |value| {
@@ -248,7 +254,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, &targets, &on_device(scale)).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Fetched::none(), &targets, &on_device(scale)).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -260,10 +266,11 @@ fn head_gradient_does_not_depend_on_chunks() {
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, &targets, &on_device(1.0)).unwrap();
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, Fetched::none(), &targets, &on_device(1.0)).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
-        let (part, dpart) = Head::losses_and_gradient(&x, &mut halves, &targets, &on_device(1.0)).unwrap();
+        let (part, dpart) =
+            Head::losses_and_gradient(&x, &mut halves, Fetched::none(), &targets, &on_device(1.0)).unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }

@@ -1,41 +1,50 @@
 //! Several ranks, as threads, train as one does.
 
-use crate::setup::{Seeded, batch, recipes, tiny_llama};
+use crate::setup::{Seeded, batch, config, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
-use ottava_lm::level::Level;
+use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::Decoder;
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{DataParallel, Partition, Zero};
-use ottava_lm::param::{MemoryPolicy, Purpose};
-use ottava_lm::recipe::Recipe;
+use ottava_lm::parallel::{DataParallel, Partition, Slices, Zero};
+use ottava_lm::param::{MemoryPolicy, Param, Purpose};
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Comm, threads};
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_tensor::testing::values;
+use serde_json::json;
 use std::rc::Rc;
 
-const ROWS: usize = 4;
 const TOKENS: usize = 13;
 const STEPS: usize = 3;
 
-/// Loss, norm, weights and scales after steps of [`ROWS`] rows, of which this rank has its share, a row in each micro-batch. Rows have
-/// different numbers of targets.
-fn run(recipe: &Recipe, memory: MemoryPolicy, zero: Zero, comm: Comm) -> Vec<(String, Vec<f64>)> {
-    let (sizes, purpose) = (tiny_llama(), Purpose::Train(memory));
-    let mut model = Decoder::new(&sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
-    model.quantize_weights().unwrap();
+/// What a rank is left with after its steps.
+#[derive(PartialEq)]
+struct Seen {
+    /// Losses, norms, weights and scales, by name.
+    values: Vec<(String, Vec<f64>)>,
+    /// Bytes that it sent in gathers.
+    gathered: u64,
+}
+
+/// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
+fn run(sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, zero: Zero, rows: usize, comm: Comm) -> Seen {
+    let purpose = Purpose::Train(memory);
+    let mut model = Decoder::new(sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
-    let partition = Partition::new(&mut model, ranks.clone(), zero).unwrap();
+    let partition = Partition::new(&mut model, ranks.clone(), zero, false).unwrap();
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
-    let passes = ROWS / ranks.size();
+    let passes = rows / ranks.size();
     let mut work = TrainStep::shared(&model, passes, 1, TOKENS, partition).unwrap();
-    let mut seen = Vec::new();
+    work.partition().quantize_weights(&mut model).unwrap();
+    let mut values_seen = Vec::new();
     for step in 0..STEPS {
         let [inputs, mut targets] =
-            batch(&format!("ranks {step}"), ROWS, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
+            batch(&format!("ranks {step}"), rows, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
         targets[..TOKENS - 2].fill(IGNORE_INDEX);
         for pass in 0..passes {
             let row = pass * ranks.size() + ranks.rank();
@@ -43,19 +52,28 @@ fn run(recipe: &Recipe, memory: MemoryPolicy, zero: Zero, comm: Comm) -> Vec<(St
             work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS }).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
-        seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
+        values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
-    seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))));
-    let arrays = model.scaling().arrays().unwrap();
-    seen.extend(arrays.into_iter().filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
-    seen
+    let gathered = ranks.traffic().all_gather;
+    let whole = |param: &Param| values(&work.partition().value(param).unwrap());
+    values_seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
+    let arrays = model.scaling().arrays().unwrap().into_iter();
+    values_seen.extend(arrays.filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
+    Seen { values: values_seen, gathered }
 }
 
 /// Runs a group of threads, and expects equal weights on all of them.
-fn on_threads(recipe: &Recipe, memory: MemoryPolicy, zero: Zero, ranks: usize) -> Vec<(String, Vec<f64>)> {
+fn on_threads(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    memory: MemoryPolicy,
+    zero: Zero,
+    rows: usize,
+    ranks: usize,
+) -> Seen {
     let group = threads::group(ranks).into_iter().map(|comm| {
-        let recipe = recipe.clone();
-        std::thread::spawn(move || run(&recipe, memory, zero, comm))
+        let (sizes, recipe) = (sizes.clone(), recipe.clone());
+        std::thread::spawn(move || run(&sizes, &recipe, memory, zero, rows, comm))
     });
     let mut all: Vec<_> = group.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
     let first = all.swap_remove(0);
@@ -65,12 +83,19 @@ fn on_threads(recipe: &Recipe, memory: MemoryPolicy, zero: Zero, ranks: usize) -
     first
 }
 
+/// Whether to run all combinations instead of some of each kind: `just nightly-ranks`.
+fn all_combinations() -> bool {
+    std::env::var("OTTAVA_RANKS").is_ok_and(|value| value == "full")
+}
+
 #[test]
 fn ranks_that_share_a_step_train_as_one_does() {
-    for (name, recipe) in recipes() {
-        let alone = run(&recipe, MemoryPolicy::FULL, Zero::Nothing, Comm::solo());
-        for ranks in [2, 4] {
-            let shared = on_threads(&recipe, MemoryPolicy::FULL, Zero::Nothing, ranks);
+    let (sizes, memory) = (tiny_llama(), MemoryPolicy::FULL);
+    for (i, (name, recipe)) in recipes().into_iter().enumerate() {
+        let alone = run(&sizes, &recipe, memory, Zero::Nothing, 8, Comm::solo()).values;
+        let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[2, 4, 8][i % 3]] };
+        for ranks in numbers {
+            let shared = on_threads(&sizes, &recipe, memory, Zero::Nothing, 8, ranks).values;
             assert_eq!(shared.len(), alone.len());
             for ((tensor, expected), (_, got)) in alone.iter().zip(&shared) {
                 // Gradients are the same terms, summed in another order; AdamW's first steps may turn a difference in a tiny gradient
@@ -79,36 +104,81 @@ fn ranks_that_share_a_step_train_as_one_does() {
                 let worst = expected.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                 assert!(worst <= 2e-2 * size, "{name}, {ranks} ranks: {tensor} differs by {worst:e} of {size:e}");
             }
-            let loss = |seen: &[(String, Vec<f64>)]| seen[0].1.clone();
-            for (a, b) in loss(&alone).iter().zip(loss(&shared)) {
+            for (a, b) in alone[0].1.iter().zip(&shared[0].1) {
                 assert!((a - b).abs() <= 2e-3 * a, "{name}, {ranks} ranks: {a} alone and {b}");
             }
         }
     }
 }
 
-/// What ranks divide changes who computes, and no bit. Slices are uneven: the matrices of the model are no multiples of 128 · 3.
+/// What ranks divide changes who computes, and no bit. Slices are uneven: the matrices of the model are no multiples of 256 · ranks.
 #[test]
-fn divided_updates_have_the_bits_of_whole_ones() {
-    for (name, recipe) in recipes() {
-        for level in [Level::O0, Level::Bf16] {
-            let memory = MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
-            if memory.formats.problem(recipe.compute).is_some() {
+fn what_ranks_divide_changes_no_bit() {
+    let wide = config(json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }));
+    let of = |level: Level| MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL };
+    let remainder = Formats { masters: Masters::Remainder, ..Level::O0.formats() };
+    let policies = [
+        (tiny_llama(), of(Level::O0)),
+        (tiny_llama(), of(Level::Bf16)),
+        (wide, of(Level::Coat)),
+        (tiny_llama(), MemoryPolicy { formats: remainder, recompute: Recompute::Full, ..MemoryPolicy::FULL }),
+        (
+            tiny_llama(),
+            MemoryPolicy { weight_codes: false, saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL },
+        ),
+    ];
+    let mut tried = 0;
+    for (i, (name, recipe)) in recipes().into_iter().enumerate() {
+        for (k, (sizes, memory)) in policies.iter().enumerate() {
+            if memory.formats.problem(recipe.compute).is_some()
+                || !(all_combinations() || [i % 5, (i + 2) % 5].contains(&k))
+            {
                 continue;
             }
-            for ranks in [2, 4] {
-                let whole = on_threads(&recipe, memory, Zero::Nothing, ranks);
-                for zero in [Zero::OptimizerStates, Zero::Gradients] {
-                    if zero == Zero::Gradients && ranks < ROWS {
-                        // Micro-batches are added in another order.
-                        continue;
-                    }
-                    let divided = on_threads(&recipe, memory, zero, ranks);
-                    for ((tensor, expected), (_, got)) in whole.iter().zip(&divided) {
-                        assert!(expected == got, "{name}, {level:?}, {ranks} ranks, {zero:?}: {tensor}");
+            let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[4, 2, 4, 2, 8][(i + k) % 5]] };
+            for ranks in numbers {
+                let rows = ranks.max(4);
+                let seen = Zero::ALL.map(|zero| on_threads(sizes, &recipe, *memory, zero, rows, ranks).values);
+                // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
+                let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
+                for &(a, b) in pairs {
+                    for ((tensor, expected), (_, got)) in seen[a].iter().zip(&seen[b]) {
+                        assert!(expected == got, "{name}, policy {k}, {ranks} ranks, stages {a} and {b}: {tensor}");
                     }
                 }
+                tried += 1;
             }
         }
+    }
+    assert!(tried >= 15, "{tried}");
+}
+
+/// Where products read codes alone, codes are what ranks gather.
+#[test]
+fn gathers_of_codes_move_half_the_bytes() {
+    let (sizes, ranks) = (tiny_llama(), 4);
+    let gathered = |name| {
+        let recipe = recipe(name, Fp8Format::Auto);
+        [Zero::OptimizerStates, Zero::Weights]
+            .map(|zero| on_threads(&sizes, &recipe, MemoryPolicy::FULL, zero, 8, ranks).gathered)
+    };
+    let bf16 = gathered(RecipeName::Bf16);
+    let heads = sizes.heads * sizes.head_dim;
+    let qkv = heads + 2 * sizes.kv_heads * sizes.head_dim;
+    let block = [
+        qkv * sizes.channels,
+        sizes.channels * heads,
+        2 * sizes.hidden * sizes.channels,
+        sizes.channels * sizes.hidden,
+    ];
+    let bytes_per_gather = Slices::new(block, ranks).padded_len() / ranks * (ranks - 1) * sizes.layers;
+    for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
+        let fp8 = gathered(name);
+        assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS) as u64, "once in a step");
+        let passes = 8 / ranks;
+        assert_eq!(bf16[1] - fp8[1], (bytes_per_gather * STEPS * passes * 2) as u64, "in each forward and backward");
     }
 }

@@ -7,7 +7,7 @@ use ottava_lm::layers::{
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, Logits, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
-use ottava_lm::param::{Builder, Fetched, Init, KeepGradients, MemoryPolicy, Param, Part, Purpose, WeightSource};
+use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Resident, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, ScalingState};
@@ -218,7 +218,7 @@ pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
 /// Losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses(inputs, targets, &sequences, StepPrecision::Recipe)
+    decoder.losses(inputs, targets, &sequences, StepPrecision::Recipe, &mut Resident)
 }
 
 /// Losses, and the gradients of `scale · Σ losses`, by the recipe.
@@ -231,7 +231,7 @@ pub fn losses_and_gradients(
 ) -> ottava_lm::Result<Tensor> {
     let scale = on_device(decoder.recipe(), decoder.device(), scale);
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe, &mut KeepGradients)
+    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe, &mut Resident)
 }
 
 pub fn precision(high: bool) -> StepPrecision {

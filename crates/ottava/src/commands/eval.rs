@@ -7,6 +7,7 @@ use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokeni
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::param::Resident;
 use ottava_lm::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ impl Eval {
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split);
         let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
-        let result = evaluate(&mut model, batches, bytes, StepPrecision::Recipe)?;
+        let result = evaluate(&mut model, batches, bytes, StepPrecision::Recipe, &mut Resident)?;
         match self.json {
             true => print_json(&result),
             false => out!(

@@ -67,6 +67,9 @@ impl Train {
         });
         progress.finish();
         outcome?;
+        if !config.generation.prompts.is_empty() {
+            trainer.gather()?;
+        }
         if !trainer.leads() {
             return Ok(());
         }

@@ -83,8 +83,9 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
     go("6", "2", "1", &["--resume"]);
     assert_eq!(losses(&unbroken), losses(&run), "the same ranks give the same bits");
     go("8", "4", "2", &["--resume"]);
-    go("9", "1", "0", &["--resume"]);
-    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=9).collect::<Vec<_>>());
+    go("10", "2", "3", &["--resume", "--set", "generation.prompts=[\"a\"]"]);
+    go("11", "1", "0", &["--resume"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=11).collect::<Vec<_>>());
 }
 
 #[test]

@@ -1,0 +1,251 @@
+//! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
+
+use super::partition::{Partition, Stored, Zero, is_matrix};
+use crate::error::{Error, Result};
+use crate::param::{Direction, Fetched, FetchedWeight, Grad, Param, Units};
+use crate::scaling::ScalingState;
+use ottava_tensor::comm::{Comm, Pending, Reduce};
+use ottava_tensor::ops::add;
+use ottava_tensor::{DType, Tensor};
+use std::collections::{HashMap, VecDeque};
+use std::mem;
+
+/// Reductions in progress: a further one would only hold memory.
+const OPEN: usize = 2;
+
+/// The weights of a pass on their way to this rank, and the gradients of a step on their way from it.
+///
+/// The matrices of a unit have their gradients in one buffer. When the last micro-batch has added to it, it is summed over ranks: whole
+/// where every rank updates everything, else by slices, each for the rank that updates it.
+pub struct Exchange<'a> {
+    partition: &'a Partition,
+    /// Gathers in progress, by unit.
+    gathers: HashMap<usize, Pending>,
+    /// Whether gradients are reduced, and not left where they are made.
+    reduces: bool,
+    /// Whether the micro-batch in progress is the step's last one.
+    last: bool,
+    open: VecDeque<(usize, Pending)>,
+    /// Sums by unit: a buffer, or this rank's slice of it.
+    sums: Vec<Option<Tensor>>,
+}
+
+impl<'a> Exchange<'a> {
+    /// The exchange of a step, from the first micro-batch to the update.
+    pub fn of_step(partition: &'a Partition) -> Exchange<'a> {
+        let reduces = partition.ranks().size() > 1;
+        Exchange { reduces, ..Exchange::of_weights(partition) }
+    }
+
+    /// The exchange of passes whose gradients, if they have any, stay on their rank.
+    pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
+        let (gathers, open, sums) = (HashMap::new(), VecDeque::new(), Vec::new());
+        Exchange { partition, gathers, reduces: false, last: false, open, sums }
+    }
+
+    /// The micro-batch that begins is the last one of the step.
+    pub fn expect_last(&mut self) {
+        self.last = true;
+    }
+
+    /// Waits for the oldest reduction.
+    fn settle(&mut self) -> Result<()> {
+        let Some((unit, pending)) = self.open.pop_front() else { return Ok(()) };
+        let sum = pending.wait()?;
+        if self.sums.len() <= unit {
+            self.sums.resize(unit + 1, None);
+        }
+        self.sums[unit] = Some(match self.sums[unit].take() {
+            Some(before) => add(&before, &sum)?,
+            None => sum,
+        });
+        Ok(())
+    }
+
+    /// Ends the reductions: each of `params` has its gradient, or that of its slice, and the amaxes of the step are those of all ranks.
+    pub fn finish(mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<()> {
+        if !self.reduces {
+            return Ok(());
+        }
+        let comm = self.partition.ranks().comm();
+        let amaxes = scaling.amaxes_mut();
+        let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
+        let merged = comm.all_reduce("amaxes of casts", Reduce::Max, mem::replace(amaxes, empty))?;
+        let vectors = Vectors::reduce(&mut params, comm)?;
+        while !self.open.is_empty() {
+            self.settle()?;
+        }
+        for (sum, unit) in mem::take(&mut self.sums).into_iter().zip(self.partition.units().iter()) {
+            let sum = sum.expect("backward makes the gradients of all units");
+            let matrices = unit.among(&mut params).expect("the model has all units");
+            if self.partition.zero() == Zero::Nothing {
+                for (param, part) in matrices.into_iter().zip(sum.split(unit.slices.matrices())?) {
+                    param.grad = Some(Grad::Plain(part.reshape(param.weights.shape())?));
+                }
+                continue;
+            }
+            let first = self.partition.ranks().rank() * unit.slices.slice_len();
+            for (param, matrix) in matrices.into_iter().zip(unit.slices.matrices()) {
+                let owned = param.slice();
+                if !owned.is_empty() {
+                    let start = matrix.start + owned.start - first;
+                    let slice = sum.rows(start, start + owned.len())?;
+                    param.grad = Some(Grad::Plain(slice.reshape(&param.update_shape())?));
+                }
+            }
+        }
+        vectors.finish(&mut params)?;
+        *amaxes = merged.wait()?;
+        Ok(())
+    }
+}
+
+impl Units for Exchange<'_> {
+    fn start(&mut self, params: &[&Param]) -> Result<()> {
+        if !self.partition.divides() {
+            return Ok(());
+        }
+        let ranks = self.partition.ranks();
+        for (i, unit) in self.partition.units().iter_mut().enumerate() {
+            if !params.iter().any(|param| unit.matrix(param.name()).is_some()) {
+                continue;
+            }
+            let buffer = match mem::take(&mut unit.weights) {
+                Stored::Buffer(buffer) => buffer,
+                Stored::Slice(slice) => {
+                    let mut buffer = Tensor::empty(slice.device(), &[unit.slices.padded_len()], slice.dtype())?;
+                    buffer.copy_from(ranks.rank() * unit.slices.slice_len(), &slice)?;
+                    unit.weights = Stored::Slice(slice);
+                    buffer
+                }
+                other => {
+                    unit.weights = other;
+                    continue;
+                }
+            };
+            self.gathers.insert(i, ranks.comm().all_gather(unit.name(), buffer)?);
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Fetched> {
+        let mut fetched = Fetched::default();
+        if !self.partition.divides() {
+            return Ok(fetched);
+        }
+        for (i, unit) in self.partition.units().iter_mut().enumerate() {
+            if !params.iter().any(|param| unit.matrix(param.name()).is_some()) {
+                continue;
+            }
+            let arrived = match self.gathers.remove(&i) {
+                Some(gather) => Some(gather.wait()?.split(unit.slices.matrices())?),
+                None => None,
+            };
+            let parts = match (&unit.weights, &arrived) {
+                (Stored::Gathered(parts), _) | (_, Some(parts)) => parts,
+                _ => {
+                    let words = format!("the gather of {} was lost", unit.name());
+                    return Err(Error::Rank { rank: self.partition.ranks().rank(), words });
+                }
+            };
+            for param in params {
+                let Some(at) = unit.matrix(param.name()) else { continue };
+                let part = parts[at].clone();
+                let weight = match &unit.casts[at] {
+                    Some(cast) => FetchedWeight::Codes(param.gathered_codes(part, cast, direction)?),
+                    None => FetchedWeight::Value(part.reshape(param.weights.shape())?),
+                };
+                fetched.add(param.name(), weight);
+            }
+            if let (Some(parts), false) = (arrived, self.partition.zero() == Zero::Weights) {
+                unit.weights = Stored::Gathered(parts);
+            }
+        }
+        Ok(fetched)
+    }
+
+    fn begin_gradients(&mut self, params: &mut [&mut Param]) -> Result<()> {
+        if !self.reduces {
+            return Ok(());
+        }
+        for unit in self.partition.units().iter() {
+            let Some(matrices) = unit.among(params).filter(|matrices| !matrices[0].has_grad()) else { continue };
+            let dtype = matrices[0].grad_dtype().expect("gradients with scales are refused");
+            let device = matrices[0].weights.device().clone();
+            let _scope = device.scope("gradients");
+            let buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
+            for (param, part) in matrices.into_iter().zip(buffer.split(unit.slices.matrices())?) {
+                let place = part.reshape(param.weights.shape())?;
+                param.place_grad(place);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_gradients(&mut self, params: &mut [&mut Param]) -> Result<()> {
+        let zero = self.partition.zero();
+        if !self.reduces || (!self.last && zero < Zero::Gradients) {
+            return Ok(());
+        }
+        let comm = self.partition.ranks().comm();
+        for (i, unit) in self.partition.units().iter().enumerate() {
+            let Some(matrices) = unit.among(params) else { continue };
+            let buffer = Tensor::join(matrices.into_iter().map(|param| plain(param.grad.take())).collect())?;
+            let pending = match zero {
+                Zero::Nothing => comm.all_reduce(unit.name(), Reduce::Sum, buffer)?,
+                _ => {
+                    let scope = buffer.device().scope("gradients");
+                    let slice = Tensor::empty(buffer.device(), &[unit.slices.slice_len()], buffer.dtype())?;
+                    drop(scope);
+                    comm.reduce_scatter(unit.name(), &buffer, slice)?
+                }
+            };
+            self.open.push_back((i, pending));
+        }
+        while self.open.len() >= OPEN {
+            self.settle()?;
+        }
+        Ok(())
+    }
+}
+
+fn plain(grad: Option<Grad>) -> Tensor {
+    match grad {
+        Some(Grad::Plain(grad)) => grad,
+        Some(Grad::Scaled(_)) | None => unreachable!("backward has made it, and gradients with scales are refused"),
+    }
+}
+
+/// The gradients of all vectors on their way, in one buffer.
+struct Vectors(Option<Pending>);
+
+impl Vectors {
+    /// Sums the gradients of the vectors among `params` over ranks.
+    fn reduce(params: &mut [&mut Param], comm: &Comm) -> Result<Vectors> {
+        let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.grad.take())).collect();
+        let Some(first) = grads.first() else { return Ok(Vectors(None)) };
+        let mut all = Tensor::empty(first.device(), &[grads.iter().map(Tensor::len).sum()], first.dtype())?;
+        let mut start = 0;
+        for grad in &grads {
+            all.copy_from(start, grad)?;
+            start += grad.len();
+        }
+        Ok(Vectors(Some(comm.all_reduce("gradients of vectors", Reduce::Sum, all)?)))
+    }
+
+    /// Gives each its sum.
+    fn finish(self, params: &mut [&mut Param]) -> Result<()> {
+        let Some(pending) = self.0 else { return Ok(()) };
+        let (all, mut start) = (pending.wait()?, 0);
+        for param in Vectors::of(params) {
+            let end = start + param.weights.shape()[0];
+            param.grad = Some(Grad::Plain(all.rows(start, end)?));
+            start = end;
+        }
+        Ok(())
+    }
+
+    fn of<'a>(params: &'a mut [&mut Param]) -> impl Iterator<Item = &'a mut Param> {
+        params.iter_mut().map(|param| &mut **param).filter(|param| !is_matrix(param))
+    }
+}
