@@ -152,7 +152,9 @@ impl Units for Exchange<'_> {
                 let Some(at) = unit.matrix(param.name()) else { continue };
                 let part = parts[at].clone();
                 let weight = match &unit.casts[at] {
-                    Some(cast) => FetchedWeight::Codes(param.gathered_codes(part, cast, direction)?),
+                    Some(cast) => {
+                        FetchedWeight::Codes(param.gathered_codes(part, cast, direction == Direction::Backward)?)
+                    }
                     None => FetchedWeight::Value(part.reshape(param.weights.shape())?),
                 };
                 fetched.add(param.name(), weight);

@@ -1,6 +1,5 @@
 //! A trained tensor with its names, its weights, its FP8 codes and its gradient.
 
-use super::Direction;
 use super::builder::{Builder, Init, Part, Purpose};
 use super::gradient::{Grad, GradFormat};
 use super::weights::{MASTERS, WEIGHTS, Weights};
@@ -422,19 +421,11 @@ impl Param {
         self.weights.set_value(whole);
     }
 
-    /// Codes `[R, C]` of the whole parameter that were cast with the scale of `slice`, with their transpose for backward.
-    pub fn gathered_codes(
-        &self,
-        codes: Tensor,
-        slice: &QuantizedTensor,
-        direction: Direction,
-    ) -> Result<QuantizedTensor> {
+    /// Codes `[R, C]` of the whole parameter that were cast with the scale of `slice`, and their transpose where it is wanted.
+    pub fn gathered_codes(&self, codes: Tensor, slice: &QuantizedTensor, transposes: bool) -> Result<QuantizedTensor> {
         let [rows, columns] = self.weights.shape() else { unreachable!("only matrices are cast") };
         let codes = codes.reshape(&[*rows, *columns])?;
-        let transposed = match direction {
-            Direction::Forward => None,
-            Direction::Backward => Some(transpose(&codes)?),
-        };
+        let transposed = transposes.then(|| transpose(&codes)).transpose()?;
         let (rows, columns) = (*rows, *columns);
         Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
     }
