@@ -177,7 +177,7 @@ fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
 /// Bytes available for tensors on `device`.
 fn available(device: &Device) -> usize {
     match device {
-        Device::Cuda(gpu) => gpu.model().memory,
+        Device::Cuda(gpu) => gpu.usable_memory(),
         Device::Cpu | Device::DryCpu(_) => of_host(&["MemAvailable:", "SwapFree:"]),
     }
 }
