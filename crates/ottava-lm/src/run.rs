@@ -33,7 +33,7 @@ impl Run {
         Run::shared(config, sizes, device, weights, Rc::new(DataParallel::solo()))
     }
 
-    /// [`Run::new`] of one of several ranks.
+    /// [`Run::new`] of one of several ranks. Errors with [`Error::Config`](crate::Error) where they cannot sum the gradients.
     pub fn shared(
         config: &RunConfig,
         sizes: &DecoderConfig,
@@ -41,6 +41,7 @@ impl Run {
         weights: &mut dyn WeightSource,
         ranks: Rc<DataParallel>,
     ) -> Result<Run> {
+        config.optimizer.expect_ranks(ranks.size())?;
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
         let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;

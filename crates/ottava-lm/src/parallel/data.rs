@@ -19,17 +19,15 @@ impl DataParallel {
         DataParallel { comm: Comm::solo() }
     }
 
-    /// The ranks of `comm`, of which each trains on `device`.
-    ///
-    /// Errors with [`Error::Config`] for several ranks on GPUs.
+    /// The ranks of `comm`, of which each trains on `device`: several on GPUs by NCCL. From here on until [`DataParallel::finish`] or the
+    /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Comm::with_gpu`].
     pub fn new(comm: Comm, device: &Device) -> Result<DataParallel> {
-        match device {
-            Device::Cuda(_) if comm.size() > 1 => Err(Error::Config(format!(
-                "{} ranks on GPUs are not implemented yet; set `device = \"cpu\"`, or train on one GPU",
-                comm.size()
-            ))),
-            _ => Ok(DataParallel { comm }),
-        }
+        Ok(DataParallel {
+            comm: match device {
+                Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
+                Device::Cpu | Device::DryCpu(_) => comm,
+            },
+        })
     }
 
     /// This process among the ranks.
@@ -52,9 +50,8 @@ impl DataParallel {
         Shard { rank: self.rank(), world: self.size() }
     }
 
-    /// Sums the gradients of `params` over ranks, in the order of the ranks, and merges the amaxes of the step.
-    ///
-    /// Errors with [`Error::Config`] where gradients are stored in E4M3.
+    /// Sums the gradients of `params` over ranks, and merges the amaxes of the step. Gradients in E4M3 were refused by
+    /// [`Run::shared`](crate::run::Run::shared).
     pub fn reduce(&self, params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
@@ -64,11 +61,7 @@ impl DataParallel {
             let name = param.name().to_string();
             match param.grad.take() {
                 Some(Grad::Plain(grad)) => pending.push((param, self.comm.all_reduce(&name, Reduce::Sum, grad)?)),
-                Some(Grad::Scaled(_)) => {
-                    return Err(Error::Config(
-                        "`optimizer.gradient_dtype` is float8, which several ranks do not reduce yet; set it to \"bfloat16\" or \"float32\"".into(),
-                    ));
-                }
+                Some(Grad::Scaled(_)) => unreachable!("several ranks have no gradients in E4M3"),
                 None => {}
             }
         }
@@ -125,6 +118,11 @@ impl DataParallel {
                 String::from_utf8_lossy(&all[rank])
             ))),
         }
+    }
+
+    /// Waits for all ranks after their last step. They may leave then in any order.
+    pub fn finish(&self) -> Result<()> {
+        Ok(self.comm.finish()?)
     }
 
     /// Waits for all ranks.

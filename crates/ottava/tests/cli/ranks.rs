@@ -1,6 +1,6 @@
 //! Several ranks of one run, as processes on the CPU.
 
-use crate::setup::{Run, steps};
+use crate::setup::{Run, json, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -144,4 +144,36 @@ fn ranks_with_other_settings_are_found_at_the_start() {
 fn a_batch_that_ranks_cannot_share_is_an_error() {
     let run = Run::new();
     run.fail(&train(&["--ranks", "3"]), 1, &["`training.global_batch_size` is 4", "3 ranks"]);
+}
+
+#[test]
+fn ranks_and_gpus_that_do_not_fit_the_device_are_errors() {
+    let run = Run::new();
+    run.fail(&train(&["--gpus", "2"]), 1, &["--gpus 2 trains on GPUs, and the device is the CPU", "use --ranks 2"]);
+    run.fail(&train(&["--ranks", "2", "--device", "cuda"]), 1, &["--ranks 2 starts ranks on the CPU", "use --gpus 2"]);
+    run.fail(&train(&["--ranks", "2", "--gpus", "2"]), 1, &["--ranks", "--gpus"]);
+    run.fail(&["bench", "train", "--device", "cpu", "--gpus", "2"], 1, &["--gpus 2 trains on GPUs"]);
+    assert!(!run.path("run").exists(), "nothing was started");
+}
+
+#[test]
+fn gradients_in_fp8_are_refused_before_the_run_begins() {
+    let run = Run::new();
+    let level_o2 = ["--set", "recipe=fp8-delayed", "--set", "level=O2"];
+    run.fail(
+        &train(&[&level_o2[..], &["--ranks", "2"]].concat()),
+        1,
+        &["`optimizer.gradient_dtype` is float8 at level O2, which 2 ranks do not sum"],
+    );
+    assert!(!run.path("run/metrics.jsonl").exists());
+    run.succeed(&train(&[&level_o2[..], &["--set", "gradient_dtype=float32", "--ranks", "2"]].concat()));
+}
+
+#[test]
+fn ranks_share_a_benchmark() {
+    let run = Run::new();
+    let small = ["--model", "qwen3-0.6b", "--layers", "1", "--seq-len", "2", "--micro-batch", "1", "--steps", "1"];
+    let how = ["--compare", "bf16", "--device", "cpu", "--ranks", "2", "--json"];
+    let printed = json(&run.succeed(&[&["bench", "train"][..], &small, &how].concat()));
+    assert_eq!(printed["rows"][0]["ranks"].as_array().unwrap().len(), 2);
 }
