@@ -1,6 +1,6 @@
 //! Several ranks of one run, as processes on the CPU.
 
-use crate::setup::{Run, json, steps};
+use crate::setup::{Run, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -167,13 +167,4 @@ fn gradients_in_fp8_are_refused_before_the_run_begins() {
     );
     assert!(!run.path("run/metrics.jsonl").exists());
     run.succeed(&train(&[&level_o2[..], &["--set", "gradient_dtype=float32", "--ranks", "2"]].concat()));
-}
-
-#[test]
-fn ranks_share_a_benchmark() {
-    let run = Run::new();
-    let small = ["--model", "qwen3-0.6b", "--layers", "1", "--seq-len", "2", "--micro-batch", "1", "--steps", "1"];
-    let how = ["--compare", "bf16", "--device", "cpu", "--ranks", "2", "--json"];
-    let printed = json(&run.succeed(&[&["bench", "train"][..], &small, &how].concat()));
-    assert_eq!(printed["rows"][0]["ranks"].as_array().unwrap().len(), 2);
 }
