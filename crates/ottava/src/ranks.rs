@@ -74,8 +74,8 @@ pub struct Job {
 #[derive(Default)]
 pub struct Processes(Vec<(String, Child)>);
 
-/// Joins the job of this process: that of its launcher, of `ranks` processes that it starts, or of itself alone. The output of processes that
-/// it starts goes to `rank-N.log` in the folder `logs`; without one, only their messages are shown.
+/// Joins the job of this process: that of its launcher, of `ranks` processes that it starts, or of itself alone. The output of processes
+/// that it starts goes to `rank-N.log` in the folder `logs`; without one, only their messages are shown.
 pub fn join(ranks: usize, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
     let place = Place::of(|name| std::env::var(name).ok())?;
     match place {

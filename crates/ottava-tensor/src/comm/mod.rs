@@ -44,9 +44,9 @@ use watch::Watch;
 
 /// One rank's membership in a group. Dropping it leaves the group, which ends the collectives of the other ranks with an error.
 ///
-/// Tensors are on the CPU, or on the GPU of [`Comm::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a collective serves, the same on all ranks, for messages. A collective
-/// starts when it is called and ends in [`Pending::wait`], which returns the tensor that it writes; several may be in progress. Tensors
-/// that are written must have no other views. A graph that holds collectives must be dropped before its communicator.
+/// Tensors are on the CPU, or on the GPU of [`Comm::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a
+/// collective serves, the same on all ranks, for messages. A collective starts when it is called and ends in [`Pending::wait`], which
+/// returns the tensor that it writes; several may be in progress. Tensors that are written must have no other views.
 ///
 /// Collectives error with [`Error::Placement`] for tensors elsewhere and with [`Error::Value`] for types and sizes that do not
 /// fit; those are found before anything is sent. They and their `wait` error with [`Error::Ranks`] when the group has failed.

@@ -66,8 +66,8 @@ struct Config {
 /// `NCCL_CONFIG_UNDEF_INT`: the library's default.
 const UNDEFINED: i32 = i32::MIN;
 
-/// Most CTAs of a collective. A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs with
-/// the library's choice (two H200, docs/parallelism.md).
+/// Most CTAs of a collective. A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs
+/// with the library's choice (two H200, docs/parallelism.md).
 const MAX_CTAS: i32 = 16;
 
 impl Config {
