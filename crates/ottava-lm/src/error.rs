@@ -40,6 +40,14 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Another rank failed, which reports more.
+    #[error("rank {rank}: {words}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        words: String,
+    },
     /// An op, the device or one of its libraries failed.
     #[error(transparent)]
     Tensor(#[from] ottava_tensor::Error),
@@ -70,7 +78,7 @@ impl Error {
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
             Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
-            Error::Tensor(T::Ranks { .. }) => Error::RANKS,
+            Error::Rank { .. } | Error::Tensor(T::Ranks { .. }) => Error::RANKS,
             Error::Tensor(_) => 1,
         }
     }

@@ -1,6 +1,6 @@
 //! Storage formats of weights, gradients and moments, by level: values that parameters and the optimizer interpret.
 
-use ottava_tensor::DType;
+use ottava_tensor::{DType, ExpandedTensor};
 use serde::{Deserialize, Serialize};
 
 /// A choice of formats for weights, gradients and moments.
@@ -134,6 +134,24 @@ pub enum States {
 }
 
 impl Formats {
+    /// Why ranks cannot share the update of a parameter of this shape with these formats; `None` if they can.
+    pub fn slice_problem(self, shape: &[usize]) -> Option<String> {
+        let spans = "has one scale for a whole matrix, which ranks with a slice each do not find yet";
+        let and = "; set `parallel.zero` to 0";
+        if self.masters == Masters::Float16 {
+            return Some(format!("`optimizer.master_weights` is `float16`, which {spans}{and}"));
+        }
+        match self.states {
+            States::Float8 => Some(format!("`optimizer.state_dtype` is `float8`, which {spans}{and}")),
+            States::Coat if !shape[shape.len() - 1].is_multiple_of(ExpandedTensor::GROUP) => Some(format!(
+                "`optimizer.state_dtype` is `coat`, whose groups of {} values do not divide rows of {}{and}",
+                ExpandedTensor::GROUP,
+                shape[shape.len() - 1]
+            )),
+            _ => None,
+        }
+    }
+
     /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.
     pub fn problem(self, compute: DType) -> Option<String> {
         match (self.masters, compute) {

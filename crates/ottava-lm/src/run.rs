@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
 use crate::optim::AdamWOptimizer;
-use crate::parallel::DataParallel;
+use crate::parallel::{DataParallel, Partition};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
 use ottava_tensor::Device;
@@ -33,7 +33,7 @@ impl Run {
         Run::shared(config, sizes, device, weights, Rc::new(DataParallel::solo()))
     }
 
-    /// [`Run::new`] of one of several ranks. Errors with [`Error::Config`](crate::Error) where they cannot sum the gradients.
+    /// [`Run::new`] of one of several ranks.
     pub fn shared(
         config: &RunConfig,
         sizes: &DecoderConfig,
@@ -41,15 +41,15 @@ impl Run {
         weights: &mut dyn WeightSource,
         ranks: Rc<DataParallel>,
     ) -> Result<Run> {
-        config.optimizer.expect_ranks(ranks.size())?;
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
         let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
+        let partition = Partition::new(&mut model, ranks, config.parallel.zero)?;
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
         let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::shared(&model, passes, rows, seq_len, ranks)?;
+        let step = TrainStep::shared(&model, passes, rows, seq_len, partition)?;
         Ok(Run { model, optimizer, step })
     }
 

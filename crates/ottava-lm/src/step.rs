@@ -6,14 +6,14 @@ use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::evaluate::total;
-use crate::mode::{Mode, StepPrecision};
+use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
-use crate::parallel::DataParallel;
+use crate::parallel::{Partition, Reduction};
+use crate::param::KeepGradients;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
-use std::rc::Rc;
 
 /// The tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
@@ -29,7 +29,7 @@ pub struct TrainStep {
     captures: [Capture; 2],
     loss_scale: LossScaleOnDevice,
     /// The ranks that share a step, with equal numbers of rows.
-    ranks: Rc<DataParallel>,
+    partition: Partition,
 }
 
 /// What a step leaves on the device.
@@ -114,16 +114,16 @@ pub struct StepResult {
 impl TrainStep {
     /// Steps of one rank, of `passes` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, passes: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
-        TrainStep::shared(model, passes, rows, seq_len, Rc::new(DataParallel::solo()))
+        TrainStep::shared(model, passes, rows, seq_len, Partition::solo())
     }
 
-    /// Steps that `ranks` share, each with `passes` micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps that the ranks of `partition` share, each with `passes` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn shared(
         model: &Decoder,
         passes: usize,
         rows: usize,
         seq_len: usize,
-        ranks: Rc<DataParallel>,
+        partition: Partition,
     ) -> Result<TrainStep> {
         let (device, tokens) = (model.device(), rows * seq_len);
         let sequences = Sequences::new(device, rows, seq_len)?;
@@ -137,7 +137,7 @@ impl TrainStep {
             Device::Cuda(_) => Capture::AfterThisStep,
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
-        loss_scale.set(1.0, passes * tokens * ranks.size())?;
+        loss_scale.set(1.0, passes * tokens * partition.ranks().size())?;
         let target_tokens = vec![tokens; passes];
         Ok(TrainStep {
             sequences,
@@ -147,7 +147,7 @@ impl TrainStep {
             results,
             captures: [capture(), capture()],
             loss_scale,
-            ranks,
+            partition,
         })
     }
 
@@ -187,7 +187,7 @@ impl TrainStep {
     ) -> Result<StepResult> {
         let mine: usize = self.target_tokens.iter().sum();
         let ready = self.capture(precision).ready_for();
-        let all = self.ranks.gather("target tokens and launch", [mine as f64, f64::from(ready as u8)])?;
+        let all = self.partition.ranks().gather("target tokens and launch", [mine as f64, f64::from(ready as u8)])?;
         let target_tokens: f64 = all.iter().map(|[tokens, _]| tokens).sum();
         let launch = Launch::agreed(all.iter().map(|&[_, ready]| ready));
         if target_tokens == 0.0 {
@@ -213,7 +213,7 @@ impl TrainStep {
         }
         let Results { losses, norm } = &self.results;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
-        let all = self.ranks.gather("loss and gradient norm", [total(losses)?, grad_norm])?;
+        let all = self.partition.ranks().gather("loss and gradient norm", [total(losses)?, grad_norm])?;
         // All ranks make the same update from the same sums.
         if let Some(rank) =
             all.iter().position(|&[_, norm]| norm != grad_norm && !(norm.is_nan() && grad_norm.is_nan()))
@@ -221,7 +221,7 @@ impl TrainStep {
             let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
             return Err(Error::NonFinite(format!(
                 "ranks have come apart: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
-                self.ranks.rank()
+                self.partition.ranks().rank()
             )));
         }
         Ok(StepResult { loss: all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens, grad_norm })
@@ -229,7 +229,7 @@ impl TrainStep {
 
     /// Tokens of a step, of all ranks.
     fn tokens(&self) -> usize {
-        self.results.losses.len() * self.ranks.size()
+        self.results.losses.len() * self.partition.ranks().size()
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
@@ -243,7 +243,7 @@ impl TrainStep {
         // Frees an earlier graph.
         *self.capture(precision) = Capture::Due;
         let captured = Graph::capture(&gpu, || self.enqueue(model, optimizer, precision));
-        let failed = self.ranks.any("a failed capture", captured.is_err())?;
+        let failed = self.partition.ranks().any("a failed capture", captured.is_err())?;
         match captured {
             Ok(mut graph) if !failed => {
                 graph.replay()?;
@@ -263,15 +263,22 @@ impl TrainStep {
     /// All work of a step; nothing in here waits for the device or reads from it.
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
         let Results { losses, norm } = &mut self.results;
-        let scale = &self.loss_scale.per_token;
+        let (scale, mut reduction) = (&self.loss_scale.per_token, Reduction::new(&self.partition));
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
-            losses.copy_from(pass, &model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision)?)?;
+            if pass + 1 == self.inputs.len() {
+                reduction.expect_last();
+            }
+            let sequences = &self.sequences;
+            let of_pass = model.losses_and_gradients(inputs, targets, sequences, scale, precision, &mut reduction)?;
+            losses.copy_from(pass, &of_pass)?;
         }
         let _update = model.device().scope("update");
         let (params, scaling) = model.parameters_and_scaling();
-        self.ranks.reduce(params, scaling)?;
-        norm.copy_from(0, &AdamWOptimizer::grad_norm(&model.parameters())?)?;
-        update(model, optimizer, norm)
+        reduction.finish(params, scaling)?;
+        norm.copy_from(0, &self.partition.grad_norm(&model.parameters())?)?;
+        self.partition.update(model, optimizer, norm)?;
+        model.parameters().into_iter().for_each(|param| param.clear_grad());
+        Ok(())
     }
 
     /// The first parameter whose gradient is not finite, after a step whose gradients were not: the step's micro-batches are run
@@ -279,7 +286,7 @@ impl TrainStep {
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let scale = &self.loss_scale.per_token;
         for (inputs, targets) in self.inputs.iter().zip(&self.targets) {
-            model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision)?;
+            model.losses_and_gradients(inputs, targets, &self.sequences, scale, precision, &mut KeepGradients)?;
         }
         let mut bad = None;
         for param in model.parameters() {
@@ -293,15 +300,6 @@ impl TrainStep {
         }
         Ok(bad)
     }
-}
-
-/// Ends a step whose gradients are there: scales move on first, so that the optimizer's pass can cast the new weights by them.
-fn update(model: &mut Decoder, optimizer: &mut AdamWOptimizer, norm: &Tensor) -> Result<()> {
-    let (mut params, scaling) = model.parameters_and_scaling();
-    scaling.update()?;
-    optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), norm)?;
-    params.into_iter().for_each(|param| param.clear_grad());
-    Ok(())
 }
 
 #[cfg(test)]

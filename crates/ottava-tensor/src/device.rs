@@ -1,9 +1,12 @@
 //! Where tensors live, and the memory they live in.
 
 use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel, PinnedBuffer};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::parts::{Memory, Part};
 use crate::tracker::{Entry, MemoryTracker, Scope};
+use std::cell::UnsafeCell;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The memory that holds a tensor of a GPU. A CPU has one memory, and ignores it.
@@ -92,7 +95,10 @@ impl Device {
         Ok(match self {
             Device::Cpu => Storage::Host(HostBuffer::zeroed(bytes)),
             Device::Cuda(gpu) => Storage::Cuda(gpu.alloc(bytes)?),
-            Device::DryCpu(tracker) => Storage::Dry(tracker.track(HostBuffer::size(bytes))),
+            Device::DryCpu(tracker) => {
+                let entry = tracker.track(HostBuffer::size(bytes));
+                Storage::Dry(Part::whole(DryMemory { bytes, _entry: entry }))
+            }
         })
     }
 }
@@ -119,10 +125,64 @@ pub(crate) enum Storage {
     /// Pinned host memory of a GPU.
     Pinned(PinnedBuffer),
     /// An allocation of the CPU in a dry run.
-    Dry(#[expect(dead_code, reason = "its drop ends the count")] Entry),
+    Dry(Part<DryMemory>),
+}
+
+/// Memory of the CPU in a dry run.
+pub(crate) struct DryMemory {
+    bytes: usize,
+    /// Its count.
+    _entry: Entry,
+}
+
+impl Memory for DryMemory {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Storage {
+    /// Cuts out `ranges` of its bytes, as [`Part::split`].
+    pub(crate) fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Storage>> {
+        Ok(match self {
+            Storage::Host(HostBuffer(part)) => {
+                part.split(ranges)?.into_iter().map(|part| Storage::Host(HostBuffer(part))).collect()
+            }
+            Storage::Cuda(buffer) => buffer.split(ranges)?.into_iter().map(Storage::Cuda).collect(),
+            Storage::Dry(part) => part.split(ranges)?.into_iter().map(Storage::Dry).collect(),
+            Storage::Pinned(_) => return Err(Error::Value("split: memory of the host stays in one piece".into())),
+        })
+    }
+
+    /// The storage that was split, as [`Part::join`].
+    pub(crate) fn join(parts: Vec<Storage>) -> Result<Storage> {
+        let (mut host, mut cuda, mut dry, count) = (Vec::new(), Vec::new(), Vec::new(), parts.len());
+        for part in parts {
+            match part {
+                Storage::Host(HostBuffer(part)) => host.push(part),
+                Storage::Cuda(buffer) => cuda.push(buffer),
+                Storage::Dry(part) => dry.push(part),
+                Storage::Pinned(_) => {}
+            }
+        }
+        match (host.len(), cuda.len(), dry.len()) {
+            (n, ..) if n == count => Ok(Storage::Host(HostBuffer(Part::join(host)?))),
+            (_, n, _) if n == count => Ok(Storage::Cuda(DeviceBuffer::join(cuda)?)),
+            (.., n) if n == count => Ok(Storage::Dry(Part::join(dry)?)),
+            _ => Err(Error::Value("join: the parts are not of one memory".into())),
+        }
+    }
+
+    /// Its number of bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Storage::Host(HostBuffer(part)) => part.len(),
+            Storage::Cuda(buffer) => buffer.len(),
+            Storage::Pinned(buffer) => buffer.len(),
+            Storage::Dry(part) => part.len(),
+        }
+    }
+
     /// The buffer in device memory: the storage itself or its mirror.
     pub(crate) fn on_device(&self) -> Option<&DeviceBuffer> {
         match self {
@@ -142,10 +202,21 @@ impl Storage {
     }
 }
 
-/// Host memory aligned for the widest vector loads.
-pub(crate) struct HostBuffer {
-    lines: Vec<CacheLine>,
+/// Host memory aligned for the widest vector loads, or a part of one.
+pub(crate) struct HostBuffer(Part<HostMemory>);
+
+pub(crate) struct HostMemory {
+    lines: Box<[UnsafeCell<CacheLine>]>,
     bytes: usize,
+}
+
+// SAFETY: bytes are accessed through the `HostBuffer` of their part alone, under its borrow.
+unsafe impl Sync for HostMemory {}
+
+impl Memory for HostMemory {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -154,7 +225,9 @@ struct CacheLine([u8; 64]);
 
 impl HostBuffer {
     fn zeroed(bytes: usize) -> HostBuffer {
-        HostBuffer { lines: vec![bytemuck::Zeroable::zeroed(); bytes.div_ceil(64)], bytes }
+        let line = || UnsafeCell::new(bytemuck::Zeroable::zeroed());
+        let lines = std::iter::repeat_with(line).take(bytes.div_ceil(64)).collect();
+        HostBuffer(Part::whole(HostMemory { lines, bytes }))
     }
 
     /// Allocated size of a buffer of `bytes`.
@@ -162,11 +235,19 @@ impl HostBuffer {
         bytes.next_multiple_of(64)
     }
 
+    fn pointer(&self) -> *mut u8 {
+        let first = UnsafeCell::raw_get(self.0.memory().lines.as_ptr()).cast::<u8>();
+        // SAFETY: a part lies within its memory.
+        unsafe { first.add(self.0.start()) }
+    }
+
     pub(crate) fn as_slice(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+        // SAFETY: the bytes are initialised and lie within the memory. Parts do not overlap, so only `&mut self` writes them.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.0.len()) }
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+        // SAFETY: as above, and `self` is borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.0.len()) }
     }
 }

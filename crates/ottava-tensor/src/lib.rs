@@ -11,6 +11,7 @@ pub mod fp8;
 pub mod granularity;
 pub mod host_transfer;
 pub mod ops;
+mod parts;
 pub mod quantized;
 pub mod stored;
 pub mod tensor;

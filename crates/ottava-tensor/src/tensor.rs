@@ -6,6 +6,7 @@ use crate::dtype::DType;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A contiguous, row-major array on one device. Cloning shares the storage.
@@ -166,6 +167,35 @@ impl Tensor {
         view.offset += start * row;
         view.shape[0] = end - start;
         Ok(view)
+    }
+
+    /// Cuts this tensor, which is unshared, into elements `ranges`, which ascend and do not overlap, each a tensor `[n]` that is written
+    /// independently of the others. Elements between them belong to nobody until [`Tensor::join`].
+    pub fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Tensor>> {
+        let Tensor { storage, device, offset, dtype, .. } = self;
+        let storage = Arc::into_inner(storage).filter(|storage| offset == 0 && !matches!(storage, Storage::Pinned(_)));
+        let storage = storage.ok_or_else(|| Error::Value("split: the tensor has views, or is one".into()))?;
+        let bytes: Vec<_> = ranges.iter().map(|r| r.start * dtype.size()..r.end * dtype.size()).collect();
+        let part = |(storage, range): (Storage, &Range<usize>)| Tensor {
+            storage: Arc::new(storage),
+            device: device.clone(),
+            offset: 0,
+            shape: [range.len()].into(),
+            dtype,
+        };
+        Ok(storage.split(&bytes)?.into_iter().zip(ranges).map(part).collect())
+    }
+
+    /// The tensor `[n]` that was split into `parts`, in any order and under any shapes. They are all that is left of it, and have no views.
+    pub fn join(parts: Vec<Tensor>) -> Result<Tensor> {
+        let first = parts.first().ok_or_else(|| Error::Value("join: there are no parts".into()))?;
+        let (device, dtype) = (first.device.clone(), first.dtype);
+        let unshared = |part: Tensor| Arc::into_inner(part.storage);
+        let storages: Option<Vec<_>> = parts.into_iter().map(unshared).collect();
+        let storages = storages.ok_or_else(|| Error::Value("join: a part has views".into()))?;
+        let storage = Arc::new(Storage::join(storages)?);
+        let shape = [storage.bytes() / dtype.size()].into();
+        Ok(Tensor { storage, device, offset: 0, shape, dtype })
     }
 
     /// A copy on `device`.
@@ -335,7 +365,7 @@ impl Tensor {
         self.device_ptr()
     }
 
-    fn byte_range(&self) -> std::ops::Range<usize> {
+    fn byte_range(&self) -> Range<usize> {
         let start = self.offset * self.dtype.size();
         start..start + self.bytes()
     }
@@ -369,6 +399,31 @@ mod tests {
         assert_eq!(copy.to_vec::<f32>().unwrap()[5], 6.0);
         x.copy_from(2, &copy.rows(0, 1).unwrap()).unwrap();
         assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn parts_are_written_alone_and_join_again() {
+        let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        let whole = Tensor::from_slice(&Device::Cpu, &[10], &values).unwrap();
+        let mut parts = whole.split(&[0..2, 3..7, 7..10]).unwrap();
+        parts[1].fill_zero().unwrap();
+        parts[2] = parts[2].reshape(&[3, 1]).unwrap();
+        assert_eq!(parts[2].to_vec::<f32>().unwrap(), [7.0, 8.0, 9.0]);
+        let mut inner = parts.remove(1).split(&[1..3, 3..3]).unwrap().remove(0);
+        inner.write_bytes(bytemuck::cast_slice(&[50f32, 60.0])).unwrap();
+        parts.push(inner);
+        let view = parts[0].clone();
+        assert!(Tensor::join(parts.clone()).is_err(), "a part has a view");
+        drop(view);
+        let last = parts.pop().unwrap();
+        assert!(Tensor::join(parts.drain(1..).collect()).is_err(), "parts are elsewhere");
+        let error = Tensor::join(vec![parts.remove(0), Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap()]);
+        assert!(error.is_err(), "of two memories");
+        let whole = Tensor::join(vec![last]).unwrap();
+        assert_eq!(whole.to_vec::<f32>().unwrap(), [0.0, 1.0, 2.0, 0.0, 50.0, 60.0, 0.0, 7.0, 8.0, 9.0]);
+        for wrong in [[0..3, 2..4], [3..4, 0..1], [0..1, 8..11]] {
+            assert!(whole.duplicate().unwrap().split(&wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

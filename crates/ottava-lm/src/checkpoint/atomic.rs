@@ -21,7 +21,9 @@ const TEMPORARY: &str = ".tmp-checkpoint-";
 /// Prefix of a folder that is being deleted.
 const TRASH: &str = ".trash-checkpoint-";
 
-/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what it wrote.
+/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what was written.
+///
+/// Several processes write files of one checkpoint: one begins it, the others join it at its path, and the first one lists the files of all.
 pub struct CheckpointWriter<'a> {
     fs: &'a dyn Fs,
     folder: PathBuf,
@@ -30,7 +32,8 @@ pub struct CheckpointWriter<'a> {
     files: BTreeMap<String, FileEntry>,
     /// Subfolders made so far.
     subfolders: BTreeSet<PathBuf>,
-    renamed: bool,
+    /// Whether a drop removes what was written.
+    discards: bool,
 }
 
 impl<'a> CheckpointWriter<'a> {
@@ -43,9 +46,51 @@ impl<'a> CheckpointWriter<'a> {
         create_dirs(fs, folder)?;
         let folder = folder.to_path_buf();
         let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
-        let writer = CheckpointWriter { fs, folder, temporary, step, files, subfolders, renamed: false };
+        let writer = CheckpointWriter { fs, folder, temporary, step, files, subfolders, discards: true };
         fs.create_dir(&writer.temporary).map_err(Error::io(&writer.temporary))?;
         Ok(writer)
+    }
+
+    /// Joins the checkpoint of `step` that another process has begun at the path `temporary`, with these `subfolders`, and finishes.
+    pub fn join(fs: &'a dyn Fs, temporary: &Path, step: u64, subfolders: &[&str]) -> CheckpointWriter<'a> {
+        CheckpointWriter {
+            fs,
+            folder: PathBuf::new(),
+            temporary: temporary.to_path_buf(),
+            step,
+            files: BTreeMap::new(),
+            subfolders: subfolders.iter().map(|name| temporary.join(name)).collect(),
+            discards: false,
+        }
+    }
+
+    /// Where it is written, until it is complete.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// The step that it is of.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// The files of one that has joined, for the process that began the checkpoint.
+    pub fn into_files(mut self) -> BTreeMap<String, FileEntry> {
+        std::mem::take(&mut self.files)
+    }
+
+    /// Lists files that another process has written.
+    pub fn adopt(&mut self, files: BTreeMap<String, FileEntry>) {
+        self.files.extend(files);
+    }
+
+    /// Makes a subfolder.
+    pub fn subfolder(&mut self, name: &str) -> Result<()> {
+        let path = self.temporary.join(name);
+        if self.subfolders.insert(path.clone()) {
+            self.fs.create_dir(&path).map_err(Error::io(&path))?;
+        }
+        Ok(())
     }
 
     /// Writes the file at the relative path `name`: `content` fills it, then it is flushed to the disk and listed in the
@@ -55,12 +100,9 @@ impl<'a> CheckpointWriter<'a> {
             return Err(Error::Checkpoint(format!("a checkpoint cannot hold a second or special file {name:?}")));
         }
         if let Some((subfolder, _)) = name.rsplit_once('/') {
-            let subfolder = self.temporary.join(subfolder);
-            let within: Vec<_> = subfolder.ancestors().take_while(|path| *path != self.temporary).collect();
-            for folder in within.into_iter().rev() {
-                if self.subfolders.insert(folder.to_path_buf()) {
-                    self.fs.create_dir(folder).map_err(Error::io(folder))?;
-                }
+            let within: Vec<_> = Path::new(subfolder).ancestors().filter(|path| *path != Path::new("")).collect();
+            for folder in within.into_iter().rev().filter_map(Path::to_str) {
+                self.subfolder(folder)?;
             }
         }
         let entry = self.write(name, content)?;
@@ -84,7 +126,7 @@ impl<'a> CheckpointWriter<'a> {
             set_aside(self.fs, &path)?;
         }
         self.fs.rename(&self.temporary, &path).map_err(Error::io(&path))?;
-        self.renamed = true;
+        self.discards = false;
         self.fs.sync_dir(&self.folder).map_err(Error::io(&self.folder))?;
         Ok(path)
     }
@@ -101,7 +143,7 @@ impl<'a> CheckpointWriter<'a> {
 
 impl Drop for CheckpointWriter<'_> {
     fn drop(&mut self) {
-        if !self.renamed {
+        if self.discards {
             // On a failing disk this may fail as well; then the next save removes it.
             let _ = self.fs.remove(&self.temporary);
         }

@@ -5,7 +5,7 @@
 //! own, and any number of processes read any range. A file holds its ranges of a tensor one after another, as one
 //! safetensors tensor of that name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,8 @@ struct Index {
     tensors: BTreeMap<String, Entry>,
 }
 
-/// Writes the files of [`FOLDER`] and, last, their index.
-#[derive(Default)]
+/// Writes the files of [`FOLDER`] and, last, their index. Processes that write files of one checkpoint send theirs to the one that finishes.
+#[derive(Default, Serialize, Deserialize)]
 pub struct SliceWriter(Index);
 
 impl SliceWriter {
@@ -64,16 +64,39 @@ impl SliceWriter {
         fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
     ) -> Result<()> {
         write_tensors(writer, &format!("{FOLDER}/{file}"), tensors, fetch)?;
-        for TensorInfo { name, dtype, shape } in tensors {
-            let end = shape.iter().product::<usize>() as u64;
-            let entry = Entry {
-                dtype: to_safetensors(*dtype).into(),
-                shape: shape.clone(),
-                slices: vec![Slice { file: file.into(), start: 0, end }],
-            };
-            self.0.tensors.insert(name.clone(), entry);
-        }
+        tensors.iter().for_each(|tensor| self.list(file, tensor, 0..tensor.elements()));
         Ok(())
+    }
+
+    /// Writes `file` with elements of `tensors`, one range of each; `fetch` is asked once for the bytes of each.
+    pub fn ranges(
+        &mut self,
+        writer: &mut CheckpointWriter,
+        file: &str,
+        tensors: &[(TensorInfo, Range<usize>)],
+        fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
+    ) -> Result<()> {
+        let flat =
+            |(tensor, range): &(TensorInfo, Range<usize>)| TensorInfo { shape: vec![range.len()], ..tensor.clone() };
+        write_tensors(writer, &format!("{FOLDER}/{file}"), &tensors.iter().map(flat).collect::<Vec<_>>(), fetch)?;
+        tensors.iter().for_each(|(tensor, range)| self.list(file, tensor, range.clone()));
+        Ok(())
+    }
+
+    fn list(&mut self, file: &str, TensorInfo { name, dtype, shape }: &TensorInfo, range: Range<usize>) {
+        let new = || Entry { dtype: to_safetensors(*dtype).into(), shape: shape.clone(), slices: Vec::new() };
+        let entry = self.0.tensors.entry(name.clone()).or_insert_with(new);
+        entry.slices.push(Slice { file: file.into(), start: range.start as u64, end: range.end as u64 });
+    }
+
+    /// Lists what another process has written.
+    pub fn adopt(&mut self, other: SliceWriter) {
+        for (name, entry) in other.0.tensors {
+            match self.0.tensors.entry(name) {
+                btree_map::Entry::Vacant(none) => drop(none.insert(entry)),
+                btree_map::Entry::Occupied(mut known) => known.get_mut().slices.extend(entry.slices),
+            }
+        }
     }
 
     /// Writes the index.

@@ -1,18 +1,21 @@
 //! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
-use super::model::{FolderTemplate, rows_of};
+use super::fs::RealFs;
+use super::model::FolderTemplate;
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
 use super::{CheckpointWriter, Manifest, TensorInfo};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, LossScale, optimizer_tensors};
+use crate::parallel::DataParallel;
 use crate::param::{Param, Part};
-use ottava_tensor::Tensor;
+use ottava_tensor::{ExpandedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 /// Files of the subfolder [`FOLDER`]; in format 1 they are next to the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -44,15 +47,55 @@ pub struct Progress {
     pub pending: Option<Map<String, Value>>,
 }
 
-/// Writes model, optimizer, scales and position.
+/// Writes model, optimizer, scales and position. Of several `ranks`, the leading one has the `writer`; each writes the slices of the
+/// optimizer that it has. Returns the checkpoint's path on the leading rank.
+///
+/// Errors on all ranks when one fails.
 pub fn save(
-    mut writer: CheckpointWriter,
+    writer: Option<Result<CheckpointWriter>>,
     template: &FolderTemplate,
     model: &mut Decoder,
     optimizer: &mut AdamWOptimizer,
     progress: &Progress,
-) -> Result<std::path::PathBuf> {
+    ranks: &DataParallel,
+) -> Result<Option<PathBuf>> {
+    let (mut begun, path) = match writer.map(|writer| begin(writer?, template, model)).transpose() {
+        Ok(begun) => {
+            let path = begun.as_ref().map_or(PathBuf::new(), |(writer, _)| writer.path().to_path_buf());
+            (begun, Ok(path))
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let path = ranks.all("begin of a checkpoint", path)?.swap_remove(0);
+    let mut joined = (CheckpointWriter::join(&RealFs, &path, progress.step, &[FOLDER]), SliceWriter::default());
+    let (writer, slices) = begun.as_mut().unwrap_or(&mut joined);
+    let written = save_optimizer(writer, slices, model, optimizer, ranks);
+    let (joined, slices) = joined;
+    let others = ranks.all("files of a checkpoint", written.map(|()| (joined.into_files(), slices)))?;
+    let finish = |(mut writer, mut slices): (CheckpointWriter, SliceWriter)| {
+        for (files, index) in others {
+            writer.adopt(files);
+            slices.adopt(index);
+        }
+        slices.finish(&mut writer)?;
+        writer.finish(json!(progress))
+    };
+    let (path, ended) = match begun.map(finish).transpose() {
+        Ok(path) => (path, Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    ranks.all("end of a checkpoint", ended)?;
+    Ok(path)
+}
+
+/// Writes what one rank writes for all.
+fn begin<'a>(
+    mut writer: CheckpointWriter<'a>,
+    template: &FolderTemplate,
+    model: &mut Decoder,
+) -> Result<(CheckpointWriter<'a>, SliceWriter)> {
     template.write(&mut writer, model)?;
+    writer.subfolder(FOLDER)?;
     let mut slices = SliceWriter::default();
     let scales: HashMap<String, Tensor> = model.scaling().arrays()?.into_iter().collect();
     let info =
@@ -62,20 +105,48 @@ pub fn save(
     if !infos.is_empty() {
         slices.whole(&mut writer, SCALING, &infos, |info| Ok(scales[&info.name].read_bytes()?))?;
     }
-    let mut tensors = HashMap::new();
+    Ok((writer, slices))
+}
+
+/// Writes master weights and optimizer states: slices of matrices that are divided among ranks, and on the leading rank all others.
+fn save_optimizer(
+    writer: &mut CheckpointWriter,
+    slices: &mut SliceWriter,
+    model: &mut Decoder,
+    optimizer: &mut AdamWOptimizer,
+    ranks: &DataParallel,
+) -> Result<()> {
+    let (mut whole, mut ranges, mut tensors) = (Vec::new(), Vec::new(), HashMap::new());
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let slice = param.is_sliced().then(|| param.slice());
+        if slice.is_none() && !ranks.leads() {
+            continue;
+        }
         let Param { parts, weights, .. } = param;
         for (kind, tensor) in optimizer_tensors(weights, moments) {
-            for (name, rows) in names(parts, kind, tensor) {
-                tensors.insert(name, tensor.rows(rows.start, rows.end)?);
+            let (flat, mut start) = (tensor.reshape(&[tensor.len()])?, 0);
+            for Piece { info, elements } in pieces(parts, kind, &slice, tensor) {
+                let end = start + elements.len();
+                tensors.insert(info.name.clone(), flat.rows(start, end)?);
+                start = end;
+                match slice {
+                    Some(_) => ranges.push((info, elements)),
+                    None => whole.push(info),
+                }
             }
         }
     }
-    let mut infos: Vec<_> = tensors.iter().map(info).collect();
-    infos.sort_by(|a, b| a.name.cmp(&b.name));
-    slices.whole(&mut writer, OPTIMIZER, &infos, |info| Ok(tensors[&info.name].read_bytes()?))?;
-    slices.finish(&mut writer)?;
-    writer.finish(json!(progress))
+    whole.sort_by(|a, b| a.name.cmp(&b.name));
+    ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    let fetch = |info: &TensorInfo| Ok(tensors[&info.name].read_bytes()?);
+    if !whole.is_empty() {
+        slices.whole(writer, OPTIMIZER, &whole, fetch)?;
+    }
+    if !ranges.is_empty() {
+        let file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
+        slices.ranges(writer, &file, &ranges, fetch)?;
+    }
+    Ok(())
 }
 
 /// Reads the position from the manifest of a checkpoint.
@@ -92,22 +163,24 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let slice = param.is_sliced().then(|| param.slice());
         let Param { parts, weights, .. } = param;
         for (kind, tensor) in optimizer_tensors(weights, moments) {
             let mut bytes = Vec::with_capacity(tensor.bytes());
-            for (name, rows) in names(parts, kind, tensor) {
-                let (expected, info) = (tensor.rows(rows.start, rows.end)?, files.info(&name)?);
-                if info.shape != expected.shape() || info.dtype != expected.dtype() {
+            for Piece { info: expected, elements } in pieces(parts, kind, &slice, tensor) {
+                let info = files.info(&expected.name)?;
+                if *info != expected {
                     return Err(Error::Checkpoint(format!(
-                        "{}: `{name}` is {} {:?}, this run makes it {} {:?}",
+                        "{}: `{}` is {} {:?}, this run makes it {} {:?}",
                         folder.display(),
+                        expected.name,
                         info.dtype,
                         info.shape,
-                        expected.dtype(),
-                        expected.shape()
+                        expected.dtype,
+                        expected.shape
                     )));
                 }
-                bytes.extend(files.read(&name)?);
+                bytes.extend(files.read_range(&expected.name, elements)?);
             }
             tensor.write_bytes(&bytes)?;
         }
@@ -131,13 +204,41 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
-/// The names under which a tensor of a `kind` is saved, with the rows of each: one per part; a tensor without a row per weight row,
-/// such as a scale of the whole parameter, is saved under the first part's name.
-fn names(parts: &[Part], kind: &str, tensor: &Tensor) -> Vec<(String, std::ops::Range<usize>)> {
-    let name = |part: &Part| format!("{kind}.{}", part.name);
+/// Elements of a tensor of a checkpoint that this process has.
+struct Piece {
+    info: TensorInfo,
+    elements: Range<usize>,
+}
+
+/// The pieces of a `tensor` of a `kind`, in its order, which this process has of a parameter, or of a `slice` of one: one per
+/// part that it touches. A tensor without a row per weight row, such as a scale of the whole parameter, has the first part's name.
+fn pieces(parts: &[Part], kind: &str, slice: &Option<Range<usize>>, tensor: &Tensor) -> Vec<Piece> {
+    let info = |part: &Part, shape| TensorInfo { name: format!("{kind}.{}", part.name), dtype: tensor.dtype(), shape };
     let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
-    if tensor.shape()[0] != rows {
-        return vec![(name(&parts[0]), 0..tensor.shape()[0])];
+    let all: usize = parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
+    let weights = slice.as_ref().map_or(all, Range::len);
+    if slice.is_none() && tensor.shape()[0] != rows {
+        return vec![Piece { info: info(&parts[0], tensor.shape().to_vec()), elements: 0..tensor.len() }];
     }
-    rows_of(parts).map(|(part, rows)| (name(part), rows)).collect()
+    let (mut end, mut found) = (0, Vec::new());
+    for part in parts {
+        let start = end;
+        end = start + part.shape.iter().product::<usize>();
+        let (from, to) = slice.as_ref().map_or((start, end), |slice| (slice.start.max(start), slice.end.min(end)));
+        if from >= to {
+            continue;
+        }
+        let (shape, elements) = match tensor.len() == weights {
+            true => (part.shape.clone(), from - start..to - start),
+            // Groups of moments lie within rows, and a slice has whole groups.
+            false => {
+                let shape = ExpandedTensor::groups_shape(part.shape[0], part.shape[1]).to_vec();
+                let whole: usize = shape.iter().product();
+                let at = |weight: usize| weight * whole / (end - start);
+                (shape, at(from - start)..at(to - start))
+            }
+        };
+        found.push(Piece { info: info(part, shape), elements });
+    }
+    found
 }

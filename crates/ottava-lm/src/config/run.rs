@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::DecoderConfig;
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
+use crate::parallel::Zero;
 use crate::param::{MemoryPolicy, Purpose};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
@@ -43,8 +44,18 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
     pub memory: MemoryConfig,
+    /// What several ranks divide.
+    pub parallel: ParallelConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
+}
+
+/// The `[parallel]` table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelConfig {
+    /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch.
+    pub zero: Zero,
 }
 
 /// Where to run.
@@ -225,6 +236,7 @@ impl Default for RunConfig {
             precision: Precision::default(),
             optimizer: OptimizerConfig::default(),
             memory: MemoryConfig::default(),
+            parallel: ParallelConfig::default(),
             generation: GenerationConfig::default(),
         }
     }
@@ -478,6 +490,7 @@ impl RunConfig {
             "memory.offload_optimizer",
             "memory.offload_parameters",
             "memory.offload_residuals",
+            "parallel",
         ];
         const BATCH: &str = "training.global_batch_size";
         let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));

@@ -47,6 +47,12 @@ impl Head {
         Ok(Head { norm, weight })
     }
 
+    /// Its parameters.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
+        let Head { norm, weight } = self;
+        [&mut norm.weight].into_iter().chain(weight).collect()
+    }
+
     /// `x · Wᵀ`, `[T, V]`.
     pub fn logits(x: &Tensor, weight: &Param) -> Result<Tensor> {
         let weight = weight.value()?;

@@ -6,7 +6,9 @@ use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
-use crate::param::{Builder, Description, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
+use crate::param::{
+    Builder, Description, Fetched, GradientSink, Init, MemoryPolicy, Param, Part, Purpose, WeightSource,
+};
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
@@ -116,6 +118,11 @@ impl Decoder {
         self.stage.parameters_mut()
     }
 
+    /// The parameters of each unit, as [`Stage::units_mut`].
+    pub fn units(&mut self) -> Vec<Vec<&mut Param>> {
+        self.stage.units_mut()
+    }
+
     /// All parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         (self.stage.parameters_mut(), &mut self.scaling)
@@ -156,7 +163,7 @@ impl Decoder {
     }
 
     /// Losses `[T]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients, with `scale` F32 `[1]`
-    /// (F64 for F64) on the device.
+    /// (F64 for F64) on the device; `sink` follows.
     pub fn losses_and_gradients(
         &mut self,
         inputs: &Tensor,
@@ -164,11 +171,12 @@ impl Decoder {
         sequences: &Sequences,
         scale: &Tensor,
         precision: StepPrecision,
+        sink: &mut dyn GradientSink,
     ) -> Result<Tensor> {
         let (normed, saved) = self.forward(inputs, sequences, precision)?;
-        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale)?;
+        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale, sink)?;
         drop(normed);
-        self.backward(dnormed, saved, sequences, precision)?;
+        self.backward(dnormed, saved, sequences, precision, sink)?;
         Ok(losses)
     }
 
@@ -192,9 +200,10 @@ impl Decoder {
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
+        sink: &mut dyn GradientSink,
     ) -> Result<(Tensor, Tensor)> {
         let _scope = self.device.scope("head");
-        self.stage.losses_and_gradient(normed, targets, scale)?.ok_or_else(no_head)
+        self.stage.losses_and_gradient(normed, targets, scale, sink)?.ok_or_else(no_head)
     }
 
     /// Backward of a micro-batch, as [`Stage::backward`].
@@ -204,10 +213,11 @@ impl Decoder {
         saved: StageSaved,
         sequences: &Sequences,
         precision: StepPrecision,
+        sink: &mut dyn GradientSink,
     ) -> Result<Option<Tensor>> {
         let _scope = self.device.scope("backward");
         let (stage, mut context) = self.training(sequences, precision);
-        stage.backward(dy, saved, &mut context)
+        stage.backward(dy, saved, &mut context, sink)
     }
 
     fn training<'a>(&'a mut self, sequences: &'a Sequences, precision: StepPrecision) -> (&'a mut Stage, Context<'a>) {

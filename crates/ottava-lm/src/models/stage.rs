@@ -9,7 +9,7 @@ use crate::layers::{
     OperandCast,
 };
 use crate::operand::ResidualGradient;
-use crate::param::{Builder, Param, Purpose};
+use crate::param::{Builder, GradientSink, Param, Purpose};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
@@ -151,17 +151,29 @@ impl Stage {
         normed: &Tensor,
         targets: &Tensor,
         scale: &Tensor,
+        sink: &mut dyn GradientSink,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let Some((_, weight)) = self.head_mut() else { return Ok(None) };
+        sink.begin(&mut [&mut *weight])?;
         Head::losses_and_gradient(normed, weight, targets, scale).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by what forward returned: adds to the gradients of all parameters, and
     /// returns the gradient by what forward read, or `None` where those were token ids.
-    pub fn backward(&mut self, dy: Tensor, saved: StageSaved, context: &mut Context) -> Result<Option<Tensor>> {
+    pub fn backward(
+        &mut self,
+        dy: Tensor,
+        saved: StageSaved,
+        context: &mut Context,
+        sink: &mut dyn GradientSink,
+    ) -> Result<Option<Tensor>> {
         let StageSaved { ids, mut blocks, inputs, norm } = saved;
         let dy = match (&mut self.head, norm) {
-            (Some(head), Some(saved)) => head.norm.backward(&dy, saved)?,
+            (Some(head), Some(saved)) => {
+                let dy = head.norm.backward(&dy, saved)?;
+                sink.end(&mut head.parameters_mut())?;
+                dy
+            }
             _ => dy,
         };
         let mut dx = Some(ResidualGradient::from(dy));
@@ -174,14 +186,17 @@ impl Stage {
             };
             let next = i.checked_sub(1).map_or(OperandCast::NONE, |before| readers[before]);
             let dy = dx.take().expect("each block leaves one");
+            sink.begin(&mut parameters_of(block))?;
             dx = Some(block.backward(dy, saved, &next, context)?);
-            Ok(())
+            sink.end(&mut parameters_of(block))
         })?;
         self.residuals.give_back(inputs);
         let dx = dx.expect("as above").value;
         match (&mut self.embedding, ids) {
             (Some(embedding), Some(ids)) => {
+                sink.begin(&mut [&mut embedding.table])?;
                 embedding.backward(&dx, &ids)?;
+                sink.end(&mut [&mut embedding.table])?;
                 Ok(None)
             }
             _ => Ok(Some(dx)),
@@ -190,22 +205,21 @@ impl Stage {
 
     /// All parameters, always in the same order.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
-        let mut all = Vec::new();
-        let mut visit = |param| all.push(param);
-        if let Some(embedding) = &mut self.embedding {
-            visit(&mut embedding.table);
-        }
-        for block in &mut self.blocks {
-            block.parameters_mut(&mut visit);
-        }
-        if let Some(Head { norm, weight }) = &mut self.head {
-            visit(&mut norm.weight);
-            if let Some(weight) = weight {
-                visit(weight);
-            }
-        }
-        all
+        self.units_mut().into_iter().flatten().collect()
     }
+
+    /// The parameters of each unit: the embedding, each block, the last norm and the head.
+    pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
+        let embedding = self.embedding.iter_mut().map(|embedding| vec![&mut embedding.table]);
+        let head = self.head.iter_mut().map(Head::parameters_mut);
+        embedding.chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
+    }
+}
+
+fn parameters_of(block: &mut Block) -> Vec<&mut Param> {
+    let mut all = Vec::new();
+    block.parameters_mut(&mut |param| all.push(param));
+    all
 }
 
 fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -> Result<Block> {

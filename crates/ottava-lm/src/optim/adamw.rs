@@ -85,6 +85,9 @@ impl AdamWOptimizer {
     pub fn step(&mut self, params: &mut [&mut Param], casts: &mut Casts, norm: &Tensor) -> Result<()> {
         let (mut on_device, mut offloaded) = (Vec::new(), Groups::default());
         for (param, moments) in params.iter_mut().zip(&mut self.moments) {
+            if param.slice().is_empty() {
+                continue;
+            }
             let mut updated = Updated { param, moments };
             match updated
                 .tensors()
@@ -144,9 +147,9 @@ fn update(
     let mut parameters = Vec::with_capacity(params.len());
     for (Updated { param, moments }, next) in params.iter_mut().zip(&next) {
         let weight_decay = if param.decay { config.weight_decay } else { 0.0 };
-        let seed = param.seed();
+        let (seed, offset) = (param.seed(), param.slice().start);
         let (weight, cast, grad) = param.for_update(next)?;
-        parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, cast });
+        parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, offset, cast });
     }
     adamw(&mut parameters, casts.statistics(), norm, scalars)?;
     params.iter_mut().try_for_each(|updated| updated.param.finish_update(casts))
@@ -192,7 +195,7 @@ impl<'a, 'p> Arriving<'a, 'p> {
 }
 
 fn zeros(param: &Param) -> Result<Moments> {
-    let (device, shape, home) = (param.weights.device(), param.weights.shape(), param.home);
+    let (device, shape, home) = (param.weights.device(), &param.update_shape(), param.home);
     let zeros = |dtype| Tensor::zeros_in(device, shape, dtype, home);
     let scaled = |dtype| ScaledTensor::zeros(device, shape, dtype, home);
     let expanded = || ExpandedTensor::zeros(device, shape, home);

@@ -1,12 +1,11 @@
-//! Data parallelism: each rank trains the whole model on rows of its own. Gradients are summed over ranks and amaxes are merged by their
-//! maximum, so that all ranks make the same update and keep the same weights.
+//! The ranks that share the rows of a step, and what they tell each other.
 
 use crate::data::Shard;
 use crate::error::{Error, Result};
-use crate::param::{Grad, Param};
-use crate::scaling::ScalingState;
-use ottava_tensor::comm::{Comm, Pending, Reduce};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::Device;
+use ottava_tensor::comm::Comm;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// The ranks that share the rows of a step.
 pub struct DataParallel {
@@ -50,29 +49,9 @@ impl DataParallel {
         Shard { rank: self.rank(), world: self.size() }
     }
 
-    /// Sums the gradients of `params` over ranks, and merges the amaxes of the step. Gradients in E4M3 were refused by
-    /// [`Run::shared`](crate::run::Run::shared).
-    pub fn reduce(&self, params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<()> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        let mut pending: Vec<(&mut Param, Pending)> = Vec::with_capacity(params.len());
-        for param in params {
-            let name = param.name().to_string();
-            match param.grad.take() {
-                Some(Grad::Plain(grad)) => pending.push((param, self.comm.all_reduce(&name, Reduce::Sum, grad)?)),
-                Some(Grad::Scaled(_)) => unreachable!("several ranks have no gradients in E4M3"),
-                None => {}
-            }
-        }
-        let amaxes = scaling.amaxes_mut();
-        let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
-        let merged = self.comm.all_reduce("amaxes of casts", Reduce::Max, std::mem::replace(amaxes, empty))?;
-        for (param, pending) in pending {
-            param.grad = Some(Grad::Plain(pending.wait()?));
-        }
-        *amaxes = merged.wait()?;
-        Ok(())
+    /// The collectives of this rank.
+    pub(super) fn comm(&self) -> &Comm {
+        &self.comm
     }
 
     /// The numbers of all ranks, by rank.
@@ -123,6 +102,19 @@ impl DataParallel {
     /// Waits for all ranks after their last step. They may leave then in any order.
     pub fn finish(&self) -> Result<()> {
         Ok(self.comm.finish()?)
+    }
+
+    /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words.
+    pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
+        let told = mine.as_ref().map_err(ToString::to_string);
+        let text = serde_json::to_vec(&told).expect("results of ranks are plain data");
+        let all = self.comm.agree(what, &text)?;
+        mine?;
+        let read = |(rank, bytes): (usize, Vec<u8>)| {
+            let told: Result<T, String> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
+            told.map_err(|words| Error::Rank { rank, words })
+        };
+        all.into_iter().enumerate().map(read).collect()
     }
 
     /// Waits for all ranks.

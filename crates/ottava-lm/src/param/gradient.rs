@@ -2,7 +2,9 @@
 
 use crate::error::Result;
 use crate::level::Gradients;
-use ottava_tensor::ops::{Accumulation, Gradient, Operand, gemm_nt, gemm_nt_add, real_type, scaled, unscaled};
+use ottava_tensor::ops::{
+    Accumulation, Gradient, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, real_type, scaled, unscaled,
+};
 use ottava_tensor::{DType, ScaledTensor, Tensor};
 
 /// The gradient of a parameter.
@@ -67,9 +69,10 @@ impl Grad {
         })
     }
 
-    /// `a · bᵀ`, plus the gradient so far, which is `None` for the first product of a step.
+    /// `a · bᵀ`, plus the gradient so far, which is `None` for the first product of a step; that one is written to `place`, if there is one.
     pub fn plus_product(
         grad: Option<Grad>,
+        place: Option<Tensor>,
         format: GradFormat,
         a: Operand,
         b: Operand,
@@ -81,7 +84,13 @@ impl Grad {
                     gemm_nt_add(a, b, &mut sum, accumulation)?;
                     sum
                 }
-                None => gemm_nt(a, b, format.sums(), accumulation)?,
+                None => match place {
+                    Some(mut place) => {
+                        gemm_nt_into(a, b, &mut place, accumulation)?;
+                        place
+                    }
+                    None => gemm_nt(a, b, format.sums(), accumulation)?,
+                },
             })
         })
     }

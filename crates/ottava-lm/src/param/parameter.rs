@@ -5,11 +5,12 @@ use super::gradient::{Grad, GradFormat};
 use super::weights::{MASTERS, WEIGHTS, Weights};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::level::{Formats, Level, Masters};
+use crate::level::{Formats, Level, Masters, States};
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast, Slot};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, real_type};
-use ottava_tensor::{DType, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, ExpandedTensor, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
+use std::ops::Range;
 
 /// The name of gradients' memory in a dry run.
 const GRADIENTS: &str = "gradients";
@@ -66,6 +67,10 @@ pub struct Param {
     pub home: MemoryKind,
     /// The memory of the weights that layers read.
     read_from: MemoryKind,
+    /// The elements whose master weights and moments this process has; `None` for all.
+    slice: Option<Range<usize>>,
+    /// Memory for the coming gradient.
+    grad_place: Option<Tensor>,
     /// Whether weight decay applies: to matrices, not to norms and biases, as in Hugging Face's trainer.
     pub decay: bool,
 }
@@ -152,7 +157,24 @@ impl Param {
         }
         build.description.parameters += shape.iter().product::<usize>();
         let (decay, read_from) = (shape.len() > 1, MemoryKind::Device);
-        Ok(Param { decay, parts, weights, grad: None, grad_format, cast: None, formats, home, read_from })
+        Ok(Param {
+            decay,
+            parts,
+            weights,
+            grad: None,
+            grad_format,
+            cast: None,
+            formats,
+            home,
+            read_from,
+            slice: None,
+            grad_place: None,
+        })
+    }
+
+    /// Whether layers read the weights from the host's memory.
+    pub fn is_offloaded(&self) -> bool {
+        self.read_from == MemoryKind::Host
     }
 
     /// Moves the weights to the memory from which layers read them. Call it after [`Param::cast_in`].
@@ -188,9 +210,7 @@ impl Param {
     /// Panics if it is stored with a scale.
     pub fn grad_mut(&mut self) -> Result<&mut Tensor> {
         if self.grad.is_none() {
-            let _scope = self.weights.device().scope(GRADIENTS);
-            let zeros = Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?;
-            self.grad = Some(Grad::Plain(zeros));
+            self.grad = Some(Grad::Plain(self.zero_grad()?));
         }
         match &mut self.grad {
             Some(Grad::Plain(grad)) => Ok(grad),
@@ -198,22 +218,52 @@ impl Param {
         }
     }
 
+    /// Makes the next gradient in `memory`, of its shape and type, where there is none yet.
+    pub fn place_grad(&mut self, memory: Tensor) {
+        self.grad_place = Some(memory);
+    }
+
+    /// Whether there is a gradient, or memory for one.
+    pub fn has_grad(&self) -> bool {
+        self.grad.is_some() || self.grad_place.is_some()
+    }
+
+    /// The type of the gradient where it has no scale.
+    pub fn grad_dtype(&self) -> Option<DType> {
+        match self.grad_format {
+            GradFormat::Plain(dtype) => Some(dtype),
+            GradFormat::Scaled(_) => None,
+        }
+    }
+
+    /// A gradient to start from.
+    fn zero_grad(&mut self) -> Result<Tensor> {
+        let _scope = self.weights.device().scope(GRADIENTS);
+        match self.grad_place.take() {
+            Some(mut place) => {
+                place.fill_zero()?;
+                Ok(place)
+            }
+            None => Ok(Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?),
+        }
+    }
+
     /// Adds `a · bᵀ` to the gradient of a matrix; the first product of a step overwrites it.
     pub fn add_product_to_grad(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
         let _scope = self.weights.device().scope(GRADIENTS);
-        let grad = self.grad.take();
-        self.grad = Some(Grad::plus_product(grad, self.grad_format, a, b, accumulation)?);
+        let (grad, place) = (self.grad.take(), self.grad_place.take());
+        self.grad = Some(Grad::plus_product(grad, place, self.grad_format, a, b, accumulation)?);
         Ok(())
     }
 
     /// Runs `add` on the gradient of a matrix, unscaled.
     pub fn add_to_grad(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let _scope = self.weights.device().scope(GRADIENTS);
-        let grad = self.grad.take();
-        self.grad = Some(Grad::plus(grad, self.grad_format, |sum| {
+        let (grad, format) = (self.grad.take(), self.grad_format);
+        self.grad = Some(Grad::plus(grad, format, |sum| {
             let mut sum = match sum {
                 Some(sum) => sum,
-                None => Tensor::zeros(self.weights.device(), self.weights.shape(), self.grad_format.sums())?,
+                None => self.zero_grad()?,
             };
             add(&mut sum)?;
             Ok(sum)
@@ -250,8 +300,52 @@ impl Param {
         Ok(())
     }
 
-    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product.
+    /// Keeps the master weights of `elements` alone, counted over the flat tensor from a multiple of 128 on: their moments and their update
+    /// are this process's, those of the rest another's.
+    ///
+    /// Errors for formats whose scales span the whole tensor.
+    pub fn keep_slice(&mut self, elements: Range<usize>) -> Result<()> {
+        if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
+            return Err(Error::Config(problem));
+        }
+        let shape = self.slice_shape(elements.len());
+        self.weights.keep_master(elements.clone(), &shape)?;
+        self.slice = Some(elements);
+        Ok(())
+    }
+
+    /// Whether this process has a slice of the master weights and moments, which may be empty, and not all of them.
+    pub fn is_sliced(&self) -> bool {
+        self.slice.is_some()
+    }
+
+    /// The elements whose master weights and moments this process has.
+    pub fn slice(&self) -> Range<usize> {
+        self.slice.clone().unwrap_or(0..self.weights.shape().iter().product())
+    }
+
+    /// The shape of master weights, moments and the gradient in an update.
+    pub fn update_shape(&self) -> Vec<usize> {
+        match &self.slice {
+            None => self.weights.shape().to_vec(),
+            Some(elements) => self.slice_shape(elements.len()),
+        }
+    }
+
+    /// The shape of a slice: groups of moments lie within rows.
+    fn slice_shape(&self, elements: usize) -> Vec<usize> {
+        const GROUP: usize = ExpandedTensor::GROUP;
+        match self.formats.states {
+            States::Coat => vec![elements / GROUP, GROUP],
+            _ => vec![elements],
+        }
+    }
+
+    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product, or in a slice.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<Option<NextCast>> {
+        if self.slice.is_some() {
+            return Ok(None);
+        }
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = casts.scales.next_cast(cast.slot)?;
         match next {
@@ -287,7 +381,7 @@ impl Param {
 
     /// Casts updated weights whose scales depend on them.
     pub fn finish_update(&mut self, casts: &mut Casts) -> Result<()> {
-        let Some(cast) = &mut self.cast else { return Ok(()) };
+        let (Some(cast), None) = (&mut self.cast, &self.slice) else { return Ok(()) };
         if let Some(amax) = cast.amax.take() {
             cast.frozen.replace(casts.own_scale(cast.slot, amax)?)?;
         } else if !matches!(casts.scales.next_cast(cast.slot)?, NextCast::Later) {

@@ -4,7 +4,8 @@ use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
 use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
-use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+use ottava_tensor::{DType, Device, MemoryKind, ScaledTensor, Tensor};
+use std::ops::Range;
 
 /// Scopes of memory in a dry run.
 pub(super) const WEIGHTS: &str = "weights";
@@ -66,6 +67,24 @@ impl Weights {
         Ok(())
     }
 
+    /// Keeps `elements` of the master, in this shape.
+    pub fn keep_master(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
+        let Some(Master::Full(tensor) | Master::Rest(tensor)) = &mut self.master else { return Ok(()) };
+        let kept = tensor.reshape(&[tensor.len()])?.rows(elements.start, elements.end)?;
+        let mut slice = Tensor::zeros_in(tensor.device(), shape, tensor.dtype(), tensor.memory_kind())?;
+        match tensor.memory_kind() {
+            MemoryKind::Device => slice.copy_from(0, &kept.reshape(shape)?)?,
+            MemoryKind::Host => slice.write_bytes(&kept.read_bytes()?)?,
+        }
+        *tensor = slice;
+        Ok(())
+    }
+
+    /// Takes the stored weights out, to be replaced by [`Weights::set_value`].
+    pub fn take_value(&mut self) -> Option<Tensor> {
+        self.value.take()
+    }
+
     /// The weights in the compute type, as layers read them.
     pub fn value(&self) -> Result<Tensor> {
         self.value_from(None)
@@ -91,7 +110,7 @@ impl Weights {
         }
     }
 
-    /// Sets the weights that layers read and leaves the master: for finite differences.
+    /// Sets the weights that layers read, or a slice of them during an update, and leaves the master.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
     }

@@ -403,13 +403,9 @@ impl Trainer {
         files.events.scalars(step, &scalars)
     }
 
-    /// Saves a checkpoint of the current step, flushes metrics and draws the plot; `None` on ranks that write no files.
+    /// Saves a checkpoint of the current step, of which each rank writes its part; on the leading rank returns its path, flushes metrics
+    /// and draws the plot.
     fn save(&mut self) -> Result<Option<PathBuf>> {
-        let Some(files) = &mut self.files else { return Ok(None) };
-        files.sync()?;
-        let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
-        let plot = self.config.output_dir.join("loss.svg");
-        replace_file(&RealFs, &plot, loss_svg(&title, &self.losses, &self.eval_losses).as_bytes())?;
         let progress = Progress {
             step: self.step,
             tokens: self.tokens,
@@ -421,14 +417,26 @@ impl Trainer {
             pending: self.pending.clone(),
         };
         let folder = checkpoints(&self.config.output_dir);
-        let mut writer = CheckpointWriter::begin(&RealFs, &folder, self.step)?;
-        files.save(&self.config.output_dir, &mut writer)?;
-        let path = training::save(writer, &self.template, &mut self.run.model, &mut self.run.optimizer, &progress)?;
+        let writer = self.files.is_some().then(|| self.begin_checkpoint(&folder));
+        let Run { model, optimizer, .. } = &mut self.run;
+        let path = training::save(writer, &self.template, model, optimizer, &progress, &self.ranks)?;
         let limit = self.config.training.save_total_limit;
-        if limit > 0 {
+        if self.leads() && limit > 0 {
             delete_old(&RealFs, &folder, limit, &[self.step])?;
         }
-        Ok(Some(path))
+        Ok(path)
+    }
+
+    /// Puts what belongs to a checkpoint on disk, and begins it in `folder`.
+    fn begin_checkpoint(&mut self, folder: &Path) -> Result<CheckpointWriter<'static>> {
+        let files = self.files.as_mut().expect("the rank that writes files");
+        files.sync()?;
+        let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
+        let plot = self.config.output_dir.join("loss.svg");
+        replace_file(&RealFs, &plot, loss_svg(&title, &self.losses, &self.eval_losses).as_bytes())?;
+        let mut writer = CheckpointWriter::begin(&RealFs, folder, self.step)?;
+        files.save(&self.config.output_dir, &mut writer)?;
+        Ok(writer)
     }
 
     /// Tokens per optimizer step, of all ranks.

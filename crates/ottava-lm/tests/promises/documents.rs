@@ -6,7 +6,7 @@ use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::param::{MemoryPolicy, Purpose};
+use ottava_lm::param::{KeepGradients, MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::step::TrainStep;
@@ -28,7 +28,9 @@ fn documents(recipe: &Recipe, device: &Device, recompute: Recompute, sequences: 
     let mut model = model(recipe, device, MemoryPolicy { recompute, ..MemoryPolicy::FULL });
     let [inputs, targets] = batch("documents", 3, TOKENS, 96).map(|ids| ids.to_device(device).unwrap());
     let scale = on_device(recipe, device, 0.01);
-    let losses = model.losses_and_gradients(&inputs, &targets, sequences, &scale, StepPrecision::Recipe).unwrap();
+    let losses = model
+        .losses_and_gradients(&inputs, &targets, sequences, &scale, StepPrecision::Recipe, &mut KeepGradients)
+        .unwrap();
     let mut seen = vec![("losses".to_string(), values(&losses))];
     seen.extend(gradients(&mut model));
     seen

@@ -6,7 +6,7 @@ use crate::setup::{
 };
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, Span};
-use ottava_lm::param::{MemoryPolicy, Purpose};
+use ottava_lm::param::{KeepGradients, MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::ops::cast;
@@ -172,9 +172,12 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     }
     let scale = cast(&Tensor::from_slice(device, &[1], &[1.0 / (ROWS * TOKENS) as f64]).unwrap(), DType::F32).unwrap();
     let head = parts.last_mut().expect("there is one");
-    let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale).unwrap();
+    let (_, mut dy) = head.losses_and_gradient(&x, &targets, &scale, &mut KeepGradients).unwrap();
     for (i, (part, kept)) in parts.iter_mut().zip(saved).enumerate().rev() {
-        let Some(dx) = part.backward(dy.clone(), kept, &sequences, StepPrecision::Recipe).unwrap() else { break };
+        let Some(dx) = part.backward(dy.clone(), kept, &sequences, StepPrecision::Recipe, &mut KeepGradients).unwrap()
+        else {
+            break;
+        };
         if i == sizes.layers + 1 {
             dy = dx;
             continue;

@@ -7,7 +7,7 @@ use ottava_lm::layers::{
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, Logits, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
-use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
+use ottava_lm::param::{Builder, Fetched, Init, KeepGradients, MemoryPolicy, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, ScalingState};
@@ -231,7 +231,7 @@ pub fn losses_and_gradients(
 ) -> ottava_lm::Result<Tensor> {
     let scale = on_device(decoder.recipe(), decoder.device(), scale);
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe)
+    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe, &mut KeepGradients)
 }
 
 pub fn precision(high: bool) -> StepPrecision {
@@ -402,7 +402,7 @@ impl Training {
         for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             let weight_decay = if param.decay { 0.1 } else { 0.0 };
             let (weight, _, grad) = param.for_update(&None).expect("backward has run");
-            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, cast: None };
+            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, cast: None };
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
             param.clear_grad();
         }

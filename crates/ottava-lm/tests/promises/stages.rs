@@ -3,7 +3,7 @@
 use crate::setup::{Seeded, batch, gradients, on_device, recipes, sequences, tiny_llama};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, Span};
-use ottava_lm::param::{MemoryPolicy, Purpose};
+use ottava_lm::param::{KeepGradients, MemoryPolicy, Purpose};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::Recompute;
 use ottava_tensor::testing::values;
@@ -40,10 +40,10 @@ fn run(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], in_flight: bool) -> 
         };
         let mut backward = |stages: &mut [Decoder], (x, saved): (Tensor, Vec<_>), targets: &Tensor| {
             let head = stages.last_mut().unwrap();
-            let (losses, mut dy) = head.losses_and_gradient(&x, targets, &scale).unwrap();
+            let (losses, mut dy) = head.losses_and_gradient(&x, targets, &scale, &mut KeepGradients).unwrap();
             seen.push((format!("losses of step {step}"), values(&losses)));
             for (stage, saved) in stages.iter_mut().zip(saved).rev() {
-                match stage.backward(dy.clone(), saved, &rows, StepPrecision::Recipe).unwrap() {
+                match stage.backward(dy.clone(), saved, &rows, StepPrecision::Recipe, &mut KeepGradients).unwrap() {
                     Some(dx) => dy = dx,
                     None => break,
                 }

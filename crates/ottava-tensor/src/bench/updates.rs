@@ -19,7 +19,8 @@ struct Case {
 impl Case {
     fn update(&mut self, weight: AdamWWeight, cast: Option<WeightCast>) -> Result<()> {
         let grad = self.scaled.as_ref().map_or(Gradient::Plain(&self.plain), Gradient::Scaled);
-        let parameter = AdamWParameter { weight, moments: &mut self.moments, grad, weight_decay: 0.1, seed: 7, cast };
+        let parameter =
+            AdamWParameter { weight, moments: &mut self.moments, grad, weight_decay: 0.1, seed: 7, offset: 0, cast };
         adamw(&mut [parameter], &mut self.seen, &self.norm, &self.scalars)
     }
 }

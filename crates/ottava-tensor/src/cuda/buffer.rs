@@ -3,12 +3,15 @@
 use super::device::CudaDevice;
 use super::driver::Stream;
 use crate::error::{Error, Result};
+use crate::parts::{Memory, Part};
 use crate::tracker::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Device memory, returned to the pool when dropped. New memory is uninitialised.
-pub struct DeviceBuffer {
+/// Device memory or a part of it, returned to the pool when the last part is dropped. New memory is uninitialised.
+pub struct DeviceBuffer(Part<DeviceMemory>);
+
+struct DeviceMemory {
     device: Arc<CudaDevice>,
     pointer: u64,
     bytes: usize,
@@ -16,69 +19,85 @@ pub struct DeviceBuffer {
     _entry: Option<Entry>,
 }
 
+impl Memory for DeviceMemory {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl CudaDevice {
     /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let (pointer, entry) = self.take_memory(bytes)?;
-        Ok(DeviceBuffer { device: self.clone(), pointer, bytes, _entry: entry })
+        Ok(DeviceBuffer(Part::whole(DeviceMemory { device: self.clone(), pointer, bytes, _entry: entry })))
     }
 }
 
 impl DeviceBuffer {
-    /// The device address, a multiple of 256.
+    /// The device address, a multiple of 256 where the buffer is not a part.
     pub fn ptr(&self) -> u64 {
-        self.pointer
+        self.0.memory().pointer + self.0.start() as u64
+    }
+
+    /// Cuts out `ranges` of its bytes.
+    pub(crate) fn split(self, ranges: &[Range<usize>]) -> Result<Vec<DeviceBuffer>> {
+        Ok(self.0.split(ranges)?.into_iter().map(DeviceBuffer).collect())
+    }
+
+    /// The buffer that was split.
+    pub(crate) fn join(parts: Vec<DeviceBuffer>) -> Result<DeviceBuffer> {
+        Part::join(parts.into_iter().map(|part| part.0).collect()).map(DeviceBuffer)
     }
 
     /// Length in bytes, as asked for.
     pub fn len(&self) -> usize {
-        self.bytes
+        self.0.len()
     }
 
     /// True for a buffer of no bytes.
     pub fn is_empty(&self) -> bool {
-        self.bytes == 0
+        self.len() == 0
     }
 
     /// The device the memory belongs to.
     pub fn device(&self) -> &Arc<CudaDevice> {
-        &self.device
+        &self.0.memory().device
     }
 
     /// Copies from the host to byte `offset`, and synchronises.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.address(offset, bytes.len())?;
-        let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else {
-            self.device.trace(|| format!("write {}", bytes.len()));
+        let Some(context) = self.device().context().filter(|_| !bytes.is_empty()) else {
+            self.device().trace(|| format!("write {}", bytes.len()));
             return Ok(());
         };
         // SAFETY: the range was checked, and `bytes` is borrowed until the synchronisation.
         unsafe { context.copy_to_device(Stream::Compute, to, bytes.as_ptr(), bytes.len())? };
-        self.device.synchronize()
+        self.device().synchronize()
     }
 
     /// Copies `out.len()` bytes from byte `offset` to the host, and synchronises; zeros in a dry run.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.address(offset, out.len())?;
-        let Some(context) = self.device.context().filter(|_| !out.is_empty()) else {
-            self.device.trace(|| format!("read {}", out.len()));
+        let Some(context) = self.device().context().filter(|_| !out.is_empty()) else {
+            self.device().trace(|| format!("read {}", out.len()));
             out.fill(0);
             return Ok(());
         };
         // SAFETY: the range was checked, and `out` is borrowed until the synchronisation.
         unsafe { context.copy_to_host(Stream::Compute, out.as_mut_ptr(), from, out.len())? };
-        self.device.synchronize()
+        self.device().synchronize()
     }
 
     /// Enqueues a copy of `bytes` from another buffer of the same device.
     pub fn copy_from(&mut self, offset: usize, src: &DeviceBuffer, src_offset: usize, bytes: usize) -> Result<()> {
-        if !Arc::ptr_eq(&self.device, &src.device) {
-            let (expected, got) = (self.device.describe(), src.device.describe());
+        if !Arc::ptr_eq(self.device(), src.device()) {
+            let (expected, got) = (self.device().describe(), src.device().describe());
             return Err(Error::Placement { what: "copy_from: src".to_string(), expected, got });
         }
         let (to, from) = (self.address(offset, bytes)?, src.address(src_offset, bytes)?);
-        let Some(context) = self.device.context().filter(|_| bytes > 0) else {
-            self.device.trace(|| format!("copy {bytes} to +{offset}"));
+        let Some(context) = self.device().context().filter(|_| bytes > 0) else {
+            self.device().trace(|| format!("copy {bytes} to +{offset}"));
             return Ok(());
         };
         // SAFETY: both ranges were checked; `&mut self` and `&src` are different buffers.
@@ -88,8 +107,8 @@ impl DeviceBuffer {
     /// Enqueues a fill of `bytes` from byte `offset` with zeros.
     pub fn fill_zero(&mut self, offset: usize, bytes: usize) -> Result<()> {
         let to = self.address(offset, bytes)?;
-        let Some(context) = self.device.context().filter(|_| bytes > 0) else {
-            self.device.trace(|| format!("zero {bytes}"));
+        let Some(context) = self.device().context().filter(|_| bytes > 0) else {
+            self.device().trace(|| format!("zero {bytes}"));
             return Ok(());
         };
         // SAFETY: the range was checked.
@@ -98,17 +117,17 @@ impl DeviceBuffer {
 
     /// Errors unless the buffer has `bytes` bytes.
     pub(super) fn expect_len(&self, bytes: usize) -> Result<()> {
-        match self.bytes == bytes {
+        match self.len() == bytes {
             true => Ok(()),
-            false => Err(Error::Value(format!("a buffer of {} bytes cannot be copied to one of {bytes}", self.bytes))),
+            false => Err(Error::Value(format!("a buffer of {} bytes cannot be copied to one of {bytes}", self.len()))),
         }
     }
 
     /// The address of a range; an error if it exceeds the buffer.
     fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(self.pointer + offset as u64),
-            _ => Err(out_of_range(&(offset..offset.saturating_add(bytes)), self.bytes)),
+            Some(end) if end <= self.len() => Ok(self.ptr() + offset as u64),
+            _ => Err(out_of_range(&(offset..offset.saturating_add(bytes)), self.len())),
         }
     }
 }
@@ -117,7 +136,7 @@ fn out_of_range(range: &Range<usize>, length: usize) -> Error {
     Error::Value(format!("bytes {range:?} lie outside a buffer of {length}"))
 }
 
-impl Drop for DeviceBuffer {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.device.free_memory(self.pointer, self.bytes);
     }

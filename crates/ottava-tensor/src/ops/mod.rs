@@ -39,7 +39,7 @@ pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite,
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
-pub use global_norm::global_norm;
+pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::kernels;
 pub use quantize::blocks::quantize_blocks;

@@ -66,25 +66,33 @@ fn ranks_train_as_one_process_does() {
     }
 }
 
+/// What ranks divide changes no bit, and a checkpoint of one division is read by any other.
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks() {
+fn a_run_goes_on_with_other_ranks_and_another_division() {
+    // A schedule that does not depend on the number of steps.
+    const RATE: [&str; 2] = ["--set", "lr_scheduler_type=constant"];
     let unbroken = Run::new();
-    unbroken.succeed(&train(&["--set", "max_steps=6", "--ranks", "2"]));
+    unbroken.succeed(&train(&[&RATE[..], &["--set", "max_steps=6", "--ranks", "2"]].concat()));
     let run = Run::new();
-    run.succeed(&train(&["--set", "max_steps=2", "--ranks", "2"]));
-    run.succeed(&train(&["--set", "max_steps=4", "--ranks", "4", "--resume"]));
-    run.succeed(&train(&["--set", "max_steps=6", "--resume"]));
-    assert_eq!(steps(&run.path("run/metrics.jsonl")), steps(&unbroken.path("run/metrics.jsonl")));
-    for (a, b) in losses(&unbroken).iter().zip(losses(&run)).take(2) {
-        assert_eq!(*a, b, "the same ranks give the same bits");
-    }
+    let go = |to: &str, ranks: &str, zero: &str, more: &[&str]| {
+        let (to, zero) = (format!("max_steps={to}"), format!("parallel.zero={zero}"));
+        run.succeed(&train(&[&RATE[..], &["--set", &to, "--set", &zero, "--ranks", ranks], more].concat()));
+    };
+    go("2", "2", "1", &[]);
+    go("4", "2", "0", &["--resume"]);
+    go("6", "2", "1", &["--resume"]);
+    assert_eq!(losses(&unbroken), losses(&run), "the same ranks give the same bits");
+    go("8", "4", "2", &["--resume"]);
+    go("9", "1", "0", &["--resume"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=9).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_rank_that_dies_is_named_and_all_end() {
     for victim in [0, 1, 2] {
         let run = Run::new();
-        let mut child = spawn(&run, &train(&["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"]));
+        let long = ["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"];
+        let mut child = spawn(&run, &train(&[&long[..], &["--set", "parallel.zero=1"]].concat()));
         run.wait_for_steps(&mut child, 8);
         let others = children(&child);
         assert_eq!(others.len(), 3);

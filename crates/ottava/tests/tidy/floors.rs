@@ -13,6 +13,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("error", 0),
             ("fp8", 0),
             ("granularity", 0),
+            ("parts", 0),
             ("cuda", 1),
             ("host_transfer", 1),
             ("device", 1),

@@ -5,7 +5,7 @@ struct Part {
     Tensors of;
     float* amax;
     u32 rows, columns;
-    u64 end;
+    u32 end, offset;        // in units of 128 elements
 };
 struct Parts { Part at[PARTS]; };
 
@@ -120,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* nor
     if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
-    const Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
+    Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
+    how.offset = 128ull * piece.part.offset;
     float largest = 0.0f;
     piece.walk([&](const Raw& raw, const Place& place) {
         const bool any = place.valid > 0;

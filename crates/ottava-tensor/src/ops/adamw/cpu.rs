@@ -113,7 +113,7 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
         AdamWWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
         AdamWWeight::Stochastic { weight } => Chunk::plain(weight, size),
     };
-    let grad = parameter.grad;
+    let (grad, first) = (parameter.grad, parameter.offset);
     let pieces = weight.into_par_iter().zip(m).zip(v).enumerate().map(|(i, ((weight, m), v))| {
         let start = i * size;
         let length = size.min(grad.values().len() - start);
@@ -130,7 +130,7 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
             None => new.map(|new| new.iter().fold(0f32, |largest, x| largest.max(x.abs()))),
             Some(powers) => {
                 for (k, piece) in pieces.iter_mut().enumerate() {
-                    piece.store(&new[k], Rounding { power: powers[k], seed, kind: k as u64, start });
+                    piece.store(&new[k], Rounding { power: powers[k], seed, kind: k as u64, start: first + start });
                 }
                 [0.0; 3]
             }

@@ -1,4 +1,4 @@
-use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, WeightCast, WeightCopy};
+use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, SLICE_UNIT, WeightCast, WeightCopy};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::{CastScale, quantize};
@@ -222,7 +222,7 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
             Some(WeightCast::Amax(amax)) => amax.device_ptr_mut(),
             _ => 0,
         };
-        args.extend([Arg::Ptr(amax), pack(rows, columns), Arg::U64(end as u64)]);
+        args.extend([Arg::Ptr(amax), pack(rows, columns), pack(end, parameter.offset / SLICE_UNIT)]);
     }
     args.resize((WORDS + 3) * PARTS, Arg::U64(0));
     (args, end)

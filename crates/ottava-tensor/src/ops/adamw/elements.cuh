@@ -50,7 +50,7 @@ constexpr float LARGEST_V = max_finite<MomentTypes<ScaledMoments>::V>();
 // Values shared by all elements of a parameter.
 struct Update {
     float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, divisor, inverse;
-    u64 seed;
+    u64 seed, offset;
     bool usual;
     float grad_scale, scale, m_scale, v_scale;
     float power, m_power, v_power, new_scale;
@@ -266,14 +266,14 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
     } else if (any) {
         if (SCALED_M) scale8(x.m, how.m_power);
         if (SCALED_M) scale8(x.v, how.v_power);
-        if (MOMENTS == Bfloat16) round_stochastically(x.m, how.seed, place.at, 1);
-        if (MOMENTS == Bfloat16) round_stochastically(x.v, how.seed, place.at, 2);
+        if (MOMENTS == Bfloat16) round_stochastically(x.m, how.seed, how.offset + place.at, 1);
+        if (MOMENTS == Bfloat16) round_stochastically(x.v, how.seed, how.offset + place.at, 2);
         write8(of.m + place.at, pack8<M>(x.m), place);
         write8(of.v + place.at, pack8<V>(x.v), place);
     }
     Eight<X> read = {};
     if (!any) return read;
-    if (WEIGHTS == Chance) round_stochastically(x.w, how.seed, place.at, 0);
+    if (WEIGHTS == Chance) round_stochastically(x.w, how.seed, how.offset + place.at, 0);
     if constexpr (WEIGHTS == Split) {
         u32 rest[4] = {};
 #pragma unroll

@@ -235,7 +235,10 @@ pub enum WeightCast<'a> {
     },
 }
 
-/// The tensors of one parameter, all of one shape.
+/// Elements that the start of a slice is a multiple of.
+const SLICE_UNIT: usize = 128;
+
+/// The tensors of one parameter, or of a slice of one, all of one shape.
 #[derive(Debug)]
 pub struct AdamWParameter<'a> {
     /// The weights.
@@ -246,8 +249,11 @@ pub struct AdamWParameter<'a> {
     pub grad: Gradient<'a>,
     /// Weight decay per unit of learning rate.
     pub weight_decay: f64,
-    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on `(seed, t, i)`.
+    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
+    /// `(seed, t, offset + i)`.
     pub seed: u64,
+    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast.
+    pub offset: usize,
     /// The cast of the new weights. Codes require a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
 }
@@ -345,9 +351,18 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
         }
         AdamWWeight::Stochastic { weight } => tensor("adamw: weight", weight, &[DType::BF16])?,
     }
+    if !parameter.offset.is_multiple_of(SLICE_UNIT) {
+        return Err(Error::Value(format!(
+            "adamw: a slice starts at element {}, not at a multiple of 128",
+            parameter.offset
+        )));
+    }
     match &parameter.cast {
         None => Ok(()),
         Some(WeightCast::Amax(amax)) => expect_amax(amax, device),
+        Some(WeightCast::Codes { .. }) if parameter.offset > 0 => {
+            Err(Error::Value("adamw: only whole parameters are cast to codes".into()))
+        }
         Some(WeightCast::Codes { scale, slot, into }) => {
             let granularity = match *scale {
                 CastScale::Given(scale) => {

@@ -112,8 +112,15 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
                 scalars.set(&how).unwrap();
                 let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::OnDemand(DType::BF16) };
                 let (grad, moments_of) = (Gradient::Scaled(&grad), &mut moments);
-                let parameter =
-                    AdamWParameter { weight, moments: moments_of, grad, weight_decay: 0.1, seed: 0, cast: None };
+                let parameter = AdamWParameter {
+                    weight,
+                    moments: moments_of,
+                    grad,
+                    weight_decay: 0.1,
+                    seed: 0,
+                    offset: 0,
+                    cast: None,
+                };
                 let mut unread = CastStatistics::new(&device, 1).unwrap();
                 adamw(&mut [parameter], &mut unread, &norm, &scalars).unwrap();
 
@@ -170,6 +177,7 @@ fn expanded_moments_match_the_formulas_of_coat() {
                 grad: Gradient::Plain(&grad),
                 weight_decay: 0.1,
                 seed: 0,
+                offset: 0,
                 cast: None,
             };
             let norm = Tensor::from_slice(&device, &[1], &[1f32]).unwrap();

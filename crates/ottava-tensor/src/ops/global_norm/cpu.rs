@@ -1,22 +1,22 @@
+use crate::DType;
 use crate::element::Float;
 use crate::fp8::E4M3;
 use crate::ops::Gradient;
-use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
 const CHUNK: usize = 1 << 14;
 
-pub(super) fn global_norm(gradients: &[Gradient], norm: &mut Tensor) {
-    let sum: f64 = gradients
+/// The sum of squares of each gradient.
+pub(super) fn sums_of_squares(gradients: &[Gradient]) -> Vec<f64> {
+    gradients
         .iter()
         .map(|gradient| match gradient {
             Gradient::Plain(x) if x.dtype() == DType::F32 => sum_of_squares::<f32>(x.host(), 1.0),
             Gradient::Plain(x) => sum_of_squares::<bf16>(x.host(), 1.0),
             Gradient::Scaled(x) => sum_of_squares::<E4M3>(x.values.host(), x.scale_inv.host::<f32>()[0]),
         })
-        .sum();
-    norm.host_mut()[0] = sum.sqrt() as f32;
+        .collect()
 }
 
 /// Chunks are summed in order, independent of the number of threads.

@@ -1,7 +1,7 @@
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::Gradient;
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 
 kernel_source!(
     "global_norm";
@@ -22,10 +22,11 @@ fn variant(gradient: &Gradient) -> usize {
     }
 }
 
-pub(super) fn global_norm(gpu: &CudaDevice, gradients: &[Gradient], norm: &mut Tensor) -> Result<()> {
+/// The sum of squares of each chunk of each gradient.
+pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gradient]) -> Result<Tensor> {
     let blocks = |x: &Gradient| x.values().len().div_ceil(CHUNK);
     let count = gradients.iter().map(blocks).sum::<usize>();
-    let mut partial = Tensor::empty(norm.device(), &[count], DType::F64)?;
+    let mut partial = Tensor::empty(device, &[count], DType::F64)?;
     let mut first = 0;
     for (i, &defines) in VARIANTS.iter().enumerate() {
         let alike: Vec<&Gradient> = gradients.iter().filter(|x| variant(x) == i).collect();
@@ -51,8 +52,20 @@ pub(super) fn global_norm(gpu: &CudaDevice, gradients: &[Gradient], norm: &mut T
             first += end as usize;
         }
     }
-    let args = [Arg::Ptr(norm.device_ptr_mut()), Arg::Ptr(partial.device_ptr()), Arg::I32(count as i32)];
-    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry: "root_of_sum" };
-    // SAFETY: `partial` has `count` elements, all written above; `norm` has one.
+    Ok(partial)
+}
+
+pub(super) fn root_of_sum(gpu: &CudaDevice, partial: &Tensor, root: &mut Tensor) -> Result<()> {
+    total(gpu, "root_of_sum", partial, root)
+}
+
+pub(super) fn sum(gpu: &CudaDevice, partial: &Tensor, sum: &mut Tensor) -> Result<()> {
+    total(gpu, "sum", partial, sum)
+}
+
+fn total(gpu: &CudaDevice, entry: &'static str, partial: &Tensor, total: &mut Tensor) -> Result<()> {
+    let args = [Arg::Ptr(total.device_ptr_mut()), Arg::Ptr(partial.device_ptr()), Arg::I32(partial.len() as i32)];
+    let kernel = Kernel { source: &SOURCE, defines: VARIANTS[0], entry };
+    // SAFETY: `partial` has as many elements as the count says, and `total` one, of F32 for a root and of F64 for a sum.
     unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0, &args) }
 }

@@ -46,11 +46,19 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// One block.
-extern "C" __global__ void __launch_bounds__(1024) root_of_sum(float* norm, const double* partial, int n) {
+__device__ __forceinline__ double total(const double* partial, int n) {
     double sum = 0.0;
 #pragma unroll 8
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += partial[i];
-    sum = block_sum(sum);
+    return block_sum(sum);
+}
+// One block.
+extern "C" __global__ void __launch_bounds__(1024) root_of_sum(float* norm, const double* partial, int n) {
+    const double sum = total(partial, n);
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
+}
+// One block.
+extern "C" __global__ void __launch_bounds__(1024) sum(double* all, const double* partial, int n) {
+    const double sum = total(partial, n);
+    if (threadIdx.x == 0) *all = sum;
 }

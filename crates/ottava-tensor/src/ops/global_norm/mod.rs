@@ -12,6 +12,35 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 
 /// `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are F64.
 pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
+    root_of_sum(&sums_of_squares(gradients)?)
+}
+
+/// `Σ x²` over all elements of all `gradients`, as F64 `[1]`: what one rank adds to a norm.
+pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
+    let partial = sums_of_squares(gradients)?;
+    let mut sum = Tensor::empty(partial.device(), &[1], DType::F64)?;
+    match partial.device() {
+        Device::Cpu => sum.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>(),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::sum(gpu, &partial, &mut sum)?,
+    }
+    Ok(sum)
+}
+
+/// `sqrt(Σ x)` of F64 `partial` `[n]`, added in order, as F32 `[1]`.
+pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
+    partial.expect_dtype("root_of_sum: partial sums", &[DType::F64])?;
+    let mut root = Tensor::empty(partial.device(), &[1], DType::F32)?;
+    match partial.device() {
+        Device::Cpu => root.host_mut()[0] = partial.host::<f64>().iter().sum::<f64>().sqrt() as f32,
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::root_of_sum(gpu, partial, &mut root)?,
+    }
+    Ok(root)
+}
+
+/// Partial sums of squares, F64 `[n]`.
+fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let first = gradients.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?.values();
     for gradient in gradients {
         let types: &[DType] = match gradient {
@@ -21,11 +50,9 @@ pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
         gradient.values().expect_dtype("global_norm: tensor", types)?;
         gradient.values().expect_device("global_norm: tensor", first.device())?;
     }
-    let mut norm = Tensor::empty(first.device(), &[1], DType::F32)?;
     match first.device() {
-        Device::Cpu => cpu::global_norm(gradients, &mut norm),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::global_norm(gpu, gradients, &mut norm)?,
+        Device::Cpu => Ok(Tensor::from_slice(first.device(), &[gradients.len()], &cpu::sums_of_squares(gradients))?),
+        Device::DryCpu(_) => Tensor::empty(first.device(), &[gradients.len()], DType::F64),
+        Device::Cuda(gpu) => cuda::sums_of_squares(gpu, first.device(), gradients),
     }
-    Ok(norm)
 }

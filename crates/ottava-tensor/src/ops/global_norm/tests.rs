@@ -1,4 +1,4 @@
-use super::global_norm;
+use super::{global_norm, root_of_sum, sum_of_squares};
 use crate::ops::{Gradient, scaled};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device, Tensor};
@@ -28,6 +28,20 @@ fn squares_beyond_binary32_count() {
         let x = Tensor::from_slice(&Device::Cpu, &[x.len()], &x).unwrap();
         parity(&[x], Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![norm(x)]));
     }
+}
+
+#[test]
+fn sums_of_slices_give_the_norm_of_the_whole() {
+    let inputs = [3000, 300_000].map(|n| normals("g", &[n], DType::F32));
+    parity(&inputs, Tolerance::Steps(DType::F32, 1.0), |x| {
+        let (ours, theirs) = (x[1].rows(0, 100_096)?, x[1].rows(100_096, 300_000)?);
+        let mut sums = Tensor::zeros(x[0].device(), &[2], DType::F64)?;
+        sums.copy_from(0, &sum_of_squares(&[Gradient::Plain(&x[0]), Gradient::Plain(&ours)])?)?;
+        sums.copy_from(1, &sum_of_squares(&[Gradient::Plain(&theirs)])?)?;
+        let got = root_of_sum(&sums)?;
+        assert_eq!(values(&got), values(&norm(x)));
+        Ok(vec![got])
+    });
 }
 
 #[test]

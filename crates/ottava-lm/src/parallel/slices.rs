@@ -1,0 +1,111 @@
+//! Which rank owns which elements of the matrices of a unit: pure arithmetic, the same on every rank.
+//!
+//! A unit (a block, the embedding, the head) is a flat buffer in which each matrix starts at a multiple of [`GRANULE`] elements. It is cut
+//! into equal slices, one per rank, so that one gather and one reduction serve the unit, and slices balance whatever the shapes are. Cuts
+//! lie at multiples of [`GRANULE`], so that a group of 128 elements with one scale is never divided where rows are multiples of it.
+
+use std::ops::Range;
+
+/// Elements between two possible cuts, and between possible starts of matrices.
+pub const GRANULE: usize = 128;
+
+/// The matrices of a unit in a flat buffer, cut into one slice per rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slices {
+    /// Where each matrix lies in the buffer.
+    matrices: Vec<Range<usize>>,
+    /// Elements of a slice.
+    slice: usize,
+    ranks: usize,
+}
+
+impl Slices {
+    /// Slices for `ranks` ranks of matrices of these numbers of elements. Panics without ranks.
+    pub fn new(lengths: impl IntoIterator<Item = usize>, ranks: usize) -> Slices {
+        let mut end = 0;
+        let place = |length| {
+            let start = usize::next_multiple_of(end, GRANULE);
+            end = start + length;
+            start..end
+        };
+        let matrices = lengths.into_iter().map(place).collect();
+        Slices { matrices, slice: end.div_ceil(GRANULE).div_ceil(ranks) * GRANULE, ranks }
+    }
+
+    /// Elements of each slice, padding included.
+    pub fn slice_len(&self) -> usize {
+        self.slice
+    }
+
+    /// Elements of the whole buffer, padding included.
+    pub fn padded_len(&self) -> usize {
+        self.slice * self.ranks
+    }
+
+    /// Where the matrices lie in the buffer.
+    pub fn matrices(&self) -> &[Range<usize>] {
+        &self.matrices
+    }
+
+    /// The elements of each matrix in the slice of `rank`, counted from the start of the matrix; empty ranges for those without any.
+    pub fn owned(&self, rank: usize) -> Vec<Range<usize>> {
+        let slice = rank * self.slice..(rank + 1) * self.slice;
+        let of = |matrix: &Range<usize>| {
+            let start = matrix.start.max(slice.start).min(matrix.end);
+            start - matrix.start..matrix.end.min(slice.end).max(start) - matrix.start
+        };
+        self.matrices.iter().map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Numbers of elements as models have them: norms, biases, matrices, and awkward ones.
+    fn lengths() -> impl Strategy<Value = Vec<usize>> {
+        let matrix = (1..40usize, 1..40usize).prop_map(|(rows, columns)| rows * columns * GRANULE);
+        let length = prop_oneof![0..300usize, Just(GRANULE), matrix, 1..5_000_000usize];
+        proptest::collection::vec(length, 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn every_element_has_one_owner(lengths in lengths(), ranks in prop_oneof![1..9usize, 1..4097usize]) {
+            let slices = Slices::new(lengths.clone(), ranks);
+            let mut next = vec![0; lengths.len()];
+            for rank in 0..ranks {
+                for (matrix, owned) in slices.owned(rank).into_iter().enumerate() {
+                    if owned.is_empty() {
+                        continue;
+                    }
+                    prop_assert_eq!(owned.start, next[matrix], "no gap and no overlap");
+                    prop_assert!(owned.start % GRANULE == 0, "cuts lie at granules");
+                    next[matrix] = owned.end;
+                    let start = slices.matrices()[matrix].start;
+                    let slice = rank * slices.slice_len()..(rank + 1) * slices.slice_len();
+                    let at = start + owned.start..start + owned.end;
+                    prop_assert!(slice.start <= at.start && at.end <= slice.end, "a gather in place puts it there");
+                }
+            }
+            prop_assert_eq!(next, lengths);
+        }
+
+        /// Slices are equal; they pad less than a granule per rank and matrix.
+        #[test]
+        fn slices_balance(lengths in lengths(), ranks in 1..4097usize) {
+            let slices = Slices::new(lengths.clone(), ranks);
+            let elements: usize = lengths.iter().sum();
+            prop_assert!(slices.padded_len() < elements + GRANULE * (ranks + lengths.len()));
+        }
+    }
+
+    #[test]
+    fn a_block_of_llama_2_7b_wastes_nothing_on_any_power_of_two() {
+        let lengths = [12288 * 4096, 4096 * 4096, 22016 * 4096, 4096 * 11008];
+        for ranks in [1, 2, 4, 8, 64, 1024] {
+            assert_eq!(Slices::new(lengths, ranks).padded_len(), lengths.iter().sum::<usize>(), "{ranks} ranks");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Memory that is cut into parts which are written independently, and put together again.
+//!
+//! Collectives work on one flat buffer for many tensors, and ops on each of these tensors: both own their memory, at different times.
+
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Memory that knows its size.
+pub(crate) trait Memory {
+    /// Bytes that it holds.
+    fn bytes(&self) -> usize;
+}
+
+/// The only access to some bytes of a memory: parts of one memory never overlap.
+pub(crate) struct Part<M> {
+    memory: Arc<M>,
+    range: Range<usize>,
+}
+
+impl<M: Memory> Part<M> {
+    /// All of a memory.
+    pub fn whole(memory: M) -> Part<M> {
+        let range = 0..memory.bytes();
+        Part { memory: Arc::new(memory), range }
+    }
+
+    /// The memory that it is part of.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Its first byte in the memory.
+    pub fn start(&self) -> usize {
+        self.range.start
+    }
+
+    /// Its number of bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Cuts out `ranges` of this part's bytes, which ascend and do not overlap. Bytes between them belong to nobody until the memory is
+    /// joined.
+    pub fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Part<M>>> {
+        let mut free = 0;
+        let cut = |range: &Range<usize>| {
+            if range.start < free || range.end < range.start || range.end > self.len() {
+                return Err(Error::Value(format!(
+                    "split: bytes {range:?} are not those of one part among {ranges:?} of {} bytes",
+                    self.len()
+                )));
+            }
+            free = range.end;
+            let range = self.start() + range.start..self.start() + range.end;
+            Ok(Part { memory: self.memory.clone(), range })
+        };
+        ranges.iter().map(cut).collect()
+    }
+
+    /// The whole memory of which these are all the parts that are left.
+    pub fn join(parts: Vec<Part<M>>) -> Result<Part<M>> {
+        let mut parts = parts.into_iter();
+        let first = parts.next().ok_or_else(|| Error::Value("join: there are no parts".into()))?;
+        for part in parts {
+            if !Arc::ptr_eq(&part.memory, &first.memory) {
+                return Err(Error::Value("join: the parts are not of one memory".into()));
+            }
+        }
+        match Arc::strong_count(&first.memory) {
+            1 => Ok(Part { range: 0..first.memory.bytes(), ..first }),
+            others => Err(Error::Value(format!("join: {} parts of the memory are elsewhere", others - 1))),
+        }
+    }
+}
