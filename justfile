@@ -39,6 +39,10 @@ nightly-kill:
 gpu-check:
     scripts/gpu-check.sh
 
+# What two GPUs of one machine must show; less than four minutes. FOLDER holds `ottava` and `tensor-tests`
+two-gpus folder=".carry":
+    scripts/two-gpus.sh {{ folder }}
+
 # How fast this machine is, by `ottava bench`: kernels, gemm, linear, attention or train, and its options
 bench *args="kernels":
     cargo run --release -- bench {{ args }}

@@ -54,6 +54,9 @@ pub enum Error {
 }
 
 impl Error {
+    /// The exit code of a process whose group of ranks has failed.
+    pub const RANKS: u8 = 5;
+
     /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
     ///
     /// An error of this crate inside of a system error, such as [`Error::Cancelled`], is unwrapped.
@@ -75,7 +78,7 @@ impl Error {
             Error::Cancelled(_) => 130,
             Error::Memory(_) | Error::Tensor(T::OutOfMemory { .. } | T::HostMemory { .. }) => 3,
             Error::Tensor(T::Library { .. } | T::Cuda { .. } | T::Compile { .. }) => 8,
-            Error::Rank { .. } | Error::Tensor(T::Ranks { .. }) => 5,
+            Error::Rank { .. } | Error::Tensor(T::Ranks { .. }) => Error::RANKS,
             Error::Tensor(_) => 1,
         }
     }

@@ -1,5 +1,6 @@
 //! One optimizer step: forward and backward of its micro-batches, clipping, AdamW, scales. On a GPU the second step of each kind is
-//! captured as a CUDA graph, and later ones are replayed.
+//! captured as a CUDA graph, and later ones are replayed. Ranks launch each step alike: NCCL wants a collective captured on all of
+//! them or on none.
 
 use crate::context::Sequences;
 use crate::data::Batch;
@@ -62,6 +63,42 @@ enum Capture {
     AfterThisStep,
     Due,
     Done(Graph),
+}
+
+/// How a step is launched, the most careful way first. Ranks take the first of what they are ready for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Launch {
+    /// Call by call, now and in all later steps.
+    Eager,
+    /// Call by call, before the capture.
+    WarmUp,
+    Capture,
+    Replay,
+}
+
+impl Launch {
+    const ALL: [Launch; 4] = [Launch::Eager, Launch::WarmUp, Launch::Capture, Launch::Replay];
+
+    /// What all ranks do, from the number of what each is ready for.
+    fn agreed(ready: impl Iterator<Item = f64>) -> Launch {
+        ready.map(|ready| Launch::ALL[ready as usize]).min().unwrap_or(Launch::Eager)
+    }
+}
+
+impl Capture {
+    /// What the next step can do. Memory is given to others between steps, as for an evaluation; where it has not come back, the step is
+    /// captured anew.
+    fn ready_for(&mut self) -> Launch {
+        match self {
+            Capture::Never => Launch::Eager,
+            Capture::AfterThisStep => Launch::WarmUp,
+            Capture::Due => Launch::Capture,
+            Capture::Done(graph) => match graph.is_valid() {
+                true => Launch::Replay,
+                false => Launch::Capture,
+            },
+        }
+    }
 }
 
 /// What a step has come to.
@@ -153,28 +190,28 @@ impl TrainStep {
         precision: StepPrecision,
     ) -> Result<StepResult> {
         let mine: usize = self.target_tokens.iter().sum();
-        let target_tokens: f64 =
-            self.partition.ranks().gather("target tokens", [mine as f64])?.iter().map(|[n]| n).sum();
+        let ready = self.capture(precision).ready_for();
+        let all = self.partition.ranks().gather("target tokens and launch", [mine as f64, f64::from(ready as u8)])?;
+        let target_tokens: f64 = all.iter().map(|[tokens, _]| tokens).sum();
+        let launch = Launch::agreed(all.iter().map(|&[_, ready]| ready));
         if target_tokens == 0.0 {
             return Err(Error::Data("a step has no target token: the loss mask of all its sequences is empty".into()));
         }
         let gradient_scale = self.loss_scale.value * (target_tokens / self.tokens() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
-        // Memory is given to others between steps, as for an evaluation; where it has not come back, the step is captured anew.
-        if let Capture::Done(graph) = self.capture(precision)
-            && !graph.is_valid()
-        {
-            *self.capture(precision) = Capture::Due;
-        }
         self.partition.begin_step()?;
-        match self.capture(precision) {
-            Capture::Never => self.enqueue(model, optimizer, precision)?,
-            Capture::AfterThisStep => {
+        match launch {
+            Launch::Eager => {
+                *self.capture(precision) = Capture::Never;
+                self.enqueue(model, optimizer, precision)?;
+            }
+            Launch::WarmUp => {
                 self.enqueue(model, optimizer, precision)?;
                 *self.capture(precision) = Capture::Due;
             }
-            Capture::Due => self.record(model, optimizer, precision)?,
-            Capture::Done(graph) => {
+            Launch::Capture => self.record(model, optimizer, precision)?,
+            Launch::Replay => {
+                let Capture::Done(graph) = self.capture(precision) else { unreachable!("all ranks are ready") };
                 graph.replay()?;
                 model.scaling().count_replayed_update();
             }
@@ -204,17 +241,23 @@ impl TrainStep {
         &mut self.captures[usize::from(precision == StepPrecision::High)]
     }
 
-    /// Captures the step and replays it. Nothing else is in flight: a step holds all its micro-batches from forward to update.
+    /// Captures the step and replays it. Nothing else is in flight: a step holds all its micro-batches from forward to update. Where a rank
+    /// cannot capture, all launch this step and later ones call by call.
     fn record(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
         let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is captured") };
-        match Graph::capture(&gpu, || self.enqueue(model, optimizer, precision)) {
-            Ok(mut graph) => {
+        // Frees an earlier graph.
+        *self.capture(precision) = Capture::Due;
+        let captured = Graph::capture(&gpu, || self.enqueue(model, optimizer, precision));
+        let failed = self.partition.ranks().any("a failed capture", captured.is_err())?;
+        match captured {
+            Ok(mut graph) if !failed => {
                 graph.replay()?;
                 *self.capture(precision) = Capture::Done(graph);
                 Ok(())
             }
-            Err(error) => {
-                tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {error}");
+            captured => {
+                let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
+                tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {reason}");
                 *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.clear_grad());
                 self.partition.begin_step()?;
@@ -269,5 +312,24 @@ impl TrainStep {
             }
         }
         Ok(bad)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_launch_a_step_alike() {
+        let agreed = |ready: &[Launch]| Launch::agreed(ready.iter().map(|&ready| f64::from(ready as u8)));
+        for launch in Launch::ALL {
+            assert_eq!(agreed(&[launch]), launch);
+            // A rank that never captures makes all eager, and one whose graph is not valid any more makes all capture.
+            assert_eq!(agreed(&[launch, Launch::Eager]), Launch::Eager);
+            assert_eq!(agreed(&[Launch::Capture, launch]), launch.min(Launch::Capture));
+        }
+        assert_eq!(agreed(&[Launch::Replay, Launch::WarmUp, Launch::Capture]), Launch::WarmUp);
+        assert_eq!(Capture::Never.ready_for(), Launch::Eager);
+        assert_eq!(Capture::AfterThisStep.ready_for(), Launch::WarmUp);
     }
 }

@@ -1,7 +1,7 @@
 //! Opening the chosen device, and logging it.
 
-use ottava_lm::Result;
 use ottava_lm::config::DeviceChoice;
+use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};
 
@@ -9,13 +9,52 @@ use ottava_tensor::cuda::{CudaDevice, GpuModel};
 /// to
 /// the CPU silently.
 pub fn open(choice: DeviceChoice) -> Result<Device> {
-    let device = match choice {
-        DeviceChoice::Cpu => Device::Cpu,
-        DeviceChoice::Cuda => Device::cuda(0)?,
-        DeviceChoice::Auto => match CudaDevice::count() {
-            Ok(n) if n > 0 => Device::cuda(0)?,
-            _ => Device::Cpu,
-        },
+    open_of_rank(choice, &Local::ALONE)
+}
+
+/// The place of a process among those of its machine, which chooses its GPU.
+pub struct Local {
+    /// Counts from 0.
+    pub rank: usize,
+    /// Whether a launcher may have made only the process's own GPU visible.
+    pub may_see_one: bool,
+}
+
+impl Local {
+    /// A process without others.
+    pub const ALONE: Local = Local { rank: 0, may_see_one: false };
+
+    /// The GPU among the `visible` ones.
+    fn ordinal(&self, visible: usize) -> Result<usize> {
+        match self.rank {
+            _ if visible == 1 && self.may_see_one => Ok(0),
+            rank if rank < visible => Ok(rank),
+            rank => Err(Error::Config(format!(
+                "this process is number {rank} of its machine, counted from 0, and {visible} GPUs are visible; start one process per GPU, \
+                 or change CUDA_VISIBLE_DEVICES"
+            ))),
+        }
+    }
+}
+
+/// What `choice` comes to on this machine: whether it is a GPU.
+pub fn is_gpu(choice: DeviceChoice) -> bool {
+    match choice {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Cuda => true,
+        DeviceChoice::Auto => matches!(CudaDevice::count(), Ok(1..)),
+    }
+}
+
+/// [`open`] for one of several processes.
+pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
+    let device = match is_gpu(choice) {
+        true => Device::cuda(match CudaDevice::count() {
+            Ok(visible @ 1..) => local.ordinal(visible)?,
+            // The error says why there is none.
+            _ => 0,
+        })?,
+        false => Device::Cpu,
     };
     match (&device, choice) {
         (Device::Cpu, DeviceChoice::Auto) => {
@@ -51,5 +90,22 @@ pub fn parse(text: &str) -> Result<DeviceChoice, String> {
         "cuda" => Ok(DeviceChoice::Cuda),
         "cpu" => Ok(DeviceChoice::Cpu),
         other => Err(format!("`{other}` is not a device; auto, cuda and cpu are")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_on_the_machine_chooses_the_gpu() {
+        let gpu = |rank, may_see_one, visible| Local { rank, may_see_one }.ordinal(visible);
+        assert_eq!(gpu(1, true, 2).unwrap(), 1);
+        assert_eq!(gpu(3, true, 1).unwrap(), 0, "a launcher shows each task its GPU");
+        for (rank, may_see_one, visible) in [(1, false, 1), (2, true, 2)] {
+            let message = gpu(rank, may_see_one, visible).unwrap_err().to_string();
+            assert!(message.contains(&format!("number {rank} of its machine")), "{message}");
+            assert!(message.contains(&format!("{visible} GPUs are visible")), "{message}");
+        }
     }
 }

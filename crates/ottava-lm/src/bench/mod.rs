@@ -10,4 +10,4 @@ pub use families::FamilyTime;
 pub use gemm::{GemmRow, gemms};
 pub use linear::{LinearRow, SweepCell, linears, sweep};
 pub use shapes::{attention_layout, model, models};
-pub use train::{TrainBench, TrainRow};
+pub use train::{RankMemory, TrainBench, TrainRow};

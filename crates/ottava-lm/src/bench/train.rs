@@ -3,12 +3,13 @@
 use super::families::{FamilyTime, by_family};
 use super::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
+use crate::config::{DataConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::level::Level;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
+use crate::parallel::DataParallel;
 use crate::plan::ResolvedRun;
 use crate::recipe::{Precision, RecipeName};
 use crate::run::Run;
@@ -16,6 +17,7 @@ use crate::trainer::log_exceptions;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::MemoryStats;
 use serde::Serialize;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// The learning rate of all steps; it does not affect the time.
@@ -45,7 +47,7 @@ pub struct TrainRow {
     pub recipe: RecipeName,
     /// The level of the optimizer.
     pub level: Level,
-    /// Tokens trained on per second.
+    /// Tokens that each rank trains on per second.
     pub tokens_per_second: f64,
     /// Median milliseconds of a step: forward, backward, clipping and AdamW.
     pub step_milliseconds: f64,
@@ -57,6 +59,8 @@ pub struct TrainRow {
     pub peak_memory_bytes: u64,
     /// Memory taken from the driver at the end, live or free between tensors.
     pub reserved_memory_bytes: u64,
+    /// Memory of each rank, by rank.
+    pub ranks: Vec<RankMemory>,
     /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
     pub first_step_seconds: f64,
     /// Loss of the last step, as a check of the computation.
@@ -65,9 +69,36 @@ pub struct TrainRow {
     pub families: Vec<FamilyTime>,
 }
 
+/// Device memory of a rank.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RankMemory {
+    /// Largest memory held by tensors.
+    pub peak_bytes: u64,
+    /// Memory of the GPU that is in use and not the pool's, at the end: context, kernels, libraries, graphs, and other processes.
+    pub outside_bytes: u64,
+}
+
+impl RankMemory {
+    fn of_all(ranks: &DataParallel, device: &Device) -> Result<Vec<RankMemory>> {
+        let own = match device {
+            Device::Cuda(gpu) => {
+                let (free, total) = gpu.memory_info()?;
+                let pool = gpu.memory();
+                [pool.peak as f64, (total - free).saturating_sub(pool.reserved) as f64]
+            }
+            Device::Cpu | Device::DryCpu(_) => [0.0; 2],
+        };
+        let all = ranks.gather("memory", own)?;
+        Ok(all
+            .into_iter()
+            .map(|[peak, outside]| RankMemory { peak_bytes: peak as u64, outside_bytes: outside as u64 })
+            .collect())
+    }
+}
+
 impl TrainBench {
-    /// Times `recipe` on `device`, with the optimizer at `level`.
-    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device) -> Result<TrainRow> {
+    /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
+    pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<DataParallel>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
         if self.steps == 0 || self.seq_len == 0 || self.micro_batch == 0 || self.layers == Some(0) {
             return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
@@ -82,14 +113,16 @@ impl TrainBench {
             optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
             data: DataConfig { max_length: self.seq_len, val_set_size: 0.0, ..DataConfig::default() },
             training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
+            parallel: ParallelConfig { data: ranks.size(), ..self.config.parallel },
             ..self.config.clone()
         };
         config.expect_formats()?;
+        config.optimizer.expect_ranks(ranks.size())?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
         resolved.prepare_device();
         let ResolvedRun { config, memory: planned, .. } = resolved;
-        let mut run = Run::new(&config, &sizes, device, &mut weights)?;
+        let mut run = Run::shared(&config, &sizes, device, &mut weights, ranks.clone())?;
         log_exceptions(&run.model, None);
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {
@@ -97,7 +130,7 @@ impl TrainBench {
         }
         let begin = Instant::now();
         run.quantize_weights()?;
-        let mut tokens = RandomTokens { state: 7, vocabulary: sizes.vocabulary as u64 };
+        let mut tokens = RandomTokens { state: 7 + ranks.rank() as u64, vocabulary: sizes.vocabulary as u64 };
         let mut step = || -> Result<(f64, f64)> {
             run.step.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;
             let begin = Instant::now();
@@ -136,6 +169,7 @@ impl TrainBench {
             planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,
             reserved_memory_bytes: memory.reserved as u64,
+            ranks: RankMemory::of_all(ranks, device)?,
             first_step_seconds,
             loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
             families,

@@ -14,4 +14,6 @@ mod tests;
 
 pub use memory::{MemoryConfig, OptimizerConfig};
 pub use precision::formats;
-pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};
+pub use run::{
+    DataConfig, DeviceChoice, GenerationConfig, ModelConfig, ParallelConfig, RunConfig, TrainingConfig, WeightInit,
+};

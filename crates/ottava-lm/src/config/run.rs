@@ -54,6 +54,8 @@ pub struct RunConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
+    /// Ranks that share the rows of a step; 0 means all that were started.
+    pub data: usize,
     /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
     /// 3 also weights.
     pub zero: Zero,
@@ -222,6 +224,22 @@ impl TrainingConfig {
         }
         self.gradient_accumulation_steps = needed;
         Ok(())
+    }
+}
+
+impl RunConfig {
+    /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
+    ///
+    /// Errors with [`Error::Config`] also where `parallel.data` is another number.
+    pub fn share(&mut self, ranks: usize) -> Result<()> {
+        if ![0, ranks].contains(&self.parallel.data) {
+            return Err(Error::Config(format!(
+                "`parallel.data` is {}, and {ranks} ranks were started; leave it out, or start as many",
+                self.parallel.data
+            )));
+        }
+        self.parallel.data = ranks;
+        self.training.share_batch(ranks)
     }
 }
 

@@ -18,17 +18,15 @@ impl DataParallel {
         DataParallel { comm: Comm::solo() }
     }
 
-    /// The ranks of `comm`, of which each trains on `device`.
-    ///
-    /// Errors with [`Error::Config`] for several ranks on GPUs.
+    /// The ranks of `comm`, of which each trains on `device`: several on GPUs by NCCL. From here on until [`DataParallel::finish`] or the
+    /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Comm::with_gpu`].
     pub fn new(comm: Comm, device: &Device) -> Result<DataParallel> {
-        match device {
-            Device::Cuda(_) if comm.size() > 1 => Err(Error::Config(format!(
-                "{} ranks on GPUs are not implemented yet; set `device = \"cpu\"`, or train on one GPU",
-                comm.size()
-            ))),
-            _ => Ok(DataParallel { comm }),
-        }
+        Ok(DataParallel {
+            comm: match device {
+                Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
+                Device::Cpu | Device::DryCpu(_) => comm,
+            },
+        })
     }
 
     /// This process among the ranks.
@@ -99,6 +97,11 @@ impl DataParallel {
                 String::from_utf8_lossy(&all[rank])
             ))),
         }
+    }
+
+    /// Waits for all ranks after their last step. They may leave then in any order.
+    pub fn finish(&self) -> Result<()> {
+        Ok(self.comm.finish()?)
     }
 
     /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words.

@@ -33,8 +33,9 @@ pub struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// The exchange of a step, from the first micro-batch to the update.
     pub fn of_step(partition: &'a Partition) -> Exchange<'a> {
-        let reduces = partition.ranks().size() > 1;
-        Exchange { reduces, ..Exchange::of_weights(partition) }
+        let mut exchange = Exchange::of_weights(partition);
+        exchange.reduces = partition.ranks().size() > 1;
+        exchange
     }
 
     /// The exchange of passes whose gradients, if they have any, stay on their rank.
@@ -97,6 +98,19 @@ impl<'a> Exchange<'a> {
         vectors.finish(&mut params)?;
         *amaxes = merged.wait()?;
         Ok(())
+    }
+}
+
+impl Drop for Exchange<'_> {
+    /// Puts back what a pass that failed did not fetch.
+    fn drop(&mut self) {
+        let mut units = self.partition.units();
+        for (unit, gather) in self.gathers.drain() {
+            // A failure of the group is reported by what failed before.
+            if let (Ok(buffer), false) = (gather.wait(), self.partition.zero() == Zero::Weights) {
+                units[unit].weights = Stored::Buffer(buffer);
+            }
+        }
     }
 }
 

@@ -7,15 +7,17 @@ use crate::error::Result;
 use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
-use crate::models::{Decoder, DecoderConfig};
+use crate::models::DecoderConfig;
 use crate::optim::optimizer_tensors;
-use crate::param::Resident;
+use crate::parallel::{DataParallel, Exchange};
 use crate::recompute::Recompute;
 use crate::run::Run;
+use ottava_tensor::comm::Comm;
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
+use std::rc::Rc;
 
 /// The memory that a run needs, and the memory available.
 #[derive(Clone, Debug, Serialize)]
@@ -123,24 +125,25 @@ impl DryRun {
         let passes = t.gradient_accumulation_steps;
         let mut distinct = config.clone();
         distinct.training.gradient_accumulation_steps = passes.min(DISTINCT_PASSES);
-        let mut run =
-            Run::new(&distinct, sizes, device, &mut RandomWeights { seed: config.seed, device: device.clone() })?;
+        let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
+        let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
+        let mut run = Run::shared(&distinct, sizes, device, weights, Rc::new(ranks))?;
         let build = device.scope("build");
         run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
         // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
         drop(build);
-        let evaluate = |model: &mut Decoder, precision| match config.data.val_set_size > 0.0 {
+        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
-                model
-                    .losses(&ids()?, &ids()?, &Sequences::new(device, rows, seq_len)?, precision, &mut Resident)
-                    .map(drop)
+                let sequences = Sequences::new(device, rows, seq_len)?;
+                let mut weights = Exchange::of_weights(step.partition());
+                model.losses(&ids()?, &ids()?, &sequences, precision, &mut weights).map(drop)
             }
             false => Ok(()),
         };
-        evaluate(&mut run.model, StepPrecision::Recipe)?;
+        evaluate(&mut run, StepPrecision::Recipe)?;
         // Later steps reuse what the first left; steps in high precision hold other operands.
         let some_are_high = !config.precision.high_precision_steps.is_empty();
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
@@ -148,7 +151,7 @@ impl DryRun {
             for _ in 0..2 {
                 run.step(t.learning_rate, precision)?;
             }
-            evaluate(&mut run.model, precision)?;
+            evaluate(&mut run, precision)?;
         }
         let peak = tracker.take_peak();
         save(&mut run)?;
@@ -161,7 +164,7 @@ impl DryRun {
 }
 
 /// A checkpoint is written tensor by tensor, each from a copy in the host's memory.
-fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
+fn save(Run { model, optimizer, step }: &mut Run) -> Result<()> {
     let device = model.device().clone();
     let _scope = device.scope("save");
     let copy = |tensor: &Tensor| match &device {
@@ -169,7 +172,7 @@ fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
         Device::Cpu | Device::Cuda(_) => Ok(()),
     };
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
-        copy(&param.value()?)?;
+        copy(&step.partition().value(param)?)?;
         for (_, tensor) in optimizer_tensors(&mut param.weights, moments) {
             copy(tensor)?;
         }
@@ -180,7 +183,7 @@ fn save(Run { model, optimizer, .. }: &mut Run) -> Result<()> {
 /// Bytes available for tensors on `device`.
 fn available(device: &Device) -> usize {
     match device {
-        Device::Cuda(gpu) => gpu.model().memory,
+        Device::Cuda(gpu) => gpu.usable_memory(),
         Device::Cpu | Device::DryCpu(_) => of_host(&["MemAvailable:", "SwapFree:"]),
     }
 }

@@ -73,7 +73,8 @@ impl Trainer {
     /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files.
     pub fn shared(mut config: RunConfig, device: &Device, start: &Start, comm: Comm) -> Result<Trainer> {
         let ranks = Rc::new(DataParallel::new(comm, device)?);
-        config.training.share_batch(ranks.size())?;
+        config.share(ranks.size())?;
+        config.optimizer.expect_ranks(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
@@ -199,7 +200,13 @@ impl Trainer {
     /// Trains to the end, calling `report` after each step. When `stop` becomes true, saves after the step in progress and returns
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
-        self.train(stop, report).map_err(|error| match self.resolved.explain(error) {
+        let trained = self.train(stop, report);
+        // Ranks stop after the same step.
+        let finished = match trained {
+            Ok(()) | Err(Error::Interrupted(_)) => self.ranks.finish(),
+            Err(_) => Ok(()),
+        };
+        trained.and(finished).map_err(|error| match self.resolved.explain(error) {
             Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.describe_latest_checkpoint())),
             other => other,
         })

@@ -6,9 +6,11 @@ use std::fmt;
 /// How [`Comm::all_reduce`](super::Comm::all_reduce) combines the values of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum, added in rank order in F32 (F64 for F64) and rounded once. F64, F32, F16 and BF16.
+    /// Their sum, added in rank order in F32 (F64 for F64) and rounded once. F64, F32, F16 and BF16. On GPUs NCCL chooses the order and
+    /// may round in between; sums of two ranks have the same bits.
     Sum,
-    /// The largest; NaN if any is NaN. F64, F32, I64 and I32.
+    /// The largest; NaN if any is NaN. F64, F32, I64 and I32. On GPUs floats must be NaN or not negative, without a sign bit, as amaxes
+    /// are: they are compared as integers, which keeps NaN where NCCL's maximum would lose it.
     Max,
 }
 

@@ -1,32 +1,62 @@
 //! The last collectives of a rank, for messages.
 
 use super::call::Call;
+use super::fault::during;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Collectives that are remembered.
 const REMEMBERED: usize = 64;
 
+#[derive(Default)]
+struct State {
+    /// The number of the last call of the link.
+    last: u64,
+    /// The last calls; those of GPUs have no number.
+    recent: VecDeque<(Option<u64>, Call)>,
+}
+
+impl State {
+    fn remember(&mut self, number: Option<u64>, call: &Call) {
+        self.recent.push_back((number, call.clone()));
+        if self.recent.len() > REMEMBERED {
+            self.recent.pop_front();
+        }
+    }
+}
+
 /// Numbers the collectives of a rank and remembers the last ones.
 #[derive(Default)]
-pub(super) struct History(Mutex<(u64, VecDeque<(u64, Call)>)>);
+pub(super) struct History(Mutex<State>);
 
 impl History {
-    /// Gives `call` the next number, from 1 on, and runs `start` before any other call gets one.
-    pub fn record<T>(&self, call: &Call, start: impl FnOnce(u64) -> T) -> (u64, T) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (last, recent) = &mut *state;
-        *last += 1;
-        recent.push_back((*last, call.clone()));
-        if recent.len() > REMEMBERED {
-            recent.pop_front();
-        }
-        (*last, start(*last))
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last collectives, oldest first, as "17: all_gather `layers.3` of 512 bfloat16".
+    /// Gives `call` the next number, from 1 on, and runs `start` before any other call gets one.
+    pub fn record<T>(&self, call: &Call, start: impl FnOnce(u64) -> T) -> (u64, T) {
+        let mut state = self.lock();
+        state.last += 1;
+        let number = state.last;
+        state.remember(Some(number), call);
+        (number, start(number))
+    }
+
+    /// Remembers a call of GPUs. It gets no number, because ranks that replay a graph do not call what is in it, and ranks count alike.
+    pub fn note(&self, call: &Call) {
+        self.lock().remember(None, call);
+    }
+
+    /// The last numbered call, as "barrier `save`, collective 17".
+    pub fn last(&self) -> Option<String> {
+        let state = self.lock();
+        state.recent.iter().rev().find_map(|(number, call)| Some(during(call, (*number)?)))
+    }
+
+    /// The last collectives, oldest first, as "17: barrier `save`" or "GPU: all_gather `layers.3` of 512 bfloat16".
     pub fn recent(&self) -> Vec<String> {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.1.iter().map(|(number, call)| format!("{number}: {call}")).collect()
+        let name = |number: &Option<u64>| number.map_or("GPU".into(), |number| number.to_string());
+        self.lock().recent.iter().map(|(number, call)| format!("{}: {call}", name(number))).collect()
     }
 }

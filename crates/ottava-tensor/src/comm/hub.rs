@@ -54,9 +54,18 @@ impl Hub {
         self.lock().processes[rank] = process;
     }
 
-    /// Registers an observer of the first fault.
+    /// Registers an observer of a coming fault.
     pub fn observe(&self, observer: Observer) {
         self.lock().observers.push(observer);
+    }
+
+    /// Registers an observer of the first fault, which is told at once if there was one.
+    pub fn observe_any(&self, observer: Observer) {
+        let mut state = self.lock();
+        match &state.fault {
+            Some(fault) => observer(fault),
+            None => state.observers.push(observer),
+        }
     }
 
     /// The first fault, if there was one.

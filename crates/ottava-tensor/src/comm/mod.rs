@@ -1,18 +1,23 @@
 //! Groups of ranks and their collectives.
 //!
 //! A [`Comm`] is one rank's membership in a group: [`Comm::solo`] is a group of one, in [`threads::group`] ranks are threads, in
-//! [`process::join`] they are processes connected by TCP. All ranks of a group call the same collectives in the same order. Each call
+//! [`process::join`] they are processes connected by TCP, and [`Comm::dry`] counts for a plan. All ranks of a group call the same collectives in the same order. Each call
 //! carries its number, kind, name, type and size; if those differ between ranks, all get an error that names both sides. If a rank
 //! ends, open and later collectives of the others end with an error that names it.
 //!
 //! Sums are added in rank order in F32 (F64 for F64) and rounded once, so that a result depends neither on timing nor on the backend.
+//!
+//! [`Comm::with_gpu`] adds collectives of GPU tensors by NCCL. They overlap with the compute stream, can be captured in a
+//! [`Graph`](crate::cuda::Graph), and are not compared between ranks: that would cost more than the collective. Their sums are NCCL's.
 
 mod call;
 mod combine;
+mod dry;
 mod fault;
 mod history;
 mod hub;
 mod link;
+mod nccl;
 mod pending;
 pub mod process;
 mod solo;
@@ -20,26 +25,29 @@ mod solo;
 mod tests;
 pub mod threads;
 mod traffic;
+mod watch;
 
 pub use call::Reduce;
 pub use pending::Pending;
 pub use traffic::Traffic;
 
-use crate::device::Device;
+use crate::cuda::NcclComm;
+use crate::device::{Device, MemoryKind};
 use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
 use call::{Call, Op};
 use combine::unpack;
 use history::History;
 use link::Link;
-use pending::Started;
+use pending::{Progress, Started};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use watch::Watch;
 
 /// One rank's membership in a group. Dropping it leaves the group, which ends the collectives of the other ranks with an error.
 ///
-/// Tensors are on the CPU. `name` is the tensor or unit that a collective serves, the same on all ranks, for messages. A collective
-/// starts when it is called and ends in [`Pending::wait`], which returns the tensor that it writes; several may be in progress. Tensors
-/// that are written must have no other views.
+/// Tensors are on the CPU, or on the GPU of [`Comm::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a
+/// collective serves, the same on all ranks, for messages. A collective starts when it is called and ends in [`Pending::wait`], which
+/// returns the tensor that it writes; several may be in progress. Tensors that are written must have no other views.
 ///
 /// Collectives error with [`Error::Placement`] for tensors elsewhere and with [`Error::Value`] for types and sizes that do not
 /// fit; those are found before anything is sent. They and their `wait` error with [`Error::Ranks`] when the group has failed.
@@ -49,11 +57,32 @@ pub struct Comm {
     link: Box<dyn Link>,
     history: Arc<History>,
     traffic: Mutex<Traffic>,
+    /// Collectives of GPU tensors.
+    nccl: Option<NcclComm>,
+    /// Whether the other ranks do not exist.
+    dry: bool,
+    /// Ends the process when the group fails. Disarmed before `link` leaves the group.
+    watch: Option<Watch>,
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.watch = None;
+    }
 }
 
 impl Comm {
     fn new(rank: usize, size: usize, link: Box<dyn Link>) -> Comm {
-        Comm { rank, size, link, history: Arc::default(), traffic: Mutex::default() }
+        Comm {
+            rank,
+            size,
+            link,
+            history: Arc::default(),
+            traffic: Mutex::default(),
+            nccl: None,
+            dry: false,
+            watch: None,
+        }
     }
 
     /// This rank, from 0 to `size - 1`.
@@ -85,6 +114,9 @@ impl Comm {
     /// all have all of them after.
     pub fn all_gather(&self, name: &str, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllGather, name, &buffer)?;
+        if is_elsewhere(&buffer) {
+            return self.start_on_gpu(&call, None, buffer);
+        }
         let own = buffer.reshape(&[self.size, buffer.len() / self.size])?.rows(self.rank, self.rank + 1)?;
         let bytes = own.read_bytes()?;
         drop(own);
@@ -94,10 +126,13 @@ impl Comm {
     /// Sums `input` over all ranks in rank order and writes slice `r` of the sum to the `output` of rank `r`.
     ///
     /// `input` has `size · n` elements in F64, F32, F16 or BF16; `output` has `n` in the same type or in F32. Sums are in F32 (F64
-    /// for F64), rounded once.
+    /// for F64), rounded once. On GPUs the output has the type of the input.
     pub fn reduce_scatter(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
         let call = self.call(Op::ReduceScatter { output: output.dtype() }, name, input)?;
         self.check_output(&call, &output, input.len() / self.size)?;
+        if is_elsewhere(input) {
+            return self.start_on_gpu(&call, Some(input), output);
+        }
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
@@ -105,6 +140,9 @@ impl Comm {
     /// type followed by [`Comm::all_gather`].
     pub fn all_reduce(&self, name: &str, reduce: Reduce, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllReduce(reduce), name, &buffer)?;
+        if is_elsewhere(&buffer) {
+            return self.start_on_gpu(&call, None, buffer);
+        }
         let bytes = buffer.read_bytes()?;
         Ok(self.pending(call, bytes, None, buffer))
     }
@@ -117,12 +155,18 @@ impl Comm {
         if output.dtype() != input.dtype() {
             return Err(Error::Value(format!("{call}: the output is {}", output.dtype())));
         }
+        if is_elsewhere(input) {
+            return self.start_on_gpu(&call, Some(input), output);
+        }
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
     /// Copies `buffer` of rank `root` to all ranks, in place; any type.
     pub fn broadcast(&self, name: &str, root: usize, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::Broadcast { root }, name, &buffer)?;
+        if is_elsewhere(&buffer) {
+            return self.start_on_gpu(&call, None, buffer);
+        }
         let bytes = if root == self.rank { buffer.read_bytes()? } else { Vec::new() };
         Ok(self.pending(call, bytes, None, buffer))
     }
@@ -141,6 +185,14 @@ impl Comm {
         })
     }
 
+    /// Waits until all ranks have called it, after their last collective: they may leave then in any order. A later fault of the group no
+    /// longer ends this process.
+    pub fn finish(&self) -> Result<()> {
+        self.barrier("the end")?;
+        self.watch.iter().for_each(Watch::disarm);
+        Ok(())
+    }
+
     fn counters(&self) -> MutexGuard<'_, Traffic> {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,13 +200,13 @@ impl Comm {
     /// The call over `buffer`, checked.
     fn call(&self, op: Op, name: &str, buffer: &Tensor) -> Result<Call> {
         let call = Call { op, name: name.into(), dtype: Some(buffer.dtype()), elements: buffer.len() };
-        check_device(&call.title(), buffer)?;
+        self.check_device(&call.title(), buffer)?;
         call.check(self.size).map_err(Error::Value)?;
         Ok(call)
     }
 
     fn check_output(&self, call: &Call, output: &Tensor, elements: usize) -> Result<()> {
-        check_device(&format!("{}: output", call.title()), output)?;
+        self.check_device(&format!("{}: output", call.title()), output)?;
         if output.len() == elements {
             return Ok(());
         }
@@ -168,14 +220,27 @@ impl Comm {
     }
 
     fn pending(&self, call: Call, bytes: Vec<u8>, input: Option<Tensor>, output: Tensor) -> Pending {
-        Pending { started: self.start(call, bytes), output, _input: input }
+        Pending { progress: Progress::Sent(self.start(call, bytes)), output, _input: input }
+    }
+
+    fn check_device(&self, what: &str, tensor: &Tensor) -> Result<()> {
+        match tensor.device() {
+            Device::Cpu => Ok(()),
+            _ if self.size == 1 || self.dry => Ok(()),
+            Device::Cuda(gpu) if self.has_gpu(gpu) => match tensor.memory_kind() {
+                MemoryKind::Device => Ok(()),
+                MemoryKind::Host => {
+                    let (expected, got) = ("device memory".into(), "host memory".into());
+                    Err(Error::Placement { what: what.into(), expected, got })
+                }
+            },
+            Device::Cuda(_) => tensor.expect_device(what, &Device::Cpu),
+            Device::DryCpu(_) => Err(Error::Value(format!("{what}: a dry run has no data to send"))),
+        }
     }
 }
 
-fn check_device(what: &str, tensor: &Tensor) -> Result<()> {
-    match tensor.device() {
-        Device::Cpu => Ok(()),
-        Device::DryCpu(_) => Err(Error::Value(format!("{what}: a dry run has no data to send"))),
-        Device::Cuda(_) => tensor.expect_device(what, &Device::Cpu),
-    }
+/// Whether a tensor is not on the CPU.
+fn is_elsewhere(tensor: &Tensor) -> bool {
+    !matches!(tensor.device(), Device::Cpu)
 }

@@ -5,6 +5,7 @@ use super::combine::Bytes;
 use super::fault::during;
 use super::history::History;
 use super::hub::Reply;
+use crate::cuda::Transfer;
 use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -33,28 +34,48 @@ impl Started {
     }
 }
 
-/// A collective in progress, with its tensors. [`Pending::wait`] ends it; dropping it discards the result on this rank alone.
+/// How far a collective is.
+pub(super) enum Progress {
+    /// Sent to the group; the answer has the bytes of the output.
+    Sent(Started),
+    /// Enqueued on the GPU, after which the output is written.
+    Gpu(Transfer),
+    /// Ended: it moves nothing between ranks.
+    Done,
+}
+
+/// A collective in progress, with its tensors. [`Pending::wait`] ends it. Dropping it discards the result on this rank alone; later work of
+/// a GPU still waits for it.
 #[must_use = "the collective ends in wait()"]
 pub struct Pending {
-    pub(super) started: Started,
+    // Dropped first: compute must wait for a collective before its tensors are freed.
+    pub(super) progress: Progress,
     pub(super) output: Tensor,
     /// Read by the collective until it ends.
     pub(super) _input: Option<Tensor>,
 }
 
 impl Pending {
-    /// Waits until all ranks have called the collective, and returns the tensor that it wrote.
+    /// Waits until all ranks have called the collective, and returns the tensor that it wrote. On a GPU the host does not wait, but later
+    /// work of the GPU does.
     ///
-    /// Errors with [`Error::Ranks`] when a rank is lost or calls another collective.
+    /// Errors with [`Error::Ranks`] when a rank is lost or calls another collective; not on a GPU, where
+    /// [`Comm::with_gpu`](super::Comm::with_gpu) says what happens then.
     pub fn wait(self) -> Result<Tensor> {
-        let mut output = self.output;
-        let during = during(&self.started.call, self.started.number);
-        let bytes = self.started.wait()?;
-        if bytes.len() != output.bytes() {
-            let message = format!("{during} gave {} bytes, expected {}", bytes.len(), output.bytes());
-            return Err(Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() });
+        let Pending { progress, mut output, _input } = self;
+        match progress {
+            Progress::Done => {}
+            Progress::Gpu(transfer) => transfer.wait()?,
+            Progress::Sent(started) => {
+                let during = during(&started.call, started.number);
+                let bytes = started.wait()?;
+                if bytes.len() != output.bytes() {
+                    let message = format!("{during} gave {} bytes, expected {}", bytes.len(), output.bytes());
+                    return Err(Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() });
+                }
+                output.write_bytes(&bytes)?;
+            }
         }
-        output.write_bytes(&bytes)?;
         Ok(output)
     }
 }

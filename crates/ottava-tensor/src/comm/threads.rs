@@ -3,7 +3,7 @@
 use super::Comm;
 use super::call::Call;
 use super::fault::this_process;
-use super::hub::{Hub, Reply};
+use super::hub::{Hub, Observer, Reply};
 use super::link::Link;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -20,6 +20,10 @@ impl Link for Local {
         // Nobody receives the answer of a dropped `Pending`.
         self.hub.submit(self.rank, number, call, bytes, Box::new(move |reply| drop(answer.send(reply))));
         reply
+    }
+
+    fn observe(&self, observer: Observer) {
+        self.hub.observe_any(observer);
     }
 }
 

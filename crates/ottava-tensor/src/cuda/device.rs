@@ -32,6 +32,7 @@ pub struct CudaDevice {
     pool: Mutex<Pool<Memory>>,
     pub(super) profile: Profile,
     host_bytes: AtomicUsize,
+    library_bytes: AtomicUsize,
     backend: Backend,
 }
 
@@ -77,6 +78,7 @@ impl CudaDevice {
             pool: Mutex::new(Pool::new(Memory::Driver(context.clone()))),
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
+            library_bytes: AtomicUsize::new(0),
             backend: Backend::Gpu(Box::new(Gpu {
                 background: Background::default(),
                 cubins: Arc::new(Cubins::new(arch_of(context.capability))),
@@ -96,6 +98,7 @@ impl CudaDevice {
             model,
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
+            library_bytes: AtomicUsize::new(0),
             backend: Backend::Dry(DryGpu::default()),
         })
     }
@@ -186,6 +189,22 @@ impl CudaDevice {
     /// Properties that a plan needs.
     pub fn model(&self) -> &GpuModel {
         &self.model
+    }
+
+    /// Bytes available to tensors: those of the model, without what libraries have taken since.
+    pub fn usable_memory(&self) -> usize {
+        self.model.memory.saturating_sub(self.library_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Runs `work`, which has a library allocate device memory, and takes that from [`CudaDevice::usable_memory`]. Returns unused memory
+    /// of the pool to the driver.
+    pub(crate) fn count_library_memory<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
+        self.release_memory()?;
+        let before = self.memory_info()?.0;
+        let done = work()?;
+        self.release_memory()?;
+        self.library_bytes.fetch_add(before.saturating_sub(self.memory_info()?.0), Ordering::Relaxed);
+        Ok(done)
     }
 
     /// Number of visible GPUs. `Error::Library` without a driver.

@@ -30,7 +30,8 @@ functions! {
         context_retain = cuDevicePrimaryCtxRetain(*mut Handle, i32) -> i32;
         context_release = cuDevicePrimaryCtxRelease_v2(i32) -> i32;
         context_set = cuCtxSetCurrent(Handle) -> i32;
-        stream_create = cuStreamCreate(*mut Handle, u32) -> i32;
+        stream_create = cuStreamCreateWithPriority(*mut Handle, u32, i32) -> i32;
+        stream_priorities = cuCtxGetStreamPriorityRange(*mut i32, *mut i32) -> i32;
         stream_destroy = cuStreamDestroy_v2(Handle) -> i32;
         stream_synchronize = cuStreamSynchronize(Handle) -> i32;
         stream_is_capturing = cuStreamIsCapturing(Handle, *mut i32) -> i32;
@@ -170,6 +171,9 @@ pub(super) enum Stream {
     ToDevice,
     /// Copies from device to host memory that overlap with compute.
     ToHost,
+    /// Collectives between GPUs, which overlap with compute. Has the highest priority, so that a collective does not wait for the end
+    /// of a product.
+    Communication,
 }
 
 /// The primary context of one GPU and its streams.
@@ -178,7 +182,7 @@ pub(super) struct Context {
     device: i32,
     context: Handle,
     /// Indexed by [`Stream`].
-    streams: [Handle; 3],
+    streams: [Handle; 4],
     pub(super) name: String,
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
@@ -222,7 +226,7 @@ impl Context {
             api,
             device,
             context: null_mut(),
-            streams: [null_mut(); 3],
+            streams: [null_mut(); 4],
             name,
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
@@ -233,9 +237,15 @@ impl Context {
         // SAFETY: the driver writes one handle; `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
         opened.bind()?;
-        for stream in &mut opened.streams {
+        let (mut usual, mut highest) = (0, 0);
+        // SAFETY: the driver writes two ints.
+        let status = unsafe { (api.stream_priorities)(&mut usual, &mut highest) };
+        api.check(status, "cuCtxGetStreamPriorityRange")?;
+        for (i, stream) in opened.streams.iter_mut().enumerate() {
+            let priority = if i == Stream::Communication as usize { highest } else { usual };
             // SAFETY: the context is current; `Drop` destroys the stream.
-            api.check(unsafe { (api.stream_create)(stream, STREAM_NON_BLOCKING) }, "cuStreamCreate")?;
+            let status = unsafe { (api.stream_create)(stream, STREAM_NON_BLOCKING, priority) };
+            api.check(status, "cuStreamCreateWithPriority")?;
         }
         Ok(Arc::new(opened))
     }
@@ -245,7 +255,8 @@ impl Context {
         self.handle(Stream::Compute)
     }
 
-    fn handle(&self, stream: Stream) -> Handle {
+    /// A stream, for libraries that launch on it.
+    pub(super) fn handle(&self, stream: Stream) -> Handle {
         self.streams[stream as usize]
     }
 

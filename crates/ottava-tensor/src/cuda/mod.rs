@@ -2,7 +2,7 @@
 //!
 //! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
 //! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
-//! the calls, except copies between host and device memory (`transfer.rs`).
+//! the calls, except copies between host and device memory (`transfer.rs`) and collectives (`nccl.rs`).
 
 mod ahead;
 mod buffer;
@@ -17,6 +17,7 @@ mod kernel;
 mod launch;
 mod load;
 mod lock;
+mod nccl;
 mod nvrtc;
 mod pinned;
 mod pool;
@@ -42,6 +43,7 @@ pub use inventory::inventory;
 pub(crate) use kernel::DEFAULT_SHARED_BYTES;
 pub use kernel::{Arg, Defines, Kernel, KernelModule, Source};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport};
+pub(crate) use nccl::{Collective, NcclComm, NcclId, NcclOp, require_nccl};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;

@@ -1,8 +1,8 @@
-//! Copies between pinned host memory and device memory that overlap with compute.
+//! Copies between pinned host memory and device memory, and collectives, that overlap with compute.
 //!
-//! Each direction has its own stream. A copy waits for all earlier work of the compute stream, which may still use its memory; compute
-//! waits
-//! for the copy, at the latest when the [`Transfer`] is dropped. Events order the streams, so callers see one stream.
+//! Each direction has its own stream, and so do collectives. A transfer waits for all earlier work of the compute stream, which may still
+//! use its memory; compute waits for the transfer, at the latest when the [`Transfer`] is dropped. Events order the streams, so callers see
+//! one stream.
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
@@ -11,7 +11,7 @@ use super::pinned::PinnedBuffer;
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Copies in flight.
+/// Copies, or a collective, in flight.
 #[must_use]
 pub struct Transfer {
     /// `None` after compute waits for it, and in a dry run.
@@ -81,7 +81,16 @@ impl Transfer {
         Ok(Transfer { done, sources: Vec::new() })
     }
 
-    /// Makes all later work of the compute stream wait for the copies.
+    /// Starts what `work` enqueues in `stream`, over memory that the caller keeps alive until compute waits.
+    pub(super) fn beside_compute(
+        device: &CudaDevice,
+        stream: Stream,
+        work: impl FnOnce(&Context) -> Result<()>,
+    ) -> Result<Transfer> {
+        Ok(Transfer { done: enqueue(device, stream, work)?, sources: Vec::new() })
+    }
+
+    /// Makes all later work of the compute stream wait for the transfer.
     pub(crate) fn wait(mut self) -> Result<()> {
         self.make_compute_wait()
     }
@@ -99,10 +108,10 @@ impl Drop for Transfer {
     }
 }
 
-/// Enqueues `copies` in `stream` after all earlier work of compute, and returns an event at their end; `None` in a dry run.
-fn enqueue(device: &CudaDevice, stream: Stream, copies: impl FnOnce(&Context) -> Result<()>) -> Result<Option<Event>> {
+/// Enqueues `work` in `stream` after all earlier work of compute, and returns an event at its end; `None` in a dry run.
+fn enqueue(device: &CudaDevice, stream: Stream, work: impl FnOnce(&Context) -> Result<()>) -> Result<Option<Event>> {
     let Some(context) = device.context() else { return Ok(None) };
     Event::end_of(context, Stream::Compute)?.make_wait(stream)?;
-    copies(context)?;
+    work(context)?;
     Event::end_of(context, stream).map(Some)
 }

@@ -1,15 +1,18 @@
 //! `ottava bench`.
 
 use crate::output::print_json;
+use crate::ranks::{Job, RankArgs};
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
 use ottava_lm::config::{DeviceChoice, formats};
 use ottava_lm::level::{Gradients, Level};
+use ottava_lm::parallel::DataParallel;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
 use ottava_tensor::bench::{BusRates, Rates, attention, copy_bandwidth, kernels};
 use ottava_tensor::{DType, Device};
 use serde_json::json;
+use std::rc::Rc;
 
 /// Measure this machine: kernels against the memory's speed, and whole training steps.
 #[derive(Args)]
@@ -21,7 +24,8 @@ use serde_json::json;
   ottava bench attention --seq-lens 1024,4096
   ottava bench train --model llama-2-7b --compare bf16,fp8-delayed,fp8-current --levels bf16
   ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
-  ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json")]
+  ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
+  ottava bench train --model llama-3-8b --gpus 2")]
 pub struct Bench {
     #[command(subcommand)]
     what: What,
@@ -140,7 +144,7 @@ struct Train {
     /// Tokens per sequence.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     seq_len: usize,
-    /// Sequences per step.
+    /// Sequences per step, of each rank.
     #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
     /// Steps whose median is reported, after two that are not.
@@ -155,6 +159,8 @@ struct Train {
     /// Change a setting under precision, optimizer or memory for all of them: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -383,17 +389,22 @@ impl Attention {
 
 impl Train {
     fn run(self) -> Result<()> {
-        let device = crate::device::open(self.device)?;
+        let (ranks, choice) = self.ranks.choose(self.device)?;
+        let config = formats(&self.settings)?;
+        let Job { processes, local, comm } = crate::ranks::join(ranks, &config, None)?;
+        let device = crate::device::open_of_rank(choice, &local)?;
+        let ranks = Rc::new(DataParallel::new(comm, &device)?);
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,
             seq_len: self.seq_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
-            config: formats(&self.settings)?,
+            config,
         };
         let mut rows: Vec<TrainRow> = Vec::new();
-        if !self.json {
+        let prints = ranks.leads() && !self.json;
+        if prints {
             out!(
                 "{:<12} {:<6} {:>10} {:>9} {:>8} {:>10} {:>11} {:>10} {:>10} {:>14}",
                 "recipe",
@@ -410,9 +421,9 @@ impl Train {
         }
         let runs = self.compare.iter().flat_map(|&recipe| self.levels.iter().map(move |&level| (recipe, level)));
         for (recipe, level) in runs {
-            let row = bench.run(recipe, level, &device)?;
+            let row = bench.run(recipe, level, &device, &ranks)?;
             let first = rows.first().unwrap_or(&row).tokens_per_second;
-            if !self.json {
+            if prints {
                 out!(
                     "{:<12} {:<6} {:>10.0} {:>9.1} {:>8.3} {:>10.0} {:>11.2} {:>10.2} {:>10.2} {:>14.1}",
                     recipe.as_str(),
@@ -426,17 +437,35 @@ impl Train {
                     gib(row.reserved_memory_bytes),
                     row.first_step_seconds
                 );
+                print_ranks(&row);
             }
             rows.push(row);
         }
-        if !self.json {
-            print_families(&rows);
+        ranks.finish()?;
+        if !ranks.leads() {
+            return Ok(());
         }
-        if self.json {
+        processes.wait()?;
+        if prints {
+            print_families(&rows);
+        } else {
             print_json(&json!({"device": device.to_string(), "model": bench.model, "seq_len": bench.seq_len,
                                "micro_batch": bench.micro_batch, "rows": rows}));
         }
         Ok(())
+    }
+}
+
+/// What several ranks do together, and the memory of each.
+fn print_ranks(row: &TrainRow) {
+    if row.ranks.len() == 1 {
+        return;
+    }
+    let all = row.tokens_per_second * row.ranks.len() as f64;
+    out!("  {} ranks: {:.0} tokens/s each, {all:.0} together", row.ranks.len(), row.tokens_per_second);
+    for (rank, memory) in row.ranks.iter().enumerate() {
+        let (peak, outside) = (gib(memory.peak_bytes), gib(memory.outside_bytes));
+        out!("  rank {rank}: peak {peak:.2} GiB, {outside:.2} GiB outside the pool");
     }
 }
 

@@ -38,7 +38,7 @@ impl PlanCommand {
     pub fn run(self) -> Result<()> {
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
-        config.training.share_batch(1)?;
+        config.share(config.parallel.data.max(1))?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;

@@ -2,6 +2,7 @@
 
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
+use crate::ranks::{Job, RankArgs};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::generate::{Sampling, generate};
@@ -16,9 +17,11 @@ use std::path::PathBuf;
   ottava train configs/quickstart.toml
   ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
   ottava train run.toml --resume
+  ottava train run.toml --gpus 2
+  torchrun --no-python --nproc-per-node 2 ottava train run.toml
 
 SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
-A second one exits at once, with 130.")]
+A second one exits at once, with 130. A signal to any of several ranks stops all. A rank that is lost ends all with code 5.")]
 pub struct Train {
     /// The run's TOML file; configs/reference.toml shows every key.
     config: PathBuf,
@@ -31,9 +34,8 @@ pub struct Train {
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Train on N ranks of this machine, each a process. Several ranks run on the CPU; on GPUs they are not implemented yet.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    ranks: Option<u16>,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Print one JSON object with the result to standard output.
     #[arg(long)]
     json: bool,
@@ -42,7 +44,8 @@ pub struct Train {
 impl Train {
     pub fn run(self) -> Result<()> {
         let mut config = RunConfig::load(&self.config, &self.settings)?;
-        config.device = self.device.unwrap_or(config.device);
+        let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
+        config.device = device;
         let start = match self.resume {
             None => Start::New,
             Some(None) => Start::Resume,
@@ -50,9 +53,10 @@ impl Train {
         };
         warn_of_settings(&config);
         stop_on_signals("stopping: a checkpoint is saved after this step")?;
-        let device = crate::device::open(config.device)?;
+        // Before the device, so that a rank without its GPU is noticed by the others; `comm` is dropped before the wait for `processes`.
+        let Job { processes, local, comm } = crate::ranks::join(ranks, &config, Some(&config.output_dir))?;
+        let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.training.logging_steps);
-        let (comm, processes) = crate::ranks::join(self.ranks.map_or(1, usize::from), &config)?;
         let mut trainer = Trainer::shared(config.clone(), &device, &start, comm)?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",

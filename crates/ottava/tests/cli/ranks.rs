@@ -154,3 +154,26 @@ fn a_batch_that_ranks_cannot_share_is_an_error() {
     let run = Run::new();
     run.fail(&train(&["--ranks", "3"]), 1, &["`training.global_batch_size` is 4", "3 ranks"]);
 }
+
+#[test]
+fn ranks_and_gpus_that_do_not_fit_the_device_are_errors() {
+    let run = Run::new();
+    run.fail(&train(&["--gpus", "2"]), 1, &["--gpus 2 trains on GPUs, and the device is the CPU", "use --ranks 2"]);
+    run.fail(&train(&["--ranks", "2", "--device", "cuda"]), 1, &["--ranks 2 starts ranks on the CPU", "use --gpus 2"]);
+    run.fail(&train(&["--ranks", "2", "--gpus", "2"]), 1, &["--ranks", "--gpus"]);
+    run.fail(&["bench", "train", "--device", "cpu", "--gpus", "2"], 1, &["--gpus 2 trains on GPUs"]);
+    assert!(!run.path("run").exists(), "nothing was started");
+}
+
+#[test]
+fn gradients_in_fp8_are_refused_before_the_run_begins() {
+    let run = Run::new();
+    let level_o2 = ["--set", "recipe=fp8-delayed", "--set", "level=O2"];
+    run.fail(
+        &train(&[&level_o2[..], &["--ranks", "2"]].concat()),
+        1,
+        &["`optimizer.gradient_dtype` is float8 at level O2, which 2 ranks do not sum"],
+    );
+    assert!(!run.path("run/metrics.jsonl").exists());
+    run.succeed(&train(&[&level_o2[..], &["--set", "gradient_dtype=float32", "--ranks", "2"]].concat()));
+}

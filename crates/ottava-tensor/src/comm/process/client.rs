@@ -8,7 +8,7 @@ use crate::comm::Comm;
 use crate::comm::call::Call;
 use crate::comm::combine::Bytes;
 use crate::comm::fault::Fault;
-use crate::comm::hub::Reply;
+use crate::comm::hub::{Observer, Reply};
 use crate::comm::link::Link;
 use crate::error::{Error, RankFault, Result};
 use std::collections::BTreeMap;
@@ -29,8 +29,13 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// How much later than rank 0 this rank gives up, so that it hears which rank is missing.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The calls without an answer by number, and the first fault.
-type Calls = (BTreeMap<u64, Sender<Reply>>, Option<Fault>);
+#[derive(Default)]
+struct Calls {
+    /// Those without an answer, by number.
+    open: BTreeMap<u64, Sender<Reply>>,
+    fault: Option<Fault>,
+    observers: Vec<Observer>,
+}
 
 /// The calls of this rank that rank 0 has not answered.
 #[derive(Default)]
@@ -44,28 +49,37 @@ impl Open {
     /// Adds a call; after a fault it is answered at once, and the result is false.
     fn add(&self, number: u64, answer: Sender<Reply>) -> bool {
         let mut state = self.lock();
-        match &state.1 {
+        match &state.fault {
             // The receiver is the caller's.
             Some(fault) => drop(answer.send(Err(fault.clone()))),
-            None => drop(state.0.insert(number, answer)),
+            None => drop(state.open.insert(number, answer)),
         }
-        state.1.is_none()
+        state.fault.is_none()
     }
 
     /// Nobody receives the answer of a dropped `Pending`.
     fn answer(&self, number: u64, bytes: Bytes) {
-        let answer = self.lock().0.remove(&number);
+        let answer = self.lock().open.remove(&number);
         drop(answer.map(|answer| answer.send(Ok(bytes))));
     }
 
     /// Answers all open calls with the first fault.
     fn fail(&self, fault: Fault) {
         let mut state = self.lock();
-        if state.1.is_none() {
-            for answer in mem::take(&mut state.0).into_values() {
+        if state.fault.is_none() {
+            state.observers.iter().for_each(|observer| observer(&fault));
+            for answer in mem::take(&mut state.open).into_values() {
                 let _ = answer.send(Err(fault.clone()));
             }
-            state.1 = Some(fault);
+            state.fault = Some(fault);
+        }
+    }
+
+    fn observe(&self, observer: Observer) {
+        let mut state = self.lock();
+        match &state.fault {
+            Some(fault) => observer(fault),
+            None => state.observers.push(observer),
         }
     }
 }
@@ -84,6 +98,10 @@ impl Link for Client {
             self.connection.send(Outgoing { kind: Kind::Call, head: encode_call(number, &call), data });
         }
         reply
+    }
+
+    fn observe(&self, observer: Observer) {
+        self.open.observe(observer);
     }
 }
 

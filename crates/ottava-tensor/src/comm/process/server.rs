@@ -6,7 +6,7 @@ use super::rendezvous::{Rendezvous, accept};
 use super::wire::{Hello, decode_call, encode_fault};
 use crate::comm::Comm;
 use crate::comm::call::Call;
-use crate::comm::hub::{Hub, Reply};
+use crate::comm::hub::{Hub, Observer, Reply};
 use crate::comm::link::Link;
 use crate::comm::threads::Local;
 use crate::error::{Error, RankFault, Result};
@@ -39,6 +39,10 @@ struct Server {
 impl Link for Server {
     fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         self.local.start(number, call, bytes)
+    }
+
+    fn observe(&self, observer: Observer) {
+        self.local.observe(observer);
     }
 }
 

@@ -203,14 +203,14 @@ fn computing_longer_than_the_silence_limit_is_no_fault() {
     });
 }
 
-/// Runs in a separate process: joins and reduces until an error, which it prints.
-#[test]
-#[ignore = "started by a_dead_or_stopped_process_is_named"]
-fn rank_process() {
-    let (Ok(rank), Ok(address)) = (env::var("OTTAVA_TEST_RANK"), env::var("OTTAVA_TEST_ADDRESS")) else { return };
-    let mut rendezvous = rendezvous(rank.parse().unwrap(), 3, &address);
+/// The group of this process, if it is one that [`Rank::group`] has started.
+pub(in crate::comm) fn join_as_child() -> Option<Comm> {
+    let number = |name: &str| env::var(name).ok()?.parse().ok();
+    let (rank, size, address) =
+        (number("OTTAVA_TEST_RANK")?, number("OTTAVA_TEST_SIZE")?, env::var("OTTAVA_TEST_ADDRESS").ok()?);
+    let mut rendezvous = rendezvous(rank, size, &address);
     rendezvous.limits.silence = Duration::from_secs(2);
-    let comm = match rendezvous.rank {
+    let comm = match rank {
         0 => {
             let (listener, address) = listener();
             println!("address: {address}");
@@ -218,7 +218,14 @@ fn rank_process() {
         }
         _ => join(&rendezvous),
     };
-    let comm = comm.unwrap();
+    Some(comm.unwrap())
+}
+
+/// Runs in a separate process: joins and reduces until an error, which it prints.
+#[test]
+#[ignore = "started by a_dead_or_stopped_process_is_named"]
+fn rank_process() {
+    let Some(comm) = join_as_child() else { return };
     println!("joined");
     let error = loop {
         let x = crate::Tensor::zeros(&crate::Device::Cpu, &[1000], crate::DType::F32).unwrap();
@@ -231,7 +238,7 @@ fn rank_process() {
 }
 
 /// A child that does not outlive its test.
-struct Rank(Child, BufReader<ChildStdout>);
+pub(in crate::comm) struct Rank(pub Child, BufReader<ChildStdout>);
 
 impl Drop for Rank {
     fn drop(&mut self) {
@@ -242,11 +249,29 @@ impl Drop for Rank {
 }
 
 impl Rank {
-    fn start(rank: usize, address: &str) -> Rank {
+    /// Starts the ignored `test` as each rank of a group, which prints "joined".
+    pub fn group(test: &str, size: usize, variables: &[(&str, &str)]) -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = Vec::new();
+        let mut address = String::new();
+        for rank in 0..size {
+            ranks.push(Rank::start(test, rank, size, &address, variables));
+            if rank == 0 {
+                address = ranks[0].line("address: ");
+            }
+        }
+        ranks.iter_mut().for_each(|rank| drop(rank.line("joined")));
+        ranks
+    }
+
+    fn start(test: &str, rank: usize, size: usize, address: &str, variables: &[(&str, &str)]) -> Rank {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "comm::process::tests::rank_process", "--ignored", "--nocapture"])
-            .envs([("OTTAVA_TEST_RANK", rank.to_string().as_str()), ("OTTAVA_TEST_ADDRESS", address)])
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env("OTTAVA_TEST_RANK", rank.to_string())
+            .env("OTTAVA_TEST_SIZE", size.to_string())
+            .env("OTTAVA_TEST_ADDRESS", address)
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -254,25 +279,29 @@ impl Rank {
     }
 
     /// The rest of a line that contains `mark`.
-    fn line(&mut self, mark: &str) -> String {
+    pub fn line(&mut self, mark: &str) -> String {
         let mut line = String::new();
         while !line.contains(mark) {
             line.clear();
-            assert!(self.1.read_line(&mut line).unwrap() > 0, "the process ended before `{mark}`");
+            if self.1.read_line(&mut line).unwrap() == 0 {
+                panic!("the process ended before `{mark}`: {}", self.errors());
+            }
         }
         line.split_once(mark).unwrap().1.trim().to_string()
+    }
+
+    /// What the process has written to standard error, when it has ended.
+    pub fn errors(&mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.take().expect("read once").read_to_string(&mut text).unwrap();
+        text
     }
 }
 
 #[test]
 fn a_dead_or_stopped_process_is_named() {
     for (signal, lost, how) in [("KILL", 1, "ended"), ("KILL", 0, "ended"), ("STOP", 2, "sent nothing for 2s")] {
-        let mut rank_0 = Rank::start(0, "");
-        let address = rank_0.line("address: ");
-        let mut ranks = vec![rank_0, Rank::start(1, &address), Rank::start(2, &address)];
-        for rank in &mut ranks {
-            rank.line("joined");
-        }
+        let mut ranks = Rank::group("comm::process::tests::rank_process", 3, &[]);
         let pid = ranks[lost].0.id();
         let sent = Instant::now();
         assert!(Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status().unwrap().success());

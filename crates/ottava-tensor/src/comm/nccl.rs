@@ -1,0 +1,151 @@
+//! Collectives of GPU tensors, by NCCL.
+
+use super::Comm;
+use super::call::{Call, Op, Reduce};
+use super::pending::{Pending, Progress};
+use super::watch::{self, GRACE, Watch};
+use crate::cuda::{Collective, CudaDevice, NcclComm, NcclId, NcclOp, require_nccl};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, RankFault, Result};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+#[cfg(test)]
+mod tests;
+
+/// Bytes per rank of the first collectives: NCCL connects ranks differently for small and large ones.
+const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
+
+impl Comm {
+    /// Gives the group collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
+    /// tensors, barriers and agreements stay as they are. A group of one is returned unchanged: it needs nothing.
+    ///
+    /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
+    /// [`CudaDevice::usable_memory`].
+    ///
+    /// From here on until [`Comm::finish`] or the drop, a fault of the group ends this process with `exit_code`, its sentence on standard
+    /// error, two seconds after it: the main thread may wait for a GPU for ever.
+    ///
+    /// Errors with [`Error::Library`] without NCCL, with [`Error::Ranks`] when another rank has none or is lost, and with
+    /// [`Error::Value`] in a dry run of several ranks.
+    pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Comm> {
+        if self.size == 1 || self.dry {
+            return Ok(self);
+        }
+        let id = self.share_id()?;
+        self.watch(exit_code)?;
+        device.count_library_memory(|| {
+            self.nccl = Some(NcclComm::join(device, id, self.rank, self.size)?);
+            FIRST_BYTES.into_iter().try_for_each(|bytes| self.connect(&Device::Cuda(device.clone()), bytes))
+        })?;
+        self.reset_traffic();
+        Ok(self)
+    }
+
+    /// Starts to watch the group for faults.
+    pub(super) fn watch(&mut self, exit_code: u8) -> Result<()> {
+        let end = move |error: Error| watch::end_process(&error, exit_code);
+        let watch = Watch::start(&*self.link, self.history.clone(), GRACE, end);
+        self.watch = Some(watch.map_err(|source| Error::Io { path: "a thread for faults of ranks".into(), source })?);
+        Ok(())
+    }
+
+    /// The id of rank 0. Without NCCL on any rank, all ranks error before any waits for another in NCCL.
+    fn share_id(&self) -> Result<NcclId> {
+        let own =
+            if self.rank == 0 { NcclId::new().map(|id| id.0.to_vec()) } else { require_nccl().map(|()| Vec::new()) };
+        // The id, nothing, or a problem after a zero.
+        let sent = own.as_ref().map_or_else(|e| format!("\0{e}").into_bytes(), |id| [&[1], id.as_slice()].concat());
+        let all = self.agree("NCCL's id", &sent)?;
+        own?;
+        if let Some((rank, problem)) =
+            all.iter().enumerate().find_map(|(rank, sent)| Some((rank, sent.strip_prefix(&[0])?)))
+        {
+            let message = format!("rank {rank}: {}", String::from_utf8_lossy(problem));
+            return Err(Error::Ranks { fault: RankFault::Rendezvous, message, recent: self.recent() });
+        }
+        match all[0].get(1..).and_then(|id| id.try_into().ok()) {
+            Some(id) => Ok(NcclId(id)),
+            None => Err(Error::Ranks {
+                fault: RankFault::Rendezvous,
+                message: "rank 0 sent no id of NCCL; start all ranks with the same binary".into(),
+                recent: self.recent(),
+            }),
+        }
+    }
+
+    /// One collective of each kind with slices of `bytes`, and waits for them.
+    fn connect(&self, device: &Device, bytes: usize) -> Result<()> {
+        let zeros = |dtype: DType, slices: usize| Tensor::zeros(device, &[slices * bytes / dtype.size()], dtype);
+        for dtype in [DType::F32, DType::BF16] {
+            self.all_reduce("connect", Reduce::Sum, zeros(dtype, 1)?)?.wait()?;
+            self.reduce_scatter("connect", &zeros(dtype, self.size)?, zeros(dtype, 1)?)?.wait()?;
+        }
+        self.all_reduce("connect", Reduce::Max, zeros(DType::F32, 1)?)?.wait()?;
+        self.all_gather("connect", zeros(DType::E4M3, self.size)?)?.wait()?;
+        self.all_to_all("connect", &zeros(DType::E4M3, self.size)?, zeros(DType::E4M3, self.size)?)?.wait()?;
+        self.broadcast("connect", 0, zeros(DType::E4M3, 1)?)?.wait()?;
+        device.synchronize()
+    }
+
+    /// Starts a checked call over tensors that are not on the CPU.
+    pub(super) fn start_on_gpu(&self, call: &Call, input: Option<&Tensor>, mut output: Tensor) -> Result<Pending> {
+        if let Some(input) = input {
+            output.expect_device(&format!("{}: output", call.title()), input.device())?;
+            if output.dtype() != input.dtype() {
+                let (from, to) = (input.dtype(), output.dtype());
+                return Err(Error::Value(format!("{call}: GPUs sum {from} to {from}, and the output is {to}")));
+            }
+        }
+        self.history.note(call);
+        self.counters().count(call, self.size);
+        let progress = match &self.nccl {
+            _ if output.is_empty() || self.dry => Progress::Done,
+            None => {
+                // A group of one.
+                input.map_or(Ok(()), |input| output.copy_from(0, input))?;
+                Progress::Done
+            }
+            Some(nccl) => {
+                let (name, collective) = collective(call, self.size, input, &mut output);
+                // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
+                // view can write the output, and the input is only read.
+                Progress::Gpu(unsafe { nccl.enqueue(name, collective)? })
+            }
+        };
+        Ok(Pending { progress, output, _input: input.cloned() })
+    }
+
+    /// Whether this group has collectives of the tensors of `gpu`.
+    pub(super) fn has_gpu(&self, gpu: &Arc<CudaDevice>) -> bool {
+        self.nccl.as_ref().is_some_and(|nccl| Arc::ptr_eq(nccl.device(), gpu))
+    }
+}
+
+/// NCCL's function for `call`, and what it gets.
+fn collective(call: &Call, size: usize, input: Option<&Tensor>, output: &mut Tensor) -> (&'static str, Collective) {
+    let (bytes, elements, dtype) = (call.buffer_bytes(), call.elements, output.dtype());
+    let buffer = output.device_ptr_mut();
+    let input = input.map_or(buffer, Tensor::device_ptr);
+    match call.op {
+        Op::AllGather => ("ncclAllGather", Collective::AllGather { buffer, slice: bytes / size }),
+        Op::ReduceScatter { .. } => {
+            let slice = elements / size;
+            ("ncclReduceScatter", Collective::ReduceScatter { input, output: buffer, slice, dtype })
+        }
+        Op::AllReduce(reduce) => {
+            // NCCL's maximum of floats loses NaN. Those without sign are ordered as their bits are, NaN last.
+            let (op, dtype) = match (reduce, dtype) {
+                (Reduce::Sum, dtype) => (NcclOp::Sum, dtype),
+                (Reduce::Max, DType::F32) => (NcclOp::Max, DType::I32),
+                (Reduce::Max, DType::F64) => (NcclOp::Max, DType::I64),
+                (Reduce::Max, dtype) => (NcclOp::Max, dtype),
+            };
+            ("ncclAllReduce", Collective::AllReduce { buffer, elements, dtype, op })
+        }
+        Op::AllToAll => ("ncclSend and ncclRecv", Collective::AllToAll { input, output: buffer, slice: bytes / size }),
+        Op::Broadcast { root } => ("ncclBroadcast", Collective::Broadcast { buffer, bytes, root }),
+        Op::Barrier | Op::Agree => unreachable!("they have no tensors"),
+    }
+}

@@ -1,0 +1,190 @@
+//! Collectives of two GPUs, each in a process of its own, against those of the CPU; skipped with a message where there are fewer.
+
+use super::*;
+use crate::comm::process::tests::{Rank, join_as_child};
+use crate::cuda::{GpuModel, Graph};
+use crate::element::Element;
+use half::bf16;
+use std::env;
+
+/// Elements of a slice: one, a prime, and more than one CTA takes at once.
+const SLICES: [usize; 3] = [1, 1009, (1 << 18) + 16];
+
+/// Replays of a captured graph, each with other inputs.
+const REPLAYS: usize = 3;
+
+/// What a collective is given, by rank, round and element; sums round.
+fn value(rank: usize, round: usize, i: usize) -> f32 {
+    let bits = ((i + 1) as u32).wrapping_mul(2_654_435_761).rotate_left(11) ^ ((7 * round + rank + 1) as u32);
+    let value = f64::from(bits.wrapping_mul(2_246_822_519)) / f64::from(u32::MAX) - 0.5;
+    (value * if i.is_multiple_of(3) { 3e4 } else { 1.0 }) as f32
+}
+
+fn tensor<T: Element>(len: usize, element: impl Fn(usize) -> T) -> Tensor {
+    Tensor::from_slice(&Device::Cpu, &[len], &(0..len).map(element).collect::<Vec<_>>()).unwrap()
+}
+
+/// A way to call one collective.
+type Calls = fn(&Comm, &Tensor) -> Result<Tensor>;
+
+/// Each collective of two ranks.
+const CALLS: [(&str, Calls); 6] = [
+    ("all_gather", |comm, x| comm.all_gather("x", x.duplicate()?)?.wait()),
+    ("reduce_scatter", |comm, x| {
+        comm.reduce_scatter("x", x, Tensor::empty(x.device(), &[x.len() / 2], x.dtype())?)?.wait()
+    }),
+    ("all_reduce", |comm, x| comm.all_reduce("x", Reduce::Sum, x.duplicate()?)?.wait()),
+    ("all_reduce (max)", |comm, x| comm.all_reduce("x", Reduce::Max, x.duplicate()?)?.wait()),
+    ("all_to_all", |comm, x| comm.all_to_all("x", x, x.empty_like()?)?.wait()),
+    ("broadcast", |comm, x| comm.broadcast("x", 1, x.duplicate()?)?.wait()),
+];
+
+/// The inputs of a rank in a round: each type that is moved, and which collectives take it.
+fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usize])> {
+    let (len, float) = (2 * slice, |i| value(rank, round, i));
+    const MOVED: &[usize] = &[0, 4, 5];
+    const SUMMED: &[usize] = &[0, 1, 2, 4, 5];
+    // Amaxes; a NaN on each rank.
+    let amax = |i| if i == len - 1 - rank { f32::NAN } else { float(i).abs() };
+    let codes = (0..len).map(|i| float(i).to_bits() as u8).collect::<Vec<_>>();
+    vec![
+        (tensor(len, float), SUMMED),
+        (tensor(len, |i| f64::from(float(i))), SUMMED),
+        (tensor(len, |i| bf16::from_f32(float(i))), SUMMED),
+        (tensor(len, |i| half::f16::from_f32(float(i))), SUMMED),
+        (tensor(len, amax), &[3]),
+        (tensor(len, |i| float(i) as i32), &[0, 3, 4, 5]),
+        (tensor(len, |i| float(i) as i64), &[3]),
+        (Tensor::from_bytes(&Device::Cpu, &[len], DType::E4M3, &codes).unwrap(), MOVED),
+        (Tensor::from_bytes(&Device::Cpu, &[len], DType::E8M0, &codes).unwrap(), MOVED),
+    ]
+}
+
+fn expect_equal(name: &str, slice: usize, on_cpu: &Tensor, on_gpu: &Tensor) {
+    let [expected, got] = [on_cpu, on_gpu].map(|x| x.read_bytes().unwrap());
+    let size = on_cpu.dtype().size();
+    let wrong = expected.chunks(size).zip(got.chunks(size)).position(|(a, b)| a != b);
+    let words = |i: usize| {
+        format!("{:x?} on the CPU, {:x?} on the GPU", &expected[i * size..][..size], &got[i * size..][..size])
+    };
+    assert!(
+        wrong.is_none(),
+        "{name} of {}, slices of {slice}: element {wrong:?} is {}",
+        on_cpu.dtype(),
+        words(wrong.unwrap_or(0))
+    );
+    assert_eq!(expected.len(), got.len(), "{name}");
+}
+
+/// All collectives of one round, eager, and captured and replayed with other inputs.
+fn compare_all(comm: &Comm, gpu: &Arc<CudaDevice>) -> Result<()> {
+    let device = Device::Cuda(gpu.clone());
+    for slice in SLICES {
+        let of_round = |round| inputs(comm.rank(), round, slice);
+        let mut on_gpu: Vec<_> = of_round(0).iter().map(|(x, _)| x.to_device(&device).unwrap()).collect();
+        for ((x, calls), on_gpu) in of_round(0).iter().zip(&on_gpu) {
+            for &(name, call) in calls.iter().map(|&i| &CALLS[i]) {
+                expect_equal(name, slice, &call(comm, x)?, &call(comm, on_gpu)?);
+            }
+        }
+        let mut outputs: Vec<Vec<Tensor>> = Vec::new();
+        let mut graph = Graph::capture(gpu, || -> Result<()> {
+            for ((_, calls), x) in of_round(0).iter().zip(&on_gpu) {
+                outputs.push(calls.iter().map(|&i| (CALLS[i].1)(comm, x)).collect::<Result<_>>()?);
+            }
+            Ok(())
+        })?;
+        for round in 1..=REPLAYS {
+            let inputs = of_round(round);
+            for ((x, _), on_gpu) in inputs.iter().zip(&mut on_gpu) {
+                on_gpu.write_bytes(&x.read_bytes()?)?;
+            }
+            graph.replay()?;
+            for ((x, calls), outputs) in inputs.iter().zip(&outputs) {
+                for (&(name, call), on_gpu) in calls.iter().map(|&i| &CALLS[i]).zip(outputs) {
+                    expect_equal(&format!("{name}, replay {round}"), slice, &call(comm, x)?, on_gpu);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Several collectives in flight beside work of compute, whose tensors are freed and dropped early.
+fn overlap(comm: &Comm, device: &Device) -> Result<()> {
+    const N: usize = 1 << 22;
+    for round in 0..20 {
+        let ones = tensor(N, |_| (round + 1) as f32).to_device(device)?;
+        let first = comm.all_reduce("first", Reduce::Sum, ones.duplicate()?)?;
+        let dropped = comm.all_to_all("dropped", &ones, ones.empty_like()?)?;
+        let second = comm.all_reduce("second", Reduce::Sum, ones.duplicate()?)?;
+        drop(dropped);
+        // May reuse the memory of the dropped call.
+        let other = Tensor::zeros(device, &[N], DType::F32)?;
+        let (second, first) = (second.wait()?, first.wait()?);
+        for x in [first, second] {
+            assert!(x.to_vec::<f32>()?.iter().all(|&x| x == 2.0 * (round + 1) as f32), "round {round}");
+        }
+        assert!(other.to_vec::<f32>()?.iter().all(|&x| x == 0.0), "round {round}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "started by collectives_of_two_gpus_equal_those_of_the_cpu"]
+fn rank_process() {
+    let Some(comm) = join_as_child() else { return };
+    println!("joined");
+    let gpu = CudaDevice::open(comm.rank()).unwrap();
+    let before = gpu.usable_memory();
+    let comm = comm.with_gpu(&gpu, 5).unwrap();
+    println!("NCCL holds {} MiB", (before - gpu.usable_memory()) >> 20);
+    compare_all(&comm, &gpu).unwrap();
+    overlap(&comm, &Device::Cuda(gpu.clone())).unwrap();
+    let to_float = comm.reduce_scatter(
+        "x",
+        &Tensor::zeros(&Device::Cuda(gpu.clone()), &[2], DType::BF16).unwrap(),
+        Tensor::zeros(&Device::Cuda(gpu.clone()), &[1], DType::F32).unwrap(),
+    );
+    let message = to_float.err().expect("NCCL sums to the type of the input").to_string();
+    assert!(message.contains("GPUs sum bfloat16 to bfloat16"), "{message}");
+    comm.finish().unwrap();
+    println!("equal");
+}
+
+#[test]
+fn collectives_of_two_gpus_equal_those_of_the_cpu() {
+    let gpus = CudaDevice::count().unwrap_or(0);
+    if gpus < 2 {
+        let required = env::var("OTTAVA_REQUIRE_GPUS").is_ok_and(|gpus| gpus.trim() >= "2");
+        assert!(!required, "{gpus} GPUs are visible");
+        eprintln!("skipped: {gpus} GPUs are visible");
+        return;
+    }
+    let mut ranks = Rank::group("comm::nccl::tests::rank_process", 2, &[]);
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        eprintln!("rank {rank}: NCCL holds {}", process.line("NCCL holds "));
+    }
+    for process in &mut ranks {
+        process.line("equal");
+        assert!(process.0.wait().unwrap().success());
+    }
+}
+
+/// Ranks of a group of one need no library, on any device.
+#[test]
+fn a_group_of_one_reduces_on_any_device() {
+    let comm = Comm::solo();
+    let dry = Device::dry_gpu(GpuModel::h200());
+    for device in [Device::Cpu, dry.clone(), Device::Cpu.dry()] {
+        let x = Tensor::zeros(&device, &[4], DType::F32).unwrap();
+        for (name, call) in CALLS.iter().filter(|(name, _)| *name != "reduce_scatter" && *name != "broadcast") {
+            assert_eq!(call(&comm, &x).unwrap().len(), 4, "{name}");
+        }
+        let scattered = comm.reduce_scatter("x", &x, x.empty_like().unwrap()).unwrap().wait().unwrap();
+        assert!(scattered.device().same(&device));
+    }
+    assert_eq!((comm.recent().len(), comm.traffic().total()), (15, 0));
+    let Device::Cuda(gpu) = dry else { unreachable!("made above") };
+    assert_eq!(Comm::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
+}
