@@ -25,9 +25,9 @@ impl RunConfig {
     }
 }
 
-/// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer and memory of a training benchmark.
+/// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer, memory and division of a training benchmark.
 ///
-/// Errors when a key is of another table than `[precision]`, `[optimizer]` and `[memory]`, or `recipe`, which benchmarks have an option for.
+/// Errors when a key is of another table than `[precision]`, `[optimizer]`, `[memory]` and `[parallel]`, or `recipe`, which benchmarks have an option for.
 /// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
     let (known, mut table, mut problems) = (Known::new(), Table::new(), Vec::new());
@@ -49,8 +49,8 @@ fn set(known: &Known, table: &mut Table, setting: &str) -> Result<(), String> {
     let mut alone = Table::new();
     known.set(&mut alone, setting)?;
     match alone.iter().next() {
-        Some((name, _)) if !["precision", "optimizer", "memory"].contains(&name.as_str()) => {
-            Err("only keys of [precision], [optimizer] and [memory] are set here; --help shows the options for others"
+        Some((name, _)) if !["precision", "optimizer", "memory", "parallel"].contains(&name.as_str()) => {
+            Err("only keys of [precision], [optimizer], [memory] and [parallel] are set here; --help shows the options for others"
                 .into())
         }
         Some((_, Value::Table(keys))) if keys.contains_key("recipe") => Err("recipes are named by --compare".into()),
@@ -80,7 +80,7 @@ mod tests {
     fn settings_of_other_tables_and_the_recipe_are_errors() {
         let error = read(&["max_length=4", "recipe=fp32", "mragin=1"]).unwrap_err();
         for part in [
-            "max_length=4: only keys of [precision], [optimizer] and [memory]",
+            "max_length=4: only keys of [precision], [optimizer], [memory] and [parallel]",
             "recipe=fp32: recipes are named by --compare",
             "did you mean `precision.margin`",
         ] {

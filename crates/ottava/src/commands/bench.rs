@@ -156,7 +156,7 @@ struct Train {
     /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
     #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
     levels: Vec<Level>,
-    /// Change a setting under precision, optimizer or memory for all of them: a dotted path, or a bare key that is unique.
+    /// Change a setting under precision, optimizer, memory or parallel for all of them: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     #[command(flatten)]
