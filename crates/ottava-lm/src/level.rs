@@ -152,6 +152,11 @@ impl Formats {
         }
     }
 
+    /// Whether the update of a slice can cast it in the same pass: a cast takes a matrix, and stochastic rounding the place of each element.
+    pub fn slice_casts(self) -> bool {
+        matches!(self.masters, Masters::Float32 | Masters::Remainder) && self.states == States::Float32
+    }
+
     /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.
     pub fn problem(self, compute: DType) -> Option<String> {
         match (self.masters, compute) {

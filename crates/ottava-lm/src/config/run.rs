@@ -230,7 +230,7 @@ impl TrainingConfig {
 impl RunConfig {
     /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
     ///
-    /// Errors with [`Error::Config`] also where `parallel.data` is another number.
+    /// Errors with [`Error::Config`] also where `parallel.data` is another number, and for gradients that ranks cannot sum.
     pub fn share(&mut self, ranks: usize) -> Result<()> {
         if ![0, ranks].contains(&self.parallel.data) {
             return Err(Error::Config(format!(
@@ -238,6 +238,7 @@ impl RunConfig {
                 self.parallel.data
             )));
         }
+        self.optimizer.expect_ranks(ranks)?;
         self.parallel.data = ranks;
         self.training.share_batch(ranks)
     }

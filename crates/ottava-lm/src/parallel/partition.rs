@@ -63,6 +63,10 @@ pub(super) struct Unit {
     pub(super) weights: Stored,
     /// Of codes: the cast of this rank's slice of each matrix, without the codes.
     pub(super) casts: Vec<Option<QuantizedTensor>>,
+    /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
+    lent: Vec<Option<Tensor>>,
+    /// During an update of which this rank does nothing: that memory.
+    untouched: Option<Tensor>,
 }
 
 /// The weights or codes of a unit, as a rank keeps them.
@@ -181,8 +185,9 @@ impl Partition {
         // Scales move on first, so that new weights are cast by them.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
+        self.lend(&mut params, &casts, true)?;
         optimizer.step(&mut params, &mut casts, norm)?;
-        if self.divides() { self.cast_slices(&mut params, &mut casts) } else { Ok(()) }
+        self.collect(&mut params, &mut casts)
     }
 
     /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
@@ -191,7 +196,9 @@ impl Partition {
             return model.quantize_weights();
         }
         let (mut params, scaling) = model.parameters_and_scaling();
-        self.cast_slices(&mut params, &mut scaling.casts(Mode::TRAINING))?;
+        let mut casts = scaling.casts(Mode::TRAINING);
+        self.lend(&mut params, &casts, false)?;
+        self.collect(&mut params, &mut casts)?;
         scaling.losses().map(drop)
     }
 
@@ -205,8 +212,30 @@ impl Partition {
         Ok(())
     }
 
-    /// Finds the scales of the coming casts, and puts this rank's slices where they will be gathered.
-    fn cast_slices(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
+    /// Hands out the memory of slices, as [`Unit::lend`].
+    fn lend(&self, params: &mut [&mut Param], casts: &Casts, update: bool) -> Result<()> {
+        self.each_unit(params, |unit, matrices| unit.lend(matrices, casts, self.ranks.rank(), self.zero, update))
+    }
+
+    /// Runs `work` on each unit that ranks divide, with its matrices.
+    fn each_unit(
+        &self,
+        params: &mut [&mut Param],
+        mut work: impl FnMut(&mut Unit, &mut [&mut Param]) -> Result<()>,
+    ) -> Result<()> {
+        for unit in self.units().iter_mut().filter(|_| self.divides()) {
+            let mut matrices: Vec<&mut Param> = params
+                .iter_mut()
+                .map(|param| &mut **param)
+                .filter(|param| unit.matrix(param.name()).is_some())
+                .collect();
+            work(unit, &mut matrices)?;
+        }
+        Ok(())
+    }
+
+    /// Finds the scales of the coming casts, and takes the memory of slices back, with the weights that will be gathered.
+    fn collect(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
         let mut amaxes = Vec::new();
         for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
             amaxes.extend(param.slice_amax(casts)?.map(|amax| (i, amax)));
@@ -223,13 +252,7 @@ impl Partition {
                 params[i].set_scale(amax, casts)?;
             }
         }
-        let mut matrices = params.iter_mut().filter(|param| param.is_sliced()).collect::<Vec<_>>();
-        for unit in self.units().iter_mut() {
-            let of_unit = matrices.iter_mut().filter(|param| unit.names.iter().any(|name| name == param.name()));
-            let of_unit: Vec<_> = of_unit.map(|param| &mut ***param).collect();
-            unit.store(&of_unit, casts, self.ranks.rank(), self.zero)?;
-        }
-        Ok(())
+        self.each_unit(params, |unit, matrices| unit.collect(matrices, casts, self.ranks.rank(), self.zero))
     }
 
     /// The whole weights of `param` in the compute type. All ranks ask for the same ones in the same order.
@@ -268,11 +291,6 @@ impl Partition {
 impl Unit {
     /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
     fn new(matrices: Vec<&mut Param>, codes: bool, ranks: &DataParallel, zero: Zero) -> Result<Unit> {
-        if matrices.iter().any(|param| param.grad_dtype().is_none()) {
-            return Err(Error::Config(
-                "`optimizer.gradient_dtype` is float8, which several ranks do not reduce yet; set it to \"bfloat16\" or \"float32\"".into(),
-            ));
-        }
         if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
             return Err(Error::Config(
                 "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
@@ -282,11 +300,11 @@ impl Unit {
         let names = matrices.iter().map(|param| param.name().to_string()).collect();
         if zero > Zero::Nothing {
             for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
-                param.keep_slice(owned)?;
+                param.keep_slice(owned, codes)?;
             }
         }
         let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Unit { names, slices, codes, weights: Stored::None, casts })
+        Ok(Unit { names, slices, codes, weights: Stored::None, casts, lent: Vec::new(), untouched: None })
     }
 
     /// The number of the matrix called so.
@@ -300,67 +318,124 @@ impl Unit {
         (!found.is_empty()).then_some(found)
     }
 
-    /// Puts the slices of `matrices` that `rank` has where they will be gathered.
-    fn store(&mut self, matrices: &[&mut Param], casts: &mut Casts, rank: usize, zero: Zero) -> Result<()> {
+    /// Hands out the memory of this rank's slices, one part per matrix that it has a part of. With `update`, an update writes there what it
+    /// can; [`Unit::collect`] takes it back.
+    fn lend(
+        &mut self,
+        matrices: &mut [&mut Param],
+        casts: &Casts,
+        rank: usize,
+        zero: Zero,
+        update: bool,
+    ) -> Result<()> {
         let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
         let device = matrices[0].weights.device();
         let _scope = device.scope(if self.codes { "FP8 codes of weights" } else { "weights" });
-        let alone = zero == Zero::Weights;
+        let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
         let memory = match &self.weights {
-            Stored::None => {
-                let elements = if alone { self.slices.slice_len() } else { self.slices.padded_len() };
-                Tensor::empty(device, &[elements], dtype)?
-            }
+            Stored::None => Tensor::empty(device, &[if alone { slice } else { self.slices.padded_len() }], dtype)?,
             _ => self.weights.take(rank)?,
         };
-        let first = if alone { rank * self.slices.slice_len() } else { 0 };
+        let first = if alone { rank * slice } else { 0 };
         let owned = self.slices.owned(rank);
-        let there = self.slices.matrices().iter().zip(&owned).filter(|(_, owned)| !owned.is_empty());
-        let places: Vec<_> =
-            there.map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first).collect();
-        let mut parts: Vec<_> = match places.is_empty() {
-            true => vec![Some(memory)],
-            false => memory.split(&places)?.into_iter().map(Some).collect(),
-        };
-        let mut next = parts.iter_mut();
-        for (at, param) in matrices.iter().enumerate() {
-            let part = if owned[at].is_empty() { None } else { next.next() };
-            match (self.codes, part) {
-                (true, part) => self.cast(at, param, part, casts)?,
-                (false, Some(Some(part))) => {
+        let places: Vec<_> = (self.slices.matrices().iter().zip(&owned))
+            .filter(|(_, owned)| !owned.is_empty())
+            .map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first)
+            .collect();
+        if places.is_empty() {
+            self.untouched = Some(memory);
+            self.lent = owned.iter().map(|_| None).collect();
+            return Ok(());
+        }
+        let mut parts = memory.split(&places)?.into_iter();
+        self.lent = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
+        for (at, param) in matrices.iter_mut().enumerate().filter(|_| update) {
+            let Some(part) = self.lent[at].take() else { continue };
+            self.lent[at] = match (self.codes, self.casts[at].take()) {
+                (false, _) => param.lend_value(part)?.map(flat).transpose()?,
+                (true, None) => Some(part),
+                (true, Some(mut into)) => {
+                    into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
+                    match param.lend_codes(into, casts)? {
+                        None => None,
+                        Some(mut into) => {
+                            let part = into.codes.take().map(flat).transpose()?;
+                            self.casts[at] = Some(into);
+                            part
+                        }
+                    }
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Ends [`Unit::lend`]: this rank's slices are where they will be gathered.
+    fn collect(&mut self, matrices: &mut [&mut Param], casts: &mut Casts, rank: usize, zero: Zero) -> Result<()> {
+        let owned = self.slices.owned(rank);
+        let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
+        for (at, param) in matrices.iter_mut().enumerate() {
+            let part = self.lent[at].take();
+            let has_slice = !owned[at].is_empty();
+            parts.extend(match (self.codes, part) {
+                (true, part) => match param.take_codes() {
+                    Some(mut made) => {
+                        let codes = made.codes.take().map(flat).transpose()?;
+                        self.casts[at] = Some(made);
+                        codes
+                    }
+                    None => self.cast(at, param, part, casts)?,
+                },
+                (false, None) if has_slice => param.weights.take_value().map(flat).transpose()?,
+                (false, None) => None,
+                (false, Some(mut part)) => {
                     let value = param.value()?;
                     part.copy_from(0, &value.reshape(&[value.len()])?)?;
+                    Some(part)
                 }
-                (false, _) => {}
-            }
+            });
         }
-        let memory = Tensor::join(parts.into_iter().flatten().collect())?;
-        self.weights = if alone { Stored::Slice(memory) } else { Stored::Buffer(memory) };
+        let memory = Tensor::join(parts)?;
+        self.weights = if zero == Zero::Weights { Stored::Slice(memory) } else { Stored::Buffer(memory) };
         Ok(())
     }
 
     /// Casts the slice of matrix number `at` into `part`, if there is one.
-    fn cast(&mut self, at: usize, param: &Param, part: Option<&mut Option<Tensor>>, casts: &mut Casts) -> Result<()> {
+    fn cast(&mut self, at: usize, param: &Param, part: Option<Tensor>, casts: &mut Casts) -> Result<Option<Tensor>> {
         let mut into = self.casts[at].take();
-        let lent = into.is_some();
-        let Some(part) = part else {
+        let Some(mut part) = part else {
             self.casts[at] = Some(param.quantize_slice(into, casts)?);
-            return Ok(());
+            return Ok(None);
         };
-        if let Some(into) = &mut into {
-            let place = part.take().expect("each part is cast once");
-            into.codes = Some(place.reshape(&[into.rows, into.columns])?);
-        }
-        let mut made = param.quantize_slice(into, casts)?;
-        let codes = made.codes.take().expect("rows were asked for");
-        let codes = codes.reshape(&[codes.len()])?;
-        match part {
-            Some(part) if !lent => part.copy_from(0, &codes)?,
-            part => *part = Some(codes),
-        }
-        self.casts[at] = Some(made);
-        Ok(())
+        let part = match &mut into {
+            None => {
+                let mut made = param.quantize_slice(None, casts)?;
+                let codes = made.codes.take().map(flat).transpose()?.expect("rows were asked for");
+                part.copy_from(0, &codes)?;
+                self.casts[at] = Some(made);
+                part
+            }
+            Some(earlier) => {
+                earlier.codes = Some(reshaped(part, &[earlier.rows, earlier.columns])?);
+                let mut made = param.quantize_slice(into, casts)?;
+                let codes = made.codes.take().expect("lent above");
+                self.casts[at] = Some(made);
+                flat(codes)?
+            }
+        };
+        Ok(Some(part))
     }
+}
+
+/// An unshared tensor in another shape.
+fn reshaped(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
+    // The argument is dropped, so the result is unshared too.
+    Ok(tensor.reshape(shape)?)
+}
+
+fn flat(tensor: Tensor) -> Result<Tensor> {
+    let elements = tensor.len();
+    reshaped(tensor, &[elements])
 }
 
 pub(super) fn is_matrix(param: &Param) -> bool {

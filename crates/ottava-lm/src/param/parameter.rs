@@ -105,6 +105,8 @@ pub struct Param {
     read_from: MemoryKind,
     /// The elements whose master weights and moments this process has; `None` for all.
     slice: Option<Range<usize>>,
+    /// Whether an update can cast the slice in the same pass.
+    casts_slice: bool,
     /// Memory for the coming gradient.
     grad_place: Option<Tensor>,
     /// Whether weight decay applies: to matrices, not to norms and biases, as in Hugging Face's trainer.
@@ -204,6 +206,7 @@ impl Param {
             home,
             read_from,
             slice: None,
+            casts_slice: false,
             grad_place: None,
         })
     }
@@ -340,10 +343,11 @@ impl Param {
     /// are this process's, those of the rest another's.
     ///
     /// Errors for formats whose scales span the whole tensor.
-    pub fn keep_slice(&mut self, elements: Range<usize>) -> Result<()> {
+    pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
         }
+        self.casts_slice = codes && self.formats.slice_casts();
         let shape = self.slice_shape(elements.len());
         self.weights.keep_slice(elements.clone(), &shape)?;
         if let Some(cast) = &mut self.cast {
@@ -365,10 +369,14 @@ impl Param {
         })
     }
 
-    /// A cleared amax, raised to that of this process's slice, if the scale of the coming cast follows from the new weights.
+    /// The amax of this process's slice, if the scale of the coming cast follows from the new weights: as the update has found it, or
+    /// found now.
     pub fn slice_amax(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         cast.frozen = FrozenScale::default();
+        if let Some(amax) = cast.amax.take() {
+            return Ok(Some(amax));
+        }
         let Some(mut amax) = casts.amax_for(cast.slot)? else { return Ok(None) };
         let value = self.weights.value()?;
         if !value.is_empty() {
@@ -393,9 +401,18 @@ impl Param {
 
     /// Casts this process's slice with the one scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. Of an
     /// empty slice the scale alone means something.
-    pub fn quantize_slice(&self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
+    pub fn quantize_slice(&self, mut into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
         const PAD: usize = QuantizedTensor::PAD;
         let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
+        let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
+        into = match (unrounded, into) {
+            (Some(master), Some(mut into)) => {
+                let master = master.reshape(&[into.rows, into.columns])?;
+                casts.quantize_rounded_into(cast.slot, &cast.frozen, &master, self.dtype(), &mut into)?;
+                return Ok(into);
+            }
+            (_, into) => into,
+        };
         let value = self.weights.value()?;
         let (matrix, mode) = match value.is_empty() {
             false => {
@@ -413,6 +430,30 @@ impl Param {
                 Ok(into)
             }
         }
+    }
+
+    /// Has the coming update write the codes of this process's slice to `into`, or gives it back where the update cannot.
+    pub fn lend_codes(&mut self, into: QuantizedTensor, casts: &Casts) -> Result<Option<QuantizedTensor>> {
+        let cast = self.cast.as_mut().expect("it is read as codes");
+        match casts.scales.next_cast(cast.slot)? {
+            NextCast::Known(_) if self.casts_slice => {
+                cast.codes = Some(into);
+                Ok(None)
+            }
+            _ => Ok(Some(into)),
+        }
+    }
+
+    /// What was lent by [`Param::lend_codes`].
+    pub fn take_codes(&mut self) -> Option<QuantizedTensor> {
+        self.cast.as_mut().and_then(|cast| cast.codes.take())
+    }
+
+    /// Has the coming update write the weights that layers read to `place`, or gives it back where they are part of what is updated.
+    pub fn lend_value(&mut self, place: Tensor) -> Result<Option<Tensor>> {
+        let shaped = place.reshape(&self.update_shape())?;
+        drop(place);
+        Ok(self.weights.lend_value(shaped))
     }
 
     /// Replaces the slice by the `whole` weights, for inference.
@@ -452,16 +493,20 @@ impl Param {
     fn slice_shape(&self, elements: usize) -> Vec<usize> {
         const GROUP: usize = ExpandedTensor::GROUP;
         match self.formats.states {
-            States::Coat => vec![elements / GROUP, GROUP],
+            // A row is the least that a block of threads works on.
+            States::Coat => {
+                let width = (0..=8).rev().map(|power| GROUP << power).find(|width| elements.is_multiple_of(*width));
+                let width = width.unwrap_or(GROUP);
+                vec![elements / width, width]
+            }
+            _ if self.casts_slice => vec![matrix_rows(elements), elements / matrix_rows(elements)],
             _ => vec![elements],
         }
     }
 
-    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product, or in a slice.
+    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product, or of a slice after the
+    /// update.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<Option<NextCast>> {
-        if self.slice.is_some() {
-            return Ok(None);
-        }
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = casts.scales.next_cast(cast.slot)?;
         match next {
@@ -469,7 +514,10 @@ impl Param {
             // The weight is no longer cast by its own scale.
             NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => cast.frozen = FrozenScale::default(),
         }
-        Ok(Some(next).filter(|next| cast.keeps_codes || matches!(next, NextCast::Measured)))
+        Ok(Some(next).filter(|next| match self.slice {
+            None => cast.keeps_codes || matches!(next, NextCast::Measured),
+            Some(_) => cast.codes.is_some(),
+        }))
     }
 
     /// What an optimizer reads and writes: the weights, their cast in the same pass, and the gradient.

@@ -69,7 +69,8 @@ impl Weights {
 
     /// Keeps `elements` of the flat tensors, in this shape. Weights that an F32 master can make are dropped.
     pub fn keep_slice(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
-        let keep = |tensor: &mut Tensor| -> Result<()> {
+        let keep = |tensor: &mut Tensor, scope| -> Result<()> {
+            let _scope = tensor.device().scope(scope);
             let kept = tensor.reshape(&[tensor.len()])?.rows(elements.start, elements.end)?;
             let mut slice = Tensor::zeros_in(tensor.device(), shape, tensor.dtype(), tensor.memory_kind())?;
             match tensor.memory_kind() {
@@ -84,13 +85,38 @@ impl Weights {
                 if master.memory_kind() == MemoryKind::Device {
                     self.value = None;
                 }
-                keep(master)?;
+                keep(master, MASTERS)?;
             }
-            Some(Master::Rest(rest)) => keep(rest)?,
+            Some(Master::Rest(rest)) => keep(rest, WEIGHTS)?,
             Some(Master::Scaled(_)) => unreachable!("masters with a scale are refused"),
             None => {}
         }
-        self.value.as_mut().map_or(Ok(()), keep)
+        self.value.as_mut().map_or(Ok(()), |value| keep(value, WEIGHTS))
+    }
+
+    /// Stores the weights that layers read in `place` from the coming update on, if an F32 master makes them and they are not stored; else
+    /// gives it back.
+    pub fn lend_value(&mut self, place: Tensor) -> Option<Tensor> {
+        match (&self.master, &self.value) {
+            (Some(Master::Full(_)), None) => {
+                self.value = Some(place);
+                None
+            }
+            _ => Some(place),
+        }
+    }
+
+    /// The F32 master that makes the weights that layers read, where those are not stored.
+    pub fn unrounded(&self) -> Option<&Tensor> {
+        match (&self.master, &self.value) {
+            (Some(Master::Full(master)), None) => Some(master),
+            _ => None,
+        }
+    }
+
+    /// Takes what was lent by [`Weights::lend_value`].
+    pub fn take_value(&mut self) -> Option<Tensor> {
+        self.value.take()
     }
 
     /// The weights in the compute type, as layers read them.

@@ -191,6 +191,23 @@ impl Casts<'_> {
         x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
     }
 
+    /// [`Casts::quantize_into`] of F32 values that are rounded to `dtype` first, by one scale.
+    pub fn quantize_rounded_into(
+        &mut self,
+        slot: Slot,
+        frozen: &FrozenScale,
+        x: &Tensor,
+        dtype: DType,
+        into: &mut QuantizedTensor,
+    ) -> Result<()> {
+        match self.scales.of(slot, frozen)?.of_cast() {
+            ops::CastScale::Given(scale) => {
+                Ok(ops::quantize_rounded_into(x, dtype, scale, into, self.statistics(), slot.index())?)
+            }
+            ops::CastScale::Own(..) => unreachable!("a slice is cast by the one scale of its parameter"),
+        }
+    }
+
     /// [`Casts::quantize`] into the codes of an earlier cast.
     pub fn quantize_into(
         &mut self,

@@ -74,7 +74,6 @@ impl Trainer {
     pub fn shared(mut config: RunConfig, device: &Device, start: &Start, comm: Comm) -> Result<Trainer> {
         let ranks = Rc::new(DataParallel::new(comm, device)?);
         config.share(ranks.size())?;
-        config.optimizer.expect_ranks(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;

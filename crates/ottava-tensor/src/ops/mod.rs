@@ -43,7 +43,7 @@ pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::kernels;
 pub use quantize::blocks::quantize_blocks;
-pub use quantize::{amax, measure, quantize, quantize_into, raise_amax, take_scale};
+pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::normal;
 pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, Rotation, rope, rope_table, rope_to};

@@ -252,13 +252,19 @@ pub struct AdamWParameter<'a> {
     /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast.
+    /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast of
+    /// a parameter that is rounded stochastically.
     pub offset: usize,
     /// The cast of the new weights. Codes require a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
 }
 
 impl AdamWParameter<'_> {
+    fn rounds_stochastically(&self) -> bool {
+        let narrow = matches!(&self.moments, Moments::Plain { m, .. } if m.dtype() == DType::BF16);
+        narrow || matches!(self.weight, AdamWWeight::Stochastic { .. })
+    }
+
     /// Whether new scales must be found for weights or moments.
     fn has_powers(&self) -> bool {
         matches!(self.weight, AdamWWeight::Scaled { .. }) || matches!(self.moments, Moments::Scaled { .. })
@@ -360,8 +366,8 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
     match &parameter.cast {
         None => Ok(()),
         Some(WeightCast::Amax(amax)) => expect_amax(amax, device),
-        Some(WeightCast::Codes { .. }) if parameter.offset > 0 => {
-            Err(Error::Value("adamw: only whole parameters are cast to codes".into()))
+        Some(WeightCast::Codes { .. }) if parameter.offset > 0 && parameter.rounds_stochastically() => {
+            Err(Error::Value("adamw: no slice is both rounded stochastically and cast to codes".into()))
         }
         Some(WeightCast::Codes { scale, slot, into }) => {
             let granularity = match *scale {

@@ -220,6 +220,28 @@ pub(in crate::ops) fn quantize(
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 
+/// Casts F32 values, rounded to `dtype` first.
+pub(super) fn quantize_rounded(
+    gpu: &CudaDevice,
+    x: &Tensor,
+    dtype: DType,
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    let how = Producer {
+        source: &SOURCE,
+        entry: "quantize_rounded",
+        dtype,
+        grid: tiles(out.rows, out.columns, 1),
+        block: BLOCK,
+        shared: tile_bytes(1, out.granularity, dtype),
+        inputs: &[Arg::Ptr(x.device_ptr())],
+        raise: None,
+    };
+    // SAFETY: `x` is `out.rows · out.columns` elements of F32.
+    unsafe { produce(gpu, how, &mut [(out, to)]) }
+}
+
 /// Casts scaled F16 values, rounded to `dtype` first.
 pub(in crate::ops) fn quantize_scaled(
     gpu: &CudaDevice,

@@ -7,7 +7,7 @@ mod cuda;
 mod tests;
 
 use super::destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
-use super::expect_compute;
+use super::{cast, expect_compute};
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -66,11 +66,36 @@ pub fn quantize_into(
     statistics: &mut CastStatistics,
     slot: usize,
 ) -> Result<()> {
+    let mut to = Fp8Output { format: into.format, scale, copies: CodeCopies::Both, statistics, slot };
+    expect_into(x, into, &to)?;
+    cast_into(x, into, &mut to)
+}
+
+/// [`quantize_into`] of `x` F32, rounded to `dtype`, F16 or BF16, first. `scale` is one per tensor.
+pub fn quantize_rounded_into(
+    x: &Tensor,
+    dtype: DType,
+    scale: &Tensor,
+    into: &mut QuantizedTensor,
+    statistics: &mut CastStatistics,
+    slot: usize,
+) -> Result<()> {
+    x.expect_dtype("quantize_rounded_into: x", &[DType::F32])?;
+    let scale = CastScale::Given(scale);
+    let mut to = Fp8Output { format: into.format, scale, copies: CodeCopies::Both, statistics, slot };
+    expect_into(x, into, &to)?;
+    match x.device() {
+        Device::Cuda(gpu) => cuda::quantize_rounded(gpu, x, dtype, into, &mut to),
+        Device::Cpu | Device::DryCpu(_) => cast_into(&cast(x, dtype)?, into, &mut to),
+    }
+}
+
+/// Checks a cast of `x` to the existing copies of `into`.
+fn expect_into(x: &Tensor, into: &QuantizedTensor, to: &Fp8Output) -> Result<()> {
     x.expect("quantize_into: x", &[into.rows, into.columns])?;
     x.expect_dtype("quantize_into: x", &[DType::F32, DType::F16, DType::BF16])?;
     x.expect_device("quantize_into: x", into.scale_inv.device())?;
-    let mut to = Fp8Output { format: into.format, scale, copies: CodeCopies::Both, statistics, slot };
-    let (granularity, there) = (expect_output(&to, x.device())?, into.granularity);
+    let (granularity, there) = (expect_output(to, x.device())?, into.granularity);
     if granularity != there {
         return Err(Error::Value(format!("quantize_into: {granularity} scales cannot replace {there} scales")));
     }
@@ -78,8 +103,7 @@ pub fn quantize_into(
         Some(_) => granularity.of_rows().scales_shape(into.rows, into.columns),
         None => granularity.of_columns().scales_shape(into.columns, into.rows),
     };
-    into.scale_inv.expect("quantize_into: scale_inv", &shape)?;
-    cast_into(x, into, &mut to)
+    into.scale_inv.expect("quantize_into: scale_inv", &shape)
 }
 
 /// Casts `x` into the existing copies of `into`.

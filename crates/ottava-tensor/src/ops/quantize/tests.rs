@@ -29,6 +29,29 @@ fn quantize_agrees_across_devices() {
 }
 
 #[test]
+fn rounded_casts_match_round_then_cast() {
+    for (rows, columns) in [(16, 16), (48, 4096), (129, 200)] {
+        for dtype in [DType::F16, DType::BF16] {
+            let x = hostile("rounded", &[rows, columns], DType::F32);
+            let scale = Tensor::from_slice(&Device::Cpu, &[1], &[37f32]).unwrap();
+            parity(&[x, scale], Tolerance::Exact, |x| {
+                let mut seen = CastStatistics::new(x[0].device(), 1)?;
+                let zeros = Tensor::zeros(x[0].device(), &[rows, columns], DType::F32)?;
+                let mut q = quantize(&zeros, DType::E4M3, &x[1], CodeCopies::Rows, &mut seen, 0)?;
+                let mut seen = CastStatistics::new(x[0].device(), 1)?;
+                quantize_rounded_into(&x[0], dtype, &x[1], &mut q, &mut seen, 0)?;
+                let mut expected = CastStatistics::new(x[0].device(), 1)?;
+                let then = quantize(&cast(&x[0], dtype)?, DType::E4M3, &x[1], CodeCopies::Rows, &mut expected, 0)?;
+                let codes = q.codes.unwrap();
+                assert!(codes.read_bytes()? == then.codes.unwrap().read_bytes()?, "{rows} x {columns} by {dtype}");
+                assert_eq!(seen.amax.read_bytes()?, expected.amax.read_bytes()?);
+                Ok(vec![codes, q.scale_inv, seen.amax, seen.saturated, seen.underflowed, seen.elements])
+            });
+        }
+    }
+}
+
+#[test]
 fn statistics_count_what_was_lost() {
     let x = [1.0f32, -600.0, 0.0, 1e-6, f32::NAN, f32::INFINITY, 448.0];
     let x = Tensor::from_slice(&Device::Cpu, &[1, 7], &x).unwrap();

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The rows of "Two GPUs" in docs/benchmarks.md, on two H200; two minutes.
+#
+# usage: scripts/two-gpus-bench.sh [FOLDER]    FOLDER (default target/release) holds `ottava`
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bin=${1:-target/release}
+export NCCL_NVLS_ENABLE=0 NCCL_SOCKET_IFNAME=lo
+train=(timeout 100 "$bin/ottava" bench train --device cuda --set gradient_dtype=bfloat16 --steps 8)
+part() {
+    echo "== $1"
+    shift
+    "${train[@]}" "$@" 2>&1 | grep -v "INFO\|WARN"
+}
+part "ZeRO 1" --gpus 2 --set parallel.zero=1 --compare fp8-delayed,fp8-current,bf16
+part "ZeRO 3" --gpus 2 --set parallel.zero=3 --compare fp8-delayed
+part "ZeRO 3, activations saved in FP8" --gpus 2 --set parallel.zero=3 --set saved_activations=float8 --compare fp8-delayed
+part "one GPU, micro-batch 1" --micro-batch 1 --compare fp8-delayed
+part "ZeRO 1, micro-batch 1" --gpus 2 --set parallel.zero=1 --micro-batch 1 --compare fp8-delayed
+part "13B, ZeRO 3, coat" --gpus 2 --model llama-2-13b --levels coat --micro-batch 1 --set parallel.zero=3 --compare fp8-delayed
