@@ -1,6 +1,8 @@
 //! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
 
-use super::partition::{Partition, Stored, Zero, is_matrix};
+use super::partition::Partition;
+use super::unit::Stored;
+use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::{Direction, Fetched, FetchedWeight, Grad, Param, Units};
 use crate::scaling::ScalingState;
@@ -262,6 +264,6 @@ impl Vectors {
     }
 
     fn of<'a>(params: &'a mut [&mut Param]) -> impl Iterator<Item = &'a mut Param> {
-        params.iter_mut().map(|param| &mut **param).filter(|param| !is_matrix(param))
+        params.iter_mut().map(|param| &mut **param).filter(|param| !param.is_matrix())
     }
 }

@@ -4,8 +4,11 @@ mod data;
 mod exchange;
 mod partition;
 mod slices;
+mod unit;
+mod zero;
 
 pub use data::DataParallel;
 pub use exchange::Exchange;
-pub use partition::{Partition, Zero};
+pub use partition::Partition;
 pub use slices::{GRANULE, Slices};
+pub use zero::Zero;

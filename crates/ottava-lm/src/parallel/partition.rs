@@ -1,9 +1,13 @@
 //! ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): which rank keeps and updates which part of a model's matrices.
 //!
 //! Each rank trains the whole model on rows of its own. Vectors (norms, biases) are so small that every rank updates all of them.
+//!
+//! Between steps a rank has the slices that it updates: master weights, moments, and the weights or codes that it will send. Before a block
+//! runs, those of all ranks are gathered: codes, where products read nothing else.
 
 use super::DataParallel;
-use super::slices::Slices;
+use super::unit::{Stored, Unit};
+use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
@@ -12,94 +16,10 @@ use crate::param::{Grad, Param};
 use crate::scaling::Casts;
 use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
-use ottava_tensor::{DType, QuantizedTensor, Tensor};
-use serde::{Deserialize, Serialize};
+use ottava_tensor::{DType, Tensor};
 use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 use std::rc::Rc;
-
-/// What ranks divide among each other instead of keeping all of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(try_from = "u8", into = "u8")]
-pub enum Zero {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// Master weights and moments, and gradients once all micro-batches of a step have been added.
-    OptimizerStates,
-    /// Gradients of each micro-batch, too.
-    Gradients,
-    /// Weights and their codes, too: a unit's are gathered for each forward and each backward.
-    Weights,
-}
-
-impl Zero {
-    /// All stages.
-    pub const ALL: [Zero; 4] = [Zero::Nothing, Zero::OptimizerStates, Zero::Gradients, Zero::Weights];
-}
-
-impl TryFrom<u8> for Zero {
-    type Error = String;
-
-    fn try_from(stage: u8) -> Result<Zero, String> {
-        Zero::ALL.get(usize::from(stage)).copied().ok_or(format!("ZeRO stage {stage} is not one of 0, 1, 2, 3"))
-    }
-}
-
-impl From<Zero> for u8 {
-    fn from(zero: Zero) -> u8 {
-        zero as u8
-    }
-}
-
-/// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
-pub(super) struct Unit {
-    /// Names of the matrices, in the order of the buffer.
-    names: Vec<String>,
-    pub(super) slices: Slices,
-    /// Whether the matrices are read as codes, and not as values.
-    pub(super) codes: bool,
-    /// Between and within steps: what is kept of the weights.
-    pub(super) weights: Stored,
-    /// Of codes: the cast of this rank's slice of each matrix, without the codes.
-    pub(super) casts: Vec<Option<QuantizedTensor>>,
-    /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
-    lent: Vec<Option<Tensor>>,
-    /// During an update of which this rank does nothing: that memory.
-    untouched: Option<Tensor>,
-}
-
-/// The weights or codes of a unit, as a rank keeps them.
-#[derive(Default)]
-pub(super) enum Stored {
-    /// Nothing is divided, or a gather has the buffer.
-    #[default]
-    None,
-    /// The buffer, of which this rank's slice holds.
-    Buffer(Tensor),
-    /// The buffer of gathered matrices, by matrix.
-    Gathered(Vec<Tensor>),
-    /// This rank's slice.
-    Slice(Tensor),
-}
-
-impl Stored {
-    /// The buffer or slice, whose other parts need not hold.
-    pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
-        match std::mem::take(self) {
-            Stored::Gathered(parts) => Ok(Tensor::join(parts)?),
-            Stored::Buffer(tensor) | Stored::Slice(tensor) => Ok(tensor),
-            Stored::None => Err(Error::Rank { rank, words: "weights were lost in a gather that failed".into() }),
-        }
-    }
-}
-
-impl Unit {
-    /// For messages and the order of collectives.
-    pub(super) fn name(&self) -> &str {
-        &self.names[0]
-    }
-}
 
 /// How the ranks of a run divide a model.
 pub struct Partition {
@@ -127,7 +47,7 @@ impl Partition {
                 for codes in [false, true] {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
-                    for param in params.iter_mut().filter(|param| is_matrix(param)) {
+                    for param in params.iter_mut().filter(|param| param.is_matrix()) {
                         let as_codes = zero >= Zero::OptimizerStates && !values && param.is_read_as_codes(&casts)?;
                         if as_codes == codes {
                             matrices.push(&mut **param);
@@ -261,9 +181,9 @@ impl Partition {
             return param.value();
         }
         let units = self.units();
-        let place = |unit: &Unit| unit.names.iter().position(|name| name == param.name());
+        let find = |unit: &'_ Unit| unit.matrix(param.name());
         let (unit, at) =
-            units.iter().find_map(|unit| Some((unit, place(unit)?))).expect("a sliced parameter is in a unit");
+            units.iter().find_map(|unit| Some((unit, find(unit)?))).expect("a sliced parameter is in a unit");
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         let owned: Vec<_> = (0..size).map(|rank| unit.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
@@ -286,158 +206,4 @@ impl Partition {
         }
         Ok(())
     }
-}
-
-impl Unit {
-    /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
-    fn new(matrices: Vec<&mut Param>, codes: bool, ranks: &DataParallel, zero: Zero) -> Result<Unit> {
-        if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
-            return Err(Error::Config(
-                "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
-            ));
-        }
-        let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
-        let names = matrices.iter().map(|param| param.name().to_string()).collect();
-        if zero > Zero::Nothing {
-            for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
-                param.keep_slice(owned, codes)?;
-            }
-        }
-        let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Unit { names, slices, codes, weights: Stored::None, casts, lent: Vec::new(), untouched: None })
-    }
-
-    /// The number of the matrix called so.
-    pub(super) fn matrix(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|other| other == name)
-    }
-
-    /// The matrices among `params`, in the order of the unit; `None` if they are of other units.
-    pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
-        let found: Vec<_> = params.iter_mut().filter(|param| self.matrix(param.name()).is_some()).collect();
-        (!found.is_empty()).then_some(found)
-    }
-
-    /// Hands out the memory of this rank's slices, one part per matrix that it has a part of. With `update`, an update writes there what it
-    /// can; [`Unit::collect`] takes it back.
-    fn lend(
-        &mut self,
-        matrices: &mut [&mut Param],
-        casts: &Casts,
-        rank: usize,
-        zero: Zero,
-        update: bool,
-    ) -> Result<()> {
-        let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
-        let device = matrices[0].weights.device();
-        let _scope = device.scope(if self.codes { "FP8 codes of weights" } else { "weights" });
-        let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
-        let memory = match &self.weights {
-            Stored::None => Tensor::empty(device, &[if alone { slice } else { self.slices.padded_len() }], dtype)?,
-            _ => self.weights.take(rank)?,
-        };
-        let first = if alone { rank * slice } else { 0 };
-        let owned = self.slices.owned(rank);
-        let places: Vec<_> = (self.slices.matrices().iter().zip(&owned))
-            .filter(|(_, owned)| !owned.is_empty())
-            .map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first)
-            .collect();
-        if places.is_empty() {
-            self.untouched = Some(memory);
-            self.lent = owned.iter().map(|_| None).collect();
-            return Ok(());
-        }
-        let mut parts = memory.split(&places)?.into_iter();
-        self.lent = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
-        for (at, param) in matrices.iter_mut().enumerate().filter(|_| update) {
-            let Some(part) = self.lent[at].take() else { continue };
-            self.lent[at] = match (self.codes, self.casts[at].take()) {
-                (false, _) => param.lend_value(part)?.map(flat).transpose()?,
-                (true, None) => Some(part),
-                (true, Some(mut into)) => {
-                    into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
-                    match param.lend_codes(into, casts)? {
-                        None => None,
-                        Some(mut into) => {
-                            let part = into.codes.take().map(flat).transpose()?;
-                            self.casts[at] = Some(into);
-                            part
-                        }
-                    }
-                }
-            };
-        }
-        Ok(())
-    }
-
-    /// Ends [`Unit::lend`]: this rank's slices are where they will be gathered.
-    fn collect(&mut self, matrices: &mut [&mut Param], casts: &mut Casts, rank: usize, zero: Zero) -> Result<()> {
-        let owned = self.slices.owned(rank);
-        let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
-        for (at, param) in matrices.iter_mut().enumerate() {
-            let part = self.lent[at].take();
-            let has_slice = !owned[at].is_empty();
-            parts.extend(match (self.codes, part) {
-                (true, part) => match param.take_codes() {
-                    Some(mut made) => {
-                        let codes = made.codes.take().map(flat).transpose()?;
-                        self.casts[at] = Some(made);
-                        codes
-                    }
-                    None => self.cast(at, param, part, casts)?,
-                },
-                (false, None) if has_slice => param.weights.take_value().map(flat).transpose()?,
-                (false, None) => None,
-                (false, Some(mut part)) => {
-                    let value = param.value()?;
-                    part.copy_from(0, &value.reshape(&[value.len()])?)?;
-                    Some(part)
-                }
-            });
-        }
-        let memory = Tensor::join(parts)?;
-        self.weights = if zero == Zero::Weights { Stored::Slice(memory) } else { Stored::Buffer(memory) };
-        Ok(())
-    }
-
-    /// Casts the slice of matrix number `at` into `part`, if there is one.
-    fn cast(&mut self, at: usize, param: &Param, part: Option<Tensor>, casts: &mut Casts) -> Result<Option<Tensor>> {
-        let mut into = self.casts[at].take();
-        let Some(mut part) = part else {
-            self.casts[at] = Some(param.quantize_slice(into, casts)?);
-            return Ok(None);
-        };
-        let part = match &mut into {
-            None => {
-                let mut made = param.quantize_slice(None, casts)?;
-                let codes = made.codes.take().map(flat).transpose()?.expect("rows were asked for");
-                part.copy_from(0, &codes)?;
-                self.casts[at] = Some(made);
-                part
-            }
-            Some(earlier) => {
-                earlier.codes = Some(reshaped(part, &[earlier.rows, earlier.columns])?);
-                let mut made = param.quantize_slice(into, casts)?;
-                let codes = made.codes.take().expect("lent above");
-                self.casts[at] = Some(made);
-                flat(codes)?
-            }
-        };
-        Ok(Some(part))
-    }
-}
-
-/// An unshared tensor in another shape.
-fn reshaped(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
-    // The argument is dropped, so the result is unshared too.
-    Ok(tensor.reshape(shape)?)
-}
-
-fn flat(tensor: Tensor) -> Result<Tensor> {
-    let elements = tensor.len();
-    reshaped(tensor, &[elements])
-}
-
-pub(super) fn is_matrix(param: &Param) -> bool {
-    param.weights.shape().len() > 1
 }

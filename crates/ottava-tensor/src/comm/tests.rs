@@ -310,6 +310,18 @@ fn traffic_counts_what_each_collective_has_to_move() {
 }
 
 #[test]
+fn a_dry_rank_counts_what_it_would_send() {
+    let (comm, device) = (Comm::dry(1, 4), Device::Cpu.dry());
+    assert_eq!(comm.agree("a", b"x").unwrap(), vec![b"x"; 4]);
+    comm.barrier("b").unwrap();
+    let empty = |n| Tensor::empty(&device, &[n], DType::BF16).unwrap();
+    assert_eq!(comm.all_gather("g", empty(400)).unwrap().wait().unwrap().len(), 400);
+    assert_eq!(comm.reduce_scatter("r", &empty(400), empty(100)).unwrap().wait().unwrap().len(), 100);
+    assert!(comm.all_gather("g", empty(3)).is_err(), "calls are checked");
+    assert_eq!(comm.traffic(), Traffic { all_gather: 600, reduce_scatter: 600, ..Traffic::default() });
+}
+
+#[test]
 fn the_last_64_collectives_are_kept() {
     let comm = Comm::solo();
     (0..100).for_each(|i| comm.barrier(&i.to_string()).unwrap());

@@ -206,18 +206,8 @@ pub(in crate::ops) fn quantize(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let how = Producer {
-        source: &SOURCE,
-        entry: "quantize",
-        dtype: x.dtype(),
-        grid: tiles(out.rows, out.columns, 1),
-        block: BLOCK,
-        shared: tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &[Arg::Ptr(x.device_ptr())],
-        raise: None,
-    };
-    // SAFETY: `x` is `out.rows · out.columns` elements.
-    unsafe { produce(gpu, how, &mut [(out, to)]) }
+    // SAFETY: `x` is `out.rows · out.columns` elements of its type.
+    unsafe { cast(gpu, "quantize", x.dtype(), &[Arg::Ptr(x.device_ptr())], out, to) }
 }
 
 /// Casts F32 values, rounded to `dtype` first.
@@ -228,18 +218,8 @@ pub(super) fn quantize_rounded(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let how = Producer {
-        source: &SOURCE,
-        entry: "quantize_rounded",
-        dtype,
-        grid: tiles(out.rows, out.columns, 1),
-        block: BLOCK,
-        shared: tile_bytes(1, out.granularity, dtype),
-        inputs: &[Arg::Ptr(x.device_ptr())],
-        raise: None,
-    };
     // SAFETY: `x` is `out.rows · out.columns` elements of F32.
-    unsafe { produce(gpu, how, &mut [(out, to)]) }
+    unsafe { cast(gpu, "quantize_rounded", dtype, &[Arg::Ptr(x.device_ptr())], out, to) }
 }
 
 /// Casts scaled F16 values, rounded to `dtype` first.
@@ -250,17 +230,34 @@ pub(in crate::ops) fn quantize_scaled(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
+    let inputs = [Arg::Ptr(x.values.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())];
+    // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
+    unsafe { cast(gpu, "quantize_scaled", dtype, &inputs, out, to) }
+}
+
+/// Launches a kernel that casts a matrix of `dtype`.
+///
+/// # Safety
+/// As for [`CudaDevice::launch`], as far as the inputs go.
+unsafe fn cast(
+    gpu: &CudaDevice,
+    entry: &'static str,
+    dtype: DType,
+    inputs: &[Arg],
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
     let how = Producer {
         source: &SOURCE,
-        entry: "quantize_scaled",
+        entry,
         dtype,
         grid: tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, dtype),
-        inputs: &[Arg::Ptr(x.values.device_ptr()), Arg::Ptr(x.scale_inv.device_ptr())],
+        inputs,
         raise: None,
     };
-    // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
+    // SAFETY: the caller's promise.
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 

@@ -9,13 +9,13 @@ struct Values {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return raw; }
 };
 
-// Scaled F16, rounded to the type that is cast.
-struct ScaledValues {
-    const f16* x;
+// Values of another type times a scale, rounded to the type that is cast.
+template <class S> struct RoundedValues {
+    const S* x;
     float scale;
     int columns;
     bool wide;
-    typedef Eight<f16> Raw;
+    typedef Eight<S> Raw;
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return fetch8(x + (u64)row * columns + column, columns - column, wide);
     }
@@ -28,28 +28,12 @@ struct ScaledValues {
     }
 };
 
-// F32, rounded to the type that is cast.
-struct RoundedValues {
-    const f32* x;
-    int columns;
-    bool wide;
-    typedef Eight<f32> Raw;
-    __device__ __forceinline__ Raw fetch(int row, int column) const {
-        return fetch8(x + (u64)row * columns + column, columns - column, wide);
-    }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
-        float v[8];
-        unpack8(raw, v);
-        return pack8<X>(v);
-    }
-};
-
 // Grid (columns / 128, rows / 128) of the padded matrix, 256 threads.
-extern "C" __global__ void __launch_bounds__(256, 4) quantize_rounded(const f32* x, const __grid_constant__ Destination to) {
-    quantize_tile<HOLDS ? 4 : 8>(to, RoundedValues{x, to.columns, to.columns % 8 == 0 && aligned(x)});
-}
 extern "C" __global__ void __launch_bounds__(256, 4) quantize_scaled(const f16* x, const float* scale_inv, const __grid_constant__ Destination to) {
-    quantize_tile<HOLDS ? 4 : 8>(to, ScaledValues{x, *scale_inv, to.columns, to.columns % 8 == 0 && aligned(x)});
+    quantize_tile<HOLDS ? 4 : 8>(to, RoundedValues<f16>{x, *scale_inv, to.columns, to.columns % 8 == 0 && aligned(x)});
+}
+extern "C" __global__ void __launch_bounds__(256, 4) quantize_rounded(const f32* x, const __grid_constant__ Destination to) {
+    quantize_tile<HOLDS ? 4 : 8>(to, RoundedValues<f32>{x, 1.0f, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const __grid_constant__ Destination to) {
     quantize_tile<HOLDS ? 4 : 8>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});

@@ -1,0 +1,212 @@
+//! The matrices that one collective serves, and where a rank keeps its slices of their weights.
+
+use super::DataParallel;
+use super::slices::Slices;
+use super::zero::Zero;
+use crate::error::{Error, Result};
+use crate::param::Param;
+use crate::scaling::Casts;
+use ottava_tensor::{QuantizedTensor, Tensor};
+
+/// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
+pub(super) struct Unit {
+    /// Names of the matrices, in the order of the buffer.
+    names: Vec<String>,
+    pub(super) slices: Slices,
+    /// Whether the matrices are read as codes, and not as values.
+    pub(super) codes: bool,
+    /// Between and within steps: what is kept of the weights.
+    pub(super) weights: Stored,
+    /// Of codes: the cast of this rank's slice of each matrix, without the codes.
+    pub(super) casts: Vec<Option<QuantizedTensor>>,
+    /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
+    lent: Vec<Option<Tensor>>,
+    /// During an update of which this rank does nothing: that memory.
+    untouched: Option<Tensor>,
+}
+
+/// The weights or codes of a unit, as a rank keeps them.
+#[derive(Default)]
+pub(super) enum Stored {
+    /// Nothing is divided, or a gather has the buffer.
+    #[default]
+    None,
+    /// The buffer, of which this rank's slice holds.
+    Buffer(Tensor),
+    /// The buffer of gathered matrices, by matrix.
+    Gathered(Vec<Tensor>),
+    /// This rank's slice.
+    Slice(Tensor),
+}
+
+impl Stored {
+    /// The buffer or slice, whose other parts need not hold.
+    pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
+        match std::mem::take(self) {
+            Stored::Gathered(parts) => Ok(Tensor::join(parts)?),
+            Stored::Buffer(tensor) | Stored::Slice(tensor) => Ok(tensor),
+            Stored::None => Err(Error::Rank { rank, words: "weights were lost in a gather that failed".into() }),
+        }
+    }
+}
+
+impl Unit {
+    /// For messages and the order of collectives.
+    pub(super) fn name(&self) -> &str {
+        &self.names[0]
+    }
+
+    /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
+    pub(super) fn new(matrices: Vec<&mut Param>, codes: bool, ranks: &DataParallel, zero: Zero) -> Result<Unit> {
+        if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
+            return Err(Error::Config(
+                "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
+            ));
+        }
+        let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
+        let names = matrices.iter().map(|param| param.name().to_string()).collect();
+        if zero > Zero::Nothing {
+            for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
+                param.keep_slice(owned, codes)?;
+            }
+        }
+        let casts = slices.matrices().iter().map(|_| None).collect();
+        Ok(Unit { names, slices, codes, weights: Stored::None, casts, lent: Vec::new(), untouched: None })
+    }
+
+    /// The number of the matrix called so.
+    pub(super) fn matrix(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|other| other == name)
+    }
+
+    /// The matrices among `params`, in the order of the unit; `None` if they are of other units.
+    pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
+        let found: Vec<_> = params.iter_mut().filter(|param| self.matrix(param.name()).is_some()).collect();
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// Hands out the memory of this rank's slices, one part per matrix that it has a part of. With `update`, an update writes there what it
+    /// can; [`Unit::collect`] takes it back.
+    pub(super) fn lend(
+        &mut self,
+        matrices: &mut [&mut Param],
+        casts: &Casts,
+        rank: usize,
+        zero: Zero,
+        update: bool,
+    ) -> Result<()> {
+        let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
+        let device = matrices[0].weights.device();
+        let _scope = device.scope(if self.codes { "FP8 codes of weights" } else { "weights" });
+        let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
+        let memory = match &self.weights {
+            Stored::None => Tensor::empty(device, &[if alone { slice } else { self.slices.padded_len() }], dtype)?,
+            _ => self.weights.take(rank)?,
+        };
+        let first = if alone { rank * slice } else { 0 };
+        let owned = self.slices.owned(rank);
+        let places: Vec<_> = (self.slices.matrices().iter().zip(&owned))
+            .filter(|(_, owned)| !owned.is_empty())
+            .map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first)
+            .collect();
+        if places.is_empty() {
+            self.untouched = Some(memory);
+            self.lent = owned.iter().map(|_| None).collect();
+            return Ok(());
+        }
+        let mut parts = memory.split(&places)?.into_iter();
+        self.lent = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
+        for (at, param) in matrices.iter_mut().enumerate().filter(|_| update) {
+            let Some(part) = self.lent[at].take() else { continue };
+            self.lent[at] = match (self.codes, self.casts[at].take()) {
+                (false, _) => param.lend_value(part)?.map(flat).transpose()?,
+                (true, None) => Some(part),
+                (true, Some(mut into)) => {
+                    into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
+                    match param.lend_codes(into, casts)? {
+                        None => None,
+                        Some(mut into) => {
+                            let part = into.codes.take().map(flat).transpose()?;
+                            self.casts[at] = Some(into);
+                            part
+                        }
+                    }
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Ends [`Unit::lend`]: this rank's slices are where they will be gathered.
+    pub(super) fn collect(
+        &mut self,
+        matrices: &mut [&mut Param],
+        casts: &mut Casts,
+        rank: usize,
+        zero: Zero,
+    ) -> Result<()> {
+        let owned = self.slices.owned(rank);
+        let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
+        for (at, param) in matrices.iter_mut().enumerate() {
+            let part = self.lent[at].take();
+            let has_slice = !owned[at].is_empty();
+            parts.extend(match (self.codes, part) {
+                (true, part) => match param.take_codes() {
+                    Some(mut made) => {
+                        let codes = made.codes.take().map(flat).transpose()?;
+                        self.casts[at] = Some(made);
+                        codes
+                    }
+                    None => self.cast(at, param, part, casts)?,
+                },
+                (false, None) if has_slice => param.weights.take_value().map(flat).transpose()?,
+                (false, None) => None,
+                (false, Some(mut part)) => {
+                    let value = param.value()?;
+                    part.copy_from(0, &value.reshape(&[value.len()])?)?;
+                    Some(part)
+                }
+            });
+        }
+        let memory = Tensor::join(parts)?;
+        self.weights = if zero == Zero::Weights { Stored::Slice(memory) } else { Stored::Buffer(memory) };
+        Ok(())
+    }
+
+    /// Casts the slice of matrix number `at` into `part`, if there is one.
+    fn cast(&mut self, at: usize, param: &Param, part: Option<Tensor>, casts: &mut Casts) -> Result<Option<Tensor>> {
+        let mut into = self.casts[at].take();
+        let Some(mut part) = part else {
+            self.casts[at] = Some(param.quantize_slice(into, casts)?);
+            return Ok(None);
+        };
+        let part = match &mut into {
+            None => {
+                let mut made = param.quantize_slice(None, casts)?;
+                let codes = made.codes.take().map(flat).transpose()?.expect("rows were asked for");
+                part.copy_from(0, &codes)?;
+                self.casts[at] = Some(made);
+                part
+            }
+            Some(earlier) => {
+                earlier.codes = Some(reshaped(part, &[earlier.rows, earlier.columns])?);
+                let mut made = param.quantize_slice(into, casts)?;
+                let codes = made.codes.take().expect("lent above");
+                self.casts[at] = Some(made);
+                flat(codes)?
+            }
+        };
+        Ok(Some(part))
+    }
+}
+
+/// An unshared tensor in another shape.
+fn reshaped(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
+    // The argument is dropped, so the result is unshared too.
+    Ok(tensor.reshape(shape)?)
+}
+
+fn flat(tensor: Tensor) -> Result<Tensor> {
+    let elements = tensor.len();
+    reshaped(tensor, &[elements])
+}

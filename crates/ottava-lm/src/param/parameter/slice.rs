@@ -1,0 +1,184 @@
+//! A parameter of which a process updates a slice, and others the rest.
+
+use super::Param;
+use crate::error::{Error, Result};
+use crate::level::States;
+use crate::mode::Mode;
+use crate::operand::FrozenScale;
+use crate::scaling::{Casts, NextCast};
+use ottava_tensor::ops::{CodeCopies, raise_amax, transpose};
+use ottava_tensor::{DType, ExpandedTensor, QuantizedTensor, Tensor};
+use std::ops::Range;
+
+impl Param {
+    /// Keeps the master weights of `elements` alone, counted over the flat tensor from a multiple of 128 on: their moments and their update
+    /// are this process's, those of the rest another's. With `codes`, products read nothing but the codes of its cast.
+    ///
+    /// Errors for formats whose scales span the whole tensor.
+    pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
+        if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
+            return Err(Error::Config(problem));
+        }
+        self.casts_slice = codes && self.formats.slice_casts();
+        let shape = self.slice_shape(elements.len());
+        self.weights.keep_slice(elements.clone(), &shape)?;
+        if let Some(cast) = &mut self.cast {
+            cast.keeps_codes = false;
+        }
+        self.slice = Some(elements);
+        Ok(())
+    }
+
+    /// Whether products read nothing of this parameter but codes with one scale, of rows and of columns, that are stored for a step.
+    pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
+        let [rows, columns] = self.weights.shape() else { return Ok(false) };
+        let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
+        Ok(match &self.cast {
+            Some(cast) if cast.keeps_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
+                matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
+            }
+            _ => false,
+        })
+    }
+
+    /// The amax of this process's slice, if the scale of the coming cast follows from the new weights: as the update has found it, or
+    /// found now.
+    pub fn slice_amax(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        let Some(cast) = &mut self.cast else { return Ok(None) };
+        cast.frozen = FrozenScale::default();
+        if let Some(amax) = cast.amax.take() {
+            return Ok(Some(amax));
+        }
+        let Some(mut amax) = casts.amax_for(cast.slot)? else { return Ok(None) };
+        let value = self.weights.value()?;
+        if !value.is_empty() {
+            raise_amax(&value, &mut amax)?;
+        }
+        Ok(Some(amax))
+    }
+
+    /// Takes the scale of the coming cast from the `amax` of the whole parameter.
+    pub fn set_scale(&mut self, amax: Tensor, casts: &mut Casts) -> Result<()> {
+        let cast = self.cast.as_mut().expect("it has an amax for its cast");
+        cast.frozen.replace(casts.own_scale(cast.slot, amax)?)?;
+        Ok(())
+    }
+
+    /// The format of the codes.
+    ///
+    /// Panics if FP8 products do not read this parameter.
+    pub fn code_format(&self, casts: &Casts) -> DType {
+        casts.scales.format(self.cast.as_ref().expect("it is read as codes").slot)
+    }
+
+    /// Casts this process's slice with the one scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. Of an
+    /// empty slice the scale alone means something.
+    pub fn quantize_slice(&self, mut into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
+        const PAD: usize = QuantizedTensor::PAD;
+        let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
+        let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
+        into = match (unrounded, into) {
+            (Some(master), Some(mut into)) => {
+                let master = master.reshape(&[into.rows, into.columns])?;
+                casts.quantize_rounded_into(cast.slot, &cast.frozen, &master, self.dtype(), &mut into)?;
+                return Ok(into);
+            }
+            (_, into) => into,
+        };
+        let value = self.weights.value()?;
+        let (matrix, mode) = match value.is_empty() {
+            false => {
+                let rows = matrix_rows(value.len());
+                (value.reshape(&[rows, value.len() / rows])?, casts.mode)
+            }
+            // It must not be measured.
+            true => (Tensor::zeros(value.device(), &[PAD, PAD], value.dtype())?, Mode::EVALUATION),
+        };
+        let casts = &mut casts.in_mode(mode);
+        match into {
+            None => casts.quantize(cast.slot, &cast.frozen, &matrix, CodeCopies::Rows),
+            Some(mut into) => {
+                casts.quantize_into(cast.slot, &cast.frozen, &matrix, &mut into)?;
+                Ok(into)
+            }
+        }
+    }
+
+    /// Has the coming update write the codes of this process's slice to `into`, or gives it back where the update cannot.
+    pub fn lend_codes(&mut self, into: QuantizedTensor, casts: &Casts) -> Result<Option<QuantizedTensor>> {
+        let cast = self.cast.as_mut().expect("it is read as codes");
+        match casts.scales.next_cast(cast.slot)? {
+            NextCast::Known(_) if self.casts_slice => {
+                cast.codes = Some(into);
+                Ok(None)
+            }
+            _ => Ok(Some(into)),
+        }
+    }
+
+    /// What was lent by [`Param::lend_codes`].
+    pub fn take_codes(&mut self) -> Option<QuantizedTensor> {
+        self.cast.as_mut().and_then(|cast| cast.codes.take())
+    }
+
+    /// Has the coming update write the weights that layers read to `place`, or gives it back where they are part of what is updated.
+    pub fn lend_value(&mut self, place: Tensor) -> Result<Option<Tensor>> {
+        let shaped = place.reshape(&self.update_shape())?;
+        drop(place);
+        Ok(self.weights.lend_value(shaped))
+    }
+
+    /// Replaces the slice by the `whole` weights, for inference.
+    pub fn end_training(&mut self, whole: Tensor) {
+        self.slice = None;
+        self.weights.set_value(whole);
+    }
+
+    /// Codes `[R, C]` of the whole parameter that were cast with the scale of `slice`, and their transpose where it is wanted.
+    pub fn gathered_codes(&self, codes: Tensor, slice: &QuantizedTensor, transposes: bool) -> Result<QuantizedTensor> {
+        let [rows, columns] = self.weights.shape() else { unreachable!("only matrices are cast") };
+        let codes = codes.reshape(&[*rows, *columns])?;
+        let transposed = transposes.then(|| transpose(&codes)).transpose()?;
+        let (rows, columns) = (*rows, *columns);
+        Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
+    }
+
+    /// Whether this process has a slice of the master weights and moments, which may be empty, and not all of them.
+    pub fn is_sliced(&self) -> bool {
+        self.slice.is_some()
+    }
+
+    /// The elements whose master weights and moments this process has.
+    pub fn slice(&self) -> Range<usize> {
+        self.slice.clone().unwrap_or(0..self.weights.shape().iter().product())
+    }
+
+    /// The shape of master weights, moments and the gradient in an update.
+    pub fn update_shape(&self) -> Vec<usize> {
+        match &self.slice {
+            None => self.weights.shape().to_vec(),
+            Some(elements) => self.slice_shape(elements.len()),
+        }
+    }
+
+    /// The shape of a slice: groups of moments lie within rows.
+    fn slice_shape(&self, elements: usize) -> Vec<usize> {
+        const GROUP: usize = ExpandedTensor::GROUP;
+        match self.formats.states {
+            // A row is the least that a block of threads works on.
+            States::Coat => {
+                let width = (0..=8).rev().map(|power| GROUP << power).find(|width| elements.is_multiple_of(*width));
+                let width = width.unwrap_or(GROUP);
+                vec![elements / width, width]
+            }
+            _ if self.casts_slice => vec![matrix_rows(elements), elements / matrix_rows(elements)],
+            _ => vec![elements],
+        }
+    }
+}
+
+/// Rows of a matrix of `elements`, a multiple of 256, of which a cast makes good tiles.
+fn matrix_rows(elements: usize) -> usize {
+    const PAD: usize = QuantizedTensor::PAD;
+    (4..=12).rev().map(|power| 1 << power).find(|rows| elements.is_multiple_of(rows * PAD)).unwrap_or(PAD)
+}
