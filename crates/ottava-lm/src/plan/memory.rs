@@ -19,9 +19,11 @@ use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// The memory that a run needs, and the memory available.
+/// The memory that a run needs, and the memory available. Of several ranks it is that of rank 0.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
+    /// Ranks of the run.
+    pub ranks: usize,
     /// Bytes by use at the peak.
     pub lines: Vec<MemoryLine>,
     /// Their sum.
@@ -58,11 +60,7 @@ impl MemoryPlan {
     /// The plan of `config` for a model of `sizes` on `device`, which may be in a dry run itself. Takes no memory there.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
-        let dry = match device {
-            // Unlimited, so that a run that does not fit has a peak too.
-            Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
-            Device::Cpu | Device::DryCpu(_) => device.dry(),
-        };
+        let dry = unlimited(device);
         let DryRun { peak, save, host } = DryRun::new(config, sizes, &dry)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
@@ -85,6 +83,7 @@ impl MemoryPlan {
         let mut lines: Vec<_> = peak.by_scope.iter().map(line).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
         Ok(MemoryPlan {
+            ranks: config.parallel.data.max(1),
             lines,
             peak_bytes: peak.bytes as u64,
             during: peak.during.to_string(),
@@ -102,11 +101,28 @@ impl MemoryPlan {
     }
 }
 
+/// `device` in a dry run with unlimited memory, so that a run that does not fit has a plan too.
+pub(super) fn unlimited(device: &Device) -> Device {
+    match device {
+        Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
+        Device::Cpu | Device::DryCpu(_) => device.dry(),
+    }
+}
+
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;
 
 /// Micro-batches that hold different tensors: the first creates the gradients, later ones add to them.
 const DISTINCT_PASSES: usize = 2;
+
+/// Rank 0 of the run of `config` with so many micro-batches, on a device in a dry run.
+pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<Run> {
+    let mut config = config.clone();
+    config.training.gradient_accumulation_steps = micro_batches;
+    let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
+    let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
+    Run::shared(&config, sizes, device, weights, Rc::new(ranks))
+}
 
 /// Peaks of a dry run.
 struct DryRun {
@@ -123,11 +139,7 @@ impl DryRun {
         let (t, seq_len) = (&config.training, config.data.max_length);
         let rows = t.per_device_train_batch_size;
         let passes = t.gradient_accumulation_steps;
-        let mut distinct = config.clone();
-        distinct.training.gradient_accumulation_steps = passes.min(DISTINCT_PASSES);
-        let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-        let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
-        let mut run = Run::shared(&distinct, sizes, device, weights, Rc::new(ranks))?;
+        let mut run = dry_run(config, sizes, device, passes.min(DISTINCT_PASSES))?;
         let build = device.scope("build");
         run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);

@@ -1,6 +1,8 @@
-//! What a run will do, said before it does it: casts with their reasons, counts, memory.
+//! What a run will do, said before it does it: casts with their reasons, counts, memory, communication.
 
 mod changes;
+mod communication;
+mod cost;
 mod linears;
 mod memory;
 mod resolve;
@@ -8,6 +10,8 @@ mod resolve;
 mod tests;
 
 pub use changes::{Change, Effect, changes};
+pub use communication::CommunicationPlan;
+pub use cost::{Contention, Links, PredictedStep, Prediction, Ring, predict};
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use resolve::ResolvedRun;
@@ -37,6 +41,8 @@ pub struct Plan {
     pub choice: Option<String>,
     /// What it holds.
     pub memory: MemoryPlan,
+    /// What each of several ranks sends.
+    pub communication: Option<CommunicationPlan>,
 }
 
 impl Plan {
@@ -62,6 +68,7 @@ impl Plan {
             attention,
             choice: choice.clone(),
             memory: memory.clone(),
+            communication: CommunicationPlan::new(config, sizes, device)?,
         })
     }
 }

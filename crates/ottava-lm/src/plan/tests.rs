@@ -2,17 +2,23 @@ use super::changes::proposals;
 use super::*;
 use crate::Error;
 use crate::bench::model;
+use crate::checkpoint::RandomWeights;
 use crate::config::RunConfig;
 use crate::level::Level;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
+use crate::parallel::{DataParallel, Zero};
 use crate::param::Description;
 use crate::recipe::Recipe;
 use crate::recipe::{Precision, RecipeName, WgradBlocks};
 use crate::recompute::{Recompute, SavedActivations};
+use crate::run::Run;
+use ottava_tensor::comm::{Comm, Traffic, threads};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
+use std::rc::Rc;
+use std::thread;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -274,7 +280,7 @@ fn memory_that_runs_out_is_explained() {
     let resolved = ResolvedRun::new(&config, &llama(), &device).unwrap();
     resolved.expect_fit().unwrap();
     let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();
-    let mut weights = crate::checkpoint::RandomWeights { seed: 1, device: device.clone() };
+    let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let mut decoder =
         Decoder::new(&llama(), &config.recipe_on(&device), &device, config.purpose(), 4096, &mut weights).unwrap();
     let Err(error) = AdamWOptimizer::new(config.adamw(), &decoder.parameters()).and_then(|mut optimizer| {
@@ -303,4 +309,59 @@ fn memory_that_runs_out_is_explained() {
     }
     let other = resolved.explain(Error::Config("something else".into()));
     assert_eq!(other.to_string(), "something else");
+}
+
+/// What one of several ranks sends in each step after the first.
+fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Comm) -> Vec<Traffic> {
+    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
+    let mut run = Run::shared(config, sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
+    run.quantize_weights().unwrap();
+    let mut step = || {
+        let before = ranks.traffic();
+        run.step(1e-3, StepPrecision::Recipe).unwrap();
+        ranks.traffic() - before
+    };
+    step();
+    vec![step(), step()]
+}
+
+#[test]
+fn planned_communication_is_what_ranks_send() {
+    let sizes = DecoderConfig {
+        vocabulary: 96,
+        channels: 128,
+        hidden: 160,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        ..llama()
+    };
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row] {
+        for zero in Zero::ALL {
+            for (ranks, micro_batches) in [(2, 1), (3, 2), (2, 3)] {
+                let mut config = run(recipe, Some(Recompute::None), true);
+                config.data.max_length = 8;
+                config.training.per_device_train_batch_size = 1;
+                config.training.gradient_accumulation_steps = micro_batches;
+                (config.parallel.data, config.parallel.zero) = (ranks, zero);
+                let plan = CommunicationPlan::new(&config, &sizes, &Device::Cpu).unwrap().unwrap();
+                let group = threads::group(ranks).into_iter().map(|comm| {
+                    let (config, sizes) = (config.clone(), sizes.clone());
+                    thread::spawn(move || sent_in_steps(&config, &sizes, comm))
+                });
+                for rank in group.collect::<Vec<_>>() {
+                    let sent = rank.join().unwrap();
+                    assert_eq!(sent, [plan.traffic; 2], "{recipe:?}, {zero:?}, {ranks} ranks, {micro_batches}");
+                }
+                // The same linears as on the CPU; a GPU of 1 MiB has a plan too.
+                config.precision.skip_slow_linears = false;
+                let on_gpu = CommunicationPlan::new(&config, &sizes, &gpu(1e-3)).unwrap().unwrap();
+                assert_eq!(on_gpu.traffic, plan.traffic, "{recipe:?}, {zero:?}, {ranks} ranks, {micro_batches}");
+            }
+        }
+    }
+    let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
+    assert!(CommunicationPlan::new(&alone, &sizes, &Device::Cpu).unwrap().is_none());
 }

@@ -54,7 +54,7 @@ fn run(sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, zero: Zero,
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
-    let gathered = ranks.traffic().all_gather;
+    let gathered = ranks.traffic().all_gather.bytes;
     let whole = |param: &Param| values(&work.partition().value(param).unwrap());
     values_seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
     let arrays = model.scaling().arrays().unwrap().into_iter();

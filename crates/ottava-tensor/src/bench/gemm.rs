@@ -86,6 +86,25 @@ impl Matrix {
     }
 }
 
+/// The product `x · Wᵀ` of random operands, with a BF16 result.
+pub(super) struct Fprop {
+    x: Matrix,
+    w: Matrix,
+}
+
+impl Fprop {
+    /// Operands of `[T, N, K]`, both of the same type.
+    pub(super) fn random(device: &Device, [tokens, outputs, inputs]: [usize; 3], dtype: DType) -> Result<Fprop> {
+        let matrix = |rows, seed| Matrix::random(device, [rows, inputs], (dtype, Granularity::PerTensor), seed);
+        Ok(Fprop { x: matrix(tokens, 1)?, w: matrix(outputs, 2)? })
+    }
+
+    /// Enqueues it.
+    pub(super) fn run(&self) -> Result<()> {
+        gemm_nt(self.x.rows(), self.w.rows(), DType::BF16, Accumulation::Fast).map(drop)
+    }
+}
+
 /// Median milliseconds of `product` for `[T, N, K]` on random operands, with results in type `out`.
 pub fn gemm_milliseconds(
     device: &Device,

@@ -1,12 +1,14 @@
 //! Timing of ops against hardware limits: memory-bound ops against a copy of the same bytes; products and attention against the rate of
-//! a large product. Printed by `ottava bench`.
+//! a large product; collectives, alone and beside products. Printed by `ottava bench`.
 
 mod attention;
+mod comm;
 mod gemm;
 mod kernels;
 mod updates;
 
 pub use attention::{AttentionRow, attention};
+pub use comm::{CollectiveKind, CollectiveRow, CommBench, CommReport, ContentionRow, LinkFit};
 pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
 pub use kernels::{KernelRow, kernels};
 

@@ -29,7 +29,7 @@ mod watch;
 
 pub use call::Reduce;
 pub use pending::Pending;
-pub use traffic::Traffic;
+pub use traffic::{Sent, Traffic};
 
 use crate::cuda::NcclComm;
 use crate::device::{Device, MemoryKind};
@@ -95,7 +95,7 @@ impl Comm {
         self.size
     }
 
-    /// Bytes sent by this rank since the start or the last reset.
+    /// Calls and bytes sent by this rank since the start or the last reset.
     pub fn traffic(&self) -> Traffic {
         *self.counters()
     }

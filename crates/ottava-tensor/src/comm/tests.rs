@@ -303,10 +303,17 @@ fn traffic_counts_what_each_collective_has_to_move() {
         (comm.reset_traffic(), comm.traffic())
     });
     // Buffers of 400 elements of 4 bytes; two reduce-scatters and two all-reduces.
-    let expected =
-        Traffic { all_gather: 1200, reduce_scatter: 2400, all_reduce: 4800, all_to_all: 1200, broadcast: 1200 };
+    let sent = |calls, bytes| Sent { calls, bytes };
+    let expected = Traffic {
+        all_gather: sent(1, 1200),
+        reduce_scatter: sent(2, 2400),
+        all_reduce: sent(2, 4800),
+        all_to_all: sent(1, 1200),
+        broadcast: sent(1, 1200),
+    };
     assert_eq!(traffic, [(expected, Traffic::default()); 4]);
-    assert_eq!(expected.total(), 10_800);
+    assert_eq!(expected.total(), sent(7, 10_800));
+    assert_eq!(expected * 3 - expected, expected + expected);
 }
 
 #[test]

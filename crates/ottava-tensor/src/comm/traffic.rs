@@ -1,32 +1,95 @@
-//! Counters of the bytes that collectives move.
+//! Counters of the calls of collectives and of the bytes that they move.
 
 use super::call::{Call, Op};
+use serde::Serialize;
+use std::ops::{Add, Mul, Sub};
 
-/// Bytes that one rank of a group of `W` sends, by kind of collective.
+/// Collectives of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sent {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes that this rank sends in them.
+    pub bytes: u64,
+}
+
+impl Sent {
+    fn count(&mut self, bytes: u64) {
+        *self = *self + Sent { calls: 1, bytes };
+    }
+}
+
+impl Add for Sent {
+    type Output = Sent;
+
+    fn add(self, other: Sent) -> Sent {
+        Sent { calls: self.calls + other.calls, bytes: self.bytes + other.bytes }
+    }
+}
+
+impl Sub for Sent {
+    type Output = Sent;
+
+    fn sub(self, other: Sent) -> Sent {
+        Sent { calls: self.calls - other.calls, bytes: self.bytes - other.bytes }
+    }
+}
+
+impl Mul<u64> for Sent {
+    type Output = Sent;
+
+    fn mul(self, times: u64) -> Sent {
+        Sent { calls: self.calls * times, bytes: self.bytes * times }
+    }
+}
+
+/// What one rank of a group of `W` sends, by kind of collective.
 ///
-/// They are what the collective itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
+/// Bytes are what the collective itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
 /// buffer in [`all_gather`](super::Comm::all_gather), [`reduce_scatter`](super::Comm::reduce_scatter) and
 /// [`all_to_all`](super::Comm::all_to_all), and twice that in [`all_reduce`](super::Comm::all_reduce). In a
 /// [`broadcast`](super::Comm::broadcast) all ranks but one send the buffer once, (W - 1) / W of it on average. Each call is rounded down to
 /// bytes. Barriers and agreements are not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// Bytes of all-gathers.
-    pub all_gather: u64,
-    /// Bytes of reduce-scatters, in the type of the input.
-    pub reduce_scatter: u64,
-    /// Bytes of all-reduces, sums and maxima.
-    pub all_reduce: u64,
-    /// Bytes of all-to-alls.
-    pub all_to_all: u64,
-    /// Bytes of broadcasts.
-    pub broadcast: u64,
+    /// All-gathers.
+    pub all_gather: Sent,
+    /// Reduce-scatters, in the type of the input.
+    pub reduce_scatter: Sent,
+    /// All-reduces, sums and maxima.
+    pub all_reduce: Sent,
+    /// All-to-alls.
+    pub all_to_all: Sent,
+    /// Broadcasts.
+    pub broadcast: Sent,
 }
 
 impl Traffic {
-    /// Bytes of all kinds.
-    pub fn total(&self) -> u64 {
+    /// Calls and bytes of all kinds.
+    pub fn total(&self) -> Sent {
         self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all + self.broadcast
+    }
+
+    /// The kinds with their names, in the order of the fields.
+    pub fn kinds(&self) -> [(&'static str, Sent); 5] {
+        [
+            ("all-gather", self.all_gather),
+            ("reduce-scatter", self.reduce_scatter),
+            ("all-reduce", self.all_reduce),
+            ("all-to-all", self.all_to_all),
+            ("broadcast", self.broadcast),
+        ]
+    }
+
+    /// Applies `combine` kind by kind.
+    fn zip(self, other: Traffic, combine: impl Fn(Sent, Sent) -> Sent) -> Traffic {
+        Traffic {
+            all_gather: combine(self.all_gather, other.all_gather),
+            reduce_scatter: combine(self.reduce_scatter, other.reduce_scatter),
+            all_reduce: combine(self.all_reduce, other.all_reduce),
+            all_to_all: combine(self.all_to_all, other.all_to_all),
+            broadcast: combine(self.broadcast, other.broadcast),
+        }
     }
 
     /// Adds `call` in a group of `size` ranks.
@@ -34,12 +97,37 @@ impl Traffic {
         let buffer = (call.buffer_bytes() * (size - 1)) as u64;
         let size = size as u64;
         match call.op {
-            Op::AllGather => self.all_gather += buffer / size,
-            Op::ReduceScatter { .. } => self.reduce_scatter += buffer / size,
-            Op::AllReduce(_) => self.all_reduce += 2 * buffer / size,
-            Op::AllToAll => self.all_to_all += buffer / size,
-            Op::Broadcast { .. } => self.broadcast += buffer / size,
+            Op::AllGather => self.all_gather.count(buffer / size),
+            Op::ReduceScatter { .. } => self.reduce_scatter.count(buffer / size),
+            Op::AllReduce(_) => self.all_reduce.count(2 * buffer / size),
+            Op::AllToAll => self.all_to_all.count(buffer / size),
+            Op::Broadcast { .. } => self.broadcast.count(buffer / size),
             Op::Barrier | Op::Agree => {}
         }
+    }
+}
+
+impl Add for Traffic {
+    type Output = Traffic;
+
+    fn add(self, other: Traffic) -> Traffic {
+        self.zip(other, Sent::add)
+    }
+}
+
+impl Sub for Traffic {
+    type Output = Traffic;
+
+    /// What was sent since the reading `before`.
+    fn sub(self, before: Traffic) -> Traffic {
+        self.zip(before, Sent::sub)
+    }
+}
+
+impl Mul<u64> for Traffic {
+    type Output = Traffic;
+
+    fn mul(self, times: u64) -> Traffic {
+        self.zip(Traffic::default(), |sent, _| sent * times)
     }
 }

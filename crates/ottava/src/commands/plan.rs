@@ -2,19 +2,21 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::Result;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::source;
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::plan::{MemoryPlan, Plan, ResolvedRun};
+use ottava_lm::plan::{CommunicationPlan, Contention, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
+use ottava_lm::{Error, Result};
+use serde::Serialize;
 use std::path::PathBuf;
 
-/// Show what a run would do: configuration, casts and their reasons, counts, memory. Needs no GPU and reads no weights.
+/// Show what a run would do: configuration, casts and their reasons, counts, memory, communication. Needs no GPU and reads no weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava plan configs/quickstart.toml
   ottava plan run.toml --set recipe=fp8-current --json
   ottava plan run.toml --device cuda --gpu-memory 80
+  ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
 
 A run that does not fit its device ends this with exit code 3, and with the cheapest settings that make it fit.")]
 pub struct PlanCommand {
@@ -29,13 +31,52 @@ pub struct PlanCommand {
     /// Plan for a GPU with so much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
+    /// Predict steps of several ranks from the milliseconds that a step of one rank's micro-batches takes on one GPU alone.
+    #[arg(long, value_name = "MS")]
+    step_ms: Option<f64>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
+/// The most ranks that are predicted.
+const MOST_RANKS: usize = 4096;
+
+/// Predictions of the cost model, and what it takes for given.
+#[derive(Serialize)]
+struct Overlap {
+    links: Links,
+    contention: Contention,
+    /// The ranks of the plan, and powers of two if the compute time is known.
+    predictions: Vec<Prediction>,
+}
+
+impl Overlap {
+    /// `step_ms`: milliseconds of the compute of a step.
+    fn new(plan: &CommunicationPlan, step_ms: Option<f64>) -> Overlap {
+        let (links, contention, compute) = (Links::H200, Contention::H200, step_ms.map(|ms| ms * 1e-3));
+        let powers = (1..).map(|i| 1 << i).take_while(|&ranks| compute.is_some() && ranks <= MOST_RANKS);
+        let mut ranks: Vec<_> = powers.chain([plan.ranks]).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let predict = |ranks| predict(plan, ranks, &links, &contention, compute);
+        Overlap { links, contention, predictions: ranks.into_iter().map(predict).collect() }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'a> {
+    #[serde(flatten)]
+    plan: &'a Plan,
+    predicted_overlap: &'a Option<Overlap>,
+}
+
 impl PlanCommand {
     pub fn run(self) -> Result<()> {
+        if let Some(ms) = self.step_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
+            return Err(Error::Config(format!("--step-ms is {ms}; a step takes more than 0 milliseconds")));
+        }
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
         config.share(config.parallel.data.max(1))?;
@@ -48,9 +89,15 @@ impl PlanCommand {
         for text in &plan.exceptions {
             tracing::warn!("{text}");
         }
+        let overlap = plan.communication.as_ref().map(|communication| Overlap::new(communication, self.step_ms));
         match self.json {
-            true => print_json(&plan),
-            false => print(&resolved.config, &plan),
+            true => print_json(&Printed { plan: &plan, predicted_overlap: &overlap }),
+            false => {
+                print(&resolved.config, &plan);
+                if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
+                    print_communication(plan, overlap);
+                }
+            }
         }
         resolved.expect_fit()
     }
@@ -82,7 +129,8 @@ fn print(config: &RunConfig, plan: &Plan) {
 }
 
 fn print_memory(memory: &MemoryPlan) {
-    out!("\nMemory, from a dry run of the steps\n");
+    let of = if memory.ranks > 1 { format!(" of rank 0 of {}", memory.ranks) } else { String::new() };
+    out!("\nMemory{of}, from a dry run of the steps\n");
     let line = |bytes: u64, what: &str| out!("  {:>10.3} GiB  {what}", gib(bytes));
     for used in &memory.lines {
         line(used.bytes, &used.what);
@@ -96,6 +144,50 @@ fn print_memory(memory: &MemoryPlan) {
         line(memory.host_bytes, "of the host's memory, offloaded");
     }
     line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
+}
+
+fn print_communication(plan: &CommunicationPlan, overlap: &Overlap) {
+    out!("\nCommunication, sent by each of {} ranks in a step, from a dry run\n", plan.ranks);
+    for (name, sent) in plan.traffic.kinds().into_iter().filter(|(_, sent)| sent.calls > 0) {
+        out!("  {:>10.3} MB  in {} calls of {name}", sent.bytes as f64 / 1e6, sent.calls);
+    }
+    out!("  {:>10.3} MB  in all", plan.traffic.total().bytes as f64 / 1e6);
+    let links = &overlap.links;
+    out!(
+        "\nPredicted overlap, by a model (docs/parallelism.md): {} GPUs per node, {:.0} GB/s within, {:.0} GB/s per GPU between nodes\n",
+        links.gpus_per_node,
+        links.gather.bandwidth / 1e9,
+        links.between.bandwidth / 1e9
+    );
+    let step = overlap.predictions.iter().any(|prediction| prediction.step.is_some());
+    if !step {
+        for prediction in &overlap.predictions {
+            out!("  {:>10.1} ms  of communication in a step", prediction.communication_seconds * 1e3);
+        }
+        out!("  --step-ms adds what is exposed, and the speed of more ranks");
+        return;
+    }
+    out!(
+        "  {:>6} {:>16} {:>11} {:>14} {:>9} {:>15}",
+        "ranks",
+        "communication ms",
+        "exposed ms",
+        "contention ms",
+        "step ms",
+        "tokens/s per GPU"
+    );
+    for prediction in &overlap.predictions {
+        let Some(step) = prediction.step else { continue };
+        out!(
+            "  {:>6} {:>16.1} {:>11.1} {:>14.1} {:>9.1} {:>15.0}",
+            prediction.ranks,
+            prediction.communication_seconds * 1e3,
+            step.exposed_seconds * 1e3,
+            step.slowdown_seconds * 1e3,
+            step.seconds * 1e3,
+            step.tokens_per_second
+        );
+    }
 }
 
 fn gib(bytes: u64) -> f64 {

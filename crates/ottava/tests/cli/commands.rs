@@ -142,6 +142,32 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
 }
 
 #[test]
+fn plan_counts_communication_and_predicts_overlap() {
+    let run = Run::new();
+    let two = ["plan", "run.toml", "--set", "parallel.data=2", "--set", "parallel.zero=2"];
+    let text = run.succeed(&two);
+    for part in ["Memory of rank 0 of 2", "sent by each of 2 ranks", "calls of reduce-scatter", "--step-ms adds"] {
+        assert!(text.contains(part), "no {part:?} in: {text}");
+    }
+    let plan = json(&run.succeed(&[&two[..], &["--step-ms", "5", "--json"]].concat()));
+    let communication = &plan["communication"];
+    assert_eq!((&communication["zero"], &communication["units"]), (&2.into(), &3.into()));
+    assert!(communication["traffic"]["all_gather"]["bytes"].as_u64().unwrap() > 0);
+    let predictions = plan["predicted_overlap"]["predictions"].as_array().unwrap();
+    let ranks: Vec<_> = predictions.iter().map(|prediction| prediction["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, (1..=12).map(|i| 1 << i).collect::<Vec<_>>());
+    for prediction in predictions {
+        let exposed = prediction["step"]["exposed_seconds"].as_f64().unwrap();
+        assert!(exposed > 0.0 && exposed <= prediction["communication_seconds"].as_f64().unwrap());
+    }
+    let table = run.succeed(&[&two[..], &["--step-ms", "5"]].concat());
+    assert!(table.contains("tokens/s per GPU") && table.contains("\n    4096 "), "{table}");
+    let alone = run.succeed(&["plan", "run.toml", "--json"]);
+    assert!(json(&alone)["communication"].is_null() && json(&alone)["predicted_overlap"].is_null());
+    run.fail(&[&two[..], &["--step-ms", "0"]].concat(), 1, &["--step-ms is 0"]);
+}
+
+#[test]
 fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     let run = Run::new();
     run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1048576");
@@ -274,4 +300,19 @@ fn bench_times_products_layers_and_attention() {
     assert_eq!(attention["rows"][0]["batch"], 2);
     positive(&attention["rows"][1]["milliseconds"][1]);
     run.fail(&["bench", "attention", "--seq-lens", "0", "--device", "cpu"], 1, &["at least 1"]);
+}
+
+#[test]
+fn bench_times_collectives_of_ranks() {
+    let run = Run::new();
+    let two = ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--beside-mb", "1"];
+    let report = &json(&run.succeed(&[&two[..], &["--json"]].concat()))["report"];
+    assert_eq!((&report["ranks"], report["rows"].as_array().unwrap().len()), (&2.into(), 4 * 2));
+    assert!(report["rows"][7]["bus_bytes_per_second"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["fits"].as_array().unwrap().len(), 4);
+    let table = run.succeed(&two);
+    for part in ["bus GB/s", "latency", "reduce-scatter", "slower, %"] {
+        assert!(table.contains(part), "no {part:?} in: {table}");
+    }
+    run.fail(&["bench", "comm", "--device", "cpu"], 1, &["start 2 or more"]);
 }

@@ -184,7 +184,7 @@ fn a_group_of_one_reduces_on_any_device() {
         let scattered = comm.reduce_scatter("x", &x, x.empty_like().unwrap()).unwrap().wait().unwrap();
         assert!(scattered.device().same(&device));
     }
-    assert_eq!((comm.recent().len(), comm.traffic().total()), (15, 0));
+    assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (15, 0));
     let Device::Cuda(gpu) = dry else { unreachable!("made above") };
     assert_eq!(Comm::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
 }

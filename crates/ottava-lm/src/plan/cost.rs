@@ -1,0 +1,310 @@
+//! A cost model of communication: what collectives take on links, and how much of that training does not hide. Pure functions.
+//!
+//! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes a collective
+//! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
+
+use super::communication::CommunicationPlan;
+use crate::parallel::Zero;
+use ottava_tensor::comm::Sent;
+use serde::Serialize;
+
+/// A ring of links: a collective of `W` ranks takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)` for a buffer of `B` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ring {
+    /// Seconds to launch a collective.
+    pub start: f64,
+    /// Seconds from a rank to the next.
+    pub hop: f64,
+    /// Bytes per second that a rank sends.
+    pub bandwidth: f64,
+}
+
+impl Ring {
+    /// Seconds of one call over a buffer of `bytes` for `ranks` ranks; zero for one rank.
+    fn seconds(&self, bytes: f64, ranks: f64) -> f64 {
+        match ranks > 1.0 {
+            true => self.start + (ranks - 1.0) * self.hop + bytes * (ranks - 1.0) / (ranks * self.bandwidth),
+            false => 0.0,
+        }
+    }
+}
+
+/// The links of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Links {
+    /// Gathers within a node.
+    pub gather: Ring,
+    /// Sums within a node.
+    pub reduce: Ring,
+    /// All collectives between nodes, for each GPU.
+    pub between: Ring,
+    /// GPUs of a node.
+    pub gpus_per_node: usize,
+}
+
+/// Seconds to launch a collective: base latency of a ring with the protocol Simple, the largest in `graph/tuning.cc` of NCCL; not measured.
+const START: f64 = 8.4e-6;
+
+impl Links {
+    /// Two H200 with NVLink, measured on 2026-11-22 (docs/parallelism.md), for any number of GPUs per node. The bandwidths are those of calls
+    /// of 200 to 400 MB and include their latency. Assumed: hops as in `graph/tuning.cc` of NCCL, 8 GPUs per node, and 45 GB/s per GPU
+    /// between nodes.
+    pub const H200: Links = Links {
+        // "all-gather, ring": 243 GB/s alone, for 202 MB.
+        gather: Ring { start: START, hop: 3.4e-6, bandwidth: 243e9 },
+        // "reduce-scatter, ring": 404 MB in 821 µs, of which a rank of two sends half.
+        reduce: Ring { start: START, hop: 3.4e-6, bandwidth: 404e6 / 2.0 / 821e-6 },
+        // Assumption: 45 of the 50 GB/s of one NDR adapter per GPU.
+        between: Ring { start: START, hop: 14e-6, bandwidth: 45e9 },
+        gpus_per_node: 8,
+    };
+
+    /// Seconds of `sent.calls` equal calls with rings `within` a node, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks.
+    /// The buffers are the same on any number of ranks.
+    fn seconds(&self, within: &Ring, sent: Sent, counted: usize, ranks: usize) -> f64 {
+        if sent.calls == 0 || ranks <= 1 || counted <= 1 {
+            return 0.0;
+        }
+        let calls = sent.calls as f64;
+        let buffer = sent.bytes as f64 / calls * counted as f64 / (counted - 1) as f64;
+        let gpus = ranks.min(self.gpus_per_node.max(1));
+        let nodes = ranks.div_ceil(gpus) as f64;
+        let gpus = gpus as f64;
+        calls * (self.between.seconds(buffer / gpus, nodes) + within.seconds(buffer, gpus))
+    }
+}
+
+/// How products and collectives slow each other down while both run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Contention {
+    /// Time of a product beside collectives, over its time alone.
+    pub products: f64,
+    /// Time of a collective beside products, over its time alone.
+    pub collectives: f64,
+}
+
+impl Contention {
+    /// Ring all-gathers beside FP8 products on two H200: 167 GB/s, alone 243, and products 25 % slower (docs/parallelism.md).
+    pub const H200: Contention = Contention { products: 1.25, collectives: 243.0 / 167.0 };
+
+    /// A collective that takes `communication` seconds alone and starts with products that take `compute` seconds alone.
+    fn overlap(&self, communication: f64, compute: f64) -> Overlap {
+        let slow = communication * self.collectives;
+        match slow <= compute * self.products {
+            // Products make slow / products of progress until the collective ends.
+            true => Overlap { exposed: 0.0, slowdown: slow * (1.0 - 1.0 / self.products) },
+            false => Overlap {
+                exposed: communication - compute * self.products / self.collectives,
+                slowdown: compute * (self.products - 1.0),
+            },
+        }
+    }
+}
+
+/// What a collective adds to the time of compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Overlap {
+    exposed: f64,
+    slowdown: f64,
+}
+
+/// The share of compute that is forward: one of three products of each linear.
+const FORWARD: f64 = 1.0 / 3.0;
+
+/// A step on a number of ranks, each with the micro-batches of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// Ranks.
+    pub ranks: usize,
+    /// Seconds of all collectives of a step, with nothing beside them.
+    pub communication_seconds: f64,
+    /// What that does to a step whose compute time is known.
+    pub step: Option<PredictedStep>,
+}
+
+/// The time of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PredictedStep {
+    /// Seconds of communication that no compute hides.
+    pub exposed_seconds: f64,
+    /// Seconds by which communication slows the compute that hides it.
+    pub slowdown_seconds: f64,
+    /// Seconds of the step: compute, and both of these.
+    pub seconds: f64,
+    /// Tokens that each rank trains on per second.
+    pub tokens_per_second: f64,
+}
+
+/// Communication of one forward or backward: seconds of gathers and of reductions, and the seconds of compute.
+#[derive(Clone, Copy)]
+struct Pass {
+    gathers: f64,
+    reductions: f64,
+    compute: f64,
+}
+
+/// Predicts a step of `plan` on `ranks` ranks. `compute` is the seconds that the step takes on one GPU alone.
+///
+/// Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2 and in each forward and backward with ZeRO 3; reductions
+/// run in the last backward with ZeRO 0 and 1 and in each backward with ZeRO 2 and 3. Units are taken to be equal: each has
+/// 1 / units of the communication and of the compute of a pass, and what its compute does not hide is exposed. Nothing hides the first
+/// gather of a pass, the last reduction of a step, and with ZeRO 1 to 3 the all-reduces of vectors and amaxes at its end.
+pub fn predict(
+    plan: &CommunicationPlan,
+    ranks: usize,
+    links: &Links,
+    contention: &Contention,
+    compute: Option<f64>,
+) -> Prediction {
+    let seconds = |ring, sent| links.seconds(ring, sent, plan.ranks, ranks);
+    let t = &plan.traffic;
+    let gathers = seconds(&links.gather, t.all_gather + t.broadcast) + seconds(&links.gather, t.all_to_all);
+    let scatters = seconds(&links.reduce, t.reduce_scatter);
+    // Half of the bytes of an all-reduce are those of a reduce-scatter, half those of a gather.
+    let half = Sent { bytes: t.all_reduce.bytes / 2, ..t.all_reduce };
+    let all_reduces = seconds(&links.reduce, half) + seconds(&links.gather, half);
+    let (reductions, end) = match plan.zero {
+        Zero::Nothing => (scatters + all_reduces, 0.0),
+        _ => (scatters, all_reduces),
+    };
+    let step = compute.map(|compute| {
+        let (mut sum, units) = (Overlap { exposed: end, slowdown: 0.0 }, plan.units as f64);
+        for (i, pass) in passes(plan, gathers, reductions, compute).into_iter().enumerate() {
+            let last = if i + 1 == 2 * plan.micro_batches { pass.reductions / units } else { 0.0 };
+            let alone = pass.gathers / units + last;
+            let unit = contention.overlap((pass.gathers + pass.reductions - alone) / units, pass.compute / units);
+            sum.exposed += alone + units * unit.exposed;
+            sum.slowdown += units * unit.slowdown;
+        }
+        let seconds = compute + sum.exposed + sum.slowdown;
+        PredictedStep {
+            exposed_seconds: sum.exposed,
+            slowdown_seconds: sum.slowdown,
+            seconds,
+            tokens_per_second: plan.tokens as f64 / seconds,
+        }
+    });
+    Prediction { ranks, communication_seconds: gathers + scatters + all_reduces, step }
+}
+
+/// Forward and backward of each micro-batch in turn, with their shares of the communication of a step.
+fn passes(plan: &CommunicationPlan, gathers: f64, reductions: f64, compute: f64) -> Vec<Pass> {
+    let count = plan.micro_batches;
+    let each = 1.0 / count as f64;
+    let share = |some: bool, share: f64| if some { share } else { 0.0 };
+    let of_micro_batch = |i: usize| {
+        let (gathers_of_forward, gathers_of_backward) = match plan.zero {
+            Zero::Nothing | Zero::OptimizerStates | Zero::Gradients => (share(i == 0, gathers), 0.0),
+            Zero::Weights => (gathers * each / 2.0, gathers * each / 2.0),
+        };
+        let reductions = match plan.zero {
+            Zero::Nothing | Zero::OptimizerStates => share(i + 1 == count, reductions),
+            Zero::Gradients | Zero::Weights => reductions * each,
+        };
+        [
+            Pass { gathers: gathers_of_forward, reductions: 0.0, compute: compute * each * FORWARD },
+            Pass { gathers: gathers_of_backward, reductions, compute: compute * each * (1.0 - FORWARD) },
+        ]
+    };
+    (0..count).flat_map(of_micro_batch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_tensor::comm::Traffic;
+    use proptest::prelude::*;
+
+    fn sent() -> impl Strategy<Value = Sent> {
+        (0..200u64, 0..1u64 << 34).prop_map(|(calls, bytes)| Sent { calls, bytes: if calls == 0 { 0 } else { bytes } })
+    }
+
+    prop_compose! {
+        fn plans()(
+            kinds in proptest::array::uniform5(sent()),
+            ranks in 2..64usize,
+            units in 1..100usize,
+            micro_batches in 1..9usize,
+            zero in 0..4usize,
+        ) -> CommunicationPlan {
+            let [all_gather, reduce_scatter, all_reduce, all_to_all, broadcast] = kinds;
+            let traffic = Traffic { all_gather, reduce_scatter, all_reduce, all_to_all, broadcast };
+            CommunicationPlan { ranks, units, micro_batches, zero: Zero::ALL[zero], tokens: 4096, traffic }
+        }
+    }
+
+    fn on_h200(plan: &CommunicationPlan, ranks: usize, compute: f64) -> (Prediction, PredictedStep) {
+        let prediction = predict(plan, ranks, &Links::H200, &Contention::H200, Some(compute));
+        (prediction, prediction.step.unwrap())
+    }
+
+    fn at_most(a: f64, b: f64) -> bool {
+        a <= b * (1.0 + 1e-9) + 1e-15
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_exposed_than_is_communicated(plan in plans(), ranks in 2..4097usize, compute in 1e-3..10.0) {
+            let (all, step) = on_h200(&plan, ranks, compute);
+            prop_assert!(step.exposed_seconds >= 0.0 && step.slowdown_seconds >= 0.0);
+            prop_assert!(at_most(step.exposed_seconds, all.communication_seconds), "{all:?}");
+            prop_assert!(at_most(step.slowdown_seconds, compute * (Contention::H200.products - 1.0)), "{all:?}");
+            let without = predict(&plan, ranks, &Links::H200, &Contention::H200, None);
+            prop_assert_eq!((without.communication_seconds, without.step), (all.communication_seconds, None));
+        }
+
+        #[test]
+        fn one_rank_communicates_nothing(plan in plans(), compute in 1e-3..10.0) {
+            let (all, step) = on_h200(&plan, 1, compute);
+            prop_assert_eq!((all.communication_seconds, step.exposed_seconds, step.slowdown_seconds), (0.0, 0.0, 0.0));
+            prop_assert_eq!(step.seconds, compute);
+        }
+
+        #[test]
+        fn more_bytes_take_longer(plan in plans(), ranks in 2..4097usize, times in 1..5u64, compute in 1e-3..10.0) {
+            let (all, step) = on_h200(&plan, ranks, compute);
+            let mut more = plan.clone();
+            for kind in [&mut more.traffic.all_gather, &mut more.traffic.reduce_scatter, &mut more.traffic.all_reduce] {
+                kind.bytes *= times;
+            }
+            let (more, longer) = on_h200(&more, ranks, compute);
+            prop_assert!(at_most(all.communication_seconds, more.communication_seconds));
+            prop_assert!(at_most(step.exposed_seconds, longer.exposed_seconds));
+            prop_assert!(at_most(step.seconds, longer.seconds));
+        }
+
+        #[test]
+        fn slower_links_take_longer(plan in plans(), ranks in 2..4097usize, factor in 1.0..20.0, compute in 1e-3..10.0) {
+            let (all, step) = on_h200(&plan, ranks, compute);
+            let slower = |ring: Ring| Ring { start: ring.start * factor, hop: ring.hop * factor, ..ring };
+            let Links { gather, reduce, between, gpus_per_node } = Links::H200;
+            let links =
+                Links { gather: slower(gather), reduce: slower(reduce), between: slower(between), gpus_per_node };
+            let more = predict(&plan, ranks, &links, &Contention::H200, Some(compute));
+            prop_assert!(at_most(all.communication_seconds, more.communication_seconds));
+            prop_assert!(at_most(step.exposed_seconds, more.step.unwrap().exposed_seconds));
+            prop_assert!(at_most(step.seconds, more.step.unwrap().seconds));
+        }
+    }
+
+    /// The second table of docs/parallelism.md: rings beside 2,580 µs of products, alone and by how much products end later. Contention was
+    /// measured with other collectives, so the model is right within a fifth.
+    #[test]
+    fn contention_predicts_what_was_measured() {
+        for (alone, measured) in [(412e-6, 127e-6), (821e-6, 270e-6), (1218e-6, 348e-6)] {
+            let Overlap { exposed, slowdown } = Contention::H200.overlap(alone, 2580e-6);
+            assert_eq!(exposed, 0.0);
+            assert!((slowdown / measured - 1.0).abs() < 0.2, "{slowdown:e} for {measured:e}");
+        }
+    }
+
+    /// By hand, without latency: 16 ranks in two nodes gather 1.6 GB, 0.2 GB of it between nodes for each GPU.
+    #[test]
+    fn nodes_exchange_a_share_for_each_gpu() {
+        let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
+        let links = Links { gather: ring(200e9), reduce: ring(100e9), between: ring(50e9), gpus_per_node: 8 };
+        let sent = Sent { calls: 4, bytes: 4 * 1_500_000_000 };
+        let seconds = links.seconds(&links.gather, sent, 16, 16);
+        assert!((seconds - 4.0 * (0.1 / 50.0 + 1.4 / 200.0)).abs() < 1e-12, "{seconds}");
+    }
+}
