@@ -325,7 +325,8 @@ fn a_dry_rank_counts_what_it_would_send() {
     assert_eq!(comm.all_gather("g", empty(400)).unwrap().wait().unwrap().len(), 400);
     assert_eq!(comm.reduce_scatter("r", &empty(400), empty(100)).unwrap().wait().unwrap().len(), 100);
     assert!(comm.all_gather("g", empty(3)).is_err(), "calls are checked");
-    assert_eq!(comm.traffic(), Traffic { all_gather: 600, reduce_scatter: 600, ..Traffic::default() });
+    let sent = Sent { calls: 1, bytes: 600 };
+    assert_eq!(comm.traffic(), Traffic { all_gather: sent, reduce_scatter: sent, ..Traffic::default() });
 }
 
 #[test]
