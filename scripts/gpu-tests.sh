@@ -3,14 +3,15 @@
 # spent in the compiler and on the CPU. Fails where there is no GPU.
 #
 # usage: scripts/gpu-tests.sh [FOLDER]    FOLDER holds `tensor-tests` and `promises` built elsewhere; without it they are built here
+# OUT, if set, keeps the logs, also of a run that is cut short.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:-}
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+logs=${OUT:-$(mktemp -d)}
+[ -n "${OUT:-}" ] || trap 'rm -rf "$logs"' EXIT
 if [ -z "$bin" ]; then
     bin=$logs/bin
-    mkdir "$bin"
+    mkdir -p "$bin"
     for test in ottava-tensor:ottava_tensor:tensor-tests:--lib ottava-lm:promises:promises:--test=promises; do
         IFS=: read -r package name copy which <<<"$test"
         cp "$(cargo test --release -p "$package" "$which" --no-run 2>&1 | tee /dev/stderr | grep -o "target/release/deps/$name-[0-9a-f]*" | head -n 1)" "$bin/$copy"

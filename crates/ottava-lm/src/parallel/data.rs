@@ -76,14 +76,14 @@ impl DataParallel {
         String::from_utf8(first).map_err(|_| different(what))
     }
 
-    /// The name that the first rank with one has, and the rank where there are several.
+    /// The name that the first rank with one has, quoted, and the rank where there are several.
     pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
         let all = self.comm.agree(what, name.unwrap_or_default().as_bytes())?;
         let Some((rank, bytes)) = all.into_iter().enumerate().find(|(_, bytes)| !bytes.is_empty()) else {
             return Ok(None);
         };
         let name = String::from_utf8(bytes).map_err(|_| different(what))?;
-        Ok(Some(if self.size() > 1 { format!("{name} on rank {rank}") } else { name }))
+        Ok(Some(if self.size() > 1 { format!("`{name}` on rank {rank}") } else { format!("`{name}`") }))
     }
 
     /// Errors with [`Error::Config`] where ranks have different texts, with both.

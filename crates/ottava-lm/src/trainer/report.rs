@@ -47,7 +47,7 @@ pub(super) fn warn_of_infinities(step: u64, names: &[String]) {
 
 pub(super) fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> Error {
     let first = match bad_gradient {
-        Some(name) => format!("the first gradient that is not finite is that of `{name}`"),
+        Some(name) => format!("the first gradient that is not finite is that of {name}"),
         None => "all gradients are finite but their norm is not".to_string(),
     };
     Error::NonFinite(format!(
