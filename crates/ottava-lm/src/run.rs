@@ -22,19 +22,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// The run of `config` for a model of these sizes, with values from `weights`. Its weights are not cast before
+    /// The run of `config` on one of `ranks` for a model of these sizes, with values from `weights`. Its weights are not cast before
     /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
-        config: &RunConfig,
-        sizes: &DecoderConfig,
-        device: &Device,
-        weights: &mut dyn WeightSource,
-    ) -> Result<Run> {
-        Run::shared(config, sizes, device, weights, Rc::new(DataParallel::solo()))
-    }
-
-    /// [`Run::new`] of one of several ranks.
-    pub fn shared(
         config: &RunConfig,
         sizes: &DecoderConfig,
         device: &Device,

@@ -3,7 +3,7 @@
 use super::families::{FamilyTime, by_family};
 use super::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::{DataConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainingConfig};
+use crate::config::{DataConfig, OptimizerConfig, RunConfig, TrainingConfig};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::level::Level;
@@ -108,21 +108,20 @@ impl TrainBench {
             gpu.release_memory()?;
         }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
-        let config = RunConfig {
+        let mut config = RunConfig {
             precision: Precision { recipe, ..self.config.precision.clone() },
             optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
             data: DataConfig { max_length: self.seq_len, val_set_size: 0.0, ..DataConfig::default() },
             training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
-            parallel: ParallelConfig { data: ranks.size(), ..self.config.parallel },
             ..self.config.clone()
         };
         config.expect_formats()?;
-        config.optimizer.expect_ranks(ranks.size())?;
+        config.share(ranks.size())?;
         let resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
         resolved.prepare_device();
         let ResolvedRun { config, memory: planned, .. } = resolved;
-        let mut run = Run::shared(&config, &sizes, device, &mut weights, ranks.clone())?;
+        let mut run = Run::new(&config, &sizes, device, &mut weights, ranks.clone())?;
         log_exceptions(&run.model, None);
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {

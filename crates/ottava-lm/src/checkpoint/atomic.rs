@@ -69,11 +69,6 @@ impl<'a> CheckpointWriter<'a> {
         &self.temporary
     }
 
-    /// The step that it is of.
-    pub fn step(&self) -> u64 {
-        self.step
-    }
-
     /// The files of one that has joined, for the process that began the checkpoint.
     pub fn into_files(mut self) -> BTreeMap<String, FileEntry> {
         std::mem::take(&mut self.files)

@@ -146,7 +146,8 @@ fn update(
     let next = params.iter_mut().map(|updated| updated.param.begin_update(casts)).collect::<Result<Vec<_>>>()?;
     let mut parameters = Vec::with_capacity(params.len());
     for (Updated { param, moments }, next) in params.iter_mut().zip(&next) {
-        let weight_decay = if param.decay { config.weight_decay } else { 0.0 };
+        // As in Hugging Face's trainer, norms and biases do not decay.
+        let weight_decay = if param.is_matrix() { config.weight_decay } else { 0.0 };
         let (seed, offset) = (param.seed(), param.slice().start);
         let (weight, cast, grad) = param.for_update(next)?;
         parameters.push(AdamWParameter { weight, moments, grad, weight_decay, seed, offset, cast });

@@ -4,6 +4,7 @@ use super::partition::Partition;
 use super::unit::Stored;
 use super::zero::Zero;
 use crate::error::{Error, Result};
+use crate::param::scopes::GRADIENTS;
 use crate::param::{Direction, Fetched, FetchedWeight, Grad, Param, Units};
 use crate::scaling::ScalingState;
 use ottava_tensor::comm::{Comm, Pending, Reduce};
@@ -123,7 +124,7 @@ impl Units for Exchange<'_> {
         }
         let ranks = self.partition.ranks();
         for (i, unit) in self.partition.units().iter_mut().enumerate() {
-            if !params.iter().any(|param| unit.matrix(param.name()).is_some()) {
+            if !unit.has_any(params) {
                 continue;
             }
             let buffer = match mem::take(&mut unit.weights) {
@@ -150,7 +151,7 @@ impl Units for Exchange<'_> {
             return Ok(fetched);
         }
         for (i, unit) in self.partition.units().iter_mut().enumerate() {
-            if !params.iter().any(|param| unit.matrix(param.name()).is_some()) {
+            if !unit.has_any(params) {
                 continue;
             }
             let arrived = match self.gathers.remove(&i) {
@@ -190,7 +191,7 @@ impl Units for Exchange<'_> {
             let Some(matrices) = unit.among(params).filter(|matrices| !matrices[0].has_grad()) else { continue };
             let dtype = matrices[0].grad_dtype().expect("gradients with scales are refused");
             let device = matrices[0].weights.device().clone();
-            let _scope = device.scope("gradients");
+            let _scope = device.scope(GRADIENTS);
             let buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
             for (param, part) in matrices.into_iter().zip(buffer.split(unit.slices.matrices())?) {
                 let place = part.reshape(param.weights.shape())?;
@@ -212,7 +213,7 @@ impl Units for Exchange<'_> {
             let pending = match zero {
                 Zero::Nothing => comm.all_reduce(unit.name(), Reduce::Sum, buffer)?,
                 _ => {
-                    let scope = buffer.device().scope("gradients");
+                    let scope = buffer.device().scope(GRADIENTS);
                     let slice = Tensor::empty(buffer.device(), &[unit.slices.slice_len()], buffer.dtype())?;
                     drop(scope);
                     comm.reduce_scatter(unit.name(), &buffer, slice)?

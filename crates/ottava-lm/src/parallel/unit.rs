@@ -5,6 +5,7 @@ use super::slices::Slices;
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::Param;
+use crate::param::scopes::{CODES, WEIGHTS};
 use crate::scaling::Casts;
 use ottava_tensor::{QuantizedTensor, Tensor};
 
@@ -14,7 +15,7 @@ pub(super) struct Unit {
     names: Vec<String>,
     pub(super) slices: Slices,
     /// Whether the matrices are read as codes, and not as values.
-    pub(super) codes: bool,
+    codes: bool,
     /// Between and within steps: what is kept of the weights.
     pub(super) weights: Stored,
     /// Of codes: the cast of this rank's slice of each matrix, without the codes.
@@ -79,6 +80,11 @@ impl Unit {
         self.names.iter().position(|other| other == name)
     }
 
+    /// Whether one of `params` is of this unit.
+    pub(super) fn has_any(&self, params: &[&Param]) -> bool {
+        params.iter().any(|param| self.matrix(param.name()).is_some())
+    }
+
     /// The matrices among `params`, in the order of the unit; `None` if they are of other units.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
         let found: Vec<_> = params.iter_mut().filter(|param| self.matrix(param.name()).is_some()).collect();
@@ -97,7 +103,7 @@ impl Unit {
     ) -> Result<()> {
         let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
         let device = matrices[0].weights.device();
-        let _scope = device.scope(if self.codes { "FP8 codes of weights" } else { "weights" });
+        let _scope = device.scope(if self.codes { CODES } else { WEIGHTS });
         let (alone, slice) = (zero == Zero::Weights, self.slices.slice_len());
         let memory = match &self.weights {
             Stored::None => Tensor::empty(device, &[if alone { slice } else { self.slices.padded_len() }], dtype)?,
@@ -120,17 +126,14 @@ impl Unit {
             let Some(part) = self.lent[at].take() else { continue };
             self.lent[at] = match (self.codes, self.casts[at].take()) {
                 (false, _) => param.lend_value(part)?.map(flat).transpose()?,
-                (true, None) => Some(part),
-                (true, Some(mut into)) => {
+                (true, Some(mut into)) if param.is_cast_by_update(casts)? => {
                     into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
-                    match param.lend_codes(into, casts)? {
-                        None => None,
-                        Some(mut into) => {
-                            let part = into.codes.take().map(flat).transpose()?;
-                            self.casts[at] = Some(into);
-                            part
-                        }
-                    }
+                    param.lend_codes(into);
+                    None
+                }
+                (true, earlier) => {
+                    self.casts[at] = earlier;
+                    Some(part)
                 }
             };
         }

@@ -4,6 +4,7 @@ mod builder;
 mod description;
 mod gradient;
 mod parameter;
+pub mod scopes;
 mod units;
 mod weights;
 

@@ -4,7 +4,8 @@ mod slice;
 
 use super::builder::{Builder, Init, Part, Purpose};
 use super::gradient::{Grad, GradFormat};
-use super::weights::{MASTERS, WEIGHTS, Weights};
+use super::scopes::{CODES, GRADIENTS, MASTERS, WEIGHTS};
+use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
@@ -13,9 +14,6 @@ use crate::scaling::{Casts, NextCast, Slot};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, real_type};
 use ottava_tensor::{DType, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
-
-/// The name of gradients' memory in a dry run.
-const GRADIENTS: &str = "gradients";
 
 /// Weights that a block reads from elsewhere while it computes, by the parameter's name.
 #[derive(Default)]
@@ -108,8 +106,6 @@ pub struct Param {
     casts_slice: bool,
     /// Memory for the coming gradient.
     grad_place: Option<Tensor>,
-    /// Whether weight decay applies: to matrices, not to norms and biases, as in Hugging Face's trainer.
-    pub decay: bool,
 }
 
 /// The cast of a weight.
@@ -193,9 +189,7 @@ impl Param {
             }
         }
         build.description.parameters += shape.iter().product::<usize>();
-        let (decay, read_from) = (shape.len() > 1, MemoryKind::Device);
         Ok(Param {
-            decay,
             parts,
             weights,
             grad: None,
@@ -203,7 +197,7 @@ impl Param {
             cast: None,
             formats,
             home,
-            read_from,
+            read_from: MemoryKind::Device,
             slice: None,
             casts_slice: false,
             grad_place: None,
@@ -332,7 +326,7 @@ impl Param {
     /// Casts the weight for the coming step. Call it whenever weights or scales have changed.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
-        let _scope = self.weights.device().scope("FP8 codes of weights");
+        let _scope = self.weights.device().scope(CODES);
         let value = self.weights.value()?;
         cast.frozen.replace(casts.freeze(cast.slot, &value)?)?;
         match &mut cast.codes {

@@ -1,15 +1,12 @@
 //! The weights of a parameter: those that an optimizer updates, and those that layers read.
 
+use super::scopes::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
 use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
 use ottava_tensor::{DType, Device, MemoryKind, ScaledTensor, Tensor};
 use std::ops::Range;
-
-/// Scopes of memory in a dry run.
-pub(super) const WEIGHTS: &str = "weights";
-pub(super) const MASTERS: &str = "master weights";
 
 /// The weights of a parameter: those that an optimizer updates, and those that layers read.
 pub struct Weights {

@@ -121,7 +121,7 @@ pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device
     config.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
     let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
-    Run::shared(&config, sizes, device, weights, Rc::new(ranks))
+    Run::new(&config, sizes, device, weights, Rc::new(ranks))
 }
 
 /// Peaks of a dry run.

@@ -315,7 +315,7 @@ fn memory_that_runs_out_is_explained() {
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Comm) -> Vec<Traffic> {
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
-    let mut run = Run::shared(config, sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
+    let mut run = Run::new(config, sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
     run.quantize_weights().unwrap();
     let mut step = || {
         let before = ranks.traffic();

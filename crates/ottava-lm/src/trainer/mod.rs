@@ -136,7 +136,7 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
-            Run::shared(&config, &sizes, device, weights, ranks.clone())
+            Run::new(&config, &sizes, device, weights, ranks.clone())
         })?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());

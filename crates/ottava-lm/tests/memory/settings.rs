@@ -5,10 +5,12 @@ use ottava_lm::config::RunConfig;
 use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::DecoderConfig;
+use ottava_lm::parallel::DataParallel;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::run::Run;
 use ottava_tensor::Device;
+use std::rc::Rc;
 
 /// Eleven runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches and states.
 pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
@@ -75,7 +77,8 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
 
 /// Takes the first steps of a run.
 pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_lm::Result<()> {
-    let mut run = Run::new(config, sizes, device, &mut RandomWeights { seed: config.seed, device: device.clone() })?;
+    let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
+    let mut run = Run::new(config, sizes, device, weights, Rc::new(DataParallel::solo()))?;
     run.model.quantize_weights()?;
     for _ in 0..2 {
         run.step(1e-3, StepPrecision::Recipe)?;

@@ -400,7 +400,7 @@ impl Training {
         scalars.set(&how).expect("memory");
         let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");
         for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
-            let weight_decay = if param.decay { 0.1 } else { 0.0 };
+            let weight_decay = if param.is_matrix() { 0.1 } else { 0.0 };
             let (weight, _, grad) = param.for_update(&None).expect("backward has run");
             let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, cast: None };
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");

@@ -1,9 +1,9 @@
 //! Groups of ranks and their collectives.
 //!
 //! A [`Comm`] is one rank's membership in a group: [`Comm::solo`] is a group of one, in [`threads::group`] ranks are threads, in
-//! [`process::join`] they are processes connected by TCP, and [`Comm::dry`] counts for a plan. All ranks of a group call the same collectives in the same order. Each call
-//! carries its number, kind, name, type and size; if those differ between ranks, all get an error that names both sides. If a rank
-//! ends, open and later collectives of the others end with an error that names it.
+//! [`process::join`] they are processes connected by TCP, and [`Comm::dry`] counts for a plan. All ranks of a group call the same
+//! collectives in the same order. Each call carries its number, kind, name, type and size; if those differ between ranks, all get an error
+//! that names both sides. If a rank ends, open and later collectives of the others end with an error that names it.
 //!
 //! Sums are added in rank order in F32 (F64 for F64) and rounded once, so that a result depends neither on timing nor on the backend.
 //!

@@ -19,7 +19,7 @@ const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
 
 impl Comm {
     /// Gives the group collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
-    /// tensors, barriers and agreements stay as they are. A group of one is returned unchanged: it needs nothing.
+    /// tensors, barriers and agreements stay as they are. A group of one and a dry rank send nothing, and are returned unchanged.
     ///
     /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
     /// [`CudaDevice::usable_memory`].
@@ -27,8 +27,7 @@ impl Comm {
     /// From here on until [`Comm::finish`] or the drop, a fault of the group ends this process with `exit_code`, its sentence on standard
     /// error, two seconds after it: the main thread may wait for a GPU for ever.
     ///
-    /// Errors with [`Error::Library`] without NCCL, with [`Error::Ranks`] when another rank has none or is lost, and with
-    /// [`Error::Value`] in a dry run of several ranks.
+    /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
     pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Comm> {
         if self.size == 1 || self.dry {
             return Ok(self);

@@ -73,11 +73,11 @@ impl Param {
 
     /// Casts this process's slice with the one scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. Of an
     /// empty slice the scale alone means something.
-    pub fn quantize_slice(&self, mut into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
+    pub fn quantize_slice(&self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
         const PAD: usize = QuantizedTensor::PAD;
         let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
         let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
-        into = match (unrounded, into) {
+        let into = match (unrounded, into) {
             (Some(master), Some(mut into)) => {
                 let master = master.reshape(&[into.rows, into.columns])?;
                 casts.quantize_rounded_into(cast.slot, &cast.frozen, &master, self.dtype(), &mut into)?;
@@ -104,16 +104,15 @@ impl Param {
         }
     }
 
-    /// Has the coming update write the codes of this process's slice to `into`, or gives it back where the update cannot.
-    pub fn lend_codes(&mut self, into: QuantizedTensor, casts: &Casts) -> Result<Option<QuantizedTensor>> {
-        let cast = self.cast.as_mut().expect("it is read as codes");
-        match casts.scales.next_cast(cast.slot)? {
-            NextCast::Known(_) if self.casts_slice => {
-                cast.codes = Some(into);
-                Ok(None)
-            }
-            _ => Ok(Some(into)),
-        }
+    /// Whether the coming update can cast this process's slice in the same pass.
+    pub fn is_cast_by_update(&self, casts: &Casts) -> Result<bool> {
+        let Some(cast) = self.cast.as_ref().filter(|_| self.casts_slice) else { return Ok(false) };
+        Ok(matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_)))
+    }
+
+    /// Has the coming update write the codes of this process's slice to `into`, where [`Param::is_cast_by_update`].
+    pub fn lend_codes(&mut self, into: QuantizedTensor) {
+        self.cast.as_mut().expect("it is cast by the update").codes = Some(into);
     }
 
     /// What was lent by [`Param::lend_codes`].
