@@ -115,8 +115,20 @@ pub enum Gradients {
     Float32,
     /// 2 bytes.
     Bfloat16,
-    /// E4M3, with one power of two per matrix; cast after each micro-batch.
+    /// E4M3, with one power of two per matrix; cast after each micro-batch. Of several ranks, E4M3 is what they send, with one power of two
+    /// per 128 values.
     Float8,
+}
+
+impl Gradients {
+    /// The spelling in configuration files.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Gradients::Float32 => "float32",
+            Gradients::Bfloat16 => "bfloat16",
+            Gradients::Float8 => "float8",
+        }
+    }
 }
 
 /// Format of the moments.

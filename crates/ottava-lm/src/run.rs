@@ -34,8 +34,9 @@ impl Run {
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
         let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
-        let partition =
-            Partition::new(&mut model, ranks, config.parallel.zero, !config.precision.high_precision_steps.is_empty())?;
+        let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
+        let values = !config.precision.high_precision_steps.is_empty();
+        let partition = Partition::new(&mut model, ranks, config.parallel.zero, reduction, values)?;
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);

@@ -37,6 +37,8 @@ struct Results {
     losses: Tensor,
     /// F32 `[1]`.
     norm: Tensor,
+    /// F32 `[1]`, of steps whose gradients ranks send as FP8 codes.
+    reduce_error: Option<Tensor>,
 }
 
 /// The factor of the loss of a step, whose inverse the update applies, so that gradients do not vanish in FP16.
@@ -108,6 +110,8 @@ pub struct StepResult {
     pub loss: f64,
     /// Global norm of the gradients, before clipping. Where it is not finite, no weight was changed.
     pub grad_norm: f64,
+    /// Of the gradients that this rank sent as FP8 codes: the norm of what their casts lost, over their norm.
+    pub reduce_error: Option<f64>,
 }
 
 impl TrainStep {
@@ -130,7 +134,9 @@ impl TrainStep {
         let real = real_type(model.recipe().compute);
         let losses = Tensor::empty(device, &[passes, tokens], real)?;
         let (inputs, targets) = (ids()?, ids()?);
-        let results = Results { losses, norm: Tensor::empty(device, &[1], DType::F32)? };
+        let scalar = || Tensor::empty(device, &[1], DType::F32);
+        let reduce_error = partition.sends_codes().then(scalar).transpose()?;
+        let results = Results { losses, norm: scalar()?, reduce_error };
         let capture = || match device {
             Device::Cpu | Device::DryCpu(_) => Capture::Never,
             Device::Cuda(_) => Capture::AfterThisStep,
@@ -216,7 +222,7 @@ impl TrainStep {
                 model.scaling().count_replayed_update();
             }
         }
-        let Results { losses, norm } = &self.results;
+        let Results { losses, norm, reduce_error } = &self.results;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
         let all = self.partition.ranks().gather("loss and gradient norm", [total(losses)?, grad_norm])?;
         // All ranks make the same update from the same sums.
@@ -229,7 +235,9 @@ impl TrainStep {
                 self.partition.ranks().rank()
             )));
         }
-        Ok(StepResult { loss: all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens, grad_norm })
+        let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
+        let reduce_error = reduce_error.as_ref().map(read).transpose()?;
+        Ok(StepResult { loss: all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens, grad_norm, reduce_error })
     }
 
     /// Tokens of a step, of all ranks.
@@ -268,7 +276,7 @@ impl TrainStep {
 
     /// All work of a step; nothing in here waits for the device or reads from it.
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
-        let Results { losses, norm } = &mut self.results;
+        let Results { losses, norm, reduce_error } = &mut self.results;
         let (scale, mut exchange) = (&self.loss_scale.per_token, Exchange::of_step(&self.partition));
         for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
             if pass + 1 == self.inputs.len() {
@@ -280,7 +288,10 @@ impl TrainStep {
         }
         let _update = model.device().scope("update");
         let (params, scaling) = model.parameters_and_scaling();
-        exchange.finish(params, scaling)?;
+        let error = exchange.finish(params, scaling)?;
+        if let (Some(place), Some(error)) = (reduce_error, error) {
+            place.copy_from(0, &error)?;
+        }
         norm.copy_from(0, &self.partition.grad_norm(&model.parameters())?)?;
         self.partition.update(model, optimizer, norm)?;
         model.parameters().into_iter().for_each(|param| param.clear_grad());

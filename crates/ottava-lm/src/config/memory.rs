@@ -1,7 +1,6 @@
 //! The tables `[optimizer]` and `[memory]`: formats of the optimizer, recomputation and offloading.
 
 use super::auto;
-use crate::error::{Error, Result};
 use crate::level::{Formats, Gradients, Level, Masters, States};
 use crate::recompute::{Recompute, SavedActivations};
 use serde::{Deserialize, Serialize};
@@ -32,18 +31,6 @@ impl OptimizerConfig {
             gradients: self.gradient_dtype.unwrap_or(gradients),
             states: self.state_dtype.unwrap_or(states),
         }
-    }
-
-    /// Errors with [`Error::Config`] where `ranks` cannot sum gradients of the format.
-    pub fn expect_ranks(&self, ranks: usize) -> Result<()> {
-        if ranks == 1 || self.formats().gradients != Gradients::Float8 {
-            return Ok(());
-        }
-        let level = self.level.as_str();
-        let of = if self.gradient_dtype.is_none() { format!(" at level {level}") } else { String::new() };
-        Err(Error::Config(format!(
-            "`optimizer.gradient_dtype` is float8{of}, which {ranks} ranks do not sum; set it to \"float32\" or \"bfloat16\""
-        )))
     }
 }
 

@@ -7,13 +7,13 @@ mod keys;
 mod load;
 mod memory;
 mod names;
+mod parallel;
 mod precision;
 mod run;
 #[cfg(test)]
 mod tests;
 
 pub use memory::{MemoryConfig, OptimizerConfig};
+pub use parallel::ParallelConfig;
 pub use precision::formats;
-pub use run::{
-    DataConfig, DeviceChoice, GenerationConfig, ModelConfig, ParallelConfig, RunConfig, TrainingConfig, WeightInit,
-};
+pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};

@@ -2,12 +2,12 @@
 
 use super::keys::flatten;
 use super::memory::{MemoryConfig, OptimizerConfig};
+use super::parallel::ParallelConfig;
 use crate::data::source::{Documents, SourceOptions};
 use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::DecoderConfig;
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
-use crate::parallel::Zero;
 use crate::param::{MemoryPolicy, Purpose};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
@@ -48,17 +48,6 @@ pub struct RunConfig {
     pub parallel: ParallelConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
-}
-
-/// The `[parallel]` table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ParallelConfig {
-    /// Ranks that share the rows of a step; 0 means all that were started.
-    pub data: usize,
-    /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
-    /// 3 also weights.
-    pub zero: Zero,
 }
 
 /// Where to run.
@@ -230,7 +219,7 @@ impl TrainingConfig {
 impl RunConfig {
     /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
     ///
-    /// Errors with [`Error::Config`] also where `parallel.data` is another number, and for gradients that ranks cannot sum.
+    /// Errors with [`Error::Config`] also where `parallel.data` is another number.
     pub fn share(&mut self, ranks: usize) -> Result<()> {
         if ![0, ranks].contains(&self.parallel.data) {
             return Err(Error::Config(format!(
@@ -238,7 +227,6 @@ impl RunConfig {
                 self.parallel.data
             )));
         }
-        self.optimizer.expect_ranks(ranks)?;
         self.parallel.data = ranks;
         self.training.share_batch(ranks)
     }
@@ -323,6 +311,8 @@ impl RunConfig {
     fn format_problems(&self) -> Vec<String> {
         let mut problems = self.precision.problems();
         problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));
+        problems
+            .extend(self.parallel.problem(self.optimizer.formats().gradients, self.precision.loss_scaling().is_some()));
         problems
     }
 

@@ -1,25 +1,26 @@
 //! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
 
 use super::partition::Partition;
-use super::unit::Stored;
+use super::reduction::ReduceFormat;
+use super::unit::{Stored, Unit};
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Direction, Fetched, FetchedWeight, Grad, Param, Units};
 use crate::scaling::ScalingState;
 use ottava_tensor::comm::{Comm, Pending, Reduce};
-use ottava_tensor::ops::add;
+use ottava_tensor::ops::{
+    CodingError, add, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes,
+};
 use ottava_tensor::{DType, Tensor};
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 
-/// Reductions in progress: a further one would only hold memory.
-const OPEN: usize = 2;
-
 /// The weights of a pass on their way to this rank, and the gradients of a step on their way from it.
 ///
 /// The matrices of a unit have their gradients in one buffer. When the last micro-batch has added to it, it is summed over ranks: whole
-/// where every rank updates everything, else by slices, each for the rank that updates it.
+/// where every rank updates everything, else by slices, each for the rank that updates it. FP8 codes are exchanged by slices, added, and
+/// where every rank updates everything cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
     /// Gathers in progress, by unit.
@@ -28,9 +29,31 @@ pub struct Exchange<'a> {
     reduces: bool,
     /// Whether the micro-batch in progress is the step's last one.
     last: bool,
-    open: VecDeque<(usize, Pending)>,
+    open: VecDeque<Reduction>,
     /// Sums by unit: a buffer, or this rank's slice of it.
     sums: Vec<Option<Tensor>>,
+    /// Of gradients that are exchanged as FP8 codes.
+    error: Option<CodingError>,
+}
+
+/// The gradients of a unit on their way.
+struct Reduction {
+    unit: usize,
+    pending: Pending,
+    stage: Stage,
+    /// Type of the sum.
+    dtype: DType,
+}
+
+/// What a collective brings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The sum.
+    Sum,
+    /// Codes of this rank's slice from all ranks.
+    Codes,
+    /// Codes of the sum.
+    CodesOfSum,
 }
 
 impl<'a> Exchange<'a> {
@@ -44,7 +67,7 @@ impl<'a> Exchange<'a> {
     /// The exchange of passes whose gradients, if they have any, stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
         let (gathers, open, sums) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Exchange { partition, gathers, reduces: false, last: false, open, sums }
+        Exchange { partition, gathers, reduces: false, last: false, open, sums, error: None }
     }
 
     /// The micro-batch that begins is the last one of the step.
@@ -52,14 +75,69 @@ impl<'a> Exchange<'a> {
         self.last = true;
     }
 
-    /// Waits for the oldest reduction.
-    fn settle(&mut self) -> Result<()> {
-        let Some((unit, pending)) = self.open.pop_front() else { return Ok(()) };
-        let sum = pending.wait()?;
-        if self.sums.len() <= unit {
-            self.sums.resize(unit + 1, None);
+    /// Starts to sum the gradients of unit number `i` over ranks.
+    fn reduce(&mut self, i: usize, unit: &mut Unit, gradients: Tensor) -> Result<()> {
+        let (ranks, device, dtype) = (self.partition.ranks(), gradients.device().clone(), gradients.dtype());
+        let _scope = device.scope(GRADIENTS);
+        let (pending, stage) = match (self.partition.reduction(), self.partition.zero()) {
+            (ReduceFormat::Float8 { .. }, _) => {
+                let error = match &mut self.error {
+                    Some(error) => error,
+                    none => none.insert(CodingError::new(&device)?),
+                };
+                let codes = encode_gradients(&gradients, ranks.size(), unit.feedback.as_mut(), error)?;
+                let received = Tensor::empty(&device, codes.shape(), codes.dtype())?;
+                (ranks.comm().all_to_all(unit.name(), &codes, received)?, Stage::Codes)
+            }
+            (ReduceFormat::Stored, Zero::Nothing) => {
+                (ranks.comm().all_reduce(unit.name(), Reduce::Sum, gradients)?, Stage::Sum)
+            }
+            (ReduceFormat::Stored, _) => {
+                let slice = Tensor::empty(&device, &[unit.slices.slice_len()], dtype)?;
+                (ranks.comm().reduce_scatter(unit.name(), &gradients, slice)?, Stage::Sum)
+            }
+        };
+        self.open.push_back(Reduction { unit: i, pending, stage, dtype });
+        Ok(())
+    }
+
+    /// Collectives that each unit's gradients take.
+    fn stages(&self) -> usize {
+        match (self.partition.reduction(), self.partition.zero()) {
+            (ReduceFormat::Float8 { .. }, Zero::Nothing) => 2,
+            _ => 1,
         }
-        self.sums[unit] = Some(match self.sums[unit].take() {
+    }
+
+    /// Waits for the oldest collective of gradients.
+    fn settle(&mut self, units: &[Unit]) -> Result<()> {
+        let Some(Reduction { unit: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
+        let (unit, ranks, arrived) = (&units[i], self.partition.ranks(), pending.wait()?);
+        let _scope = arrived.device().clone().scope(GRADIENTS);
+        let slice = unit.slices.slice_len();
+        let sum = match stage {
+            Stage::Sum => arrived,
+            Stage::Codes => {
+                let sum = sum_gradient_codes(&arrived, slice, dtype)?;
+                drop(arrived);
+                if self.partition.zero() == Zero::Nothing {
+                    let error = self.error.as_mut().expect("made for the first codes");
+                    let codes = encode_gradients(&sum, 1, None, error)?;
+                    let shape = [ranks.size(), gradient_code_bytes(slice)];
+                    let mut all = Tensor::empty(codes.device(), &shape, codes.dtype())?;
+                    all.copy_from(ranks.rank(), &codes)?;
+                    let pending = ranks.comm().all_gather(unit.name(), all)?;
+                    self.open.push_back(Reduction { unit: i, pending, stage: Stage::CodesOfSum, dtype });
+                    return Ok(());
+                }
+                sum
+            }
+            Stage::CodesOfSum => decode_gradients(&arrived, slice, dtype)?,
+        };
+        if self.sums.len() <= i {
+            self.sums.resize(i + 1, None);
+        }
+        self.sums[i] = Some(match self.sums[i].take() {
             Some(before) => add(&before, &sum)?,
             None => sum,
         });
@@ -67,19 +145,21 @@ impl<'a> Exchange<'a> {
     }
 
     /// Ends the reductions: each of `params` has its gradient, or that of its slice, and the amaxes of the step are those of all ranks.
-    pub fn finish(mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<()> {
+    /// Returns the relative error of what this rank sent as FP8 codes, F32 `[1]`.
+    pub fn finish(mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         if !self.reduces {
-            return Ok(());
+            return Ok(None);
         }
         let comm = self.partition.ranks().comm();
         let amaxes = scaling.amaxes_mut();
         let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
         let merged = comm.all_reduce("amaxes of casts", Reduce::Max, mem::replace(amaxes, empty))?;
         let vectors = Vectors::reduce(&mut params, comm)?;
+        let units = self.partition.units();
         while !self.open.is_empty() {
-            self.settle()?;
+            self.settle(&units)?;
         }
-        for (sum, unit) in mem::take(&mut self.sums).into_iter().zip(self.partition.units().iter()) {
+        for (sum, unit) in mem::take(&mut self.sums).into_iter().zip(units.iter()) {
             let sum = sum.expect("backward makes the gradients of all units");
             let matrices = unit.among(&mut params).expect("the model has all units");
             if self.partition.zero() == Zero::Nothing {
@@ -98,9 +178,10 @@ impl<'a> Exchange<'a> {
                 }
             }
         }
+        drop(units);
         vectors.finish(&mut params)?;
         *amaxes = merged.wait()?;
-        Ok(())
+        self.error.take().map(|error| Ok(error.relative()?)).transpose()
     }
 }
 
@@ -189,7 +270,7 @@ impl Units for Exchange<'_> {
         }
         for unit in self.partition.units().iter() {
             let Some(matrices) = unit.among(params).filter(|matrices| !matrices[0].has_grad()) else { continue };
-            let dtype = matrices[0].grad_dtype().expect("gradients with scales are refused");
+            let dtype = matrices[0].grad_dtype().expect("ranks keep sums");
             let device = matrices[0].weights.device().clone();
             let _scope = device.scope(GRADIENTS);
             let buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
@@ -206,23 +287,19 @@ impl Units for Exchange<'_> {
         if !self.reduces || (!self.last && zero < Zero::Gradients) {
             return Ok(());
         }
-        let comm = self.partition.ranks().comm();
-        for (i, unit) in self.partition.units().iter().enumerate() {
+        let mut units = self.partition.units();
+        let (stages, mut due) = (self.stages(), 0);
+        for (i, unit) in units.iter_mut().enumerate() {
             let Some(matrices) = unit.among(params) else { continue };
-            let buffer = Tensor::join(matrices.into_iter().map(|param| plain(param.grad.take())).collect())?;
-            let pending = match zero {
-                Zero::Nothing => comm.all_reduce(unit.name(), Reduce::Sum, buffer)?,
-                _ => {
-                    let scope = buffer.device().scope(GRADIENTS);
-                    let slice = Tensor::empty(buffer.device(), &[unit.slices.slice_len()], buffer.dtype())?;
-                    drop(scope);
-                    comm.reduce_scatter(unit.name(), &buffer, slice)?
-                }
-            };
-            self.open.push_back((i, pending));
+            let gradients = Tensor::join(matrices.into_iter().map(|param| plain(param.grad.take())).collect())?;
+            self.reduce(i, unit, gradients)?;
+            due += stages;
         }
-        while self.open.len() >= OPEN {
-            self.settle()?;
+        // One unit at a time is in each stage: more would only hold memory.
+        for _ in 0..due {
+            if self.open.len() > stages {
+                self.settle(&units)?;
+            }
         }
         Ok(())
     }
@@ -231,7 +308,7 @@ impl Units for Exchange<'_> {
 fn plain(grad: Option<Grad>) -> Tensor {
     match grad {
         Some(Grad::Plain(grad)) => grad,
-        Some(Grad::Scaled(_)) | None => unreachable!("backward has made it, and gradients with scales are refused"),
+        Some(Grad::Scaled(_)) | None => unreachable!("backward has made it, and ranks keep sums"),
     }
 }
 

@@ -3,6 +3,7 @@
 mod data;
 mod exchange;
 mod partition;
+mod reduction;
 mod slices;
 mod unit;
 mod zero;
@@ -10,5 +11,6 @@ mod zero;
 pub use data::DataParallel;
 pub use exchange::Exchange;
 pub use partition::Partition;
+pub use reduction::ReduceFormat;
 pub use slices::{GRANULE, Slices};
 pub use zero::Zero;

@@ -6,6 +6,7 @@
 //! runs, those of all ranks are gathered: codes, where products read nothing else.
 
 use super::DataParallel;
+use super::reduction::ReduceFormat;
 use super::unit::{Stored, Unit};
 use super::zero::Zero;
 use crate::error::{Error, Result};
@@ -25,6 +26,7 @@ use std::rc::Rc;
 pub struct Partition {
     ranks: Rc<DataParallel>,
     zero: Zero,
+    reduction: ReduceFormat,
     /// Of several ranks.
     units: RefCell<Vec<Unit>>,
 }
@@ -32,14 +34,21 @@ pub struct Partition {
 impl Partition {
     /// One rank, which has all.
     pub fn solo() -> Partition {
-        Partition { ranks: Rc::new(DataParallel::solo()), zero: Zero::Nothing, units: RefCell::default() }
+        let (ranks, units) = (Rc::new(DataParallel::solo()), RefCell::default());
+        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, units }
     }
 
-    /// Divides `model` among `ranks`, before its optimizer is made and its weights are cast. Where `values` is set, steps in high precision
-    /// read the weights of FP8 products too.
+    /// Divides `model` among `ranks`, before its optimizer is made and its weights are cast. Gradients are sent as `reduction`. Where
+    /// `values` is set, steps in high precision read the weights of FP8 products too.
     ///
     /// Errors with [`Error::Config`] for formats and placements of weights that cannot be divided.
-    pub fn new(model: &mut Decoder, ranks: Rc<DataParallel>, zero: Zero, values: bool) -> Result<Partition> {
+    pub fn new(
+        model: &mut Decoder,
+        ranks: Rc<DataParallel>,
+        zero: Zero,
+        reduction: ReduceFormat,
+        values: bool,
+    ) -> Result<Partition> {
         let mut units = Vec::new();
         if ranks.size() > 1 {
             let (all, scaling) = model.units_and_scaling();
@@ -54,12 +63,12 @@ impl Partition {
                         }
                     }
                     if !matrices.is_empty() {
-                        units.push(Unit::new(matrices, codes, &ranks, zero)?);
+                        units.push(Unit::new(matrices, codes, &ranks, zero, reduction)?);
                     }
                 }
             }
         }
-        Ok(Partition { ranks, zero, units: RefCell::new(units) })
+        Ok(Partition { ranks, zero, reduction, units: RefCell::new(units) })
     }
 
     /// The ranks.
@@ -70,6 +79,16 @@ impl Partition {
     /// What they divide.
     pub fn zero(&self) -> Zero {
         self.zero
+    }
+
+    /// How they send gradients.
+    pub(super) fn reduction(&self) -> ReduceFormat {
+        self.reduction
+    }
+
+    /// Whether they send FP8 codes of gradients.
+    pub fn sends_codes(&self) -> bool {
+        self.ranks.size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
     /// Whether a rank keeps less than the whole model.

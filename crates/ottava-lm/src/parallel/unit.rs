@@ -1,13 +1,14 @@
 //! The matrices that one collective serves, and where a rank keeps its slices of their weights.
 
 use super::DataParallel;
+use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::Param;
-use crate::param::scopes::{CODES, WEIGHTS};
+use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::scaling::Casts;
-use ottava_tensor::{QuantizedTensor, Tensor};
+use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
 /// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
 pub(super) struct Unit {
@@ -20,6 +21,8 @@ pub(super) struct Unit {
     pub(super) weights: Stored,
     /// Of codes: the cast of this rank's slice of each matrix, without the codes.
     pub(super) casts: Vec<Option<QuantizedTensor>>,
+    /// What casts of gradients have lost, BF16, if it is added to those of the next step.
+    pub(super) feedback: Option<Tensor>,
     /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
     lent: Vec<Option<Tensor>>,
     /// During an update of which this rank does nothing: that memory.
@@ -58,7 +61,13 @@ impl Unit {
     }
 
     /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
-    pub(super) fn new(matrices: Vec<&mut Param>, codes: bool, ranks: &DataParallel, zero: Zero) -> Result<Unit> {
+    pub(super) fn new(
+        mut matrices: Vec<&mut Param>,
+        codes: bool,
+        ranks: &DataParallel,
+        zero: Zero,
+        reduction: ReduceFormat,
+    ) -> Result<Unit> {
         if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
             return Err(Error::Config(
                 "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
@@ -66,13 +75,22 @@ impl Unit {
         }
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let names = matrices.iter().map(|param| param.name().to_string()).collect();
+        matrices.iter_mut().for_each(|param| param.keep_sums());
+        let device = matrices[0].weights.device().clone();
+        let feedback = match reduction {
+            ReduceFormat::Float8 { feedback: true } => {
+                let _scope = device.scope(GRADIENTS);
+                Some(Tensor::zeros(&device, &[slices.padded_len()], DType::BF16)?)
+            }
+            _ => None,
+        };
         if zero > Zero::Nothing {
             for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
                 param.keep_slice(owned, codes)?;
             }
         }
         let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Unit { names, slices, codes, weights: Stored::None, casts, lent: Vec::new(), untouched: None })
+        Ok(Unit { names, slices, codes, weights: Stored::None, casts, feedback, lent: Vec::new(), untouched: None })
     }
 
     /// The number of the matrix called so.

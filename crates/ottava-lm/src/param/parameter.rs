@@ -273,6 +273,11 @@ impl Param {
         }
     }
 
+    /// Stores the gradient in the type in which products add to it, because it is added to those of other ranks before its cast.
+    pub fn keep_sums(&mut self) {
+        self.grad_format = GradFormat::Plain(self.grad_format.sums());
+    }
+
     /// A gradient to start from.
     fn zero_grad(&mut self) -> Result<Tensor> {
         let _scope = self.weights.device().scope(GRADIENTS);

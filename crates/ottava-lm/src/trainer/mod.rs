@@ -280,7 +280,7 @@ impl Trainer {
         let tokens = self.config.tokens_per_step();
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
-        let StepResult { loss, grad_norm } = self.run.step(learning_rate, self.precision)?;
+        let StepResult { loss, grad_norm, reduce_error } = self.run.step(learning_rate, self.precision)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
             // Infinities in casts of this step may explain the error.
@@ -297,6 +297,7 @@ impl Trainer {
             max_steps: self.schedule.max_steps,
             loss,
             grad_norm,
+            reduce_error,
             learning_rate,
             tokens_per_second: tokens as f64 / begin.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory(self.run.model.device()),
@@ -370,6 +371,9 @@ impl Trainer {
             "tokens_per_second": done.tokens_per_second,
             "peak_memory_bytes": done.peak_memory_bytes,
         });
+        if let Some(error) = done.reduce_error {
+            values["reduce_error"] = json!(error);
+        }
         if let Some(LossScale { scale, skipped_steps, .. }) = &done.loss_scale {
             values["loss_scale"] = json!(scale);
             values["skipped_steps"] = json!(skipped_steps);

@@ -18,6 +18,8 @@ pub struct StepReport {
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
+    /// As [`StepResult::reduce_error`](crate::step::StepResult::reduce_error).
+    pub reduce_error: Option<f64>,
     /// The learning rate used.
     pub learning_rate: f64,
     /// Speed of this step.

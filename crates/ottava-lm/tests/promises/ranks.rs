@@ -6,14 +6,14 @@ use ottava_lm::level::{Formats, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::parallel::{DataParallel, Partition, Slices, Zero};
+use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
-use ottava_tensor::comm::{Comm, threads};
-use ottava_tensor::ops::IGNORE_INDEX;
+use ottava_tensor::comm::{Comm, Traffic, threads};
+use ottava_tensor::ops::{IGNORE_INDEX, gradient_code_bytes};
 use ottava_tensor::testing::values;
 use serde_json::json;
 use std::rc::Rc;
@@ -22,26 +22,37 @@ const TOKENS: usize = 13;
 const STEPS: usize = 3;
 
 /// What a rank is left with after its steps.
-#[derive(PartialEq)]
 struct Seen {
     /// Losses, norms, weights and scales, by name.
     values: Vec<(String, Vec<f64>)>,
-    /// Bytes that it sent in gathers.
-    gathered: u64,
+    /// Bytes that it sent.
+    traffic: Traffic,
+    /// Errors of the gradients that it sent, by step.
+    reduce_errors: Vec<f64>,
 }
 
+/// What ranks divide, and how they send gradients.
+type Division = (Zero, ReduceFormat);
+
 /// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
-fn run(sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, zero: Zero, rows: usize, comm: Comm) -> Seen {
+fn run(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    memory: MemoryPolicy,
+    (zero, reduction): Division,
+    rows: usize,
+    comm: Comm,
+) -> Seen {
     let purpose = Purpose::Train(memory);
     let mut model = Decoder::new(sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
-    let partition = Partition::new(&mut model, ranks.clone(), zero, false).unwrap();
+    let partition = Partition::new(&mut model, ranks.clone(), zero, reduction, false).unwrap();
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
     let passes = rows / ranks.size();
     let mut work = TrainStep::shared(&model, passes, 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
-    let mut values_seen = Vec::new();
+    let (mut values_seen, mut reduce_errors) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let [inputs, mut targets] =
             batch(&format!("ranks {step}"), rows, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
@@ -53,34 +64,40 @@ fn run(sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, zero: Zero,
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
+        reduce_errors.extend(done.reduce_error);
     }
-    let gathered = ranks.traffic().all_gather.bytes;
+    let traffic = ranks.traffic();
     let whole = |param: &Param| values(&work.partition().value(param).unwrap());
     values_seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
     let arrays = model.scaling().arrays().unwrap().into_iter();
     values_seen.extend(arrays.filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
-    Seen { values: values_seen, gathered }
+    Seen { values: values_seen, traffic, reduce_errors }
 }
 
-/// Runs a group of threads, and expects equal weights on all of them.
+/// Runs a group of threads, and expects equal weights on all of them. Returns what the first has seen.
 fn on_threads(
     sizes: &DecoderConfig,
     recipe: &Recipe,
     memory: MemoryPolicy,
-    zero: Zero,
+    division: Division,
     rows: usize,
     ranks: usize,
 ) -> Seen {
     let group = threads::group(ranks).into_iter().map(|comm| {
         let (sizes, recipe) = (sizes.clone(), recipe.clone());
-        std::thread::spawn(move || run(&sizes, &recipe, memory, zero, rows, comm))
+        std::thread::spawn(move || run(&sizes, &recipe, memory, division, rows, comm))
     });
     let mut all: Vec<_> = group.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
     let first = all.swap_remove(0);
     for other in all {
-        assert!(first == other, "ranks have the same bits");
+        assert!(first.values == other.values, "ranks have the same bits");
     }
     first
+}
+
+/// Gradients travel as they are.
+fn plain(zero: Zero) -> Division {
+    (zero, ReduceFormat::Stored)
 }
 
 /// Whether to run all combinations instead of some of each kind: `just nightly-ranks`.
@@ -92,10 +109,10 @@ fn all_combinations() -> bool {
 fn ranks_that_share_a_step_train_as_one_does() {
     let (sizes, memory) = (tiny_llama(), MemoryPolicy::FULL);
     for (i, (name, recipe)) in recipes().into_iter().enumerate() {
-        let alone = run(&sizes, &recipe, memory, Zero::Nothing, 8, Comm::solo()).values;
+        let alone = run(&sizes, &recipe, memory, plain(Zero::Nothing), 8, Comm::solo()).values;
         let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[2, 4, 8][i % 3]] };
         for ranks in numbers {
-            let shared = on_threads(&sizes, &recipe, memory, Zero::Nothing, 8, ranks).values;
+            let shared = on_threads(&sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks).values;
             assert_eq!(shared.len(), alone.len());
             for ((tensor, expected), (_, got)) in alone.iter().zip(&shared) {
                 // Gradients are the same terms, summed in another order; AdamW's first steps may turn a difference in a tiny gradient
@@ -141,7 +158,7 @@ fn what_ranks_divide_changes_no_bit() {
             let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[4, 2, 4, 2, 8][(i + k) % 5]] };
             for ranks in numbers {
                 let rows = ranks.max(4);
-                let seen = Zero::ALL.map(|zero| on_threads(sizes, &recipe, *memory, zero, rows, ranks).values);
+                let seen = Zero::ALL.map(|zero| on_threads(sizes, &recipe, *memory, plain(zero), rows, ranks).values);
                 // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
                 let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
                 for &(a, b) in pairs {
@@ -156,6 +173,14 @@ fn what_ranks_divide_changes_no_bit() {
     assert!(tried >= 15, "{tried}");
 }
 
+/// The matrices of a block.
+fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
+    let heads = sizes.heads * sizes.head_dim;
+    let qkv = heads + 2 * sizes.kv_heads * sizes.head_dim;
+    let (channels, hidden) = (sizes.channels, sizes.hidden);
+    Slices::new([qkv * channels, channels * heads, 2 * hidden * channels, channels * hidden], ranks)
+}
+
 /// Where products read codes alone, codes are what ranks gather.
 #[test]
 fn gathers_of_codes_move_half_the_bytes() {
@@ -163,22 +188,81 @@ fn gathers_of_codes_move_half_the_bytes() {
     let gathered = |name| {
         let recipe = recipe(name, Fp8Format::Auto);
         [Zero::OptimizerStates, Zero::Weights]
-            .map(|zero| on_threads(&sizes, &recipe, MemoryPolicy::FULL, zero, 8, ranks).gathered)
+            .map(|zero| on_threads(&sizes, &recipe, MemoryPolicy::FULL, plain(zero), 8, ranks).traffic.all_gather.bytes)
     };
     let bf16 = gathered(RecipeName::Bf16);
-    let heads = sizes.heads * sizes.head_dim;
-    let qkv = heads + 2 * sizes.kv_heads * sizes.head_dim;
-    let block = [
-        qkv * sizes.channels,
-        sizes.channels * heads,
-        2 * sizes.hidden * sizes.channels,
-        sizes.channels * sizes.hidden,
-    ];
-    let bytes_per_gather = Slices::new(block, ranks).padded_len() / ranks * (ranks - 1) * sizes.layers;
+    let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers;
     for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current] {
         let fp8 = gathered(name);
         assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS) as u64, "once in a step");
         let passes = 8 / ranks;
         assert_eq!(bf16[1] - fp8[1], (bytes_per_gather * STEPS * passes * 2) as u64, "in each forward and backward");
     }
+}
+
+/// Gradients that travel as FP8 codes: stages that divide the model make the same sums, every rank has the same weights (in
+/// [`on_threads`]), and training stays near that with gradients as they are.
+#[test]
+fn gradients_sent_in_fp8_train_as_others_do() {
+    let (sizes, ranks) = (tiny_llama(), 4);
+    for (i, name) in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current].into_iter().enumerate() {
+        let recipe = recipe(name, Fp8Format::Auto);
+        let memory = MemoryPolicy { formats: [Level::Bf16, Level::O0, Level::O0][i].formats(), ..MemoryPolicy::FULL };
+        let on = |zero, reduction| on_threads(&sizes, &recipe, memory, (zero, reduction), ranks, ranks);
+        let expected = on(Zero::OptimizerStates, ReduceFormat::Stored);
+        assert!(expected.reduce_errors.is_empty());
+        let feedback = name == RecipeName::Fp8Delayed;
+        let coded = Zero::ALL.map(|zero| on(zero, ReduceFormat::Float8 { feedback }));
+        if feedback {
+            let without = on(Zero::OptimizerStates, ReduceFormat::Float8 { feedback: false });
+            assert!(without.values != coded[1].values, "what is lost comes back");
+        }
+        for zero in [Zero::Gradients, Zero::Weights] {
+            assert!(coded[1].values == coded[zero as usize].values, "{name:?}: stage {zero:?}");
+        }
+        for seen in &coded {
+            assert_eq!(seen.reduce_errors.len(), STEPS);
+            // Four significant bits: half a step of 1/8 at most, less on average.
+            assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
+            for (step, ((_, a), (_, b))) in expected.values.iter().zip(&seen.values).take(STEPS).enumerate() {
+                // AdamW's first steps turn a difference in a tiny gradient into one of a learning rate.
+                let [loss, norm] = if step == 0 { [0.0, 2e-3] } else { [1e-2, 5e-2] };
+                assert!((a[0] - b[0]).abs() <= loss * a[0], "{name:?}: loss of step {step}: {a:?} and {b:?}");
+                assert!((a[1] - b[1]).abs() <= norm * a[1], "{name:?}: norm of step {step}: {a:?} and {b:?}");
+            }
+            assert!(seen.values[STEPS..] != expected.values[STEPS..], "gradients were not sent as they are");
+        }
+    }
+}
+
+/// Codes and their scales are what travels, counted.
+#[test]
+fn gradients_sent_in_fp8_move_half_the_bytes() {
+    let (sizes, ranks, memory) =
+        (tiny_llama(), 4, MemoryPolicy { formats: Level::Bf16.formats(), ..MemoryPolicy::FULL });
+    let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
+    let sent = |zero, reduction| on_threads(&sizes, &recipe, memory, (zero, reduction), ranks, ranks).traffic;
+    let float8 = ReduceFormat::Float8 { feedback: false };
+    let stored = sent(Zero::OptimizerStates, ReduceFormat::Stored);
+    let [whole, coded] = [Zero::Nothing, Zero::OptimizerStates].map(|zero| sent(zero, float8));
+    let block = slices_of_block(&sizes, ranks).slice_len();
+    let embedding = Slices::new([sizes.vocabulary * sizes.channels], ranks).slice_len();
+    let of_step = |bytes: &dyn Fn(usize) -> usize| -> u64 {
+        let embeddings = if sizes.tied { 1 } else { 2 };
+        ((sizes.layers * bytes(block) + embeddings * bytes(embedding)) * (ranks - 1) * STEPS) as u64
+    };
+    // BF16 in blocks, F32 in embedding and head.
+    assert_eq!(stored.reduce_scatter.bytes, of_step(&|elements| if elements == block { 2 } else { 4 } * elements));
+    assert_eq!(coded.all_to_all.bytes, of_step(&gradient_code_bytes));
+    assert_eq!((coded.reduce_scatter.bytes, stored.all_to_all.bytes), (0, 0));
+    assert_eq!([whole.all_to_all.bytes, whole.all_gather.bytes], [of_step(&gradient_code_bytes); 2]);
+}
+
+/// At levels with FP8 gradients, ranks send them as such.
+#[test]
+fn levels_with_fp8_gradients_send_them_so() {
+    let mut config = ottava_lm::config::RunConfig::default();
+    config.optimizer.level = Level::O1;
+    let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
+    assert_eq!(reduction, ReduceFormat::Float8 { feedback: false });
 }

@@ -3,7 +3,7 @@
 use super::launch;
 use super::{
     adamw, add, attention, bias, cast, column_scales, compress, cross_entropy, delayed_scaling, embedding, gemm,
-    global_norm, head_norm, quantize, random, rmsnorm, rope, scaled, swiglu, transpose,
+    global_norm, gradient_codes, head_norm, quantize, random, rmsnorm, rope, scaled, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 
@@ -13,7 +13,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 12] = [
+    let typed: [&'static Source; 13] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
@@ -22,6 +22,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &cross_entropy::SOURCE,
         &embedding::SOURCE,
         &gemm::SOURCE,
+        &gradient_codes::SOURCE,
         &head_norm::SOURCE,
         &rmsnorm::SOURCE,
         &rope::SOURCE,

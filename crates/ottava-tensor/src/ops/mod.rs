@@ -16,6 +16,7 @@ mod gemm;
 mod global_norm;
 #[cfg(test)]
 mod golden;
+mod gradient_codes;
 mod head_norm;
 mod kernels;
 pub(crate) mod launch;
@@ -40,6 +41,7 @@ pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8
 pub use embedding::{embedding, embedding_gradient};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
+pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::kernels;
 pub use quantize::blocks::quantize_blocks;

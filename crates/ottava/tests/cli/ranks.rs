@@ -166,14 +166,13 @@ fn ranks_and_gpus_that_do_not_fit_the_device_are_errors() {
 }
 
 #[test]
-fn gradients_in_fp8_are_refused_before_the_run_begins() {
+fn gradients_are_sent_in_fp8_where_they_have_that_format_or_it_is_asked_for() {
     let run = Run::new();
-    let level_o2 = ["--set", "recipe=fp8-delayed", "--set", "level=O2"];
-    run.fail(
-        &train(&[&level_o2[..], &["--ranks", "2"]].concat()),
-        1,
-        &["`optimizer.gradient_dtype` is float8 at level O2, which 2 ranks do not sum"],
-    );
-    assert!(!run.path("run/metrics.jsonl").exists());
-    run.succeed(&train(&[&level_o2[..], &["--set", "gradient_dtype=float32", "--ranks", "2"]].concat()));
+    run.succeed(&train(&["--set", "reduce_dtype=float8", "--set", "error_feedback=true", "--ranks", "2"]));
+    let metrics = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    assert!(metrics.contains("\"reduce_error\":0.0"), "{metrics}");
+    let level_o1 = ["--set", "recipe=fp8-delayed", "--set", "level=O1", "--set", "output_dir=o1"];
+    run.succeed(&train(&[&level_o1[..], &["--ranks", "2"]].concat()));
+    assert!(std::fs::read_to_string(run.path("o1/metrics.jsonl")).unwrap().contains("\"reduce_error\":0.0"));
+    run.fail(&train(&["--set", "reduce_dtype=bfloat16", "--ranks", "2"]), 1, &["`parallel.reduce_dtype` is bfloat16"]);
 }

@@ -32,7 +32,7 @@ fn compress_rows<S: Float<Real = f32>>(x: &Tensor, y: &mut CompressedTensor) {
 
 /// Biased exponent of the smallest power of two that divides a value with these `bits` to at most 448 = 1.75 · 2⁸: its exponent minus 8,
 /// plus one if its mantissa exceeds 1.75, by a carry.
-fn smallest_scale_inv(bits: u32) -> E8M0 {
+pub(in crate::ops) fn smallest_scale_inv(bits: u32) -> E8M0 {
     match bits {
         0x7F80_0000.. => E8M0::NAN,
         bits => E8M0(((bits + 0x1F_FFFF) >> 23).saturating_sub(8).max(1) as u8),

@@ -12,6 +12,7 @@ mod tests;
 
 use crate::{DType, Device, Result, Tensor};
 
+pub(super) use cpu::smallest_scale_inv;
 pub(crate) use cuda::SOURCE;
 
 /// Neighbours of a row that share a scale. The last group of a row may be shorter.

@@ -1,0 +1,80 @@
+// `X` is the type of gradients. A slice of n values is n codes and n / GROUP biased exponents; slices start every `stride` bytes.
+// Sixteen threads take a group, eight values each.
+#define LANES 16
+
+// Of the threads of a group.
+template <class T, class F> __device__ __forceinline__ T of_group(T x, F combine) {
+#pragma unroll
+    for (int lane = LANES / 2; lane > 0; lane /= 2) x = combine(x, __shfl_xor_sync(0xFFFFFFFF, x, lane));
+    return x;
+}
+
+// `feedback` may be null. Block b adds squares of errors and of values to sums[2b] and sums[2b + 1]. Warps stay whole: both groups of a
+// warp exist, since a slice has an even number of groups.
+extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restrict__ codes, bf16* __restrict__ feedback, const X* __restrict__ x,
+                                                                   double* __restrict__ sums, u64 slice, u64 stride, u64 groups) {
+    const int lane = threadIdx.x % LANES;
+    double errors = 0.0, values = 0.0;
+    for (u64 g = (u64)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES; g < groups; g += (u64)gridDim.x * (blockDim.x / LANES)) {
+        const u64 i = g * GROUP + lane * 8, of_slice = slice / GROUP, s = g / of_slice;
+        Eight<float> e;
+        unpack8(load8(x + i), e.at);
+        if (feedback) {
+            float lost[8];
+            unpack8(load8(feedback + i), lost);
+#pragma unroll
+            for (int k = 0; k < 8; k++) e.at[k] += lost[k];
+        }
+        const u32 exponent = smallest_scale_inv(of_group(largest_bits8(e), [](u32 a, u32 b) { return max(a, b); }));
+        const Eight<e4m3> code = compress8(e, exponent);
+        e4m3* to = codes + s * stride;
+        store8(to + (i - s * slice), code);
+        unsigned char* scales = (unsigned char*)to + slice;
+        if (lane == 0) scales[g % of_slice] = exponent;
+        // The bytes between two slices, too, are sent.
+        if (g % of_slice == of_slice - 1) for (u64 k = of_slice + lane; k < stride - slice; k += LANES) scales[k] = 0;
+        float v[8], error = 0.0f, value = 0.0f;
+        unpack8(code, v);
+        const float back = __uint_as_float(exponent << 23);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] = exponent == 255 ? 0.0f : e.at[k] - v[k] * back;
+            error += v[k] * v[k];
+            value += e.at[k] * e.at[k];
+        }
+        if (feedback) store8(feedback + i, pack8<bf16>(v));
+        error = of_group(error, Add()), value = of_group(value, Add());
+        if (lane == 0) errors += (double)error, values += (double)value;
+    }
+    errors = block_sum(errors);
+    values = block_sum(values);
+    if (threadIdx.x == 0) sums[2 * blockIdx.x] += errors, sums[2 * blockIdx.x + 1] += values;
+}
+
+// Adds `parts` slices in order, for each of several groups of them. `n` counts eights of all outputs.
+extern "C" __global__ void __launch_bounds__(256) decode_gradients(const e4m3* __restrict__ codes, X* __restrict__ y, u64 slice, u64 stride,
+                                                                   int parts, u64 n) {
+    for (u64 at = grid_start(); at < n; at += grid_step()) {
+        const u64 i = at * 8, s = i / slice, in_slice = i - s * slice;
+        const e4m3* from = codes + s * parts * stride;
+        float sum[8] = {};
+        for (int part = 0; part < parts; part++, from += stride) {
+            // Exponent 255 gives infinity, and zero times infinity is NaN.
+            const float back = __uint_as_float((u32)((const unsigned char*)from)[slice + in_slice / GROUP] << 23);
+            float v[8];
+            unpack8(load8(from + in_slice), v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum[k] = __fadd_rn(sum[k], v[k] * back);
+        }
+        store8(y + i, pack8<X>(sum));
+    }
+}
+
+// One block.
+extern "C" __global__ void __launch_bounds__(1024) relative_error(float* error, const double* sums, int pairs) {
+    double errors = 0.0, values = 0.0;
+    for (int i = threadIdx.x; i < pairs; i += blockDim.x) errors += sums[2 * i], values += sums[2 * i + 1];
+    errors = block_sum(errors);
+    values = block_sum(values);
+    if (threadIdx.x == 0) *error = (float)sqrt(errors / values);
+}
