@@ -1,6 +1,6 @@
 //! The time of a step by use.
 
-use ottava_tensor::cuda::{Call, GemmSpec, Major, ScaleMode};
+use ottava_tensor::cuda::{Call, GemmSpec, HOST_TRANSFER, Major, ScaleMode};
 use serde::Serialize;
 
 /// Time of calls with the same use.
@@ -12,8 +12,9 @@ pub struct FamilyTime {
     pub milliseconds: f64,
 }
 
-/// Uses in the order of a table, with prefixes of the names of their kernels.
-const FAMILIES: [(&str, &[&str]); 17] = [
+/// Uses in the order of a table, with prefixes of the names of their kernels. Collectives and transfers to the host count as far as compute
+/// waits for them.
+const FAMILIES: [(&str, &[&str]); 21] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
@@ -31,6 +32,10 @@ const FAMILIES: [(&str, &[&str]); 17] = [
     ("gradient norm", &["sum_of_squares", "root_of_sum"]),
     ("optimizer", &["adamw"]),
     ("other kernels", &[]),
+    ("exposed gathers", &["ncclAllGather"]),
+    ("exposed reductions", &["ncclReduceScatter", "ncclSend and ncclRecv"]),
+    ("exposed all-reduces", &["ncclAllReduce"]),
+    ("exposed host transfers", &[HOST_TRANSFER]),
 ];
 
 /// Sums `calls`, each with its milliseconds, over a step of `tokens` that took `step` milliseconds; the last entry is the rest of the
@@ -50,7 +55,7 @@ pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: us
 
 fn family(call: &Call, tokens: usize, vocabulary: usize) -> &'static str {
     match call {
-        Call::Kernel(name) => {
+        Call::Kernel(name) | Call::Wait(name) => {
             let belongs = |(_, kernels): &&(_, &[&str])| kernels.iter().any(|kernel| name.starts_with(kernel));
             FAMILIES.iter().find(belongs).map_or("other kernels", |(family, _)| family)
         }
@@ -99,6 +104,8 @@ mod tests {
             (Call::Gemm(GemmSpec::contiguous([96, 1000, 32], BF16, BF16, BF16)), 64.0),
             (Call::Kernel("cross_entropy"), 64.0),
             (Call::Kernel("a new one"), 128.0),
+            (Call::Wait("ncclReduceScatter"), 3.0),
+            (Call::Wait("ncclSend and ncclRecv"), 5.0),
         ];
         let times = by_family(&calls, 500.0, 96, 1000);
         let times: Vec<_> = times.iter().map(|time| (time.family, time.milliseconds)).collect();
@@ -108,7 +115,8 @@ mod tests {
             ("linears, wgrad", 32.0),
             ("head and loss", 128.0),
             ("other kernels", 128.0),
-            ("copies, fills and gaps", 202.0),
+            ("exposed reductions", 8.0),
+            ("copies, fills and gaps", 194.0),
         ];
         assert_eq!(times, expected);
     }

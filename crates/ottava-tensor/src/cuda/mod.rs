@@ -47,5 +47,5 @@ pub(crate) use nccl::{Collective, NcclComm, NcclId, NcclOp, require_nccl};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;
-pub use profile::Call;
+pub use profile::{Call, HOST_TRANSFER};
 pub(crate) use transfer::Transfer;

@@ -226,7 +226,7 @@ impl NcclComm {
     /// The buffers are live device memory of this device until the transfer ends, and no other work of a side stream uses them.
     pub(crate) unsafe fn enqueue(&self, name: &'static str, collective: Collective) -> Result<Transfer> {
         let comm = lock(&self.comm);
-        Transfer::beside_compute(&self.device, Stream::Communication, |context| {
+        Transfer::beside_compute(&self.device, Stream::Communication, name, |context| {
             context.record_launch(name);
             // SAFETY: the caller's promise.
             let status = unsafe { self.call(context, comm.0, collective)? };

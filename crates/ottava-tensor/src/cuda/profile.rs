@@ -6,6 +6,9 @@ use super::lock::lock;
 use crate::error::Result;
 use std::sync::{Arc, Mutex};
 
+/// Name of copies between the memory of the host and that of the device.
+pub const HOST_TRANSFER: &str = "host transfer";
+
 /// A timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
@@ -17,6 +20,8 @@ pub enum Call {
     AttentionForward,
     /// Gradient of cuDNN attention.
     AttentionBackward,
+    /// Compute waits for a collective, by the name of its function, or for a [`HOST_TRANSFER`]: what no compute hides of it.
+    Wait(&'static str),
 }
 
 /// Calls of the profile in progress with the events around each; `None` outside a profile.

@@ -8,12 +8,16 @@ use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
 use super::driver::{Context, Event, Stream};
 use super::pinned::PinnedBuffer;
+use super::profile::{Call, HOST_TRANSFER};
 use crate::error::Result;
 use std::sync::Arc;
 
 /// Copies, or a collective, in flight.
 #[must_use]
 pub struct Transfer {
+    device: Arc<CudaDevice>,
+    /// What a profile calls it.
+    name: &'static str,
     /// `None` after compute waits for it, and in a dry run.
     done: Option<Event>,
     /// Mirrors that are being copied.
@@ -36,7 +40,7 @@ impl Transfer {
             }
             Ok(())
         })?;
-        Ok(Transfer { done, sources: Vec::new() })
+        Ok(Transfer::host(device, done))
     }
 
     /// Starts to copy each of `sources` to new memory of the device.
@@ -51,7 +55,7 @@ impl Transfer {
             }
             Ok(())
         })?;
-        Ok((copies, Transfer { done, sources: Vec::new() }))
+        Ok((copies, Transfer::host(device, done)))
     }
 
     /// Starts copying the mirror of each of `buffers` to host memory, and releases the mirrors.
@@ -67,7 +71,9 @@ impl Transfer {
             }
             Ok(())
         })?;
-        Ok(Transfer { done, sources: sources.into_iter().flatten().collect() })
+        let mut transfer = Transfer::host(device, done);
+        transfer.sources = sources.into_iter().flatten().collect();
+        Ok(transfer)
     }
 
     /// Starts copying `source`, which the caller keeps alive until compute waits, to `into`.
@@ -78,16 +84,22 @@ impl Transfer {
             // SAFETY: as for `write_back`; the lengths were compared.
             unsafe { context.copy_to_host(Stream::ToHost, into.host_mut(), source.ptr(), into.len()) }
         })?;
-        Ok(Transfer { done, sources: Vec::new() })
+        Ok(Transfer::host(source.device(), done))
+    }
+
+    fn host(device: &Arc<CudaDevice>, done: Option<Event>) -> Transfer {
+        Transfer { device: device.clone(), name: HOST_TRANSFER, done, sources: Vec::new() }
     }
 
     /// Starts what `work` enqueues in `stream`, over memory that the caller keeps alive until compute waits.
     pub(super) fn beside_compute(
-        device: &CudaDevice,
+        device: &Arc<CudaDevice>,
         stream: Stream,
+        name: &'static str,
         work: impl FnOnce(&Context) -> Result<()>,
     ) -> Result<Transfer> {
-        Ok(Transfer { done: enqueue(device, stream, work)?, sources: Vec::new() })
+        let done = enqueue(device, stream, work)?;
+        Ok(Transfer { device: device.clone(), name, done, sources: Vec::new() })
     }
 
     /// Makes all later work of the compute stream wait for the transfer.
@@ -96,7 +108,8 @@ impl Transfer {
     }
 
     fn make_compute_wait(&mut self) -> Result<()> {
-        self.done.take().map_or(Ok(()), |done| done.make_wait(Stream::Compute))
+        let (Some(done), Some(context)) = (self.done.take(), self.device.context()) else { return Ok(()) };
+        self.device.profile.time(context, Call::Wait(self.name), || done.make_wait(Stream::Compute))
     }
 }
 
