@@ -212,6 +212,11 @@ impl CudaDevice {
         driver::device_count()
     }
 
+    /// How GPU `from` reaches the memory of GPU `to`, by their indices among the visible GPUs.
+    pub fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
+        driver::peer_link(from, to)
+    }
+
     /// Index among the visible GPUs.
     pub fn ordinal(&self) -> usize {
         self.ordinal

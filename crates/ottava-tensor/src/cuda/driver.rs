@@ -27,6 +27,7 @@ functions! {
         device_get = cuDeviceGet(*mut i32, i32) -> i32;
         device_name = cuDeviceGetName(*mut c_char, i32, i32) -> i32;
         device_attribute = cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
+        peer_attribute = cuDeviceGetP2PAttribute(*mut i32, i32, i32, i32) -> i32;
         context_retain = cuDevicePrimaryCtxRetain(*mut Handle, i32) -> i32;
         context_release = cuDevicePrimaryCtxRelease_v2(i32) -> i32;
         context_set = cuCtxSetCurrent(Handle) -> i32;
@@ -137,6 +138,42 @@ pub(super) fn device_count() -> Result<usize> {
     // SAFETY: the driver writes one int.
     api.check(unsafe { (api.device_count)(&mut count) }, "cuDeviceGetCount")?;
     Ok(count.max(0) as usize)
+}
+
+/// How one GPU reaches the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerLink {
+    /// Directly, also with atomic operations, which NVLink has and PCIe lacks.
+    NvLink,
+    /// Directly, through PCIe.
+    Pcie,
+    /// Through the memory of the host.
+    None,
+}
+
+/// How GPU `from` reaches the memory of GPU `to`, by their numbers among those that the driver shows.
+pub(super) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
+    // CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and _NATIVE_ATOMIC_SUPPORTED.
+    const ACCESS: i32 = 2;
+    const ATOMICS: i32 = 3;
+    let api = api()?;
+    let device = |ordinal: usize| {
+        let mut device = 0;
+        // SAFETY: the driver writes one int.
+        api.check(unsafe { (api.device_get)(&mut device, ordinal as i32) }, "cuDeviceGet").map(|()| device)
+    };
+    let (from, to) = (device(from)?, device(to)?);
+    let has = |attribute| {
+        let mut value = 0;
+        // SAFETY: the driver writes one int.
+        let status = unsafe { (api.peer_attribute)(&mut value, attribute, from, to) };
+        api.check(status, "cuDeviceGetP2PAttribute").map(|()| value != 0)
+    };
+    Ok(match (has(ACCESS)?, has(ATOMICS)?) {
+        (true, true) => PeerLink::NvLink,
+        (true, false) => PeerLink::Pcie,
+        (false, _) => PeerLink::None,
+    })
 }
 
 impl Api {

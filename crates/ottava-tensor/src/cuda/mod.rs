@@ -36,7 +36,7 @@ pub use cudnn::{AttentionShape, plan_attention};
 pub use device::CudaDevice;
 #[cfg(test)]
 pub(crate) use device::test_device;
-pub use driver::Event;
+pub use driver::{Event, PeerLink};
 pub use dry::GpuModel;
 pub use graph::Graph;
 pub use inventory::inventory;

@@ -3,7 +3,7 @@
 use crate::output::print_json;
 use clap::Args;
 use ottava_lm::Result;
-use ottava_tensor::cuda::{CudaDevice, inventory};
+use ottava_tensor::cuda::{CudaDevice, PeerLink, inventory};
 use serde_json::json;
 
 /// Show GPUs and CUDA libraries, what is missing, and how to get it.
@@ -23,7 +23,10 @@ impl Doctor {
             Ok(n) => (0..n).map(|i| CudaDevice::open(i).map_err(|e| e.to_string())).collect(),
             Err(error) => vec![Err(error.to_string())],
         };
+        let links = links(gpus.len());
         if self.json {
+            let links: Vec<_> =
+                links.iter().map(|(from, to, link)| json!({"from": from, "to": to, "link": link})).collect();
             let gpus: Vec<_> = gpus
                 .iter()
                 .map(|gpu| match gpu {
@@ -35,7 +38,7 @@ impl Doctor {
                 .iter()
                 .map(|l| json!({"name": l.name, "version": l.version, "path": l.path, "problem": l.problem, "remedy": l.remedy}))
                 .collect();
-            print_json(&json!({"gpus": gpus, "libraries": libraries}));
+            print_json(&json!({"gpus": gpus, "links": links, "libraries": libraries}));
             return Ok(());
         }
         out!("GPUs");
@@ -49,6 +52,13 @@ impl Doctor {
                     out!("     {:.1} of {:.1} GiB free", free as f64 / GIB, total as f64 / GIB);
                 }
                 Err(problem) => out!("  none usable: {problem}"),
+            }
+        }
+        if let [(.., first), rest @ ..] = &links[..] {
+            out!("Links between GPUs");
+            match rest.iter().all(|(.., link)| link == first) {
+                true => out!("  all pairs: {first}"),
+                false => links.iter().for_each(|(from, to, link)| out!("  {from} to {to}: {link}")),
             }
         }
         out!("Libraries");
@@ -66,6 +76,18 @@ impl Doctor {
         );
         Ok(())
     }
+}
+
+/// How each of `gpus` GPUs reaches each other one.
+fn links(gpus: usize) -> Vec<(usize, usize, String)> {
+    let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |&to| to != from).map(move |to| (from, to)));
+    let words = |(from, to)| match CudaDevice::peer_link(from, to) {
+        Ok(PeerLink::NvLink) => "NVLink".to_string(),
+        Ok(PeerLink::Pcie) => "PCIe".to_string(),
+        Ok(PeerLink::None) => "none: collectives go through the memory of the host".to_string(),
+        Err(error) => error.to_string(),
+    };
+    pairs.map(|(from, to)| (from, to, words((from, to)))).collect()
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
