@@ -62,9 +62,9 @@ pub fn run(
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let name = param.name().to_string();
         seen.push((name.clone(), values(&param.value().unwrap())));
-        for (kind, tensor) in kept_of(&mut param.weights, moments) {
-            let bits = tensor.read_bytes().unwrap();
-            seen.push((format!("{kind} of {name}"), bits.into_iter().map(f64::from).collect()));
+        for kept in kept_of(&mut param.weights, moments) {
+            let bits = kept.tensor.read_bytes().unwrap();
+            seen.push((format!("{} of {name}", kept.kind), bits.into_iter().map(f64::from).collect()));
         }
     }
     let arrays = model.scaling().arrays().unwrap().into_iter();
