@@ -542,6 +542,18 @@ fn codes_of_another_shape_are_an_error() {
     );
 }
 
+#[test]
+fn scales_without_amaxes_are_an_error() {
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+    let scalars = AdamWScalars::new(&Device::Cpu).unwrap();
+    for stored in [Stored { weights: Weights::Scaled, ..PLAIN }, Stored { states: States::Scaled, ..PLAIN }] {
+        let mut case = Case::new(&Device::Cpu, &[2, 3], stored);
+        let parameter = AdamWParameter { amaxes: None, ..case.parameter(0, None) };
+        let error = adamw_amaxes(&mut [parameter], &one, &scalars).unwrap_err();
+        assert_eq!(error.to_string(), "adamw: weights or moments with one scale have no amaxes to find it from");
+    }
+}
+
 /// A replayed graph reads the current scalars.
 #[test]
 fn replayed_graphs_read_the_current_scalars() {
