@@ -280,8 +280,8 @@ fn slices_update_as_the_whole() {
     let scaled = Stored { weights: Weights::ScaledMade(DType::BF16), states: States::Scaled, grad: DType::F32 };
     let moments = Stored { weights: Weights::Stochastic, ..scaled };
     for stored in [PLAIN, bf16, split, Stored { states: States::Expanded, ..bf16 }, scaled, moments] {
-        // Three steps of slices of 37 888 elements. Returns the weights, and the amaxes of all slices.
-        let run = |x: &[Tensor], cuts: &[usize]| -> crate::Result<[Tensor; 2]> {
+        // Three steps of slices of 37 888 elements. Returns what they keep, and the amaxes of all slices.
+        let run = |x: &[Tensor], cuts: &[usize]| -> crate::Result<Vec<Tensor>> {
             let whole = Case::of(&x[0], &x[1], stored);
             let case = |cut: &[usize]| {
                 let rows = |x: &Tensor| x.rows(cut[0], cut[1]).unwrap().duplicate().unwrap();
@@ -311,15 +311,41 @@ fn slices_update_as_the_whole() {
                 }
                 adamw(&mut slices, &mut CastStatistics::new(x[0].device(), 1)?, &x[2], &scalars)?;
             }
-            let read: Vec<f64> = cases.iter().flat_map(|(_, case)| values(&case.read())).collect();
-            let tensor = |x: &[f32]| Tensor::from_slice(whole.grad.device(), &[x.len()], x);
-            Ok([tensor(&read.iter().map(|x| *x as f32).collect::<Vec<_>>())?, tensor(&largest)?])
+            // What has an entry per element, slice after slice, and scales, which all slices have alike.
+            let kept = |case: &Case| match stored.states {
+                States::Scaled => {
+                    [vec![case.read(), case.scaled.values.clone()], moment_tensors(&case.moments)].concat()
+                }
+                _ => vec![case.read()],
+            };
+            let mut all: Vec<Vec<f64>> = kept(&cases[0].1).iter().map(values).collect();
+            for (_, case) in &cases[1..] {
+                for (all, more) in all.iter_mut().zip(kept(case)) {
+                    match more.len() {
+                        1 => assert_eq!(*all, values(&more), "{stored:?}"),
+                        _ => all.extend(values(&more)),
+                    }
+                }
+            }
+            let tensor = |x: Vec<f64>| {
+                Tensor::from_slice(whole.grad.device(), &[x.len()], &x.iter().map(|x| *x as f32).collect::<Vec<_>>())
+            };
+            let largest = largest.into_iter().map(f64::from).collect();
+            all.into_iter().chain([largest]).map(tensor).collect()
         };
-        parity(&inputs(&[[296, 128]], 1.0), Tolerance::Exact, |x| {
+        let mut inputs = inputs(&[[296, 128]], 1.0);
+        // Slices of different amaxes.
+        let graded = |x: &Tensor| {
+            let x: Vec<f32> = x.to_vec::<f32>().unwrap();
+            x.iter().enumerate().map(|(i, x)| x * ((i / 128) as f32 / 20.0).exp2()).collect::<Vec<_>>()
+        };
+        for x in &mut inputs[..2] {
+            *x = Tensor::from_slice(&Device::Cpu, &[296, 128], &graded(x)).unwrap();
+        }
+        parity(&inputs, Tolerance::Exact, |x| {
             let whole = run(x, &[0, 296])?;
-            let cut = run(x, &[0, 1, 100, 296])?;
-            compare(&format!("{stored:?}"), &whole, &cut);
-            Ok(whole.to_vec())
+            compare(&format!("{stored:?}"), &whole, &run(x, &[0, 1, 100, 296])?);
+            Ok(whole)
         });
     }
 }
