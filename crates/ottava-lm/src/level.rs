@@ -148,25 +148,24 @@ pub enum States {
 impl Formats {
     /// Why ranks cannot share the update of a parameter of this shape with these formats; `None` if they can.
     pub fn slice_problem(self, shape: &[usize]) -> Option<String> {
-        let spans = "has one scale for a whole matrix, which ranks with a slice each do not find yet";
-        let and = "; set `parallel.zero` to 0";
-        if self.masters == Masters::Float16 {
-            return Some(format!("`optimizer.master_weights` is `float16`, which {spans}{and}"));
-        }
-        match self.states {
-            States::Float8 => Some(format!("`optimizer.state_dtype` is `float8`, which {spans}{and}")),
-            States::Coat if !shape[shape.len() - 1].is_multiple_of(ExpandedTensor::GROUP) => Some(format!(
-                "`optimizer.state_dtype` is `coat`, whose groups of {} values do not divide rows of {}{and}",
-                ExpandedTensor::GROUP,
-                shape[shape.len() - 1]
-            )),
-            _ => None,
-        }
+        let columns = shape[shape.len() - 1];
+        (self.states == States::Coat && !columns.is_multiple_of(ExpandedTensor::GROUP)).then(|| {
+            format!(
+                "`optimizer.state_dtype` is `coat`, whose groups of {} values do not divide rows of {columns}; set `parallel.zero` to 0",
+                ExpandedTensor::GROUP
+            )
+        })
     }
 
-    /// Whether the update of a slice can cast it in the same pass: a cast takes a matrix, and stochastic rounding the place of each element.
+    /// Whether the update of a slice can cast it in the same pass: a cast takes a matrix of tiles, where groups of moments lie within rows
+    /// of their own, and stochastic rounding the place of each element.
     pub fn slice_casts(self) -> bool {
-        matches!(self.masters, Masters::Float32 | Masters::Remainder) && self.states == States::Float32
+        self.masters != Masters::None && matches!(self.states, States::Float32 | States::Float8)
+    }
+
+    /// Whether master weights or moments have one scale for a whole parameter.
+    pub fn has_scales(self) -> bool {
+        self.masters == Masters::Float16 || self.states == States::Float8
     }
 
     /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.

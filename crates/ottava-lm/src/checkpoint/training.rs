@@ -7,7 +7,7 @@ use super::{CheckpointWriter, Manifest, TensorInfo};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, LossScale, optimizer_tensors};
+use crate::optim::{AdamWOptimizer, Kept, LossScale, Per, optimizer_tensors};
 use crate::parallel::{DataParallel, Partition};
 use crate::param::{Param, Part};
 use ottava_tensor::{ExpandedTensor, Tensor};
@@ -159,9 +159,14 @@ fn save_optimizer(
             continue;
         }
         let Param { parts, weights, .. } = param;
-        for (kind, tensor) in optimizer_tensors(weights, moments) {
-            let (flat, mut start) = (tensor.reshape(&[tensor.len()])?, 0);
-            for Piece { info, elements } in pieces(parts, kind, &slice, tensor) {
+        for kept in optimizer_tensors(weights, moments) {
+            // The rank with the first element writes what all slices have alike.
+            let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+            if kept.per == Per::Parameter && !first {
+                continue;
+            }
+            let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
+            for Piece { info, elements } in pieces(parts, &slice, &kept) {
                 let end = start + elements.len();
                 tensors.insert(info.name.clone(), flat.rows(start, end)?);
                 start = end;
@@ -201,9 +206,9 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let slice = param.is_sliced().then(|| param.slice());
         let Param { parts, weights, .. } = param;
-        for (kind, tensor) in optimizer_tensors(weights, moments) {
-            let mut bytes = Vec::with_capacity(tensor.bytes());
-            for Piece { info: expected, elements } in pieces(parts, kind, &slice, tensor) {
+        for kept in optimizer_tensors(weights, moments) {
+            let mut bytes = Vec::with_capacity(kept.tensor.bytes());
+            for Piece { info: expected, elements } in pieces(parts, &slice, &kept) {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -218,7 +223,7 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
                 }
                 bytes.extend(files.read_range(&expected.name, elements)?);
             }
-            tensor.write_bytes(&bytes)?;
+            kept.tensor.write_bytes(&bytes)?;
         }
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
@@ -246,14 +251,11 @@ struct Piece {
     elements: Range<usize>,
 }
 
-/// The pieces of a `tensor` of a `kind`, in its order, which this process has of a parameter, or of a `slice` of one: one per
-/// part that it touches. A tensor without a row per weight row, such as a scale of the whole parameter, has the first part's name.
-fn pieces(parts: &[Part], kind: &str, slice: &Option<Range<usize>>, tensor: &Tensor) -> Vec<Piece> {
+/// The pieces of a tensor, in its order, which this process has of a parameter, or of a `slice` of one: one per part that it touches. What
+/// belongs to the whole parameter has the first part's name.
+fn pieces(parts: &[Part], slice: &Option<Range<usize>>, Kept { kind, per, tensor }: &Kept) -> Vec<Piece> {
     let info = |part: &Part, shape| TensorInfo { name: format!("{kind}.{}", part.name), dtype: tensor.dtype(), shape };
-    let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
-    let all: usize = parts.iter().map(|part| part.shape.iter().product::<usize>()).sum();
-    let weights = slice.as_ref().map_or(all, Range::len);
-    if slice.is_none() && tensor.shape()[0] != rows {
+    if *per == Per::Parameter {
         return vec![Piece { info: info(&parts[0], tensor.shape().to_vec()), elements: 0..tensor.len() }];
     }
     let (mut end, mut found) = (0, Vec::new());
@@ -264,15 +266,15 @@ fn pieces(parts: &[Part], kind: &str, slice: &Option<Range<usize>>, tensor: &Ten
         if from >= to {
             continue;
         }
-        let (shape, elements) = match tensor.len() == weights {
-            true => (part.shape.clone(), from - start..to - start),
-            // Groups of moments lie within rows, and a slice has whole groups.
-            false => {
+        let (shape, elements) = match per {
+            Per::Group => {
+                // Groups lie within rows, and a slice has whole groups.
                 let shape = ExpandedTensor::groups_shape(part.shape[0], part.shape[1]).to_vec();
                 let whole: usize = shape.iter().product();
                 let at = |weight: usize| weight * whole / (end - start);
                 (shape, at(from - start)..at(to - start))
             }
+            Per::Element | Per::Parameter => (part.shape.clone(), from - start..to - start),
         };
         found.push(Piece { info: info(part, shape), elements });
     }

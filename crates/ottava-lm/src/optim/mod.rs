@@ -4,6 +4,6 @@ mod adamw;
 mod loss_scale;
 mod schedule;
 
-pub use adamw::{AdamWConfig, AdamWOptimizer, optimizer_tensors};
+pub use adamw::{AdamWConfig, AdamWOptimizer, Kept, Per, optimizer_tensors};
 pub use loss_scale::{LossScale, Overflow};
 pub use schedule::{Schedule, SchedulerType};

@@ -124,8 +124,14 @@ impl Partition {
         // Scales move on first, so that new weights are cast by them.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
+        let amaxes = match self.divides() {
+            true => optimizer.amaxes(&mut params, norm)?,
+            false => None,
+        };
+        let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
+        let amaxes = amaxes.map(of_whole).transpose()?;
         self.lend(&mut params, &casts, true)?;
-        optimizer.step(&mut params, &mut casts, norm)?;
+        optimizer.step(&mut params, &mut casts, norm, amaxes)?;
         self.collect(&mut params, &mut casts)
     }
 
@@ -185,13 +191,18 @@ impl Partition {
             for (at, (_, amax)) in amaxes.iter().enumerate() {
                 all.copy_from(at, amax)?;
             }
-            let all = self.ranks.comm().all_reduce("amaxes of weights", Reduce::Max, all)?.wait()?;
+            let all = self.largest("amaxes of weights", all)?;
             for (at, (i, mut amax)) in amaxes.into_iter().enumerate() {
                 amax.copy_from(0, &all.rows(at, at + 1)?)?;
                 params[i].set_scale(amax, casts)?;
             }
         }
         self.each_unit(params, |unit, matrices| unit.collect(matrices, casts, self.ranks.rank(), self.zero))
+    }
+
+    /// The maximum over ranks of each of `amaxes`.
+    fn largest(&self, what: &str, amaxes: Tensor) -> Result<Tensor> {
+        Ok(self.ranks.comm().all_reduce(what, Reduce::Max, amaxes)?.wait()?)
     }
 
     /// The whole weights of `param` in the compute type. All ranks ask for the same ones in the same order.

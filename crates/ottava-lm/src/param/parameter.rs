@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::operand::FrozenScale;
-use crate::scaling::{Casts, NextCast, Slot};
+use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CastScale, CodeCopies, Operand, real_type};
 use ottava_tensor::{DType, Granularity, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
@@ -23,6 +23,8 @@ pub struct Fetched(Vec<(String, FetchedWeight)>);
 pub enum FetchedWeight {
     /// As [`Param::value`] gives it.
     Value(Tensor),
+    /// A copy of [`Weights::read_from`].
+    Stored(Tensor),
     /// The codes of its cast.
     Codes(QuantizedTensor),
 }
@@ -59,7 +61,7 @@ impl Fetched {
         let (mut copies, transfer) = HostTransfer::upload(&tensors)?;
         let weights = copies.split_off(others.len());
         let named =
-            held.iter().map(|param| param.name().to_string()).zip(weights.into_iter().map(FetchedWeight::Value));
+            held.iter().map(|param| param.name().to_string()).zip(weights.into_iter().map(FetchedWeight::Stored));
         Ok((Fetched(named.collect()), copies, transfer))
     }
 
@@ -67,17 +69,10 @@ impl Fetched {
         self.0.iter().find(|(name, _)| name == param.name()).map(|(_, weight)| weight)
     }
 
-    fn value_of(&self, param: &Param) -> Option<&Tensor> {
-        match self.of(param)? {
-            FetchedWeight::Value(value) => Some(value),
-            FetchedWeight::Codes(_) => None,
-        }
-    }
-
     fn codes_of(&self, param: &Param) -> Option<&QuantizedTensor> {
         match self.of(param)? {
             FetchedWeight::Codes(codes) => Some(codes),
-            FetchedWeight::Value(_) => None,
+            FetchedWeight::Value(_) | FetchedWeight::Stored(_) => None,
         }
     }
 }
@@ -227,9 +222,18 @@ impl Param {
         self.weights.value()
     }
 
-    /// [`Param::value`], from the device copy if the weights are in host memory.
+    /// [`Param::value`], from the device copy if the weights are elsewhere.
     pub fn read(&self, fetched: &Fetched) -> Result<Tensor> {
-        self.weights.value_from(fetched.value_of(self))
+        self.values(fetched)?.plain()
+    }
+
+    /// The weights as casts read them, from the device copy if they are elsewhere.
+    fn values(&self, fetched: &Fetched) -> Result<Values> {
+        match fetched.of(self) {
+            Some(FetchedWeight::Value(value)) => Ok(value.into()),
+            Some(FetchedWeight::Stored(copy)) => self.weights.values_from(Some(copy)),
+            Some(FetchedWeight::Codes(_)) | None => self.weights.values_from(None),
+        }
     }
 
     /// The type of [`Param::value`].
@@ -403,7 +407,7 @@ impl Param {
         match cast.codes.as_ref().or(fetched.codes_of(self)) {
             Some(codes) => Ok(codes.clone()),
             None => {
-                let values = self.weights.values_from(fetched.value_of(self))?;
+                let values = self.values(fetched)?;
                 casts.quantize(cast.slot, &cast.frozen, values, CodeCopies::Rows)
             }
         }
@@ -425,7 +429,7 @@ impl Param {
         match cast.codes.as_ref().or(fetched.codes_of(self)) {
             Some(codes) => Ok(codes.clone()),
             None => {
-                let values = self.weights.values_from(fetched.value_of(self))?;
+                let values = self.values(fetched)?;
                 casts.requantize(cast.slot, &cast.frozen, values, CodeCopies::Columns)
             }
         }

@@ -64,7 +64,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Keeps `elements` of the flat tensors, in this shape. Weights that an F32 master can make are dropped.
+    /// Keeps `elements` of the flat tensors, in this shape. Weights that a master can make are dropped.
     pub fn keep_slice(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
         let keep = |tensor: &mut Tensor, scope| -> Result<()> {
             let _scope = tensor.device().scope(scope);
@@ -78,24 +78,23 @@ impl Weights {
             Ok(())
         };
         match &mut self.master {
-            Some(Master::Full(master)) => {
+            Some(Master::Full(master) | Master::Scaled(ScaledTensor { values: master, .. })) => {
                 if master.memory_kind() == MemoryKind::Device {
                     self.value = None;
                 }
                 keep(master, MASTERS)?;
             }
             Some(Master::Rest(rest)) => keep(rest, WEIGHTS)?,
-            Some(Master::Scaled(_)) => unreachable!("masters with a scale are refused"),
             None => {}
         }
         self.value.as_mut().map_or(Ok(()), |value| keep(value, WEIGHTS))
     }
 
-    /// Stores the weights that layers read in `place` from the coming update on, if an F32 master makes them and they are not stored; else
+    /// Stores the weights that layers read in `place` from the coming update on, if the master makes them and they are not stored; else
     /// gives it back.
     pub fn lend_value(&mut self, place: Tensor) -> Option<Tensor> {
         match (&self.master, &self.value) {
-            (Some(Master::Full(_)), None) => {
+            (Some(Master::Full(_) | Master::Scaled(_)), None) => {
                 self.value = Some(place);
                 None
             }
@@ -118,18 +117,10 @@ impl Weights {
 
     /// The weights in the compute type, as layers read them.
     pub fn value(&self) -> Result<Tensor> {
-        self.value_from(None)
+        self.values_from(None)?.plain()
     }
 
-    /// [`Weights::value`], with the device `copy` of weights in host memory.
-    pub fn value_from(&self, copy: Option<&Tensor>) -> Result<Tensor> {
-        match self.values_from(copy)? {
-            Values::Plain(value) => Ok(value),
-            Values::Scaled(master, dtype) => Ok(unscaled(&master, dtype)?),
-        }
-    }
-
-    /// The weights as casts read them, with the device `copy` of weights in host memory.
+    /// The weights as casts read them, with the device `copy` of [`Weights::read_from`] where that is in host memory.
     pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
         Ok(match (&self.value, &self.master) {
@@ -137,10 +128,7 @@ impl Weights {
             (None, Some(Master::Scaled(ScaledTensor { values, scale_inv }))) => {
                 Values::Scaled(ScaledTensor { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
             }
-            (None, Some(Master::Full(master))) => Values::Plain(match copy {
-                Some(copy) => copy.clone(),
-                None => cast(master, self.dtype)?,
-            }),
+            (None, Some(Master::Full(master))) => Values::Plain(cast(master, self.dtype)?),
             (None, _) => unreachable!("only a value that the master can make is dropped"),
         })
     }

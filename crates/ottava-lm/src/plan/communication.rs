@@ -82,7 +82,7 @@ fn update_bytes(run: &mut Run) -> u64 {
     let of_param = |(param, moments): (&mut Param, &mut Moments)| {
         let once = param.slice().len() * (param.grad_dtype().map_or(1, DType::size) + param.dtype().size());
         let twice =
-            optimizer_tensors(&mut param.weights, moments).iter().map(|(_, tensor)| tensor.bytes()).sum::<usize>();
+            optimizer_tensors(&mut param.weights, moments).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
         once + 2 * twice
     };
     let params = run.model.parameters().into_iter().zip(run.optimizer.moments_mut());

@@ -185,8 +185,8 @@ fn save(Run { model, optimizer, step }: &mut Run) -> Result<()> {
     };
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         copy(&step.partition().value(param)?)?;
-        for (_, tensor) in optimizer_tensors(&mut param.weights, moments) {
-            copy(tensor)?;
+        for kept in optimizer_tensors(&mut param.weights, moments) {
+            copy(kept.tensor)?;
         }
     }
     Ok(())

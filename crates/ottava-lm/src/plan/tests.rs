@@ -4,7 +4,7 @@ use crate::Error;
 use crate::bench::model;
 use crate::checkpoint::RandomWeights;
 use crate::config::RunConfig;
-use crate::level::Level;
+use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
@@ -338,10 +338,13 @@ fn planned_communication_is_what_ranks_send() {
         head_dim: 32,
         ..llama()
     };
-    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row] {
+    let recipes = [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row];
+    let levels = recipes.map(|recipe| (recipe, Level::Bf16)).into_iter().chain([(RecipeName::Fp8Delayed, Level::O3)]);
+    for (recipe, level) in levels {
         for zero in Zero::ALL {
             for (ranks, micro_batches) in [(2, 1), (3, 2), (2, 3)] {
                 let mut config = run(recipe, Some(Recompute::None), true);
+                (config.optimizer.level, config.optimizer.gradient_dtype) = (level, Some(Gradients::Bfloat16));
                 config.data.max_length = 8;
                 config.training.per_device_train_batch_size = 1;
                 config.training.gradient_accumulation_steps = micro_batches;
@@ -353,12 +356,17 @@ fn planned_communication_is_what_ranks_send() {
                 });
                 for rank in group.collect::<Vec<_>>() {
                     let sent = rank.join().unwrap();
-                    assert_eq!(sent, [plan.traffic; 2], "{recipe:?}, {zero:?}, {ranks} ranks, {micro_batches}");
+                    assert_eq!(
+                        sent, [plan.traffic; 2],
+                        "{recipe:?}, {level:?}, {zero:?}, {ranks} ranks, {micro_batches}"
+                    );
                 }
-                // The same linears as on the CPU; a GPU of 1 MiB has a plan too.
+                // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
                 config.precision.skip_slow_linears = false;
+                config.memory.offload_optimizer = Some(1.0);
                 let on_gpu = CommunicationPlan::new(&config, &sizes, &gpu(1e-3)).unwrap().unwrap();
-                assert_eq!(on_gpu.traffic, plan.traffic, "{recipe:?}, {zero:?}, {ranks} ranks, {micro_batches}");
+                let what = format!("{recipe:?}, {level:?}, {zero:?}, {ranks} ranks, {micro_batches}");
+                assert_eq!(on_gpu.traffic, plan.traffic, "{what}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The input of a cast.
 
 use crate::error::Result;
-use ottava_tensor::ops::Fp8Output;
+use ottava_tensor::ops::{Fp8Output, unscaled};
 use ottava_tensor::{DType, QuantizedTensor, ScaledTensor, Tensor};
 
 /// A matrix to be cast.
@@ -20,6 +20,14 @@ impl From<&Tensor> for Values {
 }
 
 impl Values {
+    /// The matrix without a scale.
+    pub fn plain(self) -> Result<Tensor> {
+        match self {
+            Values::Plain(x) => Ok(x),
+            Values::Scaled(x, dtype) => Ok(unscaled(&x, dtype)?),
+        }
+    }
+
     pub(super) fn cast(&self, to: Fp8Output) -> Result<QuantizedTensor> {
         Ok(match self {
             Values::Plain(x) => to.cast(x)?,

@@ -2,10 +2,10 @@
 
 use crate::setup::{Seeded, batch, config, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
-use ottava_lm::level::{Formats, Level, Masters};
+use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Per, optimizer_tensors};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -16,6 +16,7 @@ use ottava_tensor::comm::{Comm, Traffic, threads};
 use ottava_tensor::ops::{IGNORE_INDEX, gradient_code_bytes};
 use ottava_tensor::testing::values;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const TOKENS: usize = 13;
@@ -25,6 +26,8 @@ const STEPS: usize = 3;
 struct Seen {
     /// Losses, norms, weights and scales, by name.
     values: Vec<(String, Vec<f64>)>,
+    /// Scales of master weights and moments of the parameters that it updates a part of, by name.
+    scales: BTreeMap<String, Vec<f64>>,
     /// Bytes that it sent.
     traffic: Traffic,
     /// Errors of the gradients that it sent, by step.
@@ -71,10 +74,18 @@ fn run(
     values_seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
     let arrays = model.scaling().arrays().unwrap().into_iter();
     values_seen.extend(arrays.filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
-    Seen { values: values_seen, traffic, reduce_errors }
+    let mut scales = BTreeMap::new();
+    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        let (name, updates) = (param.name().to_string(), !param.slice().is_empty());
+        let kept = optimizer_tensors(&mut param.weights, moments).into_iter();
+        let kept = kept.filter(|kept| updates && kept.per == Per::Parameter);
+        scales.extend(kept.map(|kept| (format!("{} of {name}", kept.kind), values(kept.tensor))));
+    }
+    Seen { values: values_seen, scales, traffic, reduce_errors }
 }
 
-/// Runs a group of threads, and expects equal weights on all of them. Returns what the first has seen.
+/// Runs a group of threads, and expects equal weights on all of them, and equal scales on all that have them. Returns what the first has
+/// seen.
 fn on_threads(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -88,9 +99,13 @@ fn on_threads(
         std::thread::spawn(move || run(&sizes, &recipe, memory, division, rows, comm))
     });
     let mut all: Vec<_> = group.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
-    let first = all.swap_remove(0);
+    let mut first = all.swap_remove(0);
     for other in all {
         assert!(first.values == other.values, "ranks have the same bits");
+        for (name, scale) in other.scales {
+            let known = first.scales.entry(name.clone()).or_insert(scale.clone());
+            assert_eq!(*known, scale, "{name}");
+        }
     }
     first
 }
@@ -128,6 +143,21 @@ fn ranks_that_share_a_step_train_as_one_does() {
     }
 }
 
+/// Runs all stages of ZeRO and compares their bits.
+fn expect_same_in_all_stages(what: &str, sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, ranks: usize) {
+    let rows = ranks.max(4);
+    let seen = Zero::ALL.map(|zero| on_threads(sizes, recipe, memory, plain(zero), rows, ranks));
+    // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
+    let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
+    for &(a, b) in pairs {
+        let what = format!("{what}, {ranks} ranks, stages {a} and {b}");
+        for ((tensor, expected), (_, got)) in seen[a].values.iter().zip(&seen[b].values) {
+            assert!(expected == got, "{what}: {tensor}");
+        }
+        assert_eq!(seen[a].scales, seen[b].scales, "{what}");
+    }
+}
+
 /// What ranks divide changes who computes, and no bit. Slices are uneven: the matrices of the model are no multiples of 256 · ranks.
 #[test]
 fn what_ranks_divide_changes_no_bit() {
@@ -157,15 +187,7 @@ fn what_ranks_divide_changes_no_bit() {
             }
             let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[4, 2, 4, 2, 8][(i + k) % 5]] };
             for ranks in numbers {
-                let rows = ranks.max(4);
-                let seen = Zero::ALL.map(|zero| on_threads(sizes, &recipe, *memory, plain(zero), rows, ranks).values);
-                // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
-                let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
-                for &(a, b) in pairs {
-                    for ((tensor, expected), (_, got)) in seen[a].iter().zip(&seen[b]) {
-                        assert!(expected == got, "{name}, policy {k}, {ranks} ranks, stages {a} and {b}: {tensor}");
-                    }
-                }
+                expect_same_in_all_stages(&format!("{name}, policy {k}"), sizes, &recipe, *memory, ranks);
                 tried += 1;
             }
         }
@@ -179,6 +201,27 @@ fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
     let qkv = heads + 2 * sizes.kv_heads * sizes.head_dim;
     let (channels, hidden) = (sizes.channels, sizes.hidden);
     Slices::new([qkv * channels, channels * heads, 2 * hidden * channels, channels * hidden], ranks)
+}
+
+/// The scale of a whole matrix follows from slices of which a rank may have none.
+#[test]
+fn scales_of_whole_matrices_change_no_bit() {
+    let of = |level: Level| Formats { gradients: Gradients::Bfloat16, ..level.formats() };
+    let stochastic = Formats { states: States::Float8, ..of(Level::Bf16) };
+    let cases = [
+        (RecipeName::Bf16, of(Level::O1), false, 2),
+        (RecipeName::Fp16, of(Level::O1), false, 4),
+        (RecipeName::Fp8Current, of(Level::O2), false, 4),
+        (RecipeName::Fp8Delayed, of(Level::O3), true, 4),
+        (RecipeName::Fp8Current, of(Level::O3), true, 2),
+        (RecipeName::Fp8Block, of(Level::O3), true, 4),
+        (RecipeName::Fp8Delayed, stochastic, true, 4),
+    ];
+    for (name, formats, weight_codes, ranks) in cases {
+        let memory = MemoryPolicy { formats, weight_codes, ..MemoryPolicy::FULL };
+        let what = format!("{name:?}, {formats:?}");
+        expect_same_in_all_stages(&what, &tiny_llama(), &recipe(name, Fp8Format::Auto), memory, ranks);
+    }
 }
 
 /// Where products read codes alone, codes are what ranks gather.

@@ -402,7 +402,8 @@ impl Training {
         for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             let weight_decay = if param.is_matrix() { 0.1 } else { 0.0 };
             let (weight, _, grad) = param.for_update(&None).expect("backward has run");
-            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, cast: None };
+            let (amaxes, cast) = (None, None);
+            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, amaxes, cast };
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
             param.clear_grad();
         }
@@ -421,8 +422,7 @@ impl Training {
         let mut weights = Vec::new();
         for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
             weights.push(param.value().expect("readable"));
-            weights
-                .extend(optimizer_tensors(&mut param.weights, moments).into_iter().map(|(_, tensor)| tensor.clone()));
+            weights.extend(optimizer_tensors(&mut param.weights, moments).into_iter().map(|kept| kept.tensor.clone()));
         }
         let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
         tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()

@@ -1,9 +1,9 @@
 //! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
 
-use crate::setup::{Seeded, batch, devices, losses, recipe, recipes_on, tiny_llama};
+use crate::setup::{Seeded, batch, devices, losses, losses_and_gradients, recipe, recipes_on, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
-use ottava_lm::mode::StepPrecision;
+use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors as kept_of};
 use ottava_lm::param::{MemoryPolicy, Purpose};
@@ -62,9 +62,9 @@ pub fn run(
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let name = param.name().to_string();
         seen.push((name.clone(), values(&param.value().unwrap())));
-        for (kind, tensor) in kept_of(&mut param.weights, moments) {
-            let bits = tensor.read_bytes().unwrap();
-            seen.push((format!("{kind} of {name}"), bits.into_iter().map(f64::from).collect()));
+        for kept in kept_of(&mut param.weights, moments) {
+            let bits = kept.tensor.read_bytes().unwrap();
+            seen.push((format!("{} of {name}", kept.kind), bits.into_iter().map(f64::from).collect()));
         }
     }
     let arrays = model.scaling().arrays().unwrap().into_iter();
@@ -230,5 +230,44 @@ fn where_tensors_are_kept_changes_no_bit() {
                 }
             }
         }
+    }
+}
+
+/// As ranks do, which merge the amaxes of their slices before the update. Offloaded states are fetched for both passes.
+#[test]
+fn amaxes_found_before_the_update_change_no_bit() {
+    for device in devices() {
+        let kept = MemoryPolicy { offload_optimizer: Share::of(0.5), ..at(Level::O3) };
+        let [together, apart] = [false, true].map(|apart| {
+            let (sizes, recipe) = (tiny_llama(), recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+            let (purpose, weights) = (Purpose::Train(kept), &mut Seeded { std: 0.1 });
+            let mut model = Decoder::new(&sizes, &recipe, &device, purpose, 32, weights).unwrap();
+            model.quantize_weights().unwrap();
+            let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+            let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
+            for step in 0..STEPS {
+                let ids = batch(&format!("amaxes {step}"), ROWS, TOKENS, sizes.vocabulary);
+                let [inputs, targets] = ids.map(|ids| ids.to_device(&device).unwrap());
+                losses_and_gradients(&mut model, &inputs, &targets, ROWS, 1.0 / targets.len() as f64).unwrap();
+                let norm = AdamWOptimizer::grad_norm(&model.parameters()).unwrap();
+                optimizer.begin_step(1e-2, 1.0).unwrap();
+                let (mut params, scaling) = model.parameters_and_scaling();
+                scaling.update().unwrap();
+                let found = apart.then(|| optimizer.amaxes(&mut params, &norm).unwrap().expect("O3 has scales"));
+                optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
+                model.parameters().into_iter().for_each(|param| param.clear_grad());
+            }
+            let mut seen = Vec::new();
+            for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+                let name = param.name().to_string();
+                let bits = kept_of(&mut param.weights, moments).into_iter().map(|kept| {
+                    let bytes = kept.tensor.read_bytes().unwrap();
+                    (format!("{} of {name}", kept.kind), bytes.into_iter().map(f64::from).collect())
+                });
+                seen.extend(bits);
+            }
+            seen
+        });
+        expect_same(&format!("on {device}"), &together, &apart);
     }
 }

@@ -18,10 +18,17 @@ struct Case {
 
 impl Case {
     fn update(&mut self, weight: AdamWWeight, cast: Option<WeightCast>) -> Result<()> {
-        let grad = self.scaled.as_ref().map_or(Gradient::Plain(&self.plain), Gradient::Scaled);
-        let parameter =
-            AdamWParameter { weight, moments: &mut self.moments, grad, weight_decay: 0.1, seed: 7, offset: 0, cast };
-        adamw(&mut [parameter], &mut self.seen, &self.norm, &self.scalars)
+        let Case { moments, plain, scaled, seen, norm, scalars } = self;
+        let grad = scaled.as_ref().map_or(Gradient::Plain(plain), Gradient::Scaled);
+        let mut found = match scaled {
+            Some(_) => Some(Tensor::zeros(norm.device(), &[3], DType::F32)?),
+            None => None,
+        };
+        let amaxes = found.as_mut();
+        let mut parameters =
+            [AdamWParameter { weight, moments, grad, weight_decay: 0.1, seed: 7, offset: 0, amaxes, cast }];
+        adamw_amaxes(&mut parameters, norm, scalars)?;
+        adamw(&mut parameters, seen, norm, scalars)
     }
 }
 

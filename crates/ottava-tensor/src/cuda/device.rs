@@ -4,7 +4,7 @@
 use super::ahead::{Background, Cubins, Task, Workload};
 use super::cublaslt::Gemms;
 use super::cudnn::Attention;
-use super::driver::{self, Context, Event, Function, Module};
+use super::driver::{self, Context, Event, Function, Module, PeerLink};
 use super::dry::{self, DryGpu, DryMemory, GpuModel, Memory};
 use super::kernel::{Kernel, KernelModule};
 use super::lock::lock;

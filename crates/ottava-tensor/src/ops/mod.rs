@@ -28,7 +28,9 @@ mod scaled;
 mod swiglu;
 mod transpose;
 
-pub use adamw::{AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw};
+pub use adamw::{
+    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw, adamw_amaxes,
+};
 pub use add::add;
 pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
 pub use bias::{add_bias, bias_gradient};

@@ -88,6 +88,26 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=11).collect::<Vec<_>>());
 }
 
+/// Scales of whole matrices are written once, by the rank with the first element, and read by every division.
+#[test]
+fn a_run_at_level_o2_goes_on_with_another_division() {
+    // A rank has one micro-batch of a step of four, so that all stages have the same bits.
+    let common = ["recipe=fp8-delayed", "level=O2", "gradient_dtype=float32", "lr_scheduler_type=constant"];
+    let common: Vec<&str> = common.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let go = |run: &Run, more: &[&str]| run.succeed(&train(&[&common[..], more].concat()));
+    let unbroken = Run::new();
+    go(&unbroken, &["--set", "max_steps=4", "--ranks", "4"]);
+    let run = Run::new();
+    go(&run, &["--set", "max_steps=1", "--ranks", "4", "--set", "parallel.zero=1"]);
+    go(&run, &["--set", "max_steps=2", "--ranks", "4", "--set", "parallel.zero=0", "--resume"]);
+    go(&run, &["--set", "max_steps=3", "--ranks", "4", "--set", "parallel.zero=3", "--resume"]);
+    go(&run, &["--set", "max_steps=4", "--ranks", "4", "--set", "parallel.zero=2", "--resume"]);
+    assert_eq!(losses(&unbroken), losses(&run), "the same ranks give the same bits");
+    go(&run, &["--set", "max_steps=5", "--ranks", "2", "--set", "parallel.zero=1", "--resume"]);
+    go(&run, &["--set", "max_steps=6", "--ranks", "1", "--set", "parallel.zero=0", "--resume"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=6).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_rank_that_dies_is_named_and_all_end() {
     for victim in [0, 1, 2] {

@@ -14,7 +14,7 @@ impl Param {
     /// Keeps the master weights of `elements` alone, counted over the flat tensor from a multiple of 128 on: their moments and their update
     /// are this process's, those of the rest another's. With `codes`, products read nothing but the codes of its cast.
     ///
-    /// Errors for formats whose scales span the whole tensor.
+    /// Errors for moments whose groups do not divide rows.
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));

@@ -28,7 +28,6 @@ constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 
 // The elements of a block: `chunk` of a parameter, or of one row if moments are expanded.
 struct Piece {
     const Part& part;
-    int number;
     u64 row, length, start, end;
     bool together;
 
@@ -38,7 +37,7 @@ struct Piece {
         const Part& part = parts.at[t];
         const u64 length = MOMENTS == Expanded ? part.columns : (u64)part.rows * part.columns, across = (length + chunk - 1) / chunk;
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
-        return {part, t, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
+        return {part, block / across, length, start, min(start + chunk, length), aligned(part.of) && (MOMENTS != Expanded || part.columns % 8 == 0)};
     }
     // Calls `each` for all eights of this thread, equally often in all threads, and prefetches the next eight.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
@@ -63,14 +62,14 @@ struct Piece {
 __device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(x))); }
 
 // Raises the amaxes of the new values, which determine their scales. A bound skips the division for most weights.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
     if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
-    Amaxes& to = amaxes[piece.number];
-    const Update how = update_of(of, *scalars, *norm, &to);
+    Amaxes& to = *of.amaxes;
+    const Update how = update_of(of, *scalars, *norm);
     const auto known_weight = [&] { return SCALED_W ? *(volatile const float*)&to.weight : 0.0f; };
     float m = 0.0f, v = 0.0f, known = known_weight();
     piece.walk([&](const Raw& raw, const Place& place) {
@@ -104,23 +103,23 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw_amaxes(const flo
 }
 
 // Stores the new inverse scales in a separate launch, after the old ones were read. One thread per parameter.
-extern "C" __global__ void adamw_powers(const float* norm, int count, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void adamw_powers(const float* norm, int count, const __grid_constant__ Parts parts) {
     if (!finite(*norm) || threadIdx.x >= count) return;
     const Tensors& of = parts.at[threadIdx.x].of;
-    const Amaxes& seen = amaxes[threadIdx.x];
+    const Amaxes& seen = *of.amaxes;
     if (SCALED_W) *of.scale = power_back(seen.weight, LARGEST_WEIGHT);
     if (SCALED_M) *of.m_scale = power_back(seen.m, LARGEST_M);
     if (SCALED_M) *of.v_scale = power_back(seen.v, LARGEST_V);
 }
 
 // Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights if requested.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const Amaxes* amaxes, const __grid_constant__ Parts parts) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     __shared__ Logarithms logarithms;
     if (MOMENTS == Expanded) logarithms.fill();
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
-    Update how = update_of(of, *scalars, *norm, amaxes + piece.number);
+    Update how = update_of(of, *scalars, *norm);
     how.offset = 128ull * piece.part.offset;
     float largest = 0.0f;
     piece.walk([&](const Raw& raw, const Place& place) {
@@ -135,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* nor
 
 // Each block updates a tile of a matrix and casts its new weights.
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
-adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, float* amax, u64* saturated, u64* underflowed, u64* elements,
+adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
            float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {
     if (!finite(*norm)) return;
     int t = 0;
@@ -144,7 +143,7 @@ adamw_cast(const float* norm, const Scalars* scalars, const Amaxes* amaxes, floa
     if (MOMENTS == Expanded) logarithms.fill();
     const CastPart& part = parts.at[t];
     const Tensors& of = part.of;
-    const Update how = update_of(of, *scalars, *norm, amaxes + t);
+    const Update how = update_of(of, *scalars, *norm);
     Destination to = {part.codes, part.transposed, part.scale_inv, nullptr, amax + part.slot, saturated + part.slot, underflowed + part.slot,
                       elements + part.slot};
     to.rows = part.rows;

@@ -11,21 +11,29 @@ const CHUNK: usize = 1 << 14;
 /// Types of a scaled weight, first and second moment.
 const SCALED_TYPES: [DType; 3] = [DType::F16, DType::E4M3, DType::F16];
 
-pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
-    let norm = norm.host::<f32>()[0];
-    if !norm.is_finite() {
-        return;
-    }
-    let clip = clip_factor(norm * how.unscale, how.max_norm) * how.unscale;
-    for parameter in parameters {
-        let mut amax = [0.0; 3];
-        if parameter.has_powers() {
-            amax = update(parameter, clip, how, None);
+pub(super) fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) {
+    let Some(clip) = clip_factor(norm, how) else { return };
+    for parameter in parameters.iter_mut().filter(|parameter| parameter.has_powers()) {
+        let found = update(parameter, clip, how, None);
+        let (weight, moments) = parameter.is_scaled();
+        let amaxes = parameter.amaxes.as_deref_mut().expect(CHECKED).host_mut::<f32>();
+        for ((amax, found), _) in amaxes.iter_mut().zip(found).zip([weight, moments, moments]).filter(|(_, kept)| *kept)
+        {
+            *amax = amax.max(found);
         }
+    }
+}
+
+pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStatistics, norm: &Tensor, how: &Scalars) {
+    let Some(clip) = clip_factor(norm, how) else { return };
+    for parameter in parameters {
         let mut powers = [[1.0; 2]; 3];
-        for (i, dtype) in SCALED_TYPES.into_iter().enumerate() {
-            let largest = dtype.max_finite().expect("a type that is scaled has one");
-            powers[i] = scaled::cpu::power_for(amax[i], largest);
+        if parameter.has_powers() {
+            let amaxes = parameter.amaxes.as_deref().expect(CHECKED).host::<f32>();
+            for (power, (amax, dtype)) in powers.iter_mut().zip(amaxes.iter().zip(SCALED_TYPES)) {
+                let largest = dtype.max_finite().expect("a type that is scaled has one");
+                *power = scaled::cpu::power_for(*amax, largest);
+            }
         }
         update(parameter, clip, how, Some(powers.map(|[power, _]| power)));
         finish(parameter, powers.map(|[_, back]| back));
@@ -58,8 +66,14 @@ pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     parameters.iter().map(bytes).max().unwrap_or(0)
 }
 
-fn clip_factor(norm: f32, max_norm: f32) -> f32 {
-    if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) }
+/// The factor of gradients; `None` if their norm is not finite.
+fn clip_factor(norm: &Tensor, how: &Scalars) -> Option<f32> {
+    let norm = norm.host::<f32>()[0];
+    let clip = match how.max_norm {
+        0.0 => 1.0,
+        max_norm => (max_norm / (norm * how.unscale + 1e-6)).min(1.0),
+    };
+    norm.is_finite().then_some(clip * how.unscale)
 }
 
 /// Writes the inverse scales and the copy that layers read, after all values are written.
@@ -93,6 +107,7 @@ fn read(weight: &AdamWWeight) -> Tensor {
 }
 
 const REFUSED: &str = "host memory is not refused";
+const CHECKED: &str = "the op has checked that there are amaxes";
 
 /// Computes the new weights and moments. Without `powers` it returns their amaxes, else it writes them with these scales.
 fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {

@@ -3,14 +3,15 @@ use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::{CastScale, quantize};
 use crate::{DType, Result, Tensor};
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 kernel_source!(
     SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh";
     /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
-    const PARTS: usize = 36;
+    const PARTS: usize = 33;
     /// Parameters of one launch that casts.
-    const CAST_PARTS: usize = 29
+    const CAST_PARTS: usize = 28
 );
 
 /// Types of gradients.
@@ -121,6 +122,40 @@ fn kind(parameter: &AdamWParameter) -> Kind {
     Kind { variant: Variant { gradient, moments, weights, read, codes }, casts, scaling }
 }
 
+/// Calls `launch` with the `parameters` of each kind, at most as many at once as its tables hold: [`PARTS`], or [`CAST_PARTS`] of those
+/// that `cast`.
+fn launches<'a, 'p>(
+    parameters: impl Iterator<Item = &'a mut AdamWParameter<'p>>,
+    cast: bool,
+    mut launch: impl FnMut(Kind, &mut [&'a mut AdamWParameter<'p>]) -> Result<()>,
+) -> Result<()>
+where
+    'p: 'a,
+{
+    let mut alike = BTreeMap::<Kind, Vec<_>>::new();
+    for parameter in parameters {
+        alike.entry(kind(parameter)).or_default().push(parameter);
+    }
+    for (kind, mut parameters) in alike {
+        let at_once = if cast && kind.casts { CAST_PARTS } else { PARTS };
+        parameters.chunks_mut(at_once).try_for_each(|parameters| launch(kind, parameters))?;
+    }
+    Ok(())
+}
+
+pub(super) fn adamw_amaxes(
+    gpu: &CudaDevice,
+    parameters: &mut [AdamWParameter],
+    norm: &Tensor,
+    scalars: &Tensor,
+) -> Result<()> {
+    let [norm, scalars] = [norm, scalars].map(|tensor| Arg::Ptr(tensor.device_ptr()));
+    let with_scales = parameters.iter_mut().filter(|parameter| parameter.has_powers());
+    launches(with_scales, false, |kind, parameters| {
+        update(gpu, kind.variant.defines(), "adamw_amaxes", parameters, [norm, scalars])
+    })
+}
+
 pub(super) fn adamw(
     gpu: &CudaDevice,
     parameters: &mut [AdamWParameter],
@@ -128,42 +163,26 @@ pub(super) fn adamw(
     norm: &Tensor,
     scalars: &Tensor,
 ) -> Result<()> {
-    let mut kinds: Vec<_> = parameters.iter().map(kind).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    for of_these in kinds {
-        let defines = of_these.variant.defines();
-        let mut alike: Vec<_> = parameters.iter_mut().filter(|p| kind(p) == of_these).collect();
-        for parameters in alike.chunks_mut(if of_these.casts { CAST_PARTS } else { PARTS }) {
-            let has_powers = parameters[0].has_powers();
-            // Three per parameter.
-            let mut amaxes =
-                Tensor::zeros(norm.device(), &[if has_powers { 3 * parameters.len() } else { 0 }], DType::F32)?;
-            let [norm, scalars, amaxes] =
-                [norm.device_ptr(), scalars.device_ptr(), amaxes.device_ptr_mut()].map(Arg::Ptr);
-            if has_powers {
-                update(gpu, defines, "adamw_amaxes", parameters, [norm, scalars, amaxes])?;
-            }
-            match of_these.casts {
-                true => {
-                    update_and_cast(gpu, defines, parameters, statistics, [norm, scalars, amaxes], of_these.scaling)?
-                }
-                false => update(gpu, defines, "adamw", parameters, [norm, scalars, amaxes])?,
-            }
-            if has_powers {
-                let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_powers" };
-                let mut args = vec![norm, Arg::I32(parameters.len() as i32), amaxes];
-                args.extend(table(parameters).0);
-                // SAFETY: as for `update`; there are at most as many parameters as threads.
-                unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0, &args)? };
-            }
+    let [norm, scalars] = [norm, scalars].map(|tensor| Arg::Ptr(tensor.device_ptr()));
+    launches(parameters.iter_mut(), true, |kind, parameters| {
+        let defines = kind.variant.defines();
+        match kind.casts {
+            true => update_and_cast(gpu, defines, parameters, statistics, [norm, scalars], kind.scaling)?,
+            false => update(gpu, defines, "adamw", parameters, [norm, scalars])?,
         }
-    }
-    Ok(())
+        if parameters[0].has_powers() {
+            let kernel = Kernel { source: &SOURCE, defines, entry: "adamw_powers" };
+            let mut args = vec![norm, Arg::I32(parameters.len() as i32)];
+            args.extend(table(parameters).0);
+            // SAFETY: as for `update`; there are at most as many parameters as threads.
+            unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0, &args)? };
+        }
+        Ok(())
+    })
 }
 
 /// `Tensors` of elements.cuh as consecutive 64-bit arguments.
-fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
+fn tensors(parameter: &mut AdamWParameter) -> [Arg; WORDS] {
     let copied = |copy: &mut WeightCopy| copy.stored().map_or(0, Tensor::device_ptr_mut);
     let (weight, copy, rest) = match &mut parameter.weight {
         AdamWWeight::Master { master, copy } => (master.device_ptr_mut(), copied(copy), 0),
@@ -194,10 +213,11 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; 11] {
         Arg::Ptr(m[1]),
         Arg::Ptr(v[1]),
         Arg::Ptr(grad_scale),
+        Arg::Ptr(parameter.amaxes.as_mut().map_or(0, |amaxes| amaxes.device_ptr_mut())),
     ]
 }
 
-const WORDS: usize = 11;
+const WORDS: usize = 12;
 
 /// Two 32-bit members as one argument.
 fn pack(low: usize, high: usize) -> Arg {
@@ -233,14 +253,14 @@ fn update(
     defines: Defines,
     entry: &'static str,
     parameters: &mut [&mut AdamWParameter],
-    [norm, scalars, amaxes]: [Arg; 3],
+    [norm, scalars]: [Arg; 2],
 ) -> Result<()> {
     let (table, blocks) = table(parameters);
-    let args: Vec<_> = [norm, scalars, Arg::U64(CHUNK as u64), amaxes].into_iter().chain(table).collect();
+    let args: Vec<_> = [norm, scalars, Arg::U64(CHUNK as u64)].into_iter().chain(table).collect();
     let kernel = Kernel { source: &SOURCE, defines, entry };
     // SAFETY: the tensors of a parameter have as many elements as its rows and columns say, of the types in the defines, checked by the
-    // op, blocks end with their parameter, `norm` has one element, `amaxes` three for each parameter where they are used, and the table
-    // is full length.
+    // op, blocks end with their parameter, `norm` has one element, the amaxes of a parameter three where they are used, and the table is
+    // full length.
     unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args) }
 }
 
@@ -249,11 +269,11 @@ fn update_and_cast(
     defines: Defines,
     parameters: &mut [&mut AdamWParameter],
     statistics: &mut CastStatistics,
-    [norm, scalars, amaxes]: [Arg; 3],
+    [norm, scalars]: [Arg; 2],
     (epsilon, power_of_two): (u32, bool),
 ) -> Result<()> {
     let dtype = parameters[0].weight.read_dtype();
-    let mut args = vec![norm, scalars, amaxes];
+    let mut args = vec![norm, scalars];
     let measured =
         [&mut statistics.amax, &mut statistics.saturated, &mut statistics.underflowed, &mut statistics.elements];
     args.extend(measured.map(|t| Arg::Ptr(t.device_ptr_mut())));

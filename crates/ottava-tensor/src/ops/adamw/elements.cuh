@@ -24,6 +24,9 @@ struct Scalars {
     float step_size, take1, beta2, take2, correction2, epsilon, max_norm, unscale;
 };
 
+// Largest absolute values of a parameter's weight and moments, which their powers of two follow from.
+struct Amaxes { float weight, m, v; };
+
 struct Tensors {
     W* weight;
     X* copy;                // null if layers read the updated weights, or no copy is stored
@@ -38,10 +41,9 @@ struct Tensors {
     };
     float *m_scale, *v_scale;   // of scaled moments, or the groups of expanded ones
     const float* grad_scale;
+    Amaxes* amaxes;         // null if neither weight nor moments are scaled
 };
 
-// Largest absolute values of a parameter's weight and moments, which their powers of two follow from.
-struct Amaxes { float weight, m, v; };
 // Largest finite values of the types that scaled weights and moments are stored in.
 constexpr float LARGEST_WEIGHT = max_finite<WeightType<ScaledMaster>::T>();
 constexpr float LARGEST_M = max_finite<MomentTypes<ScaledMoments>::M>();
@@ -56,7 +58,7 @@ struct Update {
     float power, m_power, v_power, new_scale;
 };
 
-__device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm, const Amaxes* amaxes) {
+__device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s, float norm) {
     Update how = {};
     how.clip = (s.max_norm == 0.0f ? 1.0f : fminf(s.max_norm / (norm * s.unscale + 1e-6f), 1.0f)) * s.unscale;
     how.keep = (float)(1.0 - s.learning_rate * of.weight_decay);
@@ -74,14 +76,14 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     if (SCALED_G) how.grad_scale = *of.grad_scale;
     if (SCALED_W) {
         how.scale = *of.scale;
-        how.power = power_for(amaxes->weight, LARGEST_WEIGHT);
-        how.new_scale = power_back(amaxes->weight, LARGEST_WEIGHT);
+        how.power = power_for(of.amaxes->weight, LARGEST_WEIGHT);
+        how.new_scale = power_back(of.amaxes->weight, LARGEST_WEIGHT);
     }
     if (SCALED_M) {
         how.m_scale = *of.m_scale;
         how.v_scale = *of.v_scale;
-        how.m_power = power_for(amaxes->m, LARGEST_M);
-        how.v_power = power_for(amaxes->v, LARGEST_V);
+        how.m_power = power_for(of.amaxes->m, LARGEST_M);
+        how.v_power = power_for(of.amaxes->v, LARGEST_V);
     }
     return how;
 }

@@ -255,6 +255,10 @@ pub struct AdamWParameter<'a> {
     /// The place of the first element in the parameter of which these tensors are a slice: a multiple of 128, and 0 where codes are cast of
     /// a parameter that is rounded stochastically.
     pub offset: usize,
+    /// F32 `[3]`: the amaxes of the new weights, first and second moment, of which those are found that a [`ScaledTensor`] stores: zeros
+    /// before [`adamw_amaxes`]. Where the tensors are a slice, [`adamw`] takes those of the whole parameter. `None` without a
+    /// [`ScaledTensor`].
+    pub amaxes: Option<&'a mut Tensor>,
     /// The cast of the new weights. Codes require a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
 }
@@ -265,10 +269,28 @@ impl AdamWParameter<'_> {
         narrow || matches!(self.weight, AdamWWeight::Stochastic { .. })
     }
 
-    /// Whether new scales must be found for weights or moments.
-    fn has_powers(&self) -> bool {
-        matches!(self.weight, AdamWWeight::Scaled { .. }) || matches!(self.moments, Moments::Scaled { .. })
+    /// Whether the weights, and whether the moments are stored with one scale, which depends on the new values.
+    fn is_scaled(&self) -> (bool, bool) {
+        (matches!(self.weight, AdamWWeight::Scaled { .. }), matches!(self.moments, Moments::Scaled { .. }))
     }
+
+    fn has_powers(&self) -> bool {
+        self.is_scaled() != (false, false)
+    }
+}
+
+/// Raises `amaxes` of the `parameters` that have them to the largest absolute values that [`adamw`] is about to store, and writes nothing
+/// else. The first of two passes, as in FP8-LM; both have the same arguments.
+///
+/// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is that of the whole parameter.
+pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
+    check_all(parameters, norm, scalars)?;
+    match norm.device() {
+        Device::Cpu => cpu::adamw_amaxes(parameters, norm, &scalars.host()),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::adamw_amaxes(gpu, parameters, norm, &scalars.words)?,
+    }
+    Ok(())
 }
 
 /// One update of all `parameters`: with `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`,
@@ -276,20 +298,17 @@ impl AdamWParameter<'_> {
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
 /// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor statistics. Moments are
-/// rounded after the weights used their exact values. [`ScaledTensor`] states take two passes, as in FP8-LM: find the amax, then write. Casts
-/// update
-/// `statistics`. Bit-identical on every device: each operation is rounded on its own.
+/// rounded after the weights used their exact values. A [`ScaledTensor`] gets the scale of its amax, which [`adamw_amaxes`] has found. Casts
+/// update `statistics`. Bit-identical on every device: each operation is rounded on its own.
 pub fn adamw(
     parameters: &mut [AdamWParameter],
     statistics: &mut CastStatistics,
     norm: &Tensor,
     scalars: &AdamWScalars,
 ) -> Result<()> {
-    norm.expect("adamw: norm", &[1])?;
-    norm.expect_dtype("adamw: norm", &[DType::F32])?;
-    scalars.words.expect_device("adamw: scalars", norm.device())?;
+    check_all(parameters, norm, scalars)?;
     for parameter in &*parameters {
-        check(parameter, statistics, norm.device())?;
+        check_cast(parameter, statistics, norm.device())?;
     }
     match norm.device() {
         Device::Cpu => cpu::adamw(parameters, statistics, norm, &scalars.host()),
@@ -299,7 +318,14 @@ pub fn adamw(
     Ok(())
 }
 
-fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Device) -> Result<()> {
+fn check_all(parameters: &[AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
+    norm.expect("adamw: norm", &[1])?;
+    norm.expect_dtype("adamw: norm", &[DType::F32])?;
+    scalars.words.expect_device("adamw: scalars", norm.device())?;
+    parameters.iter().try_for_each(|parameter| check(parameter, norm.device()))
+}
+
+fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
     let shape = parameter.grad.values().shape();
     let tensor = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
         tensor.expect(what, shape)?;
@@ -363,6 +389,18 @@ fn check(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Devic
             parameter.offset
         )));
     }
+    match &parameter.amaxes {
+        _ if !parameter.has_powers() => Ok(()),
+        None => Err(Error::Value("adamw: weights or moments with one scale have no amaxes to find it from".into())),
+        Some(amaxes) => {
+            amaxes.expect("adamw: amaxes", &[3])?;
+            amaxes.expect_dtype("adamw: amaxes", &[DType::F32])?;
+            amaxes.expect_device("adamw: amaxes", device)
+        }
+    }
+}
+
+fn check_cast(parameter: &AdamWParameter, statistics: &CastStatistics, device: &Device) -> Result<()> {
     match &parameter.cast {
         None => Ok(()),
         Some(WeightCast::Amax(amax)) => expect_amax(amax, device),

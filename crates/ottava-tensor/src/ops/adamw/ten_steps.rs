@@ -112,17 +112,20 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
                 scalars.set(&how).unwrap();
                 let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::OnDemand(DType::BF16) };
                 let (grad, moments_of) = (Gradient::Scaled(&grad), &mut moments);
-                let parameter = AdamWParameter {
+                let mut amaxes = Tensor::zeros(&device, &[3], DType::F32).unwrap();
+                let mut parameters = [AdamWParameter {
                     weight,
                     moments: moments_of,
                     grad,
                     weight_decay: 0.1,
                     seed: 0,
                     offset: 0,
+                    amaxes: Some(&mut amaxes),
                     cast: None,
-                };
+                }];
                 let mut unread = CastStatistics::new(&device, 1).unwrap();
-                adamw(&mut [parameter], &mut unread, &norm, &scalars).unwrap();
+                adamw_amaxes(&mut parameters, &norm, &scalars).unwrap();
+                adamw(&mut parameters, &mut unread, &norm, &scalars).unwrap();
 
                 let power;
                 (expected.master, power) = F16.store(&expected.master);
@@ -178,6 +181,7 @@ fn expanded_moments_match_the_formulas_of_coat() {
                 weight_decay: 0.1,
                 seed: 0,
                 offset: 0,
+                amaxes: None,
                 cast: None,
             };
             let norm = Tensor::from_slice(&device, &[1], &[1f32]).unwrap();

@@ -11,10 +11,11 @@ use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 const HOW: AdamW =
     AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
 
-/// The op with scalars as a step sets them.
+/// Both passes with scalars as a step sets them.
 fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &Tensor, how: &AdamW) {
     let mut scalars = AdamWScalars::new(norm.device()).unwrap();
     scalars.set(how).unwrap();
+    adamw_amaxes(parameters, norm, &scalars).unwrap();
     adamw(parameters, seen, norm, &scalars).unwrap();
 }
 
@@ -65,6 +66,7 @@ struct Case {
     copy: Tensor,
     rest: Tensor,
     moments: Moments,
+    amaxes: Tensor,
     grad: Tensor,
     scaled_grad: ScaledTensor,
     amax: Tensor,
@@ -100,6 +102,7 @@ impl Case {
             copy,
             rest: zeros(DType::I16),
             moments,
+            amaxes: Tensor::zeros(device, &[3], DType::F32).unwrap(),
             grad: cast(grad, plain_grad).unwrap(),
             scaled_grad: scaled(grad, DType::E4M3).unwrap(),
             amax: Tensor::from_slice(device, &[1], &[0.25f32]).unwrap(),
@@ -129,8 +132,10 @@ impl Case {
         self
     }
 
+    /// With amaxes of zero.
     fn parameter<'a>(&'a mut self, seed: u64, cast: Option<(CastScale<'a>, usize)>) -> AdamWParameter<'a> {
-        let Case { stored, master, scaled, copy, rest, moments, .. } = self;
+        self.amaxes.fill_zero().unwrap();
+        let Case { stored, master, scaled, copy, rest, moments, amaxes, .. } = self;
         let weight = match stored.weights {
             Weights::Master(Some(_)) => AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) },
             Weights::Master(None) => AdamWWeight::Master { master, copy: WeightCopy::OnDemand(DType::F32) },
@@ -149,7 +154,7 @@ impl Case {
             DType::E4M3 => Gradient::Scaled(&self.scaled_grad),
             _ => Gradient::Plain(&self.grad),
         };
-        AdamWParameter { weight, moments, grad, weight_decay: 0.1, seed, offset: 0, cast }
+        AdamWParameter { weight, moments, grad, weight_decay: 0.1, seed, offset: 0, amaxes: Some(amaxes), cast }
     }
 
     /// The weights as layers read them.
@@ -168,8 +173,8 @@ impl Case {
             |q: &QuantizedTensor| [q.scale_inv.clone()].into_iter().chain(q.transposed_scale_inv.as_deref().cloned());
         let codes = |q: &QuantizedTensor| q.codes.clone().into_iter().chain(q.transposed.clone());
         let copies = self.codes.iter().flat_map(|q| codes(q).chain(scales(q)));
-        let Case { master, scaled, copy, rest, amax, .. } = self;
-        let weights = [master, &scaled.values, &scaled.scale_inv, copy, rest, amax];
+        let Case { master, scaled, copy, rest, amax, amaxes, .. } = self;
+        let weights = [master, &scaled.values, &scaled.scale_inv, copy, rest, amax, amaxes];
         weights.into_iter().cloned().chain(moment_tensors(&self.moments)).chain(copies).collect()
     }
 }
@@ -267,30 +272,79 @@ fn many_parameters_take_several_launches() {
     }
 }
 
-/// The bits do not depend on how a parameter is cut, although rounding depends on the place of an element.
+/// The bits do not depend on how a parameter is cut, although rounding depends on the place of an element, and scales on all elements.
 #[test]
 fn slices_update_as_the_whole() {
     let bf16 = Stored { weights: Weights::Stochastic, states: Plain(DType::BF16), grad: DType::BF16 };
     let split = Stored { weights: Weights::Split, ..PLAIN };
-    for stored in [PLAIN, bf16, split, Stored { states: States::Expanded, ..bf16 }] {
-        // Three steps of each slice of 37 888 elements.
+    let scaled = Stored { weights: Weights::ScaledMade(DType::BF16), states: States::Scaled, grad: DType::F32 };
+    let moments = Stored { weights: Weights::Stochastic, ..scaled };
+    for stored in [PLAIN, bf16, split, Stored { states: States::Expanded, ..bf16 }, scaled, moments] {
+        // Three steps of slices of 37 888 elements. Returns what they keep, and the amaxes of all slices.
         let run = |x: &[Tensor], cuts: &[usize]| -> crate::Result<Vec<Tensor>> {
-            let mut read = Vec::new();
-            for cut in cuts.windows(2) {
+            let whole = Case::of(&x[0], &x[1], stored);
+            let case = |cut: &[usize]| {
                 let rows = |x: &Tensor| x.rows(cut[0], cut[1]).unwrap().duplicate().unwrap();
                 let mut case = Case::of(&rows(&x[0]), &rows(&x[1]), stored);
-                for step in 1..=3 {
-                    let parameter = AdamWParameter { offset: cut[0] * 128, ..case.parameter(5, None) };
-                    plain_update(&mut [parameter], &x[2], &AdamW { step, ..HOW });
+                // A slice of the whole parameter's values.
+                let ScaledTensor { values, scale_inv } = &whole.scaled;
+                case.scaled = ScaledTensor { values: rows(values), scale_inv: scale_inv.duplicate().unwrap() };
+                (cut[0] * 128, case)
+            };
+            let mut cases: Vec<_> = cuts.windows(2).map(case).collect();
+            let mut largest = vec![0f32; 3];
+            for step in 1..=3 {
+                let mut scalars = AdamWScalars::new(x[0].device())?;
+                scalars.set(&AdamW { step, ..HOW })?;
+                let slices = cases.iter_mut();
+                let mut slices: Vec<_> = slices
+                    .map(|(offset, case)| AdamWParameter { offset: *offset, ..case.parameter(5, None) })
+                    .collect();
+                adamw_amaxes(&mut slices, &x[2], &scalars)?;
+                largest = vec![0f32; 3];
+                for slice in &slices {
+                    let found = slice.amaxes.as_deref().expect("cases have amaxes").to_vec::<f32>()?;
+                    largest.iter_mut().zip(found).for_each(|(largest, found)| *largest = largest.max(found));
                 }
-                read.extend(values(&case.read()));
-                assert!(moment_tensors(&case.moments).iter().all(|x| !x.is_empty()));
+                for slice in &mut slices {
+                    slice.amaxes.as_deref_mut().expect("as above").write_bytes(bytemuck::cast_slice(&largest))?;
+                }
+                adamw(&mut slices, &mut CastStatistics::new(x[0].device(), 1)?, &x[2], &scalars)?;
             }
-            Ok(vec![Tensor::from_slice(x[0].device(), &[read.len()], &read)?])
+            // What has an entry per element, slice after slice, and scales, which all slices have alike.
+            let kept = |case: &Case| match stored.states {
+                States::Scaled => {
+                    [vec![case.read(), case.scaled.values.clone()], moment_tensors(&case.moments)].concat()
+                }
+                _ => vec![case.read()],
+            };
+            let mut all: Vec<Vec<f64>> = kept(&cases[0].1).iter().map(values).collect();
+            for (_, case) in &cases[1..] {
+                for (all, more) in all.iter_mut().zip(kept(case)) {
+                    match more.len() {
+                        1 => assert_eq!(*all, values(&more), "{stored:?}"),
+                        _ => all.extend(values(&more)),
+                    }
+                }
+            }
+            let tensor = |x: Vec<f64>| {
+                Tensor::from_slice(whole.grad.device(), &[x.len()], &x.iter().map(|x| *x as f32).collect::<Vec<_>>())
+            };
+            let largest = largest.into_iter().map(f64::from).collect();
+            all.into_iter().chain([largest]).map(tensor).collect()
         };
-        parity(&inputs(&[[296, 128]], 1.0), Tolerance::Exact, |x| {
+        let mut inputs = inputs(&[[296, 128]], 1.0);
+        // Slices of different amaxes.
+        let graded = |x: &Tensor| {
+            let x: Vec<f32> = x.to_vec::<f32>().unwrap();
+            x.iter().enumerate().map(|(i, x)| x * ((i / 128) as f32 / 20.0).exp2()).collect::<Vec<_>>()
+        };
+        for x in &mut inputs[..2] {
+            *x = Tensor::from_slice(&Device::Cpu, &[296, 128], &graded(x)).unwrap();
+        }
+        parity(&inputs, Tolerance::Exact, |x| {
             let whole = run(x, &[0, 296])?;
-            assert_eq!(values(&run(x, &[0, 1, 100, 296])?[0]), values(&whole[0]), "{stored:?}");
+            compare(&format!("{stored:?}"), &whole, &run(x, &[0, 1, 100, 296])?);
             Ok(whole)
         });
     }
@@ -512,6 +566,18 @@ fn codes_of_another_shape_are_an_error() {
         error.to_string().ends_with("codes with per-row scales cannot be cast in the update; cast them after it"),
         "{error}"
     );
+}
+
+#[test]
+fn scales_without_amaxes_are_an_error() {
+    let one = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
+    let scalars = AdamWScalars::new(&Device::Cpu).unwrap();
+    for stored in [Stored { weights: Weights::Scaled, ..PLAIN }, Stored { states: States::Scaled, ..PLAIN }] {
+        let mut case = Case::new(&Device::Cpu, &[2, 3], stored);
+        let parameter = AdamWParameter { amaxes: None, ..case.parameter(0, None) };
+        let error = adamw_amaxes(&mut [parameter], &one, &scalars).unwrap_err();
+        assert_eq!(error.to_string(), "adamw: weights or moments with one scale have no amaxes to find it from");
+    }
 }
 
 /// A replayed graph reads the current scalars.
