@@ -14,7 +14,7 @@ pub struct FamilyTime {
 
 /// Uses in the order of a table, with prefixes of the names of their kernels. Collectives and transfers to the host count as far as compute
 /// waits for them.
-const FAMILIES: [(&str, &[&str]); 21] = [
+const FAMILIES: [(&str, &[&str]); 22] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
@@ -31,6 +31,7 @@ const FAMILIES: [(&str, &[&str]); 21] = [
     ("embedding", &["embedding"]),
     ("gradient norm", &["sum_of_squares", "root_of_sum"]),
     ("optimizer", &["adamw"]),
+    ("gradients in FP8", &["encode_gradients", "decode_gradients", "relative_error"]),
     ("other kernels", &[]),
     ("exposed gathers", &["ncclAllGather"]),
     ("exposed reductions", &["ncclReduceScatter", "ncclSend and ncclRecv"]),

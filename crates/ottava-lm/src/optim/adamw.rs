@@ -96,13 +96,14 @@ impl AdamWOptimizer {
         Ok(Some(Tensor::join(amaxes)?))
     }
 
-    /// One update of all `params`, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
+    /// One update of `params`, of which the first is number `start` of the model, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
     /// changes no weight. The new weights are cast for the products of the next step: where the scale is known, in the same pass.
     ///
     /// `amaxes` are those of [`AdamWOptimizer::amaxes`] for whole parameters of which these are slices. Without them they are found here.
     pub fn step(
         &mut self,
         params: &mut [&mut Param],
+        start: usize,
         casts: &mut Casts,
         norm: &Tensor,
         amaxes: Option<Tensor>,
@@ -113,7 +114,7 @@ impl AdamWOptimizer {
             None => zero_amaxes(params)?.unwrap_or_default(),
         };
         let AdamWOptimizer { config, moments, scalars, .. } = self;
-        in_groups(updated(params, moments, &mut amaxes), write_back, |group| {
+        in_groups(updated(params, &mut moments[start..], &mut amaxes), write_back, |group| {
             let next = group.iter_mut().map(|updated| updated.param.begin_update(casts)).collect::<Result<Vec<_>>>()?;
             let parameters = group.iter_mut().zip(&next).map(|(updated, next)| updated.parameter(config, next));
             let mut parameters = parameters.collect::<Result<Vec<_>>>()?;

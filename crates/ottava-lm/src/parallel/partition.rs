@@ -52,7 +52,7 @@ impl Partition {
         let mut units = Vec::new();
         if ranks.size() > 1 {
             let (all, scaling) = model.units_and_scaling();
-            for mut params in all {
+            for (group, mut params) in all.into_iter().enumerate() {
                 for codes in [false, true] {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
@@ -63,7 +63,10 @@ impl Partition {
                         }
                     }
                     if !matrices.is_empty() {
-                        units.push(Unit::new(matrices, codes, &ranks, zero, reduction)?);
+                        let mut unit = Unit::new(matrices, codes, &ranks, zero, reduction)?;
+                        // The embedding and the first block, whose gathers no earlier block hides.
+                        unit.early = group < 2 && matches!(zero, Zero::OptimizerStates | Zero::Gradients);
+                        units.push(unit);
                     }
                 }
             }
@@ -129,10 +132,35 @@ impl Partition {
             false => None,
         };
         let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
-        let amaxes = amaxes.map(of_whole).transpose()?;
-        self.lend(&mut params, &casts, true)?;
-        optimizer.step(&mut params, &mut casts, norm, amaxes)?;
-        self.collect(&mut params, &mut casts)
+        if let Some(amaxes) = amaxes.map(of_whole).transpose()? {
+            self.lend(&mut params, &casts, true)?;
+            optimizer.step(&mut params, 0, &mut casts, norm, Some(amaxes))?;
+            return self.collect(&mut params, &mut casts);
+        }
+        // What the next forward begins with comes first, and is gathered while the rest is updated.
+        let is_early = |param: &&mut Param| self.units().iter().any(|unit| unit.early && unit.has_any(&[param]));
+        let early = params.iter().rposition(is_early).map_or(0, |last| last + 1);
+        let (first, rest) = params.split_at_mut(early);
+        let mut gathers = Vec::new();
+        for (start, params) in [(0, first), (early, rest)] {
+            if params.is_empty() {
+                continue;
+            }
+            self.lend(params, &casts, true)?;
+            optimizer.step(params, start, &mut casts, norm, None)?;
+            self.collect(params, &mut casts)?;
+            if start == 0 && early > 0 {
+                for (i, unit) in self.units().iter_mut().enumerate().filter(|(_, unit)| unit.early) {
+                    let buffer = unit.weights.take(self.ranks.rank())?;
+                    gathers.push((i, self.ranks.comm().all_gather(unit.name(), buffer)?));
+                }
+            }
+        }
+        for (i, gather) in gathers {
+            let unit = &mut self.units()[i];
+            unit.weights = Stored::Gathered(gather.wait()?.split(unit.slices.matrices())?);
+        }
+        Ok(())
     }
 
     /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
@@ -147,9 +175,10 @@ impl Partition {
         scaling.losses().map(drop)
     }
 
-    /// Forgets what was gathered, before a step: it was gathered from the weights before the last update.
+    /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
+    /// stays.
     pub fn begin_step(&self) -> Result<()> {
-        for unit in self.units().iter_mut() {
+        for unit in self.units().iter_mut().filter(|unit| !unit.early) {
             if matches!(unit.weights, Stored::Gathered(_)) {
                 unit.weights = Stored::Buffer(unit.weights.take(self.ranks.rank())?);
             }
@@ -162,7 +191,7 @@ impl Partition {
         self.each_unit(params, |unit, matrices| unit.lend(matrices, casts, self.ranks.rank(), self.zero, update))
     }
 
-    /// Runs `work` on each unit that ranks divide, with its matrices.
+    /// Runs `work` on each unit that ranks divide and that has matrices among `params`, with those.
     fn each_unit(
         &self,
         params: &mut [&mut Param],
@@ -174,7 +203,9 @@ impl Partition {
                 .map(|param| &mut **param)
                 .filter(|param| unit.matrix(param.name()).is_some())
                 .collect();
-            work(unit, &mut matrices)?;
+            if !matrices.is_empty() {
+                work(unit, &mut matrices)?;
+            }
         }
         Ok(())
     }

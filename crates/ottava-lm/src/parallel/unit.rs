@@ -17,6 +17,8 @@ pub(super) struct Unit {
     pub(super) slices: Slices,
     /// Whether the matrices are read as codes, and not as values.
     codes: bool,
+    /// Whether the next forward begins with them.
+    pub(super) early: bool,
     /// Between and within steps: what is kept of the weights.
     pub(super) weights: Stored,
     /// Of codes: the cast of this rank's slice of each matrix, without the codes.
@@ -90,7 +92,17 @@ impl Unit {
             }
         }
         let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Unit { names, slices, codes, weights: Stored::None, casts, feedback, lent: Vec::new(), untouched: None })
+        Ok(Unit {
+            names,
+            slices,
+            codes,
+            early: false,
+            weights: Stored::None,
+            casts,
+            feedback,
+            lent: Vec::new(),
+            untouched: None,
+        })
     }
 
     /// The number of the matrix called so.

@@ -254,7 +254,7 @@ fn amaxes_found_before_the_update_change_no_bit() {
                 let (mut params, scaling) = model.parameters_and_scaling();
                 scaling.update().unwrap();
                 let found = apart.then(|| optimizer.amaxes(&mut params, &norm).unwrap().expect("O3 has scales"));
-                optimizer.step(&mut params, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
+                optimizer.step(&mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
                 model.parameters().into_iter().for_each(|param| param.clear_grad());
             }
             let mut seen = Vec::new();

@@ -17,20 +17,19 @@ pub(super) fn encode(
     error: &mut CodingError,
 ) -> Result<()> {
     let slices = codes.shape()[0];
-    let (slice, groups) = (x.len() / slices, x.len() / GROUP);
-    let blocks = groups.div_ceil(BLOCK as usize * 8 / GROUP).clamp(1, SUMS / 2);
+    let slice = x.len() / slices;
+    let blocks = (slice / GROUP).div_ceil(BLOCK as usize * 8 / GROUP).clamp(1, (SUMS / 2 / slices).max(1));
     let args = [
         Arg::Ptr(codes.device_ptr_mut()),
         Arg::Ptr(feedback.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(x.device_ptr()),
         Arg::Ptr(error.sums.device_ptr_mut()),
-        Arg::U64(slice as u64),
+        Arg::U32((slice / GROUP) as u32),
         Arg::U64(gradient_code_bytes(slice) as u64),
-        Arg::U64(groups as u64),
     ];
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "encode_gradients" };
     // SAFETY: `codes` has the bytes of each slice, `feedback` the elements of `x` where it is given, and there are two sums for each block.
-    unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [blocks as u32, slices as u32, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn decode(
@@ -40,18 +39,17 @@ pub(super) fn decode(
     elements: usize,
     y: &mut Tensor,
 ) -> Result<()> {
-    let n = slices * elements / 8;
     let args = [
         Arg::Ptr(codes.device_ptr()),
         Arg::Ptr(y.device_ptr_mut()),
-        Arg::U64(elements as u64),
+        Arg::U32((elements / GROUP) as u32),
         Arg::U64(gradient_code_bytes(elements) as u64),
         Arg::I32(parts as i32),
-        Arg::U64(n as u64),
     ];
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(y.dtype())?, entry: "decode_gradients" };
+    let [blocks, ..] = launch::elements(gpu, elements / 16);
     // SAFETY: there are the bytes of `slices · parts` slices of `elements`, of which each has a multiple of 256, and `y` has their sums.
-    unsafe { gpu.launch(&kernel, launch::elements(gpu, n), BLOCK, 0, &args) }
+    unsafe { gpu.launch(&kernel, [blocks, slices as u32, 1], BLOCK, 0, &args) }
 }
 
 pub(super) fn relative(gpu: &CudaDevice, sums: &Tensor, error: &mut Tensor) -> Result<()> {

@@ -9,14 +9,19 @@ template <class T, class F> __device__ __forceinline__ T of_group(T x, F combine
     return x;
 }
 
-// `feedback` may be null. Block b adds squares of errors and of values to sums[2b] and sums[2b + 1]. Warps stay whole: both groups of a
-// warp exist, since a slice has an even number of groups.
+// Blocks of one row of the grid take one slice of `groups` groups. `feedback` may be null. Block b adds squares of errors and of values to
+// sums[2b] and sums[2b + 1]. Warps stay whole: both groups of a warp exist, since a slice has an even number of groups.
 extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restrict__ codes, bf16* __restrict__ feedback, const X* __restrict__ x,
-                                                                   double* __restrict__ sums, u64 slice, u64 stride, u64 groups) {
+                                                                   double* __restrict__ sums, u32 groups, u64 stride) {
     const int lane = threadIdx.x % LANES;
+    const u64 slice = (u64)groups * GROUP;
+    x += blockIdx.y * slice;
+    codes += blockIdx.y * stride;
+    if (feedback) feedback += blockIdx.y * slice;
+    unsigned char* scales = (unsigned char*)codes + slice;
     double errors = 0.0, values = 0.0;
-    for (u64 g = (u64)blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES; g < groups; g += (u64)gridDim.x * (blockDim.x / LANES)) {
-        const u64 i = g * GROUP + lane * 8, of_slice = slice / GROUP, s = g / of_slice;
+    for (u32 g = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES; g < groups; g += gridDim.x * (blockDim.x / LANES)) {
+        const u64 i = (u64)g * GROUP + lane * 8;
         Eight<float> e;
         unpack8(load8(x + i), e.at);
         if (feedback) {
@@ -27,12 +32,8 @@ extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restr
         }
         const u32 exponent = smallest_scale_inv(of_group(largest_bits8(e), [](u32 a, u32 b) { return max(a, b); }));
         const Eight<e4m3> code = compress8(e, exponent);
-        e4m3* to = codes + s * stride;
-        store8(to + (i - s * slice), code);
-        unsigned char* scales = (unsigned char*)to + slice;
-        if (lane == 0) scales[g % of_slice] = exponent;
-        // The bytes between two slices, too, are sent.
-        if (g % of_slice == of_slice - 1) for (u64 k = of_slice + lane; k < stride - slice; k += LANES) scales[k] = 0;
+        store8(codes + i, code);
+        if (lane == 0) scales[g] = exponent;
         float v[8], error = 0.0f, value = 0.0f;
         unpack8(code, v);
         const float back = __uint_as_float(exponent << 23);
@@ -46,27 +47,35 @@ extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restr
         error = of_group(error, Add()), value = of_group(value, Add());
         if (lane == 0) errors += (double)error, values += (double)value;
     }
+    // The bytes between two slices, too, are sent.
+    if (blockIdx.x == 0 && threadIdx.x < stride - slice - groups) scales[groups + threadIdx.x] = 0;
     errors = block_sum(errors);
     values = block_sum(values);
-    if (threadIdx.x == 0) sums[2 * blockIdx.x] += errors, sums[2 * blockIdx.x + 1] += values;
+    const u32 block = blockIdx.y * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) sums[2 * block] += errors, sums[2 * block + 1] += values;
 }
 
-// Adds `parts` slices in order, for each of several groups of them. `n` counts eights of all outputs.
-extern "C" __global__ void __launch_bounds__(256) decode_gradients(const e4m3* __restrict__ codes, X* __restrict__ y, u64 slice, u64 stride,
-                                                                   int parts, u64 n) {
-    for (u64 at = grid_start(); at < n; at += grid_step()) {
-        const u64 i = at * 8, s = i / slice, in_slice = i - s * slice;
-        const e4m3* from = codes + s * parts * stride;
-        float sum[8] = {};
+// Adds `parts` slices in order. Blocks of one row of the grid take one such sum; each thread takes 16 values at a time.
+extern "C" __global__ void __launch_bounds__(256) decode_gradients(const e4m3* __restrict__ codes, X* __restrict__ y, u32 groups, u64 stride, int parts) {
+    const u64 slice = (u64)groups * GROUP;
+    codes += blockIdx.y * parts * stride;
+    y += blockIdx.y * slice;
+    for (u64 i = 16 * grid_start(); i < slice; i += 16 * grid_step()) {
+        const e4m3* from = codes;
+        float sum[16] = {};
         for (int part = 0; part < parts; part++, from += stride) {
             // Exponent 255 gives infinity, and zero times infinity is NaN.
-            const float back = __uint_as_float((u32)((const unsigned char*)from)[slice + in_slice / GROUP] << 23);
-            float v[8];
-            unpack8(load8(from + in_slice), v);
+            const float back = __uint_as_float((u32)((const unsigned char*)from)[slice + i / GROUP] << 23);
+            const uint4 words = *(const uint4*)(from + i);
+            const Eight<e4m3> halves[2] = {{make_uint2(words.x, words.y)}, {make_uint2(words.z, words.w)}};
+            float v[16];
+            unpack8(halves[0], v);
+            unpack8(halves[1], v + 8);
 #pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] = __fadd_rn(sum[k], v[k] * back);
+            for (int k = 0; k < 16; k++) sum[k] = __fadd_rn(sum[k], v[k] * back);
         }
         store8(y + i, pack8<X>(sum));
+        store8(y + i + 8, pack8<X>(sum + 8));
     }
 }
 
