@@ -66,7 +66,7 @@ struct InFlight {
 
 enum Stage {
     /// Every rank writes its files.
-    Files(Task<Written>),
+    Files(Task<Box<Written>>),
     /// The leading rank completes the checkpoint, and has its path.
     End(Task<Result<Option<PathBuf>>>),
 }
@@ -193,10 +193,10 @@ impl Saver {
                 let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?));
                 let rest = live.gather_rest();
                 let slices = slices.and_then(|slices| rest.map(|()| slices));
-                Task::done(Written { writer, slices, snapshot: None })
+                Task::done(Box::new(Written { writer, slices, snapshot: None }))
             }
             Some(mut snapshot) => match copy(&contents, live, &mut snapshot) {
-                Err(error) => Task::done(Written { writer, slices: Err(error), snapshot: Some(snapshot) }),
+                Err(error) => Task::done(Box::new(Written { writer, slices: Err(error), snapshot: Some(snapshot) })),
                 Ok(places) => {
                     let stop = stop.clone();
                     Task::run(true, move || {
@@ -204,7 +204,7 @@ impl Saver {
                             true => Err(Error::Cancelled("the save was given up".into())),
                             false => Ok(snapshot.bytes(places[name].clone())),
                         });
-                        Written { writer, slices, snapshot: Some(snapshot) }
+                        Box::new(Written { writer, slices, snapshot: Some(snapshot) })
                     })
                 }
             },
@@ -262,7 +262,7 @@ impl Saver {
         let InFlight { step, began, paused, progress, stop, stage } = self.in_flight.take().expect("a save is begun");
         match stage {
             Stage::Files(task) => {
-                let Written { mut writer, slices, mut snapshot } = task.wait();
+                let Written { mut writer, slices, mut snapshot } = *task.wait();
                 snapshot.iter_mut().for_each(Snapshot::clear);
                 self.snapshot = snapshot;
                 let told = match slices {

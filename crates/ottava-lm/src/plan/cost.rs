@@ -4,6 +4,7 @@
 //! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
 
 use super::communication::CommunicationPlan;
+use super::memory::GPUS_PER_NODE;
 use crate::parallel::Zero;
 use ottava_tensor::comm::Sent;
 use serde::Serialize;
@@ -56,7 +57,7 @@ impl Links {
         reduce: Ring { start: START, hop: 3.4e-6, bandwidth: 404e6 / 2.0 / 821e-6 },
         // Assumption: 45 of the 50 GB/s of one NDR adapter per GPU.
         between: Ring { start: START, hop: 14e-6, bandwidth: 45e9 },
-        gpus_per_node: 8,
+        gpus_per_node: GPUS_PER_NODE,
     };
 
     /// Seconds of `sent.calls` equal calls with rings `within` a node, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks.

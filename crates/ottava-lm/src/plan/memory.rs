@@ -1,6 +1,5 @@
 //! The memory of a run, from a dry run: its own code on a device that holds no data and accounts for memory.
 
-use super::cost::Links;
 use crate::checkpoint::{Contents, RandomWeights};
 use crate::config::RunConfig;
 use crate::context::Sequences;
@@ -85,7 +84,7 @@ impl MemoryPlan {
             matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
         let ranks = config.parallel.data.max(1);
         let [own, others] = snapshot;
-        let snapshots = own + (ranks.min(Links::H200.gpus_per_node) - 1) * others;
+        let snapshots = own + (ranks.min(GPUS_PER_NODE) - 1) * others;
         let room = match device {
             Device::Cuda(_) => host_available.map(|there| there.saturating_sub(host)),
             Device::Cpu | Device::DryCpu(_) => Some(available.saturating_sub(reserved)),
@@ -121,6 +120,9 @@ pub(super) fn unlimited(device: &Device) -> Device {
         Device::Cpu | Device::DryCpu(_) => device.dry(),
     }
 }
+
+/// GPUs of one host.
+pub(super) const GPUS_PER_NODE: usize = 8;
 
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;

@@ -94,7 +94,8 @@ fn a_rank_that_dies_is_named_and_all_end() {
         let run = Run::new();
         let long = ["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"];
         let mut child = spawn(&run, &train(&[&long[..], &["--set", "parallel.zero=1"]].concat()));
-        run.wait_for_steps(&mut child, 8);
+        // The save after step 10 waits for that after step 5.
+        run.wait_for_steps(&mut child, 12);
         let others = children(&child);
         assert_eq!(others.len(), 3);
         match victim {
