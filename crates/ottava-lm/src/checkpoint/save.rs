@@ -30,7 +30,7 @@ pub struct Saved {
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// The time for which training stood still.
+    /// The time for which training stood still for it: while it was copied or written, and while it waited for the save before.
     pub paused: Duration,
     /// The time from its beginning until it was complete.
     pub took: Duration,
@@ -149,8 +149,8 @@ impl Saver {
         self.is_async
     }
 
-    /// Begins to save a run that has come to `progress`. All ranks call it together, after [`Saver::finish`]. On the leading rank, `prepare`
-    /// puts on disk what a checkpoint refers to, and returns the logs that belong into it.
+    /// Completes the save before, if it is in progress, as [`Saver::finish`], and begins to save a run that has come to `progress`. All ranks
+    /// call it together. On the leading rank, `prepare` puts on disk what a checkpoint refers to, and returns the logs that belong into it.
     ///
     /// Errors on all ranks where the folder cannot be made. Later failures are told by [`Saver::advance`] and [`Saver::finish`].
     pub fn begin(
@@ -161,9 +161,10 @@ impl Saver {
         optimizer: &mut AdamWOptimizer,
         partition: &Partition,
         prepare: impl FnOnce() -> Result<Vec<(String, FileStart)>>,
-    ) -> Result<()> {
-        assert!(self.in_flight.is_none(), "one save at a time");
-        let (began, ranks, step) = (Instant::now(), partition.ranks(), progress.step);
+    ) -> Result<Option<Saved>> {
+        let (pauses, ranks, step) = (Instant::now(), partition.ranks(), progress.step);
+        let before = self.complete(ranks)?;
+        let began = Instant::now();
         let begin = || -> Result<_> {
             let logs = prepare()?;
             let mut writer = CheckpointWriter::begin(self.fs, &self.folder, step)?;
@@ -209,10 +210,10 @@ impl Saver {
                 }
             },
         };
-        let paused = began.elapsed();
+        let paused = pauses.elapsed();
         self.in_flight =
             Some(InFlight { step, began, paused, progress: json!(progress), stop, stage: Stage::Files(task) });
-        Ok(())
+        Ok(before)
     }
 
     /// How far this rank is, for [`Saver::advance`].
@@ -249,6 +250,13 @@ impl Saver {
     ///
     /// Errors on all ranks when one has failed.
     pub fn finish(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
+        let waits = Instant::now();
+        let mut saved = self.complete(ranks)?;
+        saved.iter_mut().for_each(|saved| saved.paused += waits.elapsed());
+        Ok(saved)
+    }
+
+    fn complete(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
         let mut saved = None;
         while self.in_flight.is_some() {
             saved = self.next_stage(ranks)?;
@@ -258,7 +266,6 @@ impl Saver {
 
     /// Waits for the stage in progress, and begins the next.
     fn next_stage(&mut self, ranks: &DataParallel) -> Result<Option<Saved>> {
-        let waits = Instant::now();
         let InFlight { step, began, paused, progress, stop, stage } = self.in_flight.take().expect("a save is begun");
         match stage {
             Stage::Files(task) => {
@@ -290,13 +297,12 @@ impl Saver {
                     true => Task::run(self.is_async, complete),
                     false => Task::done(Ok(None)),
                 };
-                let paused = paused + waits.elapsed();
                 self.in_flight = Some(InFlight { step, began, paused, progress, stop, stage: Stage::End(task) });
                 Ok(None)
             }
             Stage::End(task) => {
                 let path = ranks.all("end of a checkpoint", task.wait())?.swap_remove(0);
-                let (paused, took) = (paused + waits.elapsed(), began.elapsed());
+                let took = began.elapsed();
                 Ok(path.filter(|_| ranks.leads()).map(|path| Saved { step, path, paused, took }))
             }
         }

@@ -8,7 +8,9 @@ pub use report::StepReport;
 pub use start::{Start, build, log_exceptions};
 
 use crate::checkpoint::fs::{Fs, RealFs, create_dirs, replace_file};
-use crate::checkpoint::{Contents, FolderTemplate, Progress, Saver, Verify, latest_complete, training, verify_model};
+use crate::checkpoint::{
+    Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
+};
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
@@ -279,8 +281,7 @@ impl Trainer {
                 self.log_casts(step)?;
             }
             if saving {
-                done.saved.extend(self.saver.finish(&self.ranks)?);
-                self.save()?;
+                done.saved.extend(self.save()?);
                 if stopping || step == max_steps || !self.saver.is_async() {
                     done.saved.extend(self.saver.finish(&self.ranks)?);
                 }
@@ -445,8 +446,8 @@ impl Trainer {
     }
 
     /// Begins to save a checkpoint of the current step, of which each rank writes its part. The leading rank flushes metrics and draws the
-    /// plot first.
-    fn save(&mut self) -> Result<()> {
+    /// plot first. Returns the checkpoint before, if it was not complete yet.
+    fn save(&mut self) -> Result<Option<Saved>> {
         let progress = Progress {
             step: self.step,
             tokens: self.tokens,
