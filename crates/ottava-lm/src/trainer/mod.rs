@@ -37,6 +37,9 @@ use std::time::Instant;
 
 /// A run in progress.
 pub struct Trainer {
+    // Dropped before the files, with whose lock it writes, and before the ranks, since freeing pinned memory waits for the GPU: while there
+    // is a communicator, a process that waits for a lost rank is ended.
+    saver: Saver,
     config: RunConfig,
     template: FolderTemplate,
     /// The tokenizer, for samples after the run.
@@ -51,8 +54,6 @@ pub struct Trainer {
     split: Split,
     batches: BatchLoader,
     ranks: Rc<DataParallel>,
-    // Dropped before the files, with whose lock it writes.
-    saver: Saver,
     /// The files of the run, on the rank that writes them.
     files: Option<RunFiles>,
     step: u64,

@@ -254,6 +254,7 @@ fn a_rank_that_is_lost_while_others_write_leaves_the_checkpoint_before() {
     let all = train_two(&config, &Start::New, TestFs::new(Some("checkpoint-4/model"), None), lost);
     assert!(matches!(&all[..], [Ok(Err(Error::Tensor(_))), Err(_)]), "{all:?}");
     assert_eq!(newest(&config.output_dir), 2);
+    assert!(saved(&config.output_dir).keys().all(|name| name.contains("checkpoint-2/")));
     let all = train_two(&config, &Start::Resume, TestFs::new(None, None), |_, _| {});
     assert!(all.iter().all(|rank| matches!(rank, Ok(Ok(())))), "{all:?}");
     assert_eq!(newest(&config.output_dir), 6);

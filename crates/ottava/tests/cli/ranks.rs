@@ -118,6 +118,19 @@ fn a_rank_that_dies_is_named_and_all_end() {
 }
 
 #[test]
+fn a_stopped_rank_does_not_outlive_the_one_that_started_it() {
+    let run = Run::new();
+    let mut child = spawn(&run, &train(&["--set", "max_steps=100000", "--ranks", "2"]));
+    run.wait_for_steps(&mut child, 3);
+    let others = children(&child);
+    signal("-STOP", others[0]);
+    child.kill().unwrap();
+    end(child, &others);
+    let log = std::fs::read_to_string(run.path("run/rank-1.log")).unwrap();
+    assert!(log.contains("error: rank 0"), "{log}");
+}
+
+#[test]
 fn a_signal_to_any_rank_saves_the_same_step_on_all() {
     for to in [0, 1] {
         let run = Run::new();
