@@ -18,7 +18,8 @@ parts=" ${*:-train curve faults saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+waiting=''
+trap '[ -z "$waiting" ] || kill "$waiting" 2>/dev/null; rm -rf "$work"' EXIT
 # One host, and no multicast, which a shared machine may lack.
 export NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN
 one=(--device cuda)
