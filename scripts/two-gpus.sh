@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
-# What two GPUs of one machine must show, in less than four minutes: collectives against the CPU's, training beside one GPU, by --gpus and
-# by torchrun, killed ranks, a signal, and the speed of a benchmark. Prints a PASS, FAIL or SKIP line for each, and fails where one fails.
+# What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
+#   train   collectives against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
+#   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
+#   faults  ranks that are killed, stopped, or never come; signals (6 minutes, of which 5 beside other parts)
+#   saves   how long training stands still for a save, and a rank that is killed during one (4 minutes)
 #
-# usage: scripts/two-gpus.sh [FOLDER]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
-# OUT (default /tmp) receives logs and metrics, in two-gpus/. LIMIT (default 235) is the seconds for all of it.
+# usage: scripts/two-gpus.sh [FOLDER [PART...]]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
+# OUT (default /tmp) receives logs and metrics, in two-gpus/. LIMIT (default 580) is the seconds for all of it. SAVE_LAYERS (default 8) are
+# the blocks of the model that is saved: each has 202 million parameters, and 32 make Llama-2-7B, which takes 94 GB of disk.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${1:-.carry}")
 out=${OUT:-/tmp}/two-gpus
-deadline=$((SECONDS + ${LIMIT:-235}))
+deadline=$((SECONDS + ${LIMIT:-580}))
+shift $(($# > 0))
+parts=" ${*:-train curve faults saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+waiting=''
+trap '[ -z "$waiting" ] || kill "$waiting" 2>/dev/null; rm -rf "$work"' EXIT
 # One host, and no multicast, which a shared machine may lack.
 export NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN
 one=(--device cuda)
@@ -20,6 +27,8 @@ two=(--device cuda --gpus 2)
 steps=30
 failed=0
 
+# wants PART
+wants() { [[ $parts == *" $1 "* ]]; }
 say() { echo "$1: $2 (at ${SECONDS} s)" | tee -a "$out/results.txt"; }
 # verdict WHAT COMMAND...: PASS where the command succeeds.
 verdict() {
@@ -63,51 +72,60 @@ run() {
     verdict "$name ends with exit code 0, it was $code" [ "$code" = 0 ]
     return "$code"
 }
-# losses A B: those of two runs side by side; fails where they differ by more than 2 %.
+# losses A B LIMIT: those of two runs side by side; fails where they differ by more than this share.
 losses() {
-    python3 - "$out/$1-metrics.jsonl" "$out/$2-metrics.jsonl" <<'PY'
+    python3 - "$out/$1-metrics.jsonl" "$out/$2-metrics.jsonl" "$3" <<'PY'
 import json, sys
-a, b = ([line["loss"] for line in map(json.loads, open(path)) if "loss" in line] for path in sys.argv[1:])
+a, b = ([line["loss"] for line in map(json.loads, open(path)) if "loss" in line] for path in sys.argv[1:3])
 worst = max(abs(x - y) / x for x, y in zip(a, b))
 print(f"{'step':>4} {'first':>9} {'second':>9}")
-for step in sorted({*range(0, len(a), 5), len(a) - 1}):
+for step in sorted({*range(0, len(a), max(5, len(a) // 10)), len(a) - 1}):
     print(f"{step + 1:>4} {a[step]:9.5f} {b[step]:9.5f}")
 print(f"{len(a)} and {len(b)} steps; they differ by {worst:.1e} at most" + (", the bits are equal" if a == b else ""))
-sys.exit(not (len(a) == len(b) > 0 and worst < 0.02))
+sys.exit(not (len(a) == len(b) > 0 and worst < float(sys.argv[3])))
 PY
 }
-# compare WHAT A B
+# compare WHAT A B [LIMIT]
 compare() {
-    losses "$2" "$3" 2>&1 | tee "$out/$2-$3.txt"
-    verdict "$1" losses "$2" "$3"
+    local limit=${4:-0.02}
+    losses "$2" "$3" "$limit" 2>&1 | tee "$out/$2-$3.txt"
+    verdict "$1: losses differ by less than $limit" losses "$2" "$3" "$limit"
 }
 # lives PID
 lives() { [ -e "/proc/$1/stat" ] && ! grep -q ') Z ' "/proc/$1/stat"; }
-# drill NAME SIGNAL RANK CODE WORDS: a signal to a rank of a run in progress. The other rank must end in 10 s, with the code and words.
+# trained NAME STEPS
+trained() { [ "$(cat "$work/$1/metrics.jsonl" 2>/dev/null | wc -l)" -ge "$2" ]; }
+# saving NAME: a checkpoint is complete, and a later one is being written.
+saving() {
+    local folder=$work/$1/checkpoints
+    compgen -G "$folder/checkpoint-*" >/dev/null && compgen -G "$folder/.tmp-checkpoint-*/training/optimizer-*" >/dev/null
+}
+# drill NAME SIGNAL RANK CODE WORDS SECONDS WHEN [ARGUMENT...]: a signal to a rank of a run in progress, once the command WHEN succeeds. The
+# other rank must end in so many seconds, with the code and words, and no process may be left.
 drill() {
-    local name=$1 signal=$2 rank=$3 code=$4 words=$5 seconds got log
-    if ! seconds=$(limit 50); then
+    local name=$1 signal=$2 rank=$3 code=$4 words=$5 within=$6 when=$7 seconds got log
+    shift 7
+    if ! seconds=$(limit $((60 + within))); then
         say SKIP "$name: no time is left"
-        return
+        return 1
     fi
     arguments "$name"
-    "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=1000000 >"$out/$name.log" 2>&1 &
-    local first=$! second='' end=$((SECONDS + seconds - 12))
-    # Past the capture.
-    while lives "$first" && [ "$SECONDS" -lt "$end" ] && [ "$(cat "$work/$name/metrics.jsonl" 2>/dev/null | wc -l)" -lt 40 ]; do
+    "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=1000000 "$@" >"$out/$name.log" 2>&1 &
+    local first=$! second='' end=$((SECONDS + seconds - within - 2))
+    while lives "$first" && [ "$SECONDS" -lt "$end" ] && ! eval "$when"; do
         sleep 0.1
     done
     second=$(cat "/proc/$first/task/$first/children" 2>/dev/null)
     second=${second%% *}
-    verdict "$name: trains 40 steps" [ "$(cat "$work/$name/metrics.jsonl" 2>/dev/null | wc -l)" -ge 40 ]
+    verdict "$name: $when" eval "$when"
     local pids=("$first" "${second:-$first}")
     local victim=${pids[$rank]} survivor=${pids[$((1 - rank))]} begin=${EPOCHREALTIME/./}
     kill "-$signal" "$victim"
-    while { lives "$survivor" || lives "$victim"; } && [ $((${EPOCHREALTIME/./} - begin)) -lt 10000000 ]; do
+    while { lives "$survivor" || lives "$victim"; } && [ $((${EPOCHREALTIME/./} - begin)) -lt $((within * 1000000)) ]; do
         sleep 0.05
     done
     say NOTE "$name: ended after $(((${EPOCHREALTIME/./} - begin) / 1000)) ms"
-    verdict "$name: no process is left after 10 s" eval '! lives '"$survivor"' && ! lives '"$victim"
+    verdict "$name: no process is left after $within s" eval '! lives '"$survivor"' && ! lives '"$victim"
     kill -KILL "$first" "${second:-$first}" 2>/dev/null
     wait "$first"
     got=$?
@@ -116,37 +134,139 @@ drill() {
     [ "$survivor" = "$first" ] || log=$out/$name-rank-1.log
     [ "$survivor" != "$first" ] || verdict "$name: exit code $code, it was $got" [ "$got" = "$code" ]
     verdict "$name: says \"$words\"" grep -q "$words" "$log"
+    return 0
+}
+# rank RANK PORT COMMAND...: becomes one of two ranks, as a launcher on a machine with one GPU starts it.
+rank() {
+    local rank=$1 port=$2
+    shift 2
+    exec env NCCL_HOSTID="machine-$rank" CUDA_VISIBLE_DEVICES="$rank" RANK="$rank" WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 \
+        MASTER_PORT="$port" "$@"
+}
+# machines PORT COMMAND...: both ranks; fails where one does. The output of rank 1 goes to a file of its own.
+machines() {
+    local second
+    rank 1 "$@" >"$out/machines-rank-1.log" 2>&1 &
+    second=$!
+    (rank 0 "$@") || {
+        kill "$second"
+        return 1
+    }
+    wait "$second"
 }
 
 { nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv && "$bin/ottava" doctor; } >"$out/machine.txt" 2>&1
 
-run collectives 90 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::collectives_of_two_gpus_equal_those_of_the_cpu --nocapture
-grep -h "NCCL holds" "$out/collectives.log"
-
-arguments one-gpu
-run one-gpu 60 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
-arguments two-gpus
-run two-gpus 60 "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=$steps
-compare "two GPUs train as one does" one-gpu two-gpus
-verdict "steps are captured as CUDA graphs" eval '! grep -q "not captured" "$out/two-gpus.log" "$out/two-gpus-rank-1.log"'
-
-drill killed-rank-1 KILL 1 5 "error: rank 1 (pid"
-drill signal-to-rank-1 TERM 1 75 "stopped by a signal after step"
-verdict "a checkpoint was saved" eval 'ls -d "$work"/signal-to-rank-1/checkpoints/checkpoint-*'
-
-torchrun=(torchrun)
-command -v torchrun >/dev/null || torchrun=(python3 -m torch.distributed.run)
-if "${torchrun[@]}" --help >/dev/null 2>&1; then
-    arguments torchrun
-    run torchrun 60 "${torchrun[@]}" --no-python --nproc-per-node 2 --master-port 29617 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
-    compare "torchrun's ranks train as those of --gpus do" two-gpus torchrun
-else
-    say SKIP "torchrun: PyTorch is not installed"
+if wants faults; then
+    # Waits for five minutes beside the other parts, and opens no GPU.
+    arguments no-rank-1
+    rank 0 29711 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=1 >"$out/no-rank-1.log" 2>&1 &
+    waiting=$!
 fi
 
-drill killed-rank-0 KILL 0 137 "error: rank 0 (pid"
-bench=(bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 8 --steps 5 --compare fp8-delayed)
-run bench 40 "$bin/ottava" "${bench[@]}" "${two[@]}" && sed -n 1,6p "$out/bench.log"
+if wants train; then
+    run collectives 90 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::collectives_of_two_gpus_equal_those_of_the_cpu --nocapture
+    grep -h "NCCL holds" "$out/collectives.log"
+
+    arguments one-gpu
+    run one-gpu 60 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
+    arguments two-gpus
+    run two-gpus 60 "$bin/ottava" "${train[@]}" "${two[@]}" --set max_steps=$steps
+    compare "two GPUs train as one does" one-gpu two-gpus
+    verdict "steps are captured as CUDA graphs" eval '! grep -q "not captured" "$out/two-gpus.log" "$out/two-gpus-rank-1.log"'
+
+    torchrun=(torchrun)
+    command -v torchrun >/dev/null || torchrun=(python3 -m torch.distributed.run)
+    if "${torchrun[@]}" --help >/dev/null 2>&1; then
+        arguments torchrun
+        run torchrun 60 "${torchrun[@]}" --no-python --nproc-per-node 2 --master-port 29617 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
+        compare "torchrun's ranks train as those of --gpus do" two-gpus torchrun
+    else
+        say SKIP "torchrun: PyTorch is not installed"
+    fi
+
+    # `timeout` starts a program, not a function of this shell.
+    export -f machines rank
+    export out
+    arguments machines
+    run machines 60 bash -c 'machines "$@"' - 29705 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=$steps
+    compare "two machines with a GPU each train as two GPUs of one do" two-gpus machines
+
+    bench=(bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 8 --steps 5 --compare fp8-delayed)
+    run bench 40 "$bin/ottava" "${bench[@]}" "${two[@]}" && sed -n 1,6p "$out/bench.log"
+fi
+
+if wants curve; then
+    for gpus in one two; do
+        declare -n devices=$gpus
+        arguments "curve-$gpus"
+        run "curve-$gpus" 60 "$bin/ottava" "${train[@]}" "${devices[@]}" --set max_steps=100
+    done
+    compare "100 steps of two GPUs are those of one" curve-one curve-two 0.05
+
+    # A schedule that does not depend on the number of steps.
+    constant=(--set lr_scheduler_type=constant)
+    arguments unbroken
+    run unbroken 60 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=$steps
+    arguments two-one-two
+    run two-one-two 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=10
+    run two-one-two 40 "$bin/ottava" "${train[@]}" "${one[@]}" "${constant[@]}" --set max_steps=20 --resume
+    run two-one-two 40 "$bin/ottava" "${train[@]}" "${two[@]}" "${constant[@]}" --set max_steps=$steps --resume
+    compare "a run goes on from two GPUs to one and back" unbroken two-one-two
+fi
+
+if wants faults; then
+    # Past the capture.
+    drill killed-rank-1 KILL 1 5 "error: rank 1 (pid" 10 'trained killed-rank-1 40'
+    drill killed-rank-0 KILL 0 137 "error: rank 0 (pid" 10 'trained killed-rank-0 40'
+    # 64 micro-batches a step: forward and backward take nearly all of its time.
+    drill killed-in-a-step KILL 1 5 "error: rank 1 (pid" 10 'trained killed-in-a-step 4' --set global_batch_size=2048
+    drill signal-to-rank-1 TERM 1 75 "stopped by a signal after step" 10 'trained signal-to-rank-1 40' &&
+        verdict "a checkpoint was saved" eval 'ls -d "$work"/signal-to-rank-1/checkpoints/checkpoint-*'
+    # A rank that says nothing for 60 s counts as lost.
+    drill stopped-rank-1 STOP 1 5 "error: rank 1 (pid" 80 'trained stopped-rank-1 40'
+fi
+
+if wants saves; then
+    layers=${SAVE_LAYERS:-8}
+    cat >"$work/large.json" <<JSON
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": $layers,
+ "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "vocab_size": 4096,
+ "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 0}
+JSON
+    large=(--set "model.path=$work/large.json" --set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1)
+    for way in true false; do
+        arguments "save-$way"
+        run "save-$way" 280 "$bin/ottava" "${train[@]}" "${two[@]}" "${large[@]}" --set async_save=$way --set max_steps=12 \
+            --set save_steps=6 || continue
+        grep -h "host memory for snapshots\|  saved " "$out/save-$way.log"
+        # The first save stands still for its copies alone; that at the end waits for all writing.
+        stood=$(sed -n 's/.*training stood still for \([0-9.]*\) s.*/\1/p' "$out/save-$way.log" | head -n 1)
+        [ "$way" = false ] || verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
+        rm -rf "$work/save-$way"
+    done
+    if drill killed-in-a-save KILL 1 5 "error: rank 1 (pid" 10 'saving killed-in-a-save' "${large[@]}" --set save_steps=10; then
+        verdict "one checkpoint is complete" eval 'ls -d "$work"/killed-in-a-save/checkpoints/checkpoint-*'
+        arguments killed-in-a-save
+        run killed-in-a-save-resumed 120 "$bin/ottava" "${train[@]}" "${two[@]}" "${large[@]}" --set max_steps=1 --resume
+    fi
+    rm -rf "$work/killed-in-a-save"
+fi
+
+if wants faults; then
+    while lives "$waiting" && [ "$SECONDS" -lt "$deadline" ]; do
+        sleep 1
+    done
+    if lives "$waiting"; then
+        kill -KILL "$waiting"
+        say SKIP "no-rank-1: 300 s have not passed"
+    else
+        wait "$waiting"
+        got=$?
+        verdict "no-rank-1: exit code 5, it was $got" [ "$got" = 5 ]
+        verdict "no-rank-1: is named" grep -q "rank 1 did not join" "$out/no-rank-1.log"
+    fi
+fi
 
 say DONE "$(grep -c ^PASS "$out/results.txt") passed, $(grep -c ^FAIL "$out/results.txt") failed, $(grep -c ^SKIP "$out/results.txt") skipped"
 exit "$failed"

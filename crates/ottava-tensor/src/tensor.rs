@@ -240,6 +240,19 @@ impl Tensor {
         }
     }
 
+    /// Copies the element bytes to byte `at` of host memory `to`, which the host reads after a synchronisation. Later work of the device
+    /// may change the tensor.
+    pub(crate) fn copy_to_host(&self, to: &mut Storage, at: usize) -> Result<()> {
+        let range = self.byte_range();
+        match (to, &*self.storage) {
+            (Storage::Pinned(to), Storage::Cuda(from)) => to.copy_from(at, from, range),
+            (Storage::Pinned(to), _) => to.host_bytes_mut(at..at + range.len()).map_or(Ok(()), |to| self.read_into(to)),
+            (Storage::Host(to), _) => self.read_into(&mut to.as_mut_slice()[at..at + range.len()]),
+            (Storage::Dry(_), _) => Ok(()),
+            (Storage::Cuda(_), _) => unreachable!("host memory was asked for"),
+        }
+    }
+
     /// Replaces all elements by those in `bytes`.
     pub fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let range = self.byte_range();

@@ -4,6 +4,7 @@
 //! standard output makes [`finish`] fail, unless its reader closed the pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use ottava_lm::checkpoint::Saved;
 use ottava_lm::trainer::StepReport;
 use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
@@ -157,8 +158,12 @@ impl Progress {
                 report.step, evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte
             ));
         }
-        if let Some(checkpoint) = &report.checkpoint {
-            self.line(&format!("step {}  saved {}", report.step, checkpoint.display()));
+        for Saved { step, path, paused, took } in &report.saved {
+            let [paused, took] = [paused, took].map(|time| time.as_secs_f64());
+            self.line(&format!(
+                "step {step}  saved {} in {took:.2} s; training stood still for {paused:.2} s",
+                path.display()
+            ));
         }
     }
 

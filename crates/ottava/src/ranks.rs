@@ -87,6 +87,9 @@ pub fn join(ranks: usize, config: &RunConfig, logs: Option<&Path>) -> Result<Job
                 )));
             }
             tracing::info!("rank {} of {}, started by {}", place.rank, place.size, place.launcher);
+            if place.launcher == OWN {
+                process::wake_with_parent();
+            }
             let secret = std::env::var(SECRET).unwrap_or_default();
             let comm = process::join(&rendezvous(place.rank, place.size, place.address, secret, config))?;
             let local = Local { rank: place.local_rank, may_see_one: place.launcher != OWN };

@@ -4,7 +4,8 @@
 //! checkpoint. Deleting renames first. One process writes into a run's folder at a time; the trainer holds its lock.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufWriter, Write};
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -20,6 +21,20 @@ const TEMPORARY: &str = ".tmp-checkpoint-";
 
 /// Prefix of a folder that is being deleted.
 const TRASH: &str = ".trash-checkpoint-";
+
+/// The first bytes of a file that may grow.
+pub struct FileStart {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl FileStart {
+    /// All bytes that the file at `path` has now.
+    pub fn now(path: &Path) -> Result<FileStart> {
+        let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+        Ok(FileStart { path: path.to_path_buf(), bytes })
+    }
+}
 
 /// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what was written.
 ///
@@ -69,12 +84,12 @@ impl<'a> CheckpointWriter<'a> {
         &self.temporary
     }
 
-    /// The files of one that has joined, for the process that began the checkpoint.
-    pub fn into_files(mut self) -> BTreeMap<String, FileEntry> {
+    /// Takes the list of files written so far, for the process that began the checkpoint.
+    pub fn take_files(&mut self) -> BTreeMap<String, FileEntry> {
         std::mem::take(&mut self.files)
     }
 
-    /// Lists files that another process has written.
+    /// Lists files that a process has written.
     pub fn adopt(&mut self, files: BTreeMap<String, FileEntry>) {
         self.files.extend(files);
     }
@@ -103,6 +118,20 @@ impl<'a> CheckpointWriter<'a> {
         let entry = self.write(name, content)?;
         self.files.insert(name.to_string(), entry);
         Ok(())
+    }
+
+    /// Copies a file to the relative path `name`.
+    pub fn copy(&mut self, name: &str, FileStart { path, bytes }: &FileStart) -> Result<()> {
+        let mut from = File::open(path).map_err(Error::io(path))?.take(*bytes);
+        let mut buffer = vec![0; 1 << 20];
+        self.file(name, |to| {
+            loop {
+                match from.read(&mut buffer).map_err(Error::io(path))? {
+                    0 => return Ok(()),
+                    count => to.write(&buffer[..count])?,
+                }
+            }
+        })
     }
 
     /// Writes the manifest with `extra` in it, renames the folder and returns its final path.

@@ -1,7 +1,7 @@
-use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
@@ -21,24 +21,23 @@ enum Fault {
 
 /// The real file system with a fault at operation `at`, and a list of what was done.
 #[derive(Clone)]
-struct FaultyFs(Rc<Faults>);
+struct FaultyFs(Arc<Faults>);
 
 struct Faults {
     fault: Fault,
     at: usize,
-    done: Cell<usize>,
-    trace: RefCell<Vec<String>>,
+    done: AtomicUsize,
+    trace: Mutex<Vec<String>>,
 }
 
 impl FaultyFs {
     fn new(fault: Fault, at: usize) -> FaultyFs {
-        FaultyFs(Rc::new(Faults { fault, at, done: Cell::new(0), trace: RefCell::default() }))
+        FaultyFs(Arc::new(Faults { fault, at, done: AtomicUsize::new(0), trace: Mutex::default() }))
     }
 
     fn operation(&self, what: &str, path: &Path) -> io::Result<()> {
-        let index = self.0.done.get();
-        self.0.done.set(index + 1);
-        self.0.trace.borrow_mut().push(format!("{what} {}", path.file_name().unwrap().to_string_lossy()));
+        let index = self.0.done.fetch_add(1, Ordering::Relaxed);
+        self.0.trace.lock().unwrap().push(format!("{what} {}", path.file_name().unwrap().to_string_lossy()));
         match self.0.fault {
             Fault::Error(code) if index == self.0.at => Err(io::Error::from_raw_os_error(code)),
             Fault::Killed if index >= self.0.at => Err(io::Error::other("killed")),
@@ -79,7 +78,7 @@ struct FaultyFile {
 
 impl Write for FaultyFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let short = self.fs.0.fault == Fault::ShortWrite && self.fs.0.done.get() == self.fs.0.at;
+        let short = self.fs.0.fault == Fault::ShortWrite && self.fs.0.done.load(Ordering::Relaxed) == self.fs.0.at;
         self.fs.operation("write", &self.path)?;
         if self.full {
             return Err(io::Error::from_raw_os_error(28));
@@ -136,7 +135,7 @@ fn everything_is_on_disk_before_the_final_name_appears() {
     expected.extend(
         ["sync_dir sub", "sync_dir .tmp-checkpoint-3", "rename to checkpoint-3", "sync_dir run"].map(String::from),
     );
-    assert_eq!(*fs.0.trace.borrow(), expected);
+    assert_eq!(*fs.0.trace.lock().unwrap(), expected);
     let manifest = verify(&path, Verify::Hashes).unwrap();
     assert_eq!((manifest.step, manifest.files["a.bin"].size, &manifest.extra["world"]), (3, 5003, &json!(1)));
     assert_eq!(manifest.files["a.bin"].sha256, crate::hash::sha256(&std::fs::read(path.join("a.bin")).unwrap()));

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// File operations that change the disk.
-pub trait Fs {
+/// File operations that change the disk, from any thread.
+pub trait Fs: Sync {
     /// Creates a file that must not exist yet.
     fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>>;
     /// Opens a file for appending, cut to `length` bytes; creates it where it is missing.

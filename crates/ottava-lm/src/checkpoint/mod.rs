@@ -6,12 +6,14 @@ pub mod manifest;
 pub mod model;
 pub mod safetensors;
 pub mod safetensors_write;
+pub mod save;
 pub mod slices;
 pub mod training;
 
-pub use atomic::{CheckpointWriter, abandon_after, delete_old, holds_checkpoints, latest_complete};
+pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use model::{FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};
-pub use training::Progress;
+pub use save::{Saved, Saver};
+pub use training::{Contents, LiveTensors, Progress};

@@ -1,11 +1,10 @@
 //! Hugging Face model folders: loading weights and writing them.
 
-use super::safetensors_write::MAX_FILE_BYTES;
-use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
+use super::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::models::{ConfigFile, Decoder, RopeScaling};
-use crate::param::{Init, Param, Part, WeightSource};
+use crate::param::{Init, Part, WeightSource};
 use crate::{input, interrupt};
 use ottava_tensor::ops::{cast, normal};
 use ottava_tensor::{DType, Device, Tensor};
@@ -13,6 +12,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Weights of a model folder.
 pub struct FolderWeights {
@@ -116,7 +116,7 @@ pub struct FolderTemplate {
     pub config: ConfigFile,
     /// Tokenizer files and others of [`COMPANIONS`], by name. They are kept in memory, since their folder may be gone when a
     /// checkpoint is saved.
-    companions: Vec<(&'static str, Vec<u8>)>,
+    companions: Vec<(&'static str, Arc<[u8]>)>,
     /// `generation_config.json` of the source, if it had one.
     pub generation: Option<Map<String, Value>>,
     /// Ids that end a text.
@@ -137,7 +137,7 @@ impl FolderTemplate {
         for name in COMPANIONS {
             let path = folder.join(name);
             if path.exists() {
-                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?));
+                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
             }
         }
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec() })
@@ -151,16 +151,8 @@ impl FolderTemplate {
         }
     }
 
-    /// Writes a folder that `transformers` loads: configuration, tokenizer files, and weights in the model's compute type.
-    /// `weights` are asked for once per parameter, by its number and in this order.
-    ///
-    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
-    pub fn write(
-        &self,
-        writer: &mut CheckpointWriter,
-        model: &mut Decoder,
-        weights: &mut dyn FnMut(&[&mut Param], usize) -> Result<Tensor>,
-    ) -> Result<()> {
+    /// The files of a folder that `transformers` loads, other than the weights of `model`, by name.
+    pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
         config.insert("dtype".into(), json!(dtype.name()));
@@ -170,39 +162,24 @@ impl FolderTemplate {
         if !config.contains_key("eos_token_id") {
             config.insert("eos_token_id".into(), self.eos());
         }
-        write_json(writer, "config.json", &Value::Object(config))?;
         let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
-        write_json(writer, "generation_config.json", &Value::Object(self.generation.clone().unwrap_or_else(own)))?;
-        for (name, bytes) in &self.companions {
-            writer.file(name, |file| file.write(bytes))?;
-        }
-        let params = model.parameters();
-        let mut infos = Vec::new();
-        for param in &params {
-            infos.extend(param.parts.iter().map(|part| TensorInfo {
-                name: part.name.clone(),
-                dtype,
-                shape: part.shape.clone(),
-            }));
-        }
-        let mut asked: Option<(usize, Tensor)> = None;
-        write_model(writer, &infos, MAX_FILE_BYTES, |info| {
-            let (i, rows) = place_of(&params, &info.name);
-            let whole = match asked.take().filter(|(asked, _)| *asked == i) {
-                Some((_, whole)) => whole,
-                None => weights(&params, i)?,
-            };
-            let bytes = whole.rows(rows.start, rows.end)?.read_bytes()?;
-            asked = Some((i, whole));
-            match all_finite(info.dtype, &bytes) {
-                true => Ok(bytes),
-                false => Err(Error::NonFinite(format!(
-                    "`{}` holds a weight that is not finite, so no checkpoint was saved; \
-                     resume from the last one with a lower `learning_rate`",
-                    info.name
-                ))),
-            }
-        })
+        let generation = self.generation.clone().unwrap_or_else(own);
+        let mut files =
+            vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
+        files.extend(self.companions.iter().map(|(name, bytes)| (*name, bytes.clone())));
+        files
+    }
+}
+
+/// Errors with [`Error::NonFinite`] when a weight, of which these are the bytes, is infinite or NaN.
+pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
+    match all_finite(info.dtype, bytes) {
+        true => Ok(()),
+        false => Err(Error::NonFinite(format!(
+            "`{}` holds a weight that is not finite, so no checkpoint was saved; \
+             resume from the last one with a lower `learning_rate`",
+            info.name
+        ))),
     }
 }
 
@@ -220,17 +197,10 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     })
 }
 
-/// The number of the parameter with the part called `name`, and its rows there.
-fn place_of(params: &[&mut Param], name: &str) -> (usize, Range<usize>) {
-    let of = |param: &Param| rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(_, rows)| rows);
-    let found = params.iter().enumerate().find_map(|(i, param)| Some((i, of(param)?)));
-    found.expect("every part that is listed belongs to a parameter")
-}
-
-/// Writes a JSON file with two spaces of indentation, as Hugging Face does.
-pub(super) fn write_json(writer: &mut CheckpointWriter, name: &str, value: &Value) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).expect("JSON values are written without fail") + "\n";
-    writer.file(name, |file| file.write(text.as_bytes()))
+/// JSON with two spaces of indentation, as Hugging Face writes it.
+fn as_json(value: Value) -> Arc<[u8]> {
+    let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
+    text.into_bytes().into()
 }
 
 #[cfg(test)]

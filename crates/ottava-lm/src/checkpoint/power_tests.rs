@@ -1,11 +1,10 @@
 //! A simulated power failure after every file operation of a run's start, steps, saves, retention and resumption: what was
 //! reported as saved is there, complete, and the run goes on.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
@@ -30,13 +29,13 @@ enum Op {
 #[derive(Clone)]
 struct Recorder {
     root: PathBuf,
-    done: Rc<RefCell<Vec<Op>>>,
+    done: Arc<Mutex<Vec<Op>>>,
 }
 
 impl Recorder {
     fn note<T>(&self, result: io::Result<T>, op: impl FnOnce() -> Op) -> io::Result<T> {
         let value = result?;
-        self.done.borrow_mut().push(op());
+        self.done.lock().unwrap().push(op());
         Ok(value)
     }
 
@@ -81,7 +80,7 @@ struct RecordedFile {
 impl Write for RecordedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.file.write(bytes)?;
-        self.recorder.done.borrow_mut().push(Op::Write(self.path.clone(), bytes[..count].to_vec()));
+        self.recorder.done.lock().unwrap().push(Op::Write(self.path.clone(), bytes[..count].to_vec()));
         Ok(count)
     }
     fn flush(&mut self) -> io::Result<()> {
@@ -257,12 +256,19 @@ fn train(
         }
     };
     for step in start + 1..=end {
-        metrics.append(step, &[("loss", json!(1.0 / step as f64))]).unwrap();
+        if step == start + 1 || step % 2 == 0 {
+            metrics.append(step, &[("loss", json!(1.0 / step as f64))]).unwrap();
+        }
         if step % 2 == 0 {
             metrics.sync().unwrap();
             replace_file(fs, &run.join("loss.svg"), b"<svg/>").unwrap();
             let mut writer = CheckpointWriter::begin(fs, &folder, step).unwrap();
-            metrics.save(&mut writer).unwrap();
+            let (name, start) = metrics.saved().unwrap();
+            // Written while the run goes on: the next step is logged between two files.
+            if step < end {
+                metrics.append(step + 1, &[("loss", json!(1.0 / (step + 1) as f64))]).unwrap();
+            }
+            writer.copy(&name, &start).unwrap();
             writer.file("model.safetensors", |file| file.write(&[step as u8; 100])).unwrap();
             writer.finish(json!({ "step": step })).unwrap();
             saved(step);
@@ -274,19 +280,19 @@ fn train(
 #[test]
 fn a_power_failure_after_any_operation_keeps_what_was_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let recorder = Recorder { root: folder.path().to_path_buf(), done: Rc::default() };
+    let recorder = Recorder { root: folder.path().to_path_buf(), done: Arc::default() };
     let run = folder.path().join("runs/run");
     // After how many operations which step was reported as the newest that is saved.
     let mut reports: Vec<(usize, u64)> = Vec::new();
-    let report = |reports: &mut Vec<(usize, u64)>, step| reports.push((recorder.done.borrow().len(), step));
+    let report = |reports: &mut Vec<(usize, u64)>, step| reports.push((recorder.done.lock().unwrap().len(), step));
     train(&recorder, &run, None, 6, 2, |step| report(&mut reports, step));
     // Back to an older checkpoint, twice: what was newer does not count from there on.
     let older = || Some((run.join("checkpoints/checkpoint-4"), 4));
     report(&mut reports, 4);
     train(&recorder, &run, older(), 5, 1, |_| ());
-    let left = recorder.done.borrow().len();
+    let left = recorder.done.lock().unwrap().len();
     train(&recorder, &run, older(), 8, 1, |step| report(&mut reports, step));
-    let ops = recorder.done.borrow().clone();
+    let ops = recorder.done.lock().unwrap().clone();
     let is_sixth = |op: &Op| matches!(op, Op::Rename(_, to) if to.ends_with("checkpoint-6"));
     let again = left + ops[left..].iter().position(is_sixth).unwrap();
     assert!(ops.len() > 120, "{} operations", ops.len());

@@ -15,11 +15,11 @@ pub const MAX_FILE_BYTES: usize = 5_000_000_000;
 ///
 /// `fetch` is asked once for the bytes of each tensor. The order of its calls depends on `tensors` alone, so that all
 /// ranks can take part in gathering each one.
-pub fn write_model(
+pub fn write_model<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     tensors: &[TensorInfo],
     max_file_bytes: usize,
-    mut fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
+    mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
     let files = divide(tensors, max_file_bytes);
     if let [all] = &files[..] {
@@ -38,11 +38,11 @@ pub fn write_model(
 }
 
 /// Writes one safetensors file. `fetch` is asked once for each tensor, in an order that `tensors` alone decides.
-pub fn write_tensors(
+pub fn write_tensors<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     name: &str,
     tensors: &[TensorInfo],
-    mut fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
+    mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
     // Wide types first: each tensor then starts at a multiple of its element size, as readers that map files need.
     let mut tensors: Vec<_> = tensors.iter().collect();
@@ -52,12 +52,13 @@ pub fn write_tensors(
         file.write(&(header.len() as u64).to_le_bytes())?;
         file.write(header.as_bytes())?;
         for tensor in tensors {
-            let bytes = fetch(tensor)?;
+            let fetched = fetch(tensor)?;
+            let bytes = fetched.as_ref();
             if bytes.len() != tensor.bytes() {
                 let (name, expected) = (&tensor.name, tensor.bytes());
                 return Err(Error::Checkpoint(format!("{name}: {} bytes to save, expected {expected}", bytes.len())));
             }
-            file.write(&bytes)?;
+            file.write(bytes)?;
         }
         Ok(())
     })

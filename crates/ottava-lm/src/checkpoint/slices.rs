@@ -56,12 +56,12 @@ pub struct SliceWriter(Index);
 
 impl SliceWriter {
     /// Writes `file` with whole `tensors`; `fetch` is asked once for the bytes of each.
-    pub fn whole(
+    pub fn whole<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
         file: &str,
         tensors: &[TensorInfo],
-        fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
+        fetch: impl FnMut(&TensorInfo) -> Result<B>,
     ) -> Result<()> {
         write_tensors(writer, &format!("{FOLDER}/{file}"), tensors, fetch)?;
         tensors.iter().for_each(|tensor| self.list(file, tensor, 0..tensor.elements()));
@@ -69,12 +69,12 @@ impl SliceWriter {
     }
 
     /// Writes `file` with elements of `tensors`, one range of each; `fetch` is asked once for the bytes of each.
-    pub fn ranges(
+    pub fn ranges<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
         file: &str,
         tensors: &[(TensorInfo, Range<usize>)],
-        fetch: impl FnMut(&TensorInfo) -> Result<Vec<u8>>,
+        fetch: impl FnMut(&TensorInfo) -> Result<B>,
     ) -> Result<()> {
         let flat =
             |(tensor, range): &(TensorInfo, Range<usize>)| TensorInfo { shape: vec![range.len()], ..tensor.clone() };

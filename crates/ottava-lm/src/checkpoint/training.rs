@@ -1,21 +1,22 @@
 //! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
-use super::fs::RealFs;
-use super::model::FolderTemplate;
+use super::model::{expect_finite, rows_of};
+use super::safetensors_write::MAX_FILE_BYTES;
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
-use super::{CheckpointWriter, Manifest, TensorInfo};
+use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, write_model};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, Kept, LossScale, Per, optimizer_tensors};
-use crate::parallel::{DataParallel, Partition};
+use crate::parallel::Partition;
 use crate::param::{Param, Part};
-use ottava_tensor::{ExpandedTensor, Tensor};
+use ottava_tensor::{ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 /// Files of the subfolder [`FOLDER`]; in format 1 they are next to the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -47,147 +48,170 @@ pub struct Progress {
     pub pending: Option<Map<String, Value>>,
 }
 
-/// Writes model, optimizer, scales and position. Of several `ranks`, the leading one has the `writer`; each writes the slices of the
-/// optimizer that it has. Returns the checkpoint's path on the leading rank.
-///
-/// Errors on all ranks when one fails.
-pub fn save(
-    writer: Option<Result<CheckpointWriter>>,
-    template: &FolderTemplate,
-    model: &mut Decoder,
-    optimizer: &mut AdamWOptimizer,
-    progress: &Progress,
-    partition: &Partition,
-) -> Result<Option<PathBuf>> {
-    let ranks = partition.ranks();
-    let mut weights = WholeWeights { partition, next: 0 };
-    let begun = writer.map(|writer| begin(writer?, template, model, &mut weights)).transpose();
-    // The other ranks gather as many.
-    let rest = weights.finish(&model.parameters());
-    let (mut begun, path) = match begun.and_then(|begun| rest.map(|()| begun)) {
-        Ok(begun) => {
-            let path = begun.as_ref().map_or(PathBuf::new(), |(writer, _)| writer.path().to_path_buf());
-            (begun, Ok(path))
-        }
-        Err(error) => (None, Err(error)),
-    };
-    let path = ranks.all("begin of a checkpoint", path)?.swap_remove(0);
-    let mut joined = (CheckpointWriter::join(&RealFs, &path, progress.step, &[FOLDER]), SliceWriter::default());
-    let (writer, slices) = begun.as_mut().unwrap_or(&mut joined);
-    let written = save_optimizer(writer, slices, model, optimizer, ranks);
-    let (joined, slices) = joined;
-    let others = ranks.all("files of a checkpoint", written.map(|()| (joined.into_files(), slices)))?;
-    let finish = |(mut writer, mut slices): (CheckpointWriter, SliceWriter)| {
-        for (files, index) in others {
-            writer.adopt(files);
-            slices.adopt(index);
-        }
-        slices.finish(&mut writer)?;
-        writer.finish(json!(progress))
-    };
-    let (path, ended) = match begun.map(finish).transpose() {
-        Ok(path) => (path, Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    ranks.all("end of a checkpoint", ended)?;
-    Ok(path)
+/// What one rank writes into a checkpoint, without the bytes of tensors. Of several ranks the leading one writes all but the slices of the
+/// optimizer that others have.
+#[derive(Default)]
+pub struct Contents {
+    /// Logs of the run, by name.
+    logs: Vec<(String, FileStart)>,
+    /// Files of the model folder other than the weights, by name.
+    files: Vec<(&'static str, Arc<[u8]>)>,
+    /// Whole weights in the compute type, in the order of the parameters.
+    weights: Vec<TensorInfo>,
+    scaling: Vec<TensorInfo>,
+    /// Master weights and optimizer states that are not divided among ranks.
+    whole: Vec<TensorInfo>,
+    /// Of those that are divided: the elements that this rank has.
+    ranges: Vec<(TensorInfo, Range<usize>)>,
+    /// The file of `ranges`.
+    ranges_file: String,
 }
 
-/// The whole weights of a model that ranks divide, which all ranks gather in the order of the parameters.
-struct WholeWeights<'a> {
-    partition: &'a Partition,
-    /// The first parameter that was not gathered yet.
-    next: usize,
-}
-
-impl WholeWeights<'_> {
-    /// The weights of parameter `i`, which was not asked for before.
-    fn get(&mut self, params: &[&mut Param], i: usize) -> Result<Tensor> {
-        while self.next < i {
-            self.gather(params)?;
+impl Contents {
+    /// What this rank writes of tensors, and where they are.
+    pub fn new<'a>(
+        model: &'a mut Decoder,
+        optimizer: &mut AdamWOptimizer,
+        partition: &'a Partition,
+    ) -> Result<(Contents, LiveTensors<'a>)> {
+        let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
+        let ranges_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
+        let mut contents = Contents { ranges_file, ..Contents::default() };
+        let (mut rows, mut others) = (HashMap::new(), HashMap::new());
+        let arrays = if ranks.leads() { model.scaling().arrays()? } else { Vec::new() };
+        for (name, array) in arrays {
+            contents.scaling.push(TensorInfo {
+                name: name.clone(),
+                dtype: array.dtype(),
+                shape: array.shape().to_vec(),
+            });
+            others.insert(name, array);
         }
-        self.gather(params)
-    }
-
-    fn gather(&mut self, params: &[&mut Param]) -> Result<Tensor> {
-        self.next += 1;
-        self.partition.value(params[self.next - 1])
-    }
-
-    /// Gathers the rest, which nobody asks for, so that all ranks do the same.
-    fn finish(mut self, params: &[&mut Param]) -> Result<()> {
-        while self.partition.divides() && self.next < params.len() {
-            self.gather(params)?;
-        }
-        Ok(())
-    }
-}
-
-/// Writes what one rank writes for all.
-fn begin<'a>(
-    mut writer: CheckpointWriter<'a>,
-    template: &FolderTemplate,
-    model: &mut Decoder,
-    weights: &mut WholeWeights,
-) -> Result<(CheckpointWriter<'a>, SliceWriter)> {
-    template.write(&mut writer, model, &mut |params, i| weights.get(params, i))?;
-    writer.subfolder(FOLDER)?;
-    let mut slices = SliceWriter::default();
-    let scales: HashMap<String, Tensor> = model.scaling().arrays()?.into_iter().collect();
-    let info =
-        |(name, t): (&String, &Tensor)| TensorInfo { name: name.clone(), dtype: t.dtype(), shape: t.shape().to_vec() };
-    let mut infos: Vec<_> = scales.iter().map(info).collect();
-    infos.sort_by(|a, b| a.name.cmp(&b.name));
-    if !infos.is_empty() {
-        slices.whole(&mut writer, SCALING, &infos, |info| Ok(scales[&info.name].read_bytes()?))?;
-    }
-    Ok((writer, slices))
-}
-
-/// Writes master weights and optimizer states: slices of matrices that are divided among ranks, and on the leading rank all others.
-fn save_optimizer(
-    writer: &mut CheckpointWriter,
-    slices: &mut SliceWriter,
-    model: &mut Decoder,
-    optimizer: &mut AdamWOptimizer,
-    ranks: &DataParallel,
-) -> Result<()> {
-    let (mut whole, mut ranges, mut tensors) = (Vec::new(), Vec::new(), HashMap::new());
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
-        let slice = param.is_sliced().then(|| param.slice());
-        if slice.is_none() && !ranks.leads() {
-            continue;
-        }
-        let Param { parts, weights, .. } = param;
-        for kept in optimizer_tensors(weights, moments) {
-            // The rank with the first element writes what all slices have alike.
-            let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
-            if kept.per == Per::Parameter && !first {
+        let mut params = model.parameters();
+        for (i, (param, moments)) in params.iter_mut().zip(optimizer.moments_mut()).enumerate() {
+            let slice = param.is_sliced().then(|| param.slice());
+            if slice.is_none() && !ranks.leads() {
                 continue;
             }
-            let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-            for Piece { info, elements } in pieces(parts, &slice, &kept) {
-                let end = start + elements.len();
-                tensors.insert(info.name.clone(), flat.rows(start, end)?);
-                start = end;
-                match slice {
-                    Some(_) => ranges.push((info, elements)),
-                    None => whole.push(info),
+            let Param { parts, weights, .. } = &mut **param;
+            for (part, at) in rows_of(parts).filter(|_| ranks.leads()) {
+                contents.weights.push(TensorInfo { name: part.name.clone(), dtype, shape: part.shape.clone() });
+                rows.insert(part.name.clone(), (i, at));
+            }
+            for kept in optimizer_tensors(weights, moments) {
+                // The rank with the first element writes what all slices have alike.
+                let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+                if kept.per == Per::Parameter && !first {
+                    continue;
+                }
+                let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
+                for Piece { info, elements } in pieces(parts, &slice, &kept) {
+                    let end = start + elements.len();
+                    others.insert(info.name.clone(), flat.rows(start, end)?);
+                    start = end;
+                    match slice {
+                        Some(_) => contents.ranges.push((info, elements)),
+                        None => contents.whole.push(info),
+                    }
                 }
             }
         }
+        contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
+        contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
+        contents.ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        Ok((contents, LiveTensors { partition, params, next: 0, rows, others, whole: None }))
     }
-    whole.sort_by(|a, b| a.name.cmp(&b.name));
-    ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-    let fetch = |info: &TensorInfo| Ok(tensors[&info.name].read_bytes()?);
-    if !whole.is_empty() {
-        slices.whole(writer, OPTIMIZER, &whole, fetch)?;
+
+    /// Adds files that the leading rank writes.
+    pub fn add_files(&mut self, logs: Vec<(String, FileStart)>, files: Vec<(&'static str, Arc<[u8]>)>) {
+        self.logs.extend(logs);
+        self.files.extend(files);
     }
-    if !ranges.is_empty() {
-        let file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
-        slices.ranges(writer, &file, &ranges, fetch)?;
+
+    /// The names of all tensors: weights first, in the order of the parameters.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let whole = self.weights.iter().chain(&self.scaling).chain(&self.whole);
+        whole.chain(self.ranges.iter().map(|(info, _)| info)).map(|info| info.name.as_str())
     }
-    Ok(())
+
+    /// Bytes of a [`Snapshot`] of all tensors, and of those that every rank has of its own.
+    pub fn snapshot_bytes(&self) -> [usize; 2] {
+        let ranges = self.ranges.iter().map(|(info, range)| Snapshot::padded(range.len() * info.dtype.size())).sum();
+        let whole = self.weights.iter().chain(&self.scaling).chain(&self.whole);
+        [whole.map(|info| Snapshot::padded(info.bytes())).sum::<usize>() + ranges, ranges]
+    }
+
+    /// Writes all files. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
+    ///
+    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
+    pub fn write<B: AsRef<[u8]>>(
+        &self,
+        writer: &mut CheckpointWriter,
+        mut fetch: impl FnMut(&str) -> Result<B>,
+    ) -> Result<SliceWriter> {
+        self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
+        self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
+        if !self.weights.is_empty() {
+            write_model(writer, &self.weights, MAX_FILE_BYTES, |info| {
+                let bytes = fetch(&info.name)?;
+                expect_finite(info, bytes.as_ref())?;
+                Ok(bytes)
+            })?;
+        }
+        let (mut slices, mut fetch) = (SliceWriter::default(), |info: &TensorInfo| fetch(&info.name));
+        for (file, tensors) in [(SCALING, &self.scaling), (OPTIMIZER, &self.whole)] {
+            if !tensors.is_empty() {
+                slices.whole(writer, file, tensors, &mut fetch)?;
+            }
+        }
+        if !self.ranges.is_empty() {
+            slices.ranges(writer, &self.ranges_file, &self.ranges, &mut fetch)?;
+        }
+        Ok(slices)
+    }
+}
+
+/// The tensors of [`Contents`] as training has them. Weights that ranks divide are gathered one after another, by all ranks in the order of
+/// the parameters.
+pub struct LiveTensors<'a> {
+    partition: &'a Partition,
+    params: Vec<&'a mut Param>,
+    /// The first parameter that was not gathered yet.
+    next: usize,
+    /// Where weights are: parameter and rows, by name.
+    rows: HashMap<String, (usize, Range<usize>)>,
+    /// Views of all other tensors, by name.
+    others: HashMap<String, Tensor>,
+    /// The last parameter that was gathered.
+    whole: Option<(usize, Tensor)>,
+}
+
+impl LiveTensors<'_> {
+    /// A tensor by its name, in the order of [`Contents::names`].
+    pub fn get(&mut self, name: &str) -> Result<Tensor> {
+        let Some((i, rows)) = self.rows.get(name).cloned() else {
+            self.gather_rest()?;
+            return Ok(self.others[name].clone());
+        };
+        while self.next <= i {
+            // The one before is freed first.
+            self.whole = None;
+            self.whole = Some((self.next, self.partition.value(self.params[self.next])?));
+            self.next += 1;
+        }
+        let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
+        Ok(whole.rows(rows.start, rows.end)?)
+    }
+
+    /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.
+    pub fn gather_rest(&mut self) -> Result<()> {
+        self.whole = None;
+        for param in self.params.iter().skip(self.next).filter(|_| self.partition.divides()) {
+            self.partition.value(param)?;
+        }
+        self.next = self.params.len();
+        Ok(())
+    }
 }
 
 /// Reads the position from the manifest of a checkpoint.

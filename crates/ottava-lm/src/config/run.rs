@@ -1,5 +1,6 @@
 //! The settings of a run, and what follows from them.
 
+use super::auto;
 use super::keys::flatten;
 use super::memory::{MemoryConfig, OptimizerConfig};
 use super::parallel::ParallelConfig;
@@ -155,6 +156,10 @@ pub struct TrainingConfig {
     pub save_steps: u64,
     /// Checkpoints kept, the newest; 0 keeps all.
     pub save_total_limit: usize,
+    /// Whether checkpoints are copied to host memory and written from there while training goes on; `None`, written `auto`, does so if
+    /// that memory is available.
+    #[serde(with = "auto")]
+    pub async_save: Option<bool>,
 }
 
 /// The `[generation]` table.
@@ -286,6 +291,7 @@ impl Default for TrainingConfig {
             eval_steps: 0,
             save_steps: 0,
             save_total_limit: 3,
+            async_save: None,
         }
     }
 }
@@ -487,7 +493,7 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
     /// are returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir"];
+        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir", "training.async_save"];
         // The content at these paths is compared when the run resumes.
         const STEERS: &[&str] = &[
             "model.path",

@@ -4,6 +4,7 @@
 //! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
 
 use super::communication::CommunicationPlan;
+use super::memory::GPUS_PER_NODE;
 use crate::parallel::Zero;
 use ottava_tensor::comm::Sent;
 use serde::Serialize;
@@ -49,7 +50,7 @@ impl Links {
         gather: Ring { start: 14.0e-6, hop: 1.4e-6, bandwidth: 255e9 },
         reduce: Ring { start: 12.1e-6, hop: 2.0e-6, bandwidth: 265e9 },
         between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 },
-        gpus_per_node: 8,
+        gpus_per_node: GPUS_PER_NODE,
     };
 
     /// Seconds of `sent.calls` equal calls with rings `within` a node, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks.

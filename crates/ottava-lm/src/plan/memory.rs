@@ -1,6 +1,6 @@
 //! The memory of a run, from a dry run: its own code on a device that holds no data and accounts for memory.
 
-use crate::checkpoint::RandomWeights;
+use crate::checkpoint::{Contents, RandomWeights};
 use crate::config::RunConfig;
 use crate::context::Sequences;
 use crate::error::Result;
@@ -8,7 +8,6 @@ use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::optim::optimizer_tensors;
 use crate::parallel::{DataParallel, Exchange};
 use crate::recompute::Recompute;
 use crate::run::Run;
@@ -38,6 +37,10 @@ pub struct MemoryPlan {
     pub host_bytes: u64,
     /// Host memory available for them, if the GPU is in this machine.
     pub host_available_bytes: Option<u64>,
+    /// Bytes of the host's memory for the snapshot of a checkpoint; 0 without `training.async_save`.
+    pub snapshot_bytes: u64,
+    /// Whether the host has memory for the snapshots of its ranks.
+    pub snapshots_fit: bool,
     /// Memory of the device available for tensors.
     pub available_bytes: u64,
     /// Whether the run fits.
@@ -61,7 +64,7 @@ impl MemoryPlan {
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
-        let DryRun { peak, save, host } = DryRun::new(config, sizes, &dry)?;
+        let DryRun { peak, save, host, snapshot } = DryRun::new(config, sizes, &dry)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
@@ -79,11 +82,18 @@ impl MemoryPlan {
         // Pinned memory is never swapped out.
         let host_available =
             matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
+        let ranks = config.parallel.data.max(1);
+        let [own, others] = snapshot;
+        let snapshots = own + (ranks.min(GPUS_PER_NODE) - 1) * others;
+        let room = match device {
+            Device::Cuda(_) => host_available.map(|there| there.saturating_sub(host)),
+            Device::Cpu | Device::DryCpu(_) => Some(available.saturating_sub(reserved)),
+        };
         let line = |&(scope, bytes): &(&str, usize)| MemoryLine { what: describe(scope, config), bytes: bytes as u64 };
         let mut lines: Vec<_> = peak.by_scope.iter().map(line).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.bytes));
         Ok(MemoryPlan {
-            ranks: config.parallel.data.max(1),
+            ranks,
             lines,
             peak_bytes: peak.bytes as u64,
             during: peak.during.to_string(),
@@ -91,6 +101,8 @@ impl MemoryPlan {
             reserved_bytes: reserved as u64,
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
+            snapshot_bytes: if config.training.async_save == Some(false) { 0 } else { own as u64 },
+            snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {
                 Device::Cuda(gpu) => gpu.workload().unwrap_or_default(),
@@ -108,6 +120,9 @@ pub(super) fn unlimited(device: &Device) -> Device {
         Device::Cpu | Device::DryCpu(_) => device.dry(),
     }
 }
+
+/// GPUs of one host.
+pub(super) const GPUS_PER_NODE: usize = 8;
 
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;
@@ -130,6 +145,8 @@ struct DryRun {
     save: MemorySnapshot,
     /// Bytes of the host's memory.
     host: usize,
+    /// As [`Contents::snapshot_bytes`].
+    snapshot: [usize; 2],
 }
 
 impl DryRun {
@@ -166,30 +183,27 @@ impl DryRun {
             evaluate(&mut run, precision)?;
         }
         let peak = tracker.take_peak();
-        save(&mut run)?;
+        let snapshot = save(&mut run)?;
         let host = match device {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
         };
-        Ok(DryRun { peak, save: tracker.take_peak(), host })
+        Ok(DryRun { peak, save: tracker.take_peak(), host, snapshot })
     }
 }
 
-/// A checkpoint is written tensor by tensor, each from a copy in the host's memory.
-fn save(Run { model, optimizer, step }: &mut Run) -> Result<()> {
+/// A checkpoint is written tensor by tensor, each from a copy in the host's memory. Returns the bytes of a snapshot of all.
+fn save(Run { model, optimizer, step }: &mut Run) -> Result<[usize; 2]> {
     let device = model.device().clone();
     let _scope = device.scope("save");
-    let copy = |tensor: &Tensor| match &device {
-        Device::DryCpu(_) => tensor.duplicate().map(drop),
-        Device::Cpu | Device::Cuda(_) => Ok(()),
-    };
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
-        copy(&step.partition().value(param)?)?;
-        for kept in optimizer_tensors(&mut param.weights, moments) {
-            copy(kept.tensor)?;
+    let (contents, mut live) = Contents::new(model, optimizer, step.partition())?;
+    for name in contents.names() {
+        let tensor = live.get(name)?;
+        if matches!(device, Device::DryCpu(_)) {
+            tensor.duplicate()?;
         }
     }
-    Ok(())
+    Ok(contents.snapshot_bytes())
 }
 
 /// Bytes available for tensors on `device`.

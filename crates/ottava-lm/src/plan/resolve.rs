@@ -104,7 +104,17 @@ impl ResolvedRun {
         if offloads && !on_gpu {
             choices.push("offloading changes nothing on the CPU, where there is one memory".into());
         }
-        let (config, memory) = chosen;
+        let (mut config, mut memory) = chosen;
+        if config.training.async_save.is_none() {
+            config.training.async_save = Some(memory.snapshots_fit);
+            if !memory.snapshots_fit {
+                let bytes = std::mem::take(&mut memory.snapshot_bytes);
+                choices.push(format!(
+                    "async_save = \"auto\" is false: a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks",
+                    gib(bytes)
+                ));
+            }
+        }
         let choice = (!choices.is_empty()).then(|| choices.join(". "));
         Ok(ResolvedRun { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
@@ -119,7 +129,13 @@ impl ResolvedRun {
     /// Errors when the run does not fit, with the changes that would make it.
     pub fn expect_fit(&self) -> Result<()> {
         if self.memory.fits {
-            return Ok(());
+            return match self.config.training.async_save == Some(true) && !self.memory.snapshots_fit {
+                false => Ok(()),
+                true => Err(Error::Memory(format!(
+                    "`training.async_save` is true, and a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks; set it to \"auto\" or to false",
+                    gib(self.memory.snapshot_bytes)
+                ))),
+            };
         }
         let ResolvedRun {
             memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, ..

@@ -197,6 +197,33 @@ fn offloading_more_than_the_host_has_is_an_error() {
     assert!(error.to_string().contains(text), "{error}");
 }
 
+/// Weights of 2 bytes, and 12 of FP32 master weights and moments, which ranks divide; within what alignment and vectors take.
+#[test]
+fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
+    let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), true);
+    config.optimizer.level = Level::O0;
+    let resolved = |config: &RunConfig| ResolvedRun::new(config, &llama(), &gpu(138.0)).unwrap();
+    let parameters = 6.738e9;
+    for (ranks, expected) in [(1, 14.0 * parameters), (2, (2.0 + 6.0) * parameters)] {
+        config.parallel.data = ranks;
+        config.parallel.zero = Zero::OptimizerStates;
+        let automatic = resolved(&config);
+        assert_eq!(automatic.config.training.async_save, Some(true));
+        let ratio = automatic.memory.snapshot_bytes as f64 / expected;
+        assert!((ratio - 1.0).abs() < 1e-3, "{ranks} ranks: {ratio}");
+    }
+    config.training.async_save = Some(false);
+    assert_eq!(resolved(&config).memory.snapshot_bytes, 0);
+    config.training.async_save = Some(true);
+    let mut asked = resolved(&config);
+    asked.expect_fit().unwrap();
+    asked.memory.snapshots_fit = false;
+    let error = asked.expect_fit().unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    let text = "`training.async_save` is true, and a snapshot of a checkpoint takes 50.2 GiB of the host's memory";
+    assert!(error.to_string().contains(text), "{error}");
+}
+
 /// The inputs of 32 blocks leave the GPU in forward, and come back in backward one by one, while gradients of the weights become more.
 #[test]
 fn offloaded_residuals_leave_at_most_two_on_the_gpu() {

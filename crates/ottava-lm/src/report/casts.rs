@@ -1,8 +1,8 @@
 //! `casts.jsonl`: statistics of each FP8 cast, a line every `cast_statistics_steps` steps.
 
 use super::MetricsWriter;
-use super::metrics::{save_log, saved_name};
-use crate::checkpoint::CheckpointWriter;
+use super::metrics::saved_name;
+use crate::checkpoint::FileStart;
 use crate::checkpoint::fs::RealFs;
 use crate::error::Result;
 use crate::scaling::{CastCounts, CastRecord};
@@ -40,9 +40,9 @@ impl CastLog {
         Ok(logs.then_some(CastLog { writer, since, counted }))
     }
 
-    /// Copies the log at `path`, where there is one, into a checkpoint.
-    pub fn save(path: &Path, writer: &mut CheckpointWriter) -> Result<()> {
-        if path.is_file() { save_log(path, writer) } else { Ok(()) }
+    /// What a checkpoint copies of the log at `path` now, where there is one, and under which name.
+    pub fn saved(path: &Path) -> Result<Option<(String, FileStart)>> {
+        path.is_file().then(|| Ok((saved_name(path), FileStart::now(path)?))).transpose()
     }
 
     /// Appends the line of `step`, which has just ended.

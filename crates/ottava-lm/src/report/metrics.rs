@@ -1,12 +1,12 @@
 //! `metrics.jsonl`: one JSON object a line, each with its `step`. The record of a run that other programs read.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::checkpoint::CheckpointWriter;
+use crate::checkpoint::FileStart;
 use crate::checkpoint::fs::{Fs, FsFile, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
 
@@ -14,20 +14,6 @@ use crate::{Error, Result};
 pub(super) fn saved_name(path: &Path) -> String {
     let name = path.file_name().expect("a file has a name");
     format!("training/{}", name.to_string_lossy())
-}
-
-/// Copies the file at `path` into a checkpoint.
-pub(super) fn save_log(path: &Path, writer: &mut CheckpointWriter) -> Result<()> {
-    let mut from = File::open(path).map_err(Error::io(path))?;
-    let mut buffer = vec![0; 1 << 20];
-    writer.file(&saved_name(path), |to| {
-        loop {
-            match from.read(&mut buffer).map_err(Error::io(path))? {
-                0 => return Ok(()),
-                count => to.write(&buffer[..count])?,
-            }
-        }
-    })
 }
 
 /// Appends to a `metrics.jsonl`.
@@ -97,9 +83,9 @@ impl MetricsWriter {
         self.file.sync().map_err(Error::io(&self.path))
     }
 
-    /// Copies the file into a checkpoint.
-    pub fn save(&self, writer: &mut CheckpointWriter) -> Result<()> {
-        save_log(&self.path, writer)
+    /// What a checkpoint copies of the file now, and under which name.
+    pub fn saved(&self) -> Result<(String, FileStart)> {
+        Ok((saved_name(&self.path), FileStart::now(&self.path)?))
     }
 }
 
@@ -159,6 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::checkpoint::CheckpointWriter;
     use crate::checkpoint::fs::RealFs;
     use std::io::Write;
 
@@ -214,7 +201,8 @@ mod tests {
         let four = read("metrics.jsonl");
         let metrics = MetricsWriter::resume(&RealFs, &path, 4).unwrap();
         let mut writer = CheckpointWriter::begin(&RealFs, folder.path(), 4).unwrap();
-        metrics.save(&mut writer).unwrap();
+        let (name, start) = metrics.saved().unwrap();
+        writer.copy(&name, &start).unwrap();
         let checkpoint = writer.finish(Value::Null).unwrap();
         // Lines that the run trains again are cut; lines of another past are kept elsewhere; missing ones come back.
         run(&path, 5..=9);

@@ -1,7 +1,7 @@
 //! The files that a run writes while it trains. Of several ranks one writes them.
 
 use super::start::{Resumed, RunLock};
-use crate::checkpoint::CheckpointWriter;
+use crate::checkpoint::FileStart;
 use crate::checkpoint::fs::{RealFs, replace_file};
 use crate::config::RunConfig;
 use crate::error::Result;
@@ -54,9 +54,9 @@ impl RunFiles {
         self.casts.as_mut().map_or(Ok(()), CastLog::sync)
     }
 
-    /// Copies metrics and cast log of the run in `folder` into a checkpoint.
-    pub(super) fn save(&self, folder: &Path, writer: &mut CheckpointWriter) -> Result<()> {
-        self.metrics.save(writer)?;
-        CastLog::save(&folder.join(CASTS), writer)
+    /// What a checkpoint copies of metrics and cast log of the run in `folder` now, by name.
+    pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
+        let casts = CastLog::saved(&folder.join(CASTS))?;
+        Ok([self.metrics.saved()?].into_iter().chain(casts).collect())
     }
 }

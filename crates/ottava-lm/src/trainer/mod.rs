@@ -7,9 +7,9 @@ mod start;
 pub use report::StepReport;
 pub use start::{Start, build, log_exceptions};
 
-use crate::checkpoint::fs::{RealFs, create_dirs, replace_file};
+use crate::checkpoint::fs::{Fs, RealFs, create_dirs, replace_file};
 use crate::checkpoint::{
-    CheckpointWriter, FolderTemplate, Progress, Verify, delete_old, latest_complete, training, verify_model,
+    Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
@@ -29,7 +29,7 @@ use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, read_losses};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +37,9 @@ use std::time::Instant;
 
 /// A run in progress.
 pub struct Trainer {
+    // Dropped before the files, with whose lock it writes, and before the ranks, since freeing pinned memory waits for the GPU: while there
+    // is a communicator, a process that waits for a lost rank is ended.
+    saver: Saver,
     config: RunConfig,
     template: FolderTemplate,
     /// The tokenizer, for samples after the run.
@@ -76,8 +79,12 @@ impl Trainer {
         config.share(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
-        let resolved = ResolvedRun::new(&config, &sizes, device)?;
+        let mut resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
+        let is_async = resolved.config.training.async_save == Some(true);
+        // All ranks save alike.
+        let all = !ranks.any("a rank whose host has no memory for a snapshot", !is_async)?;
+        resolved.config.training.async_save = Some(all);
         resolved.prepare_device();
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
@@ -167,6 +174,13 @@ impl Trainer {
                 "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
             );
         }
+        let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
+        if config.training.async_save == Some(true) {
+            let Run { model, optimizer, step } = &mut run;
+            let [bytes, _] = Contents::new(model, optimizer, step.partition())?.0.snapshot_bytes();
+            tracing::info!("host memory for snapshots of checkpoints: {:.2} GiB", bytes as f64 / f64::from(1 << 30));
+            saver.write_behind(device, bytes)?;
+        }
         // From here on, files of the run are changed.
         ranks.barrier("restored state")?;
         let files = match lock {
@@ -185,6 +199,7 @@ impl Trainer {
             split,
             batches,
             ranks,
+            saver,
             files,
             step,
             tokens,
@@ -200,6 +215,9 @@ impl Trainer {
     /// [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let trained = self.train(stop, report);
+        if trained.is_err() && self.ranks.size() == 1 {
+            self.finish_save();
+        }
         // Ranks stop after the same step.
         let finished = match trained {
             Ok(()) | Err(Error::Interrupted(_)) => self.ranks.finish(),
@@ -209,6 +227,14 @@ impl Trainer {
             Error::Memory(text) => Error::Memory(format!("{text}\n{}", self.describe_latest_checkpoint())),
             other => other,
         })
+    }
+
+    /// Completes the save in progress of a run that has failed, together with all ranks.
+    fn finish_save(&mut self) {
+        match self.saver.finish(&self.ranks) {
+            Ok(saved) => saved.iter().for_each(|saved| tracing::info!("saved {}", saved.path.display())),
+            Err(error) => tracing::warn!("the checkpoint in progress was not saved: {error}"),
+        }
     }
 
     fn train(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
@@ -227,7 +253,14 @@ impl Trainer {
             self.pending = None;
         }
         while self.step < max_steps {
-            let mut done = self.train_step()?;
+            let mut done = match self.train_step() {
+                // All ranks have come to it.
+                Err(error @ Error::NonFinite(_)) => {
+                    self.finish_save();
+                    return Err(error);
+                }
+                done => done?,
+            };
             let step = self.step;
             let due = |every: u64| (every > 0 && step.is_multiple_of(every)) || step == max_steps;
             let values = self.values(&done);
@@ -239,19 +272,26 @@ impl Trainer {
                     self.record(step, values, done.evaluation)?;
                 }
             }
-            let stopping = self.ranks.any("request to stop", stop.load(Ordering::Relaxed))?;
+            let told = [f64::from(stop.load(Ordering::Relaxed)), self.saver.state()];
+            let told = self.ranks.gather("request to stop and state of a save", told)?;
+            let stopping = told.iter().any(|[stop, _]| *stop != 0.0);
+            done.saved.extend(self.saver.advance(&self.ranks, told.iter().map(|[_, state]| *state))?);
             let saving = due(self.config.training.save_steps) || stopping;
             // A resumed run counts from its checkpoint, so a line ends there.
             if due(self.config.training.cast_statistics_steps) || saving {
                 self.log_casts(step)?;
             }
             if saving {
-                done.checkpoint = self.save()?;
+                done.saved.extend(self.save()?);
+                if stopping || step == max_steps || !self.saver.is_async() {
+                    done.saved.extend(self.saver.finish(&self.ranks)?);
+                }
             }
             report(&done);
             if stopping && (self.step < max_steps || self.pending.is_some()) {
-                let saved = done.checkpoint.as_ref();
-                let from = saved.map_or(String::new(), |path| format!("; `--resume` goes on from {}", path.display()));
+                let saved = done.saved.last();
+                let from =
+                    saved.map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
                 return Err(Error::Interrupted(format!("stopped by a signal after step {}{from}", self.step)));
             }
         }
@@ -304,7 +344,7 @@ impl Trainer {
             loss_scale: self.loss_scale.clone(),
             casts: (!self.run.model.scaling().is_empty()).then_some(casts),
             evaluation: None,
-            checkpoint: None,
+            saved: Vec::new(),
         })
     }
 
@@ -410,9 +450,9 @@ impl Trainer {
         files.events.scalars(step, &scalars)
     }
 
-    /// Saves a checkpoint of the current step, of which each rank writes its part; on the leading rank returns its path, flushes metrics
-    /// and draws the plot.
-    fn save(&mut self) -> Result<Option<PathBuf>> {
+    /// Begins to save a checkpoint of the current step, of which each rank writes its part. The leading rank flushes metrics and draws the
+    /// plot first. Returns the checkpoint before, if it was not complete yet.
+    fn save(&mut self) -> Result<Option<Saved>> {
         let progress = Progress {
             step: self.step,
             tokens: self.tokens,
@@ -423,27 +463,22 @@ impl Trainer {
             loss_scale: self.loss_scale.clone(),
             pending: self.pending.clone(),
         };
-        let folder = checkpoints(&self.config.output_dir);
-        let writer = self.files.is_some().then(|| self.begin_checkpoint(&folder));
+        let (files, folder) = (&mut self.files, &self.config.output_dir);
+        let prepare = || {
+            let files = files.as_mut().expect("the leading rank writes files");
+            files.sync()?;
+            let title = format!("{} ({})", folder.display(), self.config.precision.recipe.as_str());
+            let plot = loss_svg(&title, &self.losses, &self.eval_losses);
+            replace_file(&RealFs, &folder.join("loss.svg"), plot.as_bytes())?;
+            files.saved(folder)
+        };
         let Run { model, optimizer, step } = &mut self.run;
-        let path = training::save(writer, &self.template, model, optimizer, &progress, step.partition())?;
-        let limit = self.config.training.save_total_limit;
-        if self.leads() && limit > 0 {
-            delete_old(&RealFs, &folder, limit, &[self.step])?;
-        }
-        Ok(path)
+        self.saver.begin(&progress, &self.template, model, optimizer, step.partition(), prepare)
     }
 
-    /// Puts what belongs to a checkpoint on disk, and begins it in `folder`.
-    fn begin_checkpoint(&mut self, folder: &Path) -> Result<CheckpointWriter<'static>> {
-        let files = self.files.as_mut().expect("the rank that writes files");
-        files.sync()?;
-        let title = format!("{} ({})", self.config.output_dir.display(), self.config.precision.recipe.as_str());
-        let plot = self.config.output_dir.join("loss.svg");
-        replace_file(&RealFs, &plot, loss_svg(&title, &self.losses, &self.eval_losses).as_bytes())?;
-        let mut writer = CheckpointWriter::begin(&RealFs, folder, self.step)?;
-        files.save(&self.config.output_dir, &mut writer)?;
-        Ok(writer)
+    /// Writes checkpoints through `fs`, to make operations slow or fail.
+    pub fn set_fs(&mut self, fs: &'static dyn Fs) {
+        self.saver.set_fs(fs);
     }
 
     /// Tokens per optimizer step, of all ranks.

@@ -1,11 +1,11 @@
 //! The report of a step.
 
+use crate::checkpoint::Saved;
 use crate::error::Error;
 use crate::evaluate::Evaluation;
 use crate::optim::LossScale;
 use crate::scaling::CastLosses;
 use ottava_tensor::Device;
-use std::path::PathBuf;
 
 /// The results of a step.
 #[derive(Clone, Debug)]
@@ -32,8 +32,8 @@ pub struct StepReport {
     pub loss_scale: Option<LossScale>,
     /// Validation after this step, where it was due.
     pub evaluation: Option<Evaluation>,
-    /// The checkpoint written after this step, where one was due.
-    pub checkpoint: Option<PathBuf>,
+    /// Checkpoints that are complete since the last step, of this step or of earlier ones.
+    pub saved: Vec<Saved>,
 }
 
 /// Names the casts with an infinite amax in `step`, at most a few.

@@ -18,6 +18,7 @@ mod ranks;
 mod recompute;
 mod referee;
 mod resume;
+mod saves;
 mod setup;
 mod smooth;
 mod stages;

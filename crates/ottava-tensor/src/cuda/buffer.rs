@@ -124,7 +124,7 @@ impl DeviceBuffer {
     }
 
     /// The address of a range; an error if it exceeds the buffer.
-    fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
+    pub(super) fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.len() => Ok(self.ptr() + offset as u64),
             _ => Err(out_of_range(&(offset..offset.saturating_add(bytes)), self.len())),

@@ -2,7 +2,9 @@
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
+use super::driver::Stream;
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -105,6 +107,36 @@ impl PinnedBuffer {
         // SAFETY: as above.
         unsafe { out.as_mut_ptr().copy_from_nonoverlapping(self.pointer.add(range.start), out.len()) };
         Ok(())
+    }
+
+    /// Enqueues a copy of these bytes of `source`, in the compute stream: the memory of `source` may be freed or written by later work.
+    pub(crate) fn copy_from(&mut self, offset: usize, source: &DeviceBuffer, bytes: Range<usize>) -> Result<()> {
+        let to = self.range(offset, bytes.len())?.start;
+        let from = source.address(bytes.start, bytes.len())?;
+        let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else {
+            self.device.trace(|| format!("snapshot {}", bytes.len()));
+            return Ok(());
+        };
+        // SAFETY: both ranges were checked, and host memory is read only after a synchronisation, which waits for this copy.
+        unsafe { context.copy_to_host(Stream::Compute, self.pointer.add(to), from, bytes.len()) }
+    }
+
+    /// Bytes in host memory, to which nothing enqueued writes; zeros in a dry run.
+    pub(crate) fn host_bytes(&self, range: Range<usize>) -> Cow<'_, [u8]> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
+        match self.pointer.is_null() {
+            true => vec![0; range.len()].into(),
+            // SAFETY: the range was checked. The memory was zeroed when it was allocated, and only `&mut self` writes it.
+            false => unsafe { std::slice::from_raw_parts(self.pointer.add(range.start), range.len()) }.into(),
+        }
+    }
+
+    /// [`PinnedBuffer::host_bytes`], for writing; `None` in a dry run.
+    pub(crate) fn host_bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+        assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
+        // SAFETY: as above, and `self` is borrowed for writing.
+        let bytes = || unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) };
+        (!self.pointer.is_null()).then(bytes)
     }
 
     fn range(&self, offset: usize, bytes: usize) -> Result<Range<usize>> {

@@ -143,6 +143,9 @@ fn print_memory(memory: &MemoryPlan) {
     if memory.host_bytes > 0 {
         line(memory.host_bytes, "of the host's memory, offloaded");
     }
+    if memory.snapshot_bytes > 0 {
+        line(memory.snapshot_bytes, "of the host's memory, for snapshots of checkpoints");
+    }
     line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
 }
 

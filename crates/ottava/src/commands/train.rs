@@ -100,7 +100,7 @@ impl Train {
                 "loss": last.map(|r| r.loss),
                 "eval_loss": trainer.eval_losses().last().map(|(_, loss)| loss),
                 "initial_eval_loss": trainer.eval_losses().first().map(|(_, loss)| loss),
-                "checkpoint": last.and_then(|r| r.checkpoint.clone()),
+                "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),
                 "samples": samples,
             }));
         } else {

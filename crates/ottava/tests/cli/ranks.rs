@@ -114,7 +114,8 @@ fn a_rank_that_dies_is_named_and_all_end() {
         let run = Run::new();
         let long = ["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"];
         let mut child = spawn(&run, &train(&[&long[..], &["--set", "parallel.zero=1"]].concat()));
-        run.wait_for_steps(&mut child, 8);
+        // The save after step 10 waits for that after step 5.
+        run.wait_for_steps(&mut child, 12);
         let others = children(&child);
         assert_eq!(others.len(), 3);
         match victim {
@@ -134,6 +135,19 @@ fn a_rank_that_dies_is_named_and_all_end() {
         // The checkpoints are whole.
         run.succeed(&train(&["--set", "max_steps=20", "--ranks", "2", "--resume"]));
     }
+}
+
+#[test]
+fn a_stopped_rank_does_not_outlive_the_one_that_started_it() {
+    let run = Run::new();
+    let mut child = spawn(&run, &train(&["--set", "max_steps=100000", "--ranks", "2"]));
+    run.wait_for_steps(&mut child, 3);
+    let others = children(&child);
+    signal("-STOP", others[0]);
+    child.kill().unwrap();
+    end(child, &others);
+    let log = std::fs::read_to_string(run.path("run/rank-1.log")).unwrap();
+    assert!(log.contains("error: rank 0"), "{log}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("device", 1),
             ("tracker", 1),
             ("quantized", 1),
+            ("snapshot", 1),
             ("stored", 1),
             ("tensor", 1),
             ("bench", 2),

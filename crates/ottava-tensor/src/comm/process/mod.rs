@@ -21,6 +21,12 @@ use super::Comm;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 
+/// Lets this process, which may be stopped (SIGSTOP), go on when the thread that started it ends, so that it notices and ends too.
+pub fn wake_with_parent() {
+    // SAFETY: asks for a signal that does nothing to a process that runs.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
+}
+
 /// Leads the group of `rendezvous` as rank 0, at the `listener` that its address names. Returns when all ranks have joined.
 ///
 /// Errors as [`join`] does.
