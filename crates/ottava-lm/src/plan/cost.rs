@@ -147,7 +147,7 @@ struct Pass {
 /// Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2 and in each forward and backward with ZeRO 3; reductions
 /// run in the last backward with ZeRO 0 and 1 and in each backward with ZeRO 2 and 3. Units are taken to be equal: each has
 /// 1 / units of the communication and of the compute of a pass, and what its compute does not hide is exposed. Nothing hides the first
-/// gather of a pass, the last reduction of a step, and with ZeRO 1 to 3 the all-reduces of vectors and amaxes at its end.
+/// gather of a pass with ZeRO 3, the last reduction of a step, and with ZeRO 1 to 3 the all-reduces of vectors and amaxes at its end.
 pub fn predict(
     plan: &CommunicationPlan,
     ranks: usize,
@@ -172,9 +172,12 @@ pub fn predict(
         let (mut sum, units) = (Overlap { exposed: end, slowdown: 0.0 }, plan.units as f64);
         for (i, pass) in passes(plan, gathers, reductions, compute).into_iter().enumerate() {
             let last = if i + 1 == 2 * plan.micro_batches { pass.reductions / units } else { 0.0 };
-            let alone = pass.gathers / units + last;
-            let unit = contention.overlap((pass.gathers + pass.reductions - alone) / units, pass.compute / units);
-            sum.exposed += alone + units * unit.exposed;
+            let first = pass.gathers / units;
+            let beside = pass.gathers + pass.reductions - first - last;
+            let unit = contention.overlap(beside / units, pass.compute / units);
+            // With ZeRO 1 and 2 the update before hides it.
+            let exposed = if plan.zero == Zero::Weights { first + last } else { last };
+            sum.exposed += exposed + units * unit.exposed;
             sum.slowdown += units * unit.slowdown;
         }
         let seconds = compute + update + sum.exposed + sum.slowdown;
