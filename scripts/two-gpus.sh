@@ -3,7 +3,7 @@
 #   train   collectives against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed, stopped, or never come; signals (6 minutes, of which 5 beside other parts)
-#   saves   how long training stands still for a save, and a rank that is killed during one (4 minutes)
+#   saves   how long training stands still for a save, and a rank that is killed during one (3 minutes)
 #
 # usage: scripts/two-gpus.sh [FOLDER [PART...]]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
 # OUT (default /tmp) receives logs and metrics, in two-gpus/. LIMIT (default 580) is the seconds for all of it. SAVE_LAYERS (default 8) are
@@ -100,12 +100,23 @@ saving() {
     local folder=$work/$1/checkpoints
     compgen -G "$folder/checkpoint-*" >/dev/null && compgen -G "$folder/.tmp-checkpoint-*/training/optimizer-*" >/dev/null
 }
+# saved NAME: a checkpoint is complete.
+saved() { grep -q "  saved " "$out/$1.log"; }
+# speeds METRICS: median milliseconds of steps before and during the save of step 150.
+speeds() {
+    python3 - "$1" <<'PY'
+import json, statistics, sys
+rates = {line["step"]: line["tokens_per_second"] for line in map(json.loads, open(sys.argv[1])) if "loss" in line}
+median = lambda steps: statistics.median([rates[step] for step in steps if step in rates] or [0])
+print(f"median tokens/s: {median(range(50, 151)):.0f} in steps 50 to 150, {median(range(152, 300)):.0f} in steps 152 to 299, beside the save")
+PY
+}
 # drill NAME SIGNAL RANK CODE WORDS SECONDS WHEN [ARGUMENT...]: a signal to a rank of a run in progress, once the command WHEN succeeds. The
 # other rank must end in so many seconds, with the code and words, and no process may be left.
 drill() {
     local name=$1 signal=$2 rank=$3 code=$4 words=$5 within=$6 when=$7 seconds got log
     shift 7
-    if ! seconds=$(limit $((60 + within))); then
+    if ! seconds=$(limit $((${patience:-60} + within))); then
         say SKIP "$name: no time is left"
         return 1
     fi
@@ -234,17 +245,14 @@ if wants saves; then
  "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "vocab_size": 4096,
  "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 0}
 JSON
-    large=(--set "model.path=$work/large.json" --set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1)
-    for way in true false; do
-        arguments "save-$way"
-        run "save-$way" 280 "$bin/ottava" "${train[@]}" "${two[@]}" "${large[@]}" --set async_save=$way --set max_steps=12 \
-            --set save_steps=6 || continue
-        grep -h "host memory for snapshots\|  saved " "$out/save-$way.log"
-        # The first save stands still for its copies alone; that at the end waits for all writing.
-        stood=$(sed -n 's/.*training stood still for \([0-9.]*\) s.*/\1/p' "$out/save-$way.log" | head -n 1)
-        [ "$way" = false ] || verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
-        rm -rf "$work/save-$way"
-    done
+    large=(--set "model.path=$work/large.json" --set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1 --set async_save=true)
+    # Ends once one checkpoint is complete, since a disk may not have room for two.
+    patience=240 drill saves KILL 1 5 "error: rank 1 (pid" 20 'saved saves' "${large[@]}" --set save_steps=150
+    grep -h "host memory for snapshots\|  saved " "$out/saves.log"
+    stood=$(sed -n 's/.*training stood still for \([0-9.]*\) s.*/\1/p' "$out/saves.log" | head -n 1)
+    verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
+    speeds "$out/saves-metrics.jsonl"
+    rm -rf "$work/saves"
     if drill killed-in-a-save KILL 1 5 "error: rank 1 (pid" 10 'saving killed-in-a-save' "${large[@]}" --set save_steps=10; then
         verdict "one checkpoint is complete" eval 'ls -d "$work"/killed-in-a-save/checkpoints/checkpoint-*'
         arguments killed-in-a-save
