@@ -239,13 +239,18 @@ if wants faults; then
 fi
 
 if wants saves; then
-    layers=${SAVE_LAYERS:-8}
-    cat >"$work/large.json" <<JSON
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": $layers,
+    # model LAYERS: a file for a model with so many blocks.
+    model() {
+        cat >"$work/$1.json" <<JSON
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": $1,
  "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "vocab_size": 4096,
  "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 0}
 JSON
-    large=(--set "model.path=$work/large.json" --set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1 --set async_save=true)
+    }
+    saving=(--set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1 --set async_save=true)
+    model "${SAVE_LAYERS:-8}"
+    model 8
+    large=("${saving[@]}" --set "model.path=$work/${SAVE_LAYERS:-8}.json")
     # Ends once one checkpoint is complete, since a disk may not have room for two.
     patience=240 drill saves KILL 1 5 "error: rank 1 (pid" 20 'saved saves' "${large[@]}" --set save_steps=150
     grep -h "host memory for snapshots\|  saved " "$out/saves.log"
@@ -253,6 +258,7 @@ JSON
     verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
     speeds "$out/saves-metrics.jsonl"
     rm -rf "$work/saves"
+    large=("${saving[@]}" --set "model.path=$work/8.json")
     if drill killed-in-a-save KILL 1 5 "error: rank 1 (pid" 10 'saving killed-in-a-save' "${large[@]}" --set save_steps=10; then
         verdict "one checkpoint is complete" eval 'ls -d "$work"/killed-in-a-save/checkpoints/checkpoint-*'
         arguments killed-in-a-save

@@ -65,6 +65,8 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         })?;
     }
     row("transpose, BF16", bf16(2 * tc), &mut || transpose(&a).map(drop))?;
+    let codes = quantize(&a, DType::E4M3, &scale, CodeCopies::Rows, &mut seen, 0)?.codes.expect("rows were asked for");
+    row("transpose, FP8", 2 * tc, &mut || transpose(&codes).map(drop))?;
     row("rmsnorm", bf16(2 * tc), &mut || rmsnorm(&a, &weight, 1e-5).map(drop))?;
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;

@@ -4,7 +4,7 @@ use crate::{DType, Device, Tensor};
 
 #[test]
 fn transpose_agrees_across_devices() {
-    for (rows, columns) in [(1, 1), (3, 7), (33, 31), (65, 128), (257, 100), (144, 272)] {
+    for (rows, columns) in [(1, 1), (3, 7), (33, 31), (65, 128), (257, 100), (144, 272), (128, 384), (256, 128)] {
         for dtype in [DType::F32, DType::BF16, DType::E4M3] {
             let x = normals("transpose", &[rows, columns], DType::F32).read_bytes().unwrap();
             let x =

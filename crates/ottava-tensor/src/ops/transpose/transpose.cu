@@ -32,3 +32,31 @@ extern "C" __global__ void transpose(WORD* __restrict__ y, const WORD* __restric
         else for (int j = 0; j < N; j++) if (row0 + r + j < rows) to[j] = s.at[j];
     }
 }
+
+// Of bytes, in tiles of 128 x 128, which sizes are multiples of; grid (columns / 128, rows / 128), 256 threads. Threads transpose 4 x 4 bytes
+// in registers, so that shared memory is read and written by words.
+extern "C" __global__ void __launch_bounds__(256) transpose_bytes(unsigned char* __restrict__ y, const unsigned char* __restrict__ x, int rows,
+                                                                  int columns) {
+    // Words of four rows, by column. Their order within a column is mixed so that no two threads of a warp write to the same bank.
+    __shared__ uint4 tile[128][8];
+    const int group = threadIdx.x % 8, four = threadIdx.x / 8;
+    const unsigned char* from = x + (u64)(blockIdx.y * 128 + four * 4) * columns + blockIdx.x * 128 + group * 16;
+    union { uint4 row; u32 at[4]; } in[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) in[r].row = *(const uint4*)(from + (u64)r * columns);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const u32 low01 = __byte_perm(in[0].at[k], in[1].at[k], 0x5140), high01 = __byte_perm(in[0].at[k], in[1].at[k], 0x7362);
+        const u32 low23 = __byte_perm(in[2].at[k], in[3].at[k], 0x5140), high23 = __byte_perm(in[2].at[k], in[3].at[k], 0x7362);
+        const u32 words[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632), __byte_perm(high01, high23, 0x5410),
+                              __byte_perm(high01, high23, 0x7632)};
+#pragma unroll
+        for (int j = 0; j < 4; j++) ((u32*)tile[group * 16 + k * 4 + j])[four ^ (group * 4)] = words[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int column = threadIdx.x / 8 + 32 * i;
+        *(uint4*)(y + (u64)(blockIdx.x * 128 + column) * rows + blockIdx.y * 128 + group * 16) = tile[column][group ^ (column / 16)];
+    }
+}
