@@ -52,7 +52,7 @@ impl Partition {
         let mut units = Vec::new();
         if ranks.size() > 1 {
             let (all, scaling) = model.units_and_scaling();
-            for (group, mut params) in all.into_iter().enumerate() {
+            for (part, mut params) in all.into_iter().enumerate() {
                 for codes in [false, true] {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
@@ -65,7 +65,8 @@ impl Partition {
                     if !matrices.is_empty() {
                         let mut unit = Unit::new(matrices, codes, &ranks, zero, reduction)?;
                         // The embedding and the first block, whose gathers no earlier block hides.
-                        unit.early = group < 2 && matches!(zero, Zero::OptimizerStates | Zero::Gradients);
+                        unit.part = part;
+                        unit.early = part < 2 && matches!(zero, Zero::OptimizerStates | Zero::Gradients);
                         units.push(unit);
                     }
                 }
@@ -92,6 +93,19 @@ impl Partition {
     /// Whether they send FP8 codes of gradients.
     pub fn sends_codes(&self) -> bool {
         self.ranks.size() > 1 && self.reduction != ReduceFormat::Stored
+    }
+
+    /// Bytes of the buffers that ranks gather and sum for each part of the model, in the order of forward: the embedding, the blocks, and a
+    /// head of its own.
+    pub fn buffer_bytes(&self) -> Vec<[u64; 2]> {
+        let mut parts: Vec<[u64; 2]> = Vec::new();
+        for unit in self.units().iter() {
+            parts.resize(parts.len().max(unit.part + 1), [0; 2]);
+            let gathered = if self.divides() { unit.gathered_bytes() } else { 0 };
+            parts[unit.part][0] += gathered as u64;
+            parts[unit.part][1] += unit.reduced_bytes(self.reduction, self.ranks.size()) as u64;
+        }
+        parts
     }
 
     /// Whether a rank keeps less than the whole model.

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::param::Param;
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::scaling::Casts;
+use ottava_tensor::ops::gradient_code_bytes;
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
 /// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
@@ -19,6 +20,11 @@ pub(super) struct Unit {
     codes: bool,
     /// Whether the next forward begins with them.
     pub(super) early: bool,
+    /// The part of the model, counted in the order of forward: the embedding, a block, or a head of its own.
+    pub(super) part: usize,
+    /// Bytes of a gathered element, and type of gradients.
+    element: usize,
+    gradients: DType,
     /// Between and within steps: what is kept of the weights.
     pub(super) weights: Stored,
     /// Of codes: the cast of this rank's slice of each matrix, without the codes.
@@ -79,6 +85,8 @@ impl Unit {
         let names = matrices.iter().map(|param| param.name().to_string()).collect();
         matrices.iter_mut().for_each(|param| param.keep_sums());
         let device = matrices[0].weights.device().clone();
+        let element = if codes { DType::E4M3 } else { matrices[0].dtype() }.size();
+        let gradients = matrices[0].grad_dtype().expect("ranks keep sums");
         let feedback = match reduction {
             ReduceFormat::Float8 { feedback: true } => {
                 let _scope = device.scope(GRADIENTS);
@@ -97,12 +105,28 @@ impl Unit {
             slices,
             codes,
             early: false,
+            part: 0,
+            element,
+            gradients,
             weights: Stored::None,
             casts,
             feedback,
             lent: Vec::new(),
             untouched: None,
         })
+    }
+
+    /// Bytes of the buffer that ranks gather.
+    pub(super) fn gathered_bytes(&self) -> usize {
+        self.slices.padded_len() * self.element
+    }
+
+    /// Bytes of the buffer of gradients that ranks sum, sent as `reduction`.
+    pub(super) fn reduced_bytes(&self, reduction: ReduceFormat, ranks: usize) -> usize {
+        match reduction {
+            ReduceFormat::Stored => self.slices.padded_len() * self.gradients.size(),
+            ReduceFormat::Float8 { .. } => ranks * gradient_code_bytes(self.slices.slice_len()),
+        }
     }
 
     /// The number of the matrix called so.

@@ -21,8 +21,9 @@ pub struct CommunicationPlan {
     pub ranks: usize,
     /// The stage of ZeRO.
     pub zero: Zero,
-    /// Parts of the model whose weights or gradients travel together: the embedding, each block, and a head of its own.
-    pub units: usize,
+    /// Parts of the model whose weights or gradients travel together, in the order of forward: the embedding, each block, and a head of its
+    /// own.
+    pub units: Vec<UnitPlan>,
     /// Micro-batches of each rank in a step.
     pub micro_batches: usize,
     /// Tokens of each rank in a step.
@@ -31,6 +32,19 @@ pub struct CommunicationPlan {
     pub traffic: Traffic,
     /// Bytes that an update of the whole model reads and writes.
     pub update_bytes: u64,
+}
+
+/// A part of the model whose weights or gradients travel together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct UnitPlan {
+    /// Bytes of the buffer that ranks gather.
+    pub gathered_bytes: u64,
+    /// Bytes of the buffer of gradients that ranks sum.
+    pub reduced_bytes: u64,
+    /// Whether those are FP8 codes.
+    pub codes_reduced: bool,
+    /// Its share of the floating-point operations of a step.
+    pub compute: f64,
 }
 
 impl CommunicationPlan {
@@ -43,18 +57,19 @@ impl CommunicationPlan {
         let micro_batches = config.training.gradient_accumulation_steps;
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
-        let (traffic, update_bytes) = match micro_batches {
+        let DryStep { traffic, update_bytes, units } = match micro_batches {
             // The middle ones of a step communicate alike, and nothing that the last one does not.
             3.. => {
-                let ((one, update_bytes), (two, _)) = (step(1)?, step(2)?);
-                (two + (two - one) * (micro_batches as u64 - 2), update_bytes)
+                let (one, two) = (step(1)?, step(2)?);
+                let traffic = two.traffic + (two.traffic - one.traffic) * (micro_batches as u64 - 2);
+                DryStep { traffic, ..two }
             }
             few => step(few)?,
         };
         Ok(Some(CommunicationPlan {
             ranks,
             zero: config.parallel.zero,
-            units: sizes.layers + if sizes.tied { 1 } else { 2 },
+            units,
             micro_batches,
             tokens: config.tokens_per_step() / ranks as u64,
             traffic,
@@ -63,16 +78,38 @@ impl CommunicationPlan {
     }
 }
 
-/// What a rank sends in the second step of a dry run, since the first may leave what later ones reuse; and
-/// [`CommunicationPlan::update_bytes`].
-fn step(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<(Traffic, u64)> {
+/// What a dry run shows of a step.
+struct DryStep {
+    traffic: Traffic,
+    update_bytes: u64,
+    units: Vec<UnitPlan>,
+}
+
+/// The second step of a dry run, since the first may leave what later ones reuse.
+fn step(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
     let mut run = dry_run(config, sizes, device, micro_batches)?;
     run.quantize_weights()?;
     run.step(config.training.learning_rate, StepPrecision::Recipe)?;
     let before = run.step.partition().ranks().traffic();
     run.step(config.training.learning_rate, StepPrecision::Recipe)?;
     let traffic = run.step.partition().ranks().traffic() - before;
-    Ok((traffic, update_bytes(&mut run)))
+    let units = units(&run, sizes.layers, config.data.max_length);
+    Ok(DryStep { traffic, update_bytes: update_bytes(&mut run), units })
+}
+
+/// The parts of the model. Blocks have equal shares of its operations, and the head has those of its product; a tied one is in the last
+/// block.
+fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
+    let (partition, model) = (run.step.partition(), run.model.description());
+    let head = model.head.iter().map(|head| 6.0 * (head.outputs * head.inputs) as f64).sum::<f64>();
+    let head = head / model.flops_per_token(seq_len);
+    let buffers = partition.buffer_bytes();
+    let of_part = |(part, &[gathered_bytes, reduced_bytes]): (usize, &[u64; 2])| {
+        let block = if (1..=layers).contains(&part) { (1.0 - head) / layers as f64 } else { 0.0 };
+        let compute = block + if part + 1 == buffers.len() { head } else { 0.0 };
+        UnitPlan { gathered_bytes, reduced_bytes, codes_reduced: partition.sends_codes(), compute }
+    };
+    buffers.iter().enumerate().map(of_part).collect()
 }
 
 /// Masters and moments are read and written, gradients read, and weights written.

@@ -3,8 +3,9 @@
 //! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes a collective
 //! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
 
-use super::communication::CommunicationPlan;
+use super::communication::{CommunicationPlan, UnitPlan};
 use super::memory::GPUS_PER_NODE;
+use super::timeline::{Brings, Contention, Timeline};
 use crate::parallel::Zero;
 use ottava_tensor::comm::Sent;
 use serde::Serialize;
@@ -53,54 +54,27 @@ impl Links {
         gpus_per_node: GPUS_PER_NODE,
     };
 
-    /// Seconds of `sent.calls` equal calls with rings `within` a node, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks.
-    /// The buffers are the same on any number of ranks.
+    /// Seconds of a collective over a buffer of `bytes` with rings `within` a node, on `ranks` ranks.
+    fn collective(&self, within: &Ring, bytes: f64, ranks: usize) -> f64 {
+        if ranks <= 1 || bytes == 0.0 {
+            return 0.0;
+        }
+        let gpus = ranks.min(self.gpus_per_node.max(1));
+        let nodes = ranks.div_ceil(gpus) as f64;
+        let gpus = gpus as f64;
+        self.between.seconds(bytes / gpus, nodes) + within.seconds(bytes, gpus)
+    }
+
+    /// Seconds of `sent.calls` equal calls, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks. The buffers are the same
+    /// on any number of ranks.
     fn seconds(&self, within: &Ring, sent: Sent, counted: usize, ranks: usize) -> f64 {
-        if sent.calls == 0 || ranks <= 1 || counted <= 1 {
+        if sent.calls == 0 || counted <= 1 {
             return 0.0;
         }
         let calls = sent.calls as f64;
         let buffer = sent.bytes as f64 / calls * counted as f64 / (counted - 1) as f64;
-        let gpus = ranks.min(self.gpus_per_node.max(1));
-        let nodes = ranks.div_ceil(gpus) as f64;
-        let gpus = gpus as f64;
-        calls * (self.between.seconds(buffer / gpus, nodes) + within.seconds(buffer, gpus))
+        calls * self.collective(within, buffer, ranks)
     }
-}
-
-/// How products and collectives slow each other down while both run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Contention {
-    /// Time of a product beside collectives, over its time alone.
-    pub products: f64,
-    /// Time of a collective beside products, over its time alone.
-    pub collectives: f64,
-}
-
-impl Contention {
-    /// Gathers and reduce-scatters of 200 MB beside FP8 products on four H200: products take 1.176 and 1.161 times as long, collectives
-    /// 1.375 and 1.480 times (`ottava bench comm`, docs/parallelism.md).
-    pub const H200: Contention = Contention { products: 1.17, collectives: 1.43 };
-
-    /// A collective that takes `communication` seconds alone and starts with products that take `compute` seconds alone.
-    fn overlap(&self, communication: f64, compute: f64) -> Overlap {
-        let slow = communication * self.collectives;
-        match slow <= compute * self.products {
-            // Products make slow / products of progress until the collective ends.
-            true => Overlap { exposed: 0.0, slowdown: slow * (1.0 - 1.0 / self.products) },
-            false => Overlap {
-                exposed: communication - compute * self.products / self.collectives,
-                slowdown: compute * (self.products - 1.0),
-            },
-        }
-    }
-}
-
-/// What a collective adds to the time of compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-struct Overlap {
-    exposed: f64,
-    slowdown: f64,
 }
 
 /// Bytes per second that AdamW reads and writes on an H200: `optimizer` of `ottava bench train`, Llama-2-7B on two and on four.
@@ -133,21 +107,13 @@ pub struct PredictedStep {
     pub tokens_per_second: f64,
 }
 
-/// Communication of one forward or backward: seconds of gathers and of reductions, and the seconds of compute.
-#[derive(Clone, Copy)]
-struct Pass {
-    gathers: f64,
-    reductions: f64,
-    compute: f64,
-}
-
 /// Predicts a step of `plan` on `ranks` ranks. `compute` is the seconds that the step takes on one GPU alone, which updates the whole model;
 /// with ZeRO 1 to 3 each rank updates its share.
 ///
-/// Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2 and in each forward and backward with ZeRO 3; reductions
-/// run in the last backward with ZeRO 0 and 1 and in each backward with ZeRO 2 and 3. Units are taken to be equal: each has
-/// 1 / units of the communication and of the compute of a pass, and what its compute does not hide is exposed. Nothing hides the first
-/// gather of a pass with ZeRO 3, the last reduction of a step, and with ZeRO 1 to 3 the all-reduces of vectors and amaxes at its end.
+/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the update before
+/// hides those of the first two units, and in each forward and backward with ZeRO 3. Reductions run behind the last backward with ZeRO 0
+/// and 1 and behind each with ZeRO 2 and 3. Compute waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes
+/// at the end.
 pub fn predict(
     plan: &CommunicationPlan,
     ranks: usize,
@@ -162,28 +128,16 @@ pub fn predict(
     // Half of the bytes of an all-reduce are those of a reduce-scatter, half those of a gather.
     let half = Sent { bytes: t.all_reduce.bytes / 2, ..t.all_reduce };
     let all_reduces = seconds(&links.reduce, half) + seconds(&links.gather, half);
-    let (reductions, end) = match plan.zero {
-        Zero::Nothing => (scatters + all_reduces, 0.0),
-        _ => (scatters, all_reduces),
-    };
+    let end = if plan.zero == Zero::Nothing { 0.0 } else { all_reduces };
     let step = compute.map(|alone| {
         let whole = (plan.update_bytes as f64 / UPDATE).min(alone);
         let (compute, update) = (alone - whole, if plan.zero == Zero::Nothing { whole } else { whole / ranks as f64 });
-        let (mut sum, units) = (Overlap { exposed: end, slowdown: 0.0 }, plan.units as f64);
-        for (i, pass) in passes(plan, gathers, reductions, compute).into_iter().enumerate() {
-            let last = if i + 1 == 2 * plan.micro_batches { pass.reductions / units } else { 0.0 };
-            let first = pass.gathers / units;
-            let beside = pass.gathers + pass.reductions - first - last;
-            let unit = contention.overlap(beside / units, pass.compute / units);
-            // With ZeRO 1 and 2 the update before hides it.
-            let exposed = if plan.zero == Zero::Weights { first + last } else { last };
-            sum.exposed += exposed + units * unit.exposed;
-            sum.slowdown += units * unit.slowdown;
-        }
-        let seconds = compute + update + sum.exposed + sum.slowdown;
+        let timeline = simulate(plan, ranks, links, contention, compute);
+        let (exposed, slowdown) = (timeline.exposed + end, timeline.slowdown);
+        let seconds = compute + update + exposed + slowdown;
         PredictedStep {
-            exposed_seconds: sum.exposed,
-            slowdown_seconds: sum.slowdown,
+            exposed_seconds: exposed,
+            slowdown_seconds: slowdown,
             seconds,
             tokens_per_second: plan.tokens as f64 / seconds,
         }
@@ -191,26 +145,50 @@ pub fn predict(
     Prediction { ranks, communication_seconds: gathers + scatters + all_reduces, step }
 }
 
-/// Forward and backward of each micro-batch in turn, with their shares of the communication of a step.
-fn passes(plan: &CommunicationPlan, gathers: f64, reductions: f64, compute: f64) -> Vec<Pass> {
-    let count = plan.micro_batches;
-    let each = 1.0 / count as f64;
-    let share = |some: bool, share: f64| if some { share } else { 0.0 };
-    let of_micro_batch = |i: usize| {
-        let (gathers_of_forward, gathers_of_backward) = match plan.zero {
-            Zero::Nothing | Zero::OptimizerStates | Zero::Gradients => (share(i == 0, gathers), 0.0),
-            Zero::Weights => (gathers * each / 2.0, gathers * each / 2.0),
-        };
-        let reductions = match plan.zero {
-            Zero::Nothing | Zero::OptimizerStates => share(i + 1 == count, reductions),
-            Zero::Gradients | Zero::Weights => reductions * each,
-        };
-        [
-            Pass { gathers: gathers_of_forward, reductions: 0.0, compute: compute * each * FORWARD },
-            Pass { gathers: gathers_of_backward, reductions, compute: compute * each * (1.0 - FORWARD) },
-        ]
+/// Forward and backward of all micro-batches, whose compute takes so many seconds alone.
+fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, contention: &Contention, compute: f64) -> Timeline {
+    let mut timeline = Timeline::new(*contention);
+    let gather = |bytes: u64| links.collective(&links.gather, bytes as f64, ranks);
+    let reduce = |unit: &UnitPlan| match (unit.codes_reduced, plan.zero) {
+        // An all-to-all, and a gather of the sums.
+        (true, Zero::Nothing) => 2.0 * gather(unit.reduced_bytes),
+        (true, _) => gather(unit.reduced_bytes),
+        (false, zero) => {
+            let scatter = links.collective(&links.reduce, unit.reduced_bytes as f64, ranks);
+            scatter + if zero == Zero::Nothing { gather(unit.reduced_bytes) } else { 0.0 }
+        }
     };
-    (0..count).flat_map(of_micro_batch).collect()
+    let start = |timeline: &mut Timeline, unit: Option<(usize, &UnitPlan)>| {
+        if let Some((i, unit)) = unit.filter(|(_, unit)| unit.gathered_bytes > 0) {
+            timeline.start(Brings::Weights(i), gather(unit.gathered_bytes));
+        }
+    };
+    let each = compute / plan.micro_batches as f64;
+    let units: Vec<_> = plan.units.iter().enumerate().collect();
+    for pass in 0..plan.micro_batches {
+        let (always, first) = (plan.zero == Zero::Weights, pass == 0);
+        let in_forward = |i: usize| always || (first && i > 1);
+        let order = |i: usize| units.get(i).copied().filter(|&(i, _)| in_forward(i));
+        start(&mut timeline, order(0));
+        for &(i, unit) in &units {
+            start(&mut timeline, order(i + 1));
+            timeline.wait(Brings::Weights(i));
+            timeline.compute(unit.compute * each * FORWARD);
+        }
+        let reduces = plan.zero >= Zero::Gradients || pass + 1 == plan.micro_batches;
+        let order = |i: Option<usize>| i.filter(|_| always).map(|i| units[i]);
+        start(&mut timeline, order(units.len().checked_sub(1)));
+        for &(i, unit) in units.iter().rev() {
+            start(&mut timeline, order(i.checked_sub(1)));
+            timeline.wait(Brings::Weights(i));
+            timeline.compute(unit.compute * each * (1.0 - FORWARD));
+            if reduces {
+                timeline.start(Brings::Gradients, reduce(unit));
+            }
+        }
+    }
+    timeline.wait(Brings::Gradients);
+    timeline
 }
 
 #[cfg(test)]
@@ -227,13 +205,19 @@ mod tests {
         fn plans()(
             kinds in proptest::array::uniform5(sent()),
             ranks in 2..64usize,
-            units in 1..100usize,
+            units in proptest::collection::vec((0..1u64 << 30, 0..1u64 << 30, 0.0..1.0), 1..40),
+            codes_reduced in proptest::bool::ANY,
             micro_batches in 1..9usize,
             zero in 0..4usize,
         ) -> CommunicationPlan {
             let [all_gather, reduce_scatter, all_reduce, all_to_all, broadcast] = kinds;
             let traffic = Traffic { all_gather, reduce_scatter, all_reduce, all_to_all, broadcast };
             let (zero, update_bytes) = (Zero::ALL[zero], 1 << 30);
+            let all: f64 = units.iter().map(|(.., compute)| compute).sum::<f64>().max(1e-9);
+            let unit = |(gathered_bytes, reduced_bytes, compute)| {
+                UnitPlan { gathered_bytes, reduced_bytes, codes_reduced, compute: compute / all }
+            };
+            let units = units.into_iter().map(unit).collect();
             CommunicationPlan { ranks, units, micro_batches, zero, tokens: 4096, traffic, update_bytes }
         }
     }
@@ -251,8 +235,9 @@ mod tests {
         #[test]
         fn no_more_is_exposed_than_is_communicated(plan in plans(), ranks in 2..4097usize, compute in 1e-3..10.0) {
             let (all, step) = on_h200(&plan, ranks, compute);
+            let (_, nothing_hides) = on_h200(&plan, ranks, 0.0);
             prop_assert!(step.exposed_seconds >= 0.0 && step.slowdown_seconds >= 0.0);
-            prop_assert!(at_most(step.exposed_seconds, all.communication_seconds), "{all:?}");
+            prop_assert!(at_most(step.exposed_seconds, nothing_hides.exposed_seconds), "{all:?}");
             prop_assert!(at_most(step.slowdown_seconds, compute * (Contention::H200.products - 1.0)), "{all:?}");
             let without = predict(&plan, ranks, &Links::H200, &Contention::H200, None);
             prop_assert_eq!((without.communication_seconds, without.step), (all.communication_seconds, None));
@@ -271,6 +256,10 @@ mod tests {
             let mut more = plan.clone();
             for kind in [&mut more.traffic.all_gather, &mut more.traffic.reduce_scatter, &mut more.traffic.all_reduce] {
                 kind.bytes *= times;
+            }
+            for unit in &mut more.units {
+                unit.gathered_bytes *= times;
+                unit.reduced_bytes *= times;
             }
             let (more, longer) = on_h200(&more, ranks, compute);
             prop_assert!(at_most(all.communication_seconds, more.communication_seconds));

@@ -8,13 +8,15 @@ mod memory;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 pub use changes::{Change, Effect, changes};
-pub use communication::CommunicationPlan;
-pub use cost::{Contention, Links, PredictedStep, Prediction, Ring, predict};
+pub use communication::{CommunicationPlan, UnitPlan};
+pub use cost::{Links, PredictedStep, Prediction, Ring, predict};
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use resolve::ResolvedRun;
+pub use timeline::Contention;
 
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
