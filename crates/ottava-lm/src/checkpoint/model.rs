@@ -4,15 +4,18 @@ use super::safetensors_write::MAX_FILE_BYTES;
 use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::models::{ConfigFile, Decoder, RopeScaling};
+use crate::models::{ConfigFile, Decoder, Positions, RopeScaling};
 use crate::param::{Init, Param, Part, WeightSource};
 use crate::{input, interrupt};
-use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::ops::{cast, normal, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+
+/// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
+const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 /// Weights of a model folder.
 pub struct FolderWeights {
@@ -29,7 +32,9 @@ impl FolderWeights {
     /// Errors when the folder holds weights that the model did not read; known leftovers of older writers are ignored.
     pub fn finish(self, tied: bool) -> Result<()> {
         let expected = |name: &str| {
-            self.used.contains(name) || name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+            self.used.contains(name)
+                || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
+                || (tied && name == "lm_head.weight")
         };
         match self.files.names().into_iter().find(|name| !expected(name)) {
             Some(name) => Err(Error::Model(format!(
@@ -43,22 +48,27 @@ impl FolderWeights {
 impl WeightSource for FolderWeights {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
-        let info = self.files.info(&part.name)?;
-        if info.shape != part.shape {
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        let name = part.name.strip_prefix("transformer.").filter(|_| self.files.info(&part.name).is_err());
+        let name = name.unwrap_or(&part.name);
+        let info = self.files.info(name)?;
+        if info.shape != part.stored_shape() {
             return Err(Error::Model(format!(
-                "tensor `{}` has shape {:?}, config.json makes it {:?}",
-                part.name, info.shape, part.shape
+                "tensor `{name}` has shape {:?}, config.json makes it {:?}",
+                info.shape,
+                part.stored_shape()
             )));
         }
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
             return Err(Error::Model(format!(
-                "tensor `{}` is {}; weights must be floats of 16 bits or more",
-                part.name, info.dtype
+                "tensor `{name}` is {}; weights must be floats of 16 bits or more",
+                info.dtype
             )));
         }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(&part.name)?)?;
-        self.used.insert(part.name.clone());
-        Ok(cast(&stored, DType::F32)?)
+        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
+        self.used.insert(name.to_string());
+        let values = cast(&stored, DType::F32)?;
+        Ok(if part.transposed { transpose(&values)? } else { values })
     }
 }
 
@@ -166,7 +176,9 @@ impl FolderTemplate {
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
         config.insert("tie_word_embeddings".into(), json!(model.config().tied));
-        RopeScaling::write(&model.config().rope, &mut config);
+        if let Positions::Rotary(_) = model.config().positions {
+            RopeScaling::write(&model.config().rope, &mut config);
+        }
         if !config.contains_key("eos_token_id") {
             config.insert("eos_token_id".into(), self.eos());
         }
@@ -182,17 +194,18 @@ impl FolderTemplate {
             infos.extend(param.parts.iter().map(|part| TensorInfo {
                 name: part.name.clone(),
                 dtype,
-                shape: part.shape.clone(),
+                shape: part.stored_shape(),
             }));
         }
         let mut asked: Option<(usize, Tensor)> = None;
         write_model(writer, &infos, MAX_FILE_BYTES, |info| {
-            let (i, rows) = place_of(&params, &info.name);
+            let (i, transposed, rows) = place_of(&params, &info.name);
             let whole = match asked.take().filter(|(asked, _)| *asked == i) {
                 Some((_, whole)) => whole,
                 None => weights(&params, i)?,
             };
-            let bytes = whole.rows(rows.start, rows.end)?.read_bytes()?;
+            let part = whole.rows(rows.start, rows.end)?;
+            let bytes = if transposed { transpose(&part)? } else { part }.read_bytes()?;
             asked = Some((i, whole));
             match all_finite(info.dtype, &bytes) {
                 true => Ok(bytes),
@@ -220,10 +233,13 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     })
 }
 
-/// The number of the parameter with the part called `name`, and its rows there.
-fn place_of(params: &[&mut Param], name: &str) -> (usize, Range<usize>) {
-    let of = |param: &Param| rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(_, rows)| rows);
-    let found = params.iter().enumerate().find_map(|(i, param)| Some((i, of(param)?)));
+/// The number of the parameter with the part called `name`, whether that is stored transposed, and its rows there.
+fn place_of(params: &[&mut Param], name: &str) -> (usize, bool, Range<usize>) {
+    let of = |param: &Param| {
+        rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(part, rows)| (part.transposed, rows))
+    };
+    let found =
+        params.iter().enumerate().find_map(|(i, param)| of(param).map(|(transposed, rows)| (i, transposed, rows)));
     found.expect("every part that is listed belongs to a parameter")
 }
 

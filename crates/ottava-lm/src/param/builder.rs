@@ -13,8 +13,22 @@ use ottava_tensor::{Device, Tensor};
 pub struct Part {
     /// The tensor's name in a model folder, as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its shape there; parts are stacked along the first dimension.
+    /// Its shape; parts are stacked along the first dimension.
     pub shape: Vec<usize>,
+    /// Whether the folder has the transposed matrix, `[inputs, outputs]`.
+    pub transposed: bool,
+}
+
+impl Part {
+    /// A tensor that a folder has in this shape.
+    pub fn new(name: String, shape: Vec<usize>) -> Part {
+        Part { name, shape, transposed: false }
+    }
+
+    /// Its shape in a folder.
+    pub fn stored_shape(&self) -> Vec<usize> {
+        if self.transposed { self.shape.iter().rev().copied().collect() } else { self.shape.clone() }
+    }
 }
 
 /// Initial values of a parameter without a model folder.
