@@ -155,17 +155,24 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     row("swiglu, amax", bf16(2 * tf), &mut || {
         activation_to(SwiGlu, &gate_up, Output::Amax { amax: &mut amax }).map(drop)
     })?;
-    row("activation_backward, amax", bf16(3 * tf), &mut || {
+    row("swiglu_backward, amax", bf16(3 * tf), &mut || {
         activation_backward_to(SwiGlu, &dy, &gate_up, Output::Amax { amax: &mut amax }, None).map(drop)
     })?;
-    row("activation_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
+    row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
         activation_backward_to(SwiGlu, &dy, &gate_up, both(&scale, &mut seen), None).map(drop)
     })?;
     let mut unseen = CastStatistics::new(device, 1)?;
-    row("activation_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
+    row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
         let (format, copies) = (DType::E4M3, CodeCopies::Columns);
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
         activation_backward_to(SwiGlu, &dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
+    })?;
+    let gelu = Activation::Gelu(Gelu::Tanh);
+    row("gelu, FP8", bf16(tf) + 2 * tf, &mut || activation_to(gelu, &dy, both(&scale, &mut seen)).map(drop))?;
+    row("gelu_backward, FP8, + activation", bf16(2 * tf) + 3 * tf, &mut || {
+        let (format, copies) = (DType::E4M3, CodeCopies::Columns);
+        let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
+        activation_backward_to(gelu, &dy, &dy, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
     row("swiglu, FP8, + compressed input", bf16(2 * tf) + 2 * tf + compressed(2 * tf), &mut || {
         activation_compressing(SwiGlu, &gate_up, both(&scale, &mut seen)).map(drop)
@@ -191,15 +198,15 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         })?;
     }
     for (names, granularity) in [
-        (["activation_backward, FP8 by rows", "activation_backward, FP8 by rows, + activation"], Granularity::PerRow),
+        (["swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"], Granularity::PerRow),
         (
-            ["activation_backward, FP8 by 1x128", "activation_backward, FP8 by 1x128, + activation"],
+            ["swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"],
             Granularity::Blocks1x128,
         ),
         (
             [
-                "activation_backward, FP8 by 1x128, transposed 128x128",
-                "activation_backward, FP8 by 1x128, transposed 128x128, + activation",
+                "swiglu_backward, FP8 by 1x128, transposed 128x128",
+                "swiglu_backward, FP8 by 1x128, transposed 128x128, + activation",
             ],
             Granularity::MixedBlocks,
         ),
