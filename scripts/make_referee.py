@@ -52,10 +52,14 @@ MODELS = {
         ),
     ),
     "cohere": (CohereForCausalLM, CohereConfig(num_hidden_layers=2, logit_scale=0.3, pad_token_id=None, **SIZES)),
+    "cohere_qk_norm": (
+        CohereForCausalLM,
+        CohereConfig(num_hidden_layers=1, logit_scale=0.3, use_qk_norm=True, pad_token_id=None, **SIZES),
+    ),
 }
-FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"], "referee_gpt2": ["gpt2"], "referee_cohere": ["cohere"]}
+FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"], "referee_gpt2": ["gpt2"], "referee_cohere": ["cohere", "cohere_qk_norm"]}
 # New tokens of greedy text, in the files of these models.
-GREEDY = {"gpt2": 12, "cohere": 12}
+GREEDY = {"gpt2": 12, "cohere": 12, "cohere_qk_norm": 12}
 
 
 def batches(steps, generator):
@@ -76,10 +80,12 @@ def loss_of(model, ids):
 def train(model, ids, mode):
     """Losses of AdamW steps. `autocast`: F32 weights, products in BF16. `bf16`: everything in BF16 beside F32 masters."""
     masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    # Norms do not decay, not even those with a row of weights per head.
+    decays = [p.dim() >= 2 and not n.endswith("_norm.weight") for n, p in model.named_parameters()]
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for p in masters if p.dim() >= 2], "weight_decay": 0.1},
-            {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p, decay in zip(masters, decays) if decay], "weight_decay": 0.1},
+            {"params": [p for p, decay in zip(masters, decays) if not decay], "weight_decay": 0.0},
         ],
         lr=1e-3,
         betas=(0.9, 0.95),
@@ -118,8 +124,8 @@ def main(file):
 
         model = build()
         with torch.no_grad():  # ones and zeros would hide a norm or bias that is not read
-            for p in model.parameters():
-                if p.dim() < 2:
+            for n, p in model.named_parameters():
+                if p.dim() < 2 or n.endswith("_norm.weight"):
                     p.add_(0.1 * torch.randn(p.shape, generator=generator))
         start = {n: p.detach().clone() for n, p in model.named_parameters()}
         ids = batches(STEPS, generator)

@@ -5,7 +5,7 @@ use super::{CheckpointWriter, ModelFiles, TensorInfo, write_model};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::models::{ConfigFile, Decoder, Positions, RopeScaling};
-use crate::param::{Init, Param, Part, WeightSource};
+use crate::param::{Init, Layout, Param, Part, WeightSource};
 use crate::{input, interrupt};
 use ottava_tensor::ops::{cast, normal, transpose};
 use ottava_tensor::{DType, Device, Tensor};
@@ -68,7 +68,11 @@ impl WeightSource for FolderWeights {
         let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
         self.used.insert(name.to_string());
         let values = cast(&stored, DType::F32)?;
-        Ok(if part.transposed { transpose(&values)? } else { values })
+        Ok(match part.layout {
+            Layout::Same => values,
+            Layout::Transposed => transpose(&values)?,
+            Layout::Rows(_) => values.reshape(&part.shape)?,
+        })
     }
 }
 
@@ -199,13 +203,13 @@ impl FolderTemplate {
         }
         let mut asked: Option<(usize, Tensor)> = None;
         write_model(writer, &infos, MAX_FILE_BYTES, |info| {
-            let (i, transposed, rows) = place_of(&params, &info.name);
+            let (i, layout, rows) = place_of(&params, &info.name);
             let whole = match asked.take().filter(|(asked, _)| *asked == i) {
                 Some((_, whole)) => whole,
                 None => weights(&params, i)?,
             };
             let part = whole.rows(rows.start, rows.end)?;
-            let bytes = if transposed { transpose(&part)? } else { part }.read_bytes()?;
+            let bytes = if layout == Layout::Transposed { transpose(&part)? } else { part }.read_bytes()?;
             asked = Some((i, whole));
             match all_finite(info.dtype, &bytes) {
                 true => Ok(bytes),
@@ -233,13 +237,12 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     })
 }
 
-/// The number of the parameter with the part called `name`, whether that is stored transposed, and its rows there.
-fn place_of(params: &[&mut Param], name: &str) -> (usize, bool, Range<usize>) {
+/// The number of the parameter with the part called `name`, how a folder has that, and its rows there.
+fn place_of(params: &[&mut Param], name: &str) -> (usize, Layout, Range<usize>) {
     let of = |param: &Param| {
-        rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(part, rows)| (part.transposed, rows))
+        rows_of(&param.parts).find(|(part, _)| part.name == name).map(|(part, rows)| (part.layout, rows))
     };
-    let found =
-        params.iter().enumerate().find_map(|(i, param)| of(param).map(|(transposed, rows)| (i, transposed, rows)));
+    let found = params.iter().enumerate().find_map(|(i, param)| of(param).map(|(layout, rows)| (i, layout, rows)));
     found.expect("every part that is listed belongs to a parameter")
 }
 

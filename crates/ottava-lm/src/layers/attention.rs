@@ -6,9 +6,9 @@ use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Init, Layout, Param, Part};
 use ottava_tensor::ops::{
-    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, RopeLayout, RopePairs, Rotation, attention,
+    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation, attention,
     attention_backward, attention_cached, head_norm, head_norm_backward, rope, rope_to,
 };
 use ottava_tensor::{DType, Device, Tensor};
@@ -24,8 +24,8 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// Epsilon of the norms of query and key heads; `None` without norms.
-    pub qk_norm_eps: Option<f64>,
+    /// Kind and epsilon of the norms of query and key heads; `None` without norms.
+    pub qk_norm: Option<(NormKind, f64)>,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -58,23 +58,25 @@ pub struct AttentionSaved {
     output: SavedOperand,
 }
 
-/// RMSNorm of each query and key head.
+/// The norm of each query and key head.
 struct HeadNorm {
-    q: Param, /* [D] */
-    k: Param, /* [D] */
+    q: Param, /* [D], or [H·D] */
+    k: Param, /* [D], or [H_kv·D] */
     eps: f64,
     layout: HeadNormLayout,
 }
 
 impl HeadNorm {
-    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, eps: f64) -> Result<HeadNorm> {
+    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, kind: NormKind, eps: f64) -> Result<HeadNorm> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
-        let mut weight = |which: &str| {
-            let part = Part::new(format!("{name}.{which}.weight"), vec![head_dim]);
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
+        let mut weight = |which: &str, len: usize| {
+            let rows = if kind == NormKind::Layer { Layout::Rows(len / head_dim) } else { Layout::Same };
+            let part = Part { layout: rows, ..Part::new(format!("{name}.{which}.weight"), vec![len]) };
             Param::new(build, vec![part], Init::Ones)
         };
-        let (q, k) = (weight("q_norm")?, weight("k_norm")?);
-        Ok(HeadNorm { q, k, eps, layout: HeadNormLayout { heads, kv_heads, head_dim } })
+        let [of_q, of_k] = layout.weights();
+        Ok(HeadNorm { q: weight("q_norm", of_q)?, k: weight("k_norm", of_k)?, eps, layout })
     }
 
     fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
@@ -126,7 +128,7 @@ impl Attention {
         };
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, None)?;
-        let norm = c.qk_norm_eps.map(|eps| HeadNorm::new(build, name, &c, eps)).transpose()?;
+        let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
         let deterministic = build.recipe.deterministic;
         Ok(Attention { qkv, norm, output, config, rope_table, deterministic })
     }

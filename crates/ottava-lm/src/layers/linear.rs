@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Init, Layout, Param, Part};
 use crate::recipe::{Casts, LinearSite, ProductPrecision, Products};
 use crate::scaling::Slot;
 use ottava_tensor::ops::{
@@ -61,7 +61,7 @@ impl LinearConfig<'_> {
             let part = |(name, rows): &(String, usize)| Part {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
-                transposed: transposed && columns.is_some(),
+                layout: if transposed && columns.is_some() { Layout::Transposed } else { Layout::Same },
             };
             parts.iter().map(part).collect()
         };

@@ -21,11 +21,9 @@ pub fn cohere(sizes: DecoderConfig) -> DecoderConfig {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    if file.optional("use_qk_norm", false)? {
-        return Err(file.error("`use_qk_norm` is true; LayerNorm of query and key heads is not implemented"));
-    }
     let bias = file.optional("attention_bias", false)?;
     Ok(DecoderConfig {
+        qk_norm: file.optional("use_qk_norm", false)?,
         qkv_bias: bias,
         output_bias: bias,
         max_positions: file.optional("max_position_embeddings", 8192)?,

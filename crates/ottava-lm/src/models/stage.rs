@@ -258,7 +258,7 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: Option<&Te
         heads: c.heads,
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
-        qk_norm_eps: c.qk_norm.then_some(c.norm_eps),
+        qk_norm: c.qk_norm.then_some((c.norm, c.norm_eps)),
         qkv_bias: c.qkv_bias,
         output_bias: c.output_bias,
         pairs: if let Positions::Rotary(pairs) = c.positions { pairs } else { RopePairs::Halves },

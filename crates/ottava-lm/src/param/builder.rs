@@ -15,19 +15,34 @@ pub struct Part {
     pub name: String,
     /// Its shape; parts are stacked along the first dimension.
     pub shape: Vec<usize>,
-    /// Whether the folder has the transposed matrix, `[inputs, outputs]`.
-    pub transposed: bool,
+    /// How a folder has it.
+    pub layout: Layout,
+}
+
+/// How a model folder has a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As it is.
+    Same,
+    /// Transposed, `[inputs, outputs]`.
+    Transposed,
+    /// A vector as a matrix of this many rows.
+    Rows(usize),
 }
 
 impl Part {
     /// A tensor that a folder has in this shape.
     pub fn new(name: String, shape: Vec<usize>) -> Part {
-        Part { name, shape, transposed: false }
+        Part { name, shape, layout: Layout::Same }
     }
 
     /// Its shape in a folder.
     pub fn stored_shape(&self) -> Vec<usize> {
-        if self.transposed { self.shape.iter().rev().copied().collect() } else { self.shape.clone() }
+        match self.layout {
+            Layout::Same => self.shape.clone(),
+            Layout::Transposed => self.shape.iter().rev().copied().collect(),
+            Layout::Rows(rows) => vec![rows, self.shape[0] / rows],
+        }
     }
 }
 

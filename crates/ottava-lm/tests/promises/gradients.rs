@@ -158,7 +158,7 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 6,
-    qk_norm_eps: None,
+    qk_norm: None,
     qkv_bias: true,
     output_bias: true,
     pairs: RopePairs::Halves,
@@ -184,12 +184,15 @@ fn attention_backward_is_the_gradient() {
 
 #[test]
 fn attention_with_normalised_heads_backward_is_the_gradient() {
-    let config = AttentionConfig { qk_norm_eps: Some(1e-2), ..ATTENTION };
-    let attention = build(&double(), &Device::Cpu, |b| {
-        let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-        Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, Some(angles(7)), None)? })
-    });
-    grad_check("attention with normalised heads", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        let config = AttentionConfig { qk_norm: Some((kind, 1e-2)), ..ATTENTION };
+        let attention = build(&double(), &Device::Cpu, |b| {
+            let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
+            Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, Some(angles(7)), None)? })
+        });
+        let what = format!("attention with normalised heads, {kind:?}");
+        grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::setup::{Training, devices, gradients, largest_error, logits, losses_and_gradients, recipe, relative_error};
 use ottava_lm::models::{ConfigFile, Decoder, Logits, decoder_config};
-use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::param::{Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::ops::transpose;
 use ottava_tensor::testing::values;
@@ -14,14 +14,14 @@ static FILE: &[u8] = include_bytes!("../data/referee.safetensors");
 static QWEN3: &[u8] = include_bytes!("../data/referee_qwen3.safetensors");
 static GPT2: &[u8] = include_bytes!("../data/referee_gpt2.safetensors");
 static COHERE: &[u8] = include_bytes!("../data/referee_cohere.safetensors");
-const MODELS: [&str; 5] = ["llama", "qwen2", "qwen3", "gpt2", "cohere"];
+const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
 /// The recorded file of a model's tensors, whose names start with the model's.
 fn file_of(name: &str) -> &'static [u8] {
     match name.split('/').next() {
         Some("qwen3") => QWEN3,
         Some("gpt2") => GPT2,
-        Some("cohere") => COHERE,
+        Some("cohere" | "cohere_qk_norm") => COHERE,
         _ => FILE,
     }
 }
@@ -40,7 +40,11 @@ fn recorded(name: &str) -> Tensor {
 /// The tensor that PyTorch wrote of `part` of a model, in the shape of `part`.
 fn recorded_part(model: &str, kind: &str, part: &Part) -> Tensor {
     let stored = recorded(&format!("{model}/{kind}/{}", part.name));
-    if part.transposed { transpose(&stored).expect("a matrix") } else { stored }
+    match part.layout {
+        Layout::Same => stored,
+        Layout::Transposed => transpose(&stored).expect("a matrix"),
+        Layout::Rows(_) => stored.reshape(&part.shape).expect("as many"),
+    }
 }
 
 /// Recorded weights of one model.
@@ -131,7 +135,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
 
 #[test]
 fn greedy_text_is_that_of_pytorch() {
-    for model in ["gpt2", "cohere"] {
+    for model in ["gpt2", "cohere", "cohere_qk_norm"] {
         let expected = recorded(&format!("{model}/greedy")).to_vec::<i32>().unwrap();
         for device in devices() {
             let decoder = decoder(model, RecipeName::Fp32, &device);

@@ -131,7 +131,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         rope_to(&qkv, angles, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
     })?;
     let heads = c / head_dim;
-    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim };
+    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms };
     let (weight, dqkv) = (random(&[head_dim], DType::BF16)?, random(&[t, 3 * c], DType::BF16)?);
     let weights = HeadNormWeights { q: &weight, k: &weight };
     let zeros = || Tensor::zeros(device, &[head_dim], DType::F32);
@@ -199,10 +199,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     }
     for (names, granularity) in [
         (["swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"], Granularity::PerRow),
-        (
-            ["swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"],
-            Granularity::Blocks1x128,
-        ),
+        (["swiglu_backward, FP8 by 1x128", "swiglu_backward, FP8 by 1x128, + activation"], Granularity::Blocks1x128),
         (
             [
                 "swiglu_backward, FP8 by 1x128, transposed 128x128",

@@ -13,7 +13,7 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 12] = [
+    let typed: [&'static Source; 13] = [
         &add::SOURCE,
         &attention::SOURCE,
         &bias::SOURCE,
@@ -24,6 +24,7 @@ pub fn kernels() -> Vec<KernelModule> {
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
         &head_norm::SOURCE,
+        &head_norm::LAYER_SOURCE,
         &rmsnorm::SOURCE,
         &rmsnorm::LAYER_SOURCE,
     ];
