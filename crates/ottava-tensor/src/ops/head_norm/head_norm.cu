@@ -50,11 +50,17 @@ __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int la
     return 1.0f / sqrtf(group_sum(sum, lanes) / head.dim + eps);
 }
 
-// The weights of queries and keys, or of the head `h` of a group in the place of its kind.
-__device__ __forceinline__ void read_weights(const Head& head, const X* wq, const X* wk, int h, int heads, int kv_heads, float (&q)[8],
+// The weights of queries and keys; of LayerNorm that of the first head `h` of the group, in the place of its kind.
+__device__ __forceinline__ void read_weights(const Head& head, const X* wq, const X* wk, u64 h, int heads, int kv_heads, float (&q)[8],
                                              float (&k)[8]) {
-    if (!CENTERED || h < heads) head.read(CENTERED ? wq + h * head.dim : wq, q);
-    if (!CENTERED || (h >= heads && h < heads + kv_heads)) head.read(CENTERED ? wk + (h - heads) * head.dim : wk, k);
+    if constexpr (CENTERED) {
+        h %= heads + 2 * kv_heads;
+        if (h < heads) head.read(wq + h * head.dim, q);
+        else if (h < heads + kv_heads) head.read(wk + (h - heads) * head.dim, k);
+    } else {
+        head.read(wq, q);
+        head.read(wk, k);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, const X* wq, const X* wk, int rows, int heads, int kv_heads,
@@ -63,11 +69,11 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
     float q[8] = {}, k[8] = {};
+    read_weights(head, wq, wk, (u64)blockIdx.x * groups + threadIdx.x / lanes, heads, kv_heads, q, k);
     const u64 stride = (u64)gridDim.x * groups;
     const int advance = stride % all;
     u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
     int h = p % all;
-    read_weights(head, wq, wk, h, heads, kv_heads, q, k);
     // Threads of a warp leave the loop together, since they add up together.
     while (first < total) {
         float v[FORWARD_LOADS][8] = {};
@@ -99,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
     float q[8] = {}, k[8] = {}, sum_q[8] = {}, sum_k[8] = {};
+    read_weights(head, wq, wk, (u64)blockIdx.x * groups + threadIdx.x / lanes, heads, kv_heads, q, k);
     const u64 stride = (u64)gridDim.x * groups;
     const int advance = stride % all;
     u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
     int h = p % all;
-    read_weights(head, wq, wk, h, heads, kv_heads, q, k);
     while (first < total) {
         float xs[BACKWARD_LOADS][8] = {}, gs[BACKWARD_LOADS][8] = {};
 #pragma unroll
