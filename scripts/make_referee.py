@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers import CohereConfig, CohereForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-lm/tests/data"
@@ -34,8 +35,31 @@ MODELS = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(num_hidden_layers=2, tie_word_embeddings=True, **SIZES)),
     # Heads of 16 where the width over the heads is 12.
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(num_hidden_layers=2, tie_word_embeddings=False, head_dim=16, **SIZES)),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=48,
+            n_inner=112,
+            n_layer=2,
+            n_head=4,
+            n_positions=40,
+            initializer_range=0.08,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        ),
+    ),
+    "cohere": (CohereForCausalLM, CohereConfig(num_hidden_layers=2, logit_scale=0.3, pad_token_id=None, **SIZES)),
+    "cohere_qk_norm": (
+        CohereForCausalLM,
+        CohereConfig(num_hidden_layers=1, logit_scale=0.3, use_qk_norm=True, pad_token_id=None, **SIZES),
+    ),
 }
-FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"]}
+FILES = {"referee": ["llama", "qwen2"], "referee_qwen3": ["qwen3"], "referee_gpt2": ["gpt2"], "referee_cohere": ["cohere", "cohere_qk_norm"]}
+# New tokens of greedy text, in the files of these models.
+GREEDY = {"gpt2": 12, "cohere": 12, "cohere_qk_norm": 12}
 
 
 def batches(steps, generator):
@@ -56,10 +80,12 @@ def loss_of(model, ids):
 def train(model, ids, mode):
     """Losses of AdamW steps. `autocast`: F32 weights, products in BF16. `bf16`: everything in BF16 beside F32 masters."""
     masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    # Norms do not decay, not even those with a row of weights per head.
+    decays = [p.dim() >= 2 and not n.endswith("_norm.weight") for n, p in model.named_parameters()]
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for p in masters if p.dim() >= 2], "weight_decay": 0.1},
-            {"params": [p for p in masters if p.dim() < 2], "weight_decay": 0.0},
+            {"params": [p for p, decay in zip(masters, decays) if decay], "weight_decay": 0.1},
+            {"params": [p for p, decay in zip(masters, decays) if not decay], "weight_decay": 0.0},
         ],
         lr=1e-3,
         betas=(0.9, 0.95),
@@ -98,13 +124,18 @@ def main(file):
 
         model = build()
         with torch.no_grad():  # ones and zeros would hide a norm or bias that is not read
-            for p in model.parameters():
-                if p.dim() < 2:
+            for n, p in model.named_parameters():
+                if p.dim() < 2 or n.endswith("_norm.weight"):
                     p.add_(0.1 * torch.randn(p.shape, generator=generator))
         start = {n: p.detach().clone() for n, p in model.named_parameters()}
         ids = batches(STEPS, generator)
         logits, loss = loss_of(model, ids[0])
         loss.backward()
+        if name in GREEDY:
+            text = ids[0][:1, :4]
+            for _ in range(GREEDY[name]):
+                text = torch.cat([text, model(input_ids=text).logits[:, -1:].argmax(-1)], 1)
+            tensors[f"{name}/greedy"] = text[0].to(torch.int32)
         tensors[f"{name}/ids"] = ids.to(torch.int32)
         tensors[f"{name}/logits"] = logits.detach().flatten(0, 1).contiguous()
         tensors[f"{name}/loss"] = loss.detach().reshape(1)

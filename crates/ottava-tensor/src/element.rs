@@ -37,6 +37,8 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
+    /// The error function.
+    fn erf(self) -> Self;
     /// `self · a + b`, with one rounding if `FUSED`, else two.
     fn mul_add<const FUSED: bool>(self, a: Self, b: Self) -> Self;
 }
@@ -57,7 +59,7 @@ macro_rules! element {
 element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
-    ($t:ty, $exp:path, $ln:path) => {
+    ($t:ty, $exp:path, $ln:path, $erf:path) => {
         impl Real for $t {
             fn of(x: f64) -> $t {
                 x as $t
@@ -73,6 +75,9 @@ macro_rules! real {
             }
             fn ln(self) -> $t {
                 $ln(self)
+            }
+            fn erf(self) -> $t {
+                $erf(self)
             }
             #[inline(always)]
             fn mul_add<const FUSED: bool>(self, a: $t, b: $t) -> $t {
@@ -92,8 +97,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, expf, libm::logf);
-real!(f64, libm::exp, libm::log);
+real!(f32, expf, libm::logf, libm::erff);
+real!(f64, libm::exp, libm::log, libm::erf);
 
 /// `e^x` to within 1 ulp; branch-free, so that loops over it vectorise.
 ///

@@ -59,7 +59,8 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
     let mut build = Builder::new(device, recipe, Purpose::Train(memory), &mut weights);
     let parts = &[("linear".into(), outputs)];
-    let config = LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, shared_input: None };
+    let config =
+        LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, transposed: false, shared_input: None };
     let mut linear = Linear::new(&mut build, config)?;
     let mut scaling = ScalingState::new(device, build.slots)?;
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);

@@ -1,7 +1,7 @@
 //! Shapes of known models.
 
 use crate::error::{Error, Result};
-use crate::models::{DecoderConfig, RopeKind, RopeScaling};
+use crate::models::{DecoderConfig, cohere, gpt2};
 use ottava_tensor::ops::AttentionLayout;
 
 /// Shapes of known models: `(name, config)`.
@@ -15,15 +15,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         kv_heads,
         head_dim: channels / heads,
         max_positions: 1 << 17,
-        norm_eps: 1e-5,
-        tied: false,
-        init_std: 0.02,
-        rope: RopeScaling { theta: 10_000.0, kind: RopeKind::Default },
-        qk_norm: false,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        window: None,
+        ..DecoderConfig::default()
     };
     let qwen = |vocabulary, channels, hidden, layers, heads, kv_heads, tied| DecoderConfig {
         qkv_bias: true,
@@ -47,6 +39,9 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
         ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
         ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
+        ("gpt2", gpt2(shape(50_257, 768, 4 * 768, 12, 12, 12))),
+        ("gpt2-xl", gpt2(shape(50_257, 1600, 4 * 1600, 48, 25, 25))),
+        ("command-r-35b", cohere(shape(256_000, 8192, 22_528, 40, 64, 64))),
     ]
 }
 

@@ -3,16 +3,19 @@
 use super::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::models::{ConfigFile, Decoder, RopeScaling};
-use crate::param::{Init, Part, WeightSource};
+use crate::models::{ConfigFile, Decoder, Positions, RopeScaling};
+use crate::param::{Init, Layout, Part, WeightSource};
 use crate::{input, interrupt};
-use ottava_tensor::ops::{cast, normal};
+use ottava_tensor::ops::{cast, normal, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
+const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 /// Weights of a model folder.
 pub struct FolderWeights {
@@ -29,7 +32,9 @@ impl FolderWeights {
     /// Errors when the folder holds weights that the model did not read; known leftovers of older writers are ignored.
     pub fn finish(self, tied: bool) -> Result<()> {
         let expected = |name: &str| {
-            self.used.contains(name) || name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight")
+            self.used.contains(name)
+                || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
+                || (tied && name == "lm_head.weight")
         };
         match self.files.names().into_iter().find(|name| !expected(name)) {
             Some(name) => Err(Error::Model(format!(
@@ -43,22 +48,31 @@ impl FolderWeights {
 impl WeightSource for FolderWeights {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
-        let info = self.files.info(&part.name)?;
-        if info.shape != part.shape {
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        let name = part.name.strip_prefix("transformer.").filter(|_| self.files.info(&part.name).is_err());
+        let name = name.unwrap_or(&part.name);
+        let info = self.files.info(name)?;
+        if info.shape != part.stored_shape() {
             return Err(Error::Model(format!(
-                "tensor `{}` has shape {:?}, config.json makes it {:?}",
-                part.name, info.shape, part.shape
+                "tensor `{name}` has shape {:?}, config.json makes it {:?}",
+                info.shape,
+                part.stored_shape()
             )));
         }
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
             return Err(Error::Model(format!(
-                "tensor `{}` is {}; weights must be floats of 16 bits or more",
-                part.name, info.dtype
+                "tensor `{name}` is {}; weights must be floats of 16 bits or more",
+                info.dtype
             )));
         }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(&part.name)?)?;
-        self.used.insert(part.name.clone());
-        Ok(cast(&stored, DType::F32)?)
+        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
+        self.used.insert(name.to_string());
+        let values = cast(&stored, DType::F32)?;
+        Ok(match part.layout {
+            Layout::Same => values,
+            Layout::Transposed => transpose(&values)?,
+            Layout::Rows(_) => values.reshape(&part.shape)?,
+        })
     }
 }
 
@@ -158,7 +172,9 @@ impl FolderTemplate {
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
         config.insert("tie_word_embeddings".into(), json!(model.config().tied));
-        RopeScaling::write(&model.config().rope, &mut config);
+        if let Positions::Rotary(_) = model.config().positions {
+            RopeScaling::write(&model.config().rope, &mut config);
+        }
         if !config.contains_key("eos_token_id") {
             config.insert("eos_token_id".into(), self.eos());
         }

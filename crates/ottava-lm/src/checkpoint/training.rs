@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, Kept, LossScale, Per, optimizer_tensors};
 use crate::parallel::Partition;
-use crate::param::{Param, Part};
+use crate::param::{Layout, Param, Part};
+use ottava_tensor::ops::transpose;
 use ottava_tensor::{ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -95,8 +96,8 @@ impl Contents {
             }
             let Param { parts, weights, .. } = &mut **param;
             for (part, at) in rows_of(parts).filter(|_| ranks.leads()) {
-                contents.weights.push(TensorInfo { name: part.name.clone(), dtype, shape: part.shape.clone() });
-                rows.insert(part.name.clone(), (i, at));
+                contents.weights.push(TensorInfo { name: part.name.clone(), dtype, shape: part.stored_shape() });
+                rows.insert(part.name.clone(), (i, part.layout, at));
             }
             for kept in optimizer_tensors(weights, moments) {
                 // The rank with the first element writes what all slices have alike.
@@ -178,8 +179,8 @@ pub struct LiveTensors<'a> {
     params: Vec<&'a mut Param>,
     /// The first parameter that was not gathered yet.
     next: usize,
-    /// Where weights are: parameter and rows, by name.
-    rows: HashMap<String, (usize, Range<usize>)>,
+    /// Where weights are: parameter, how a folder has them, and rows, by name.
+    rows: HashMap<String, (usize, Layout, Range<usize>)>,
     /// Views of all other tensors, by name.
     others: HashMap<String, Tensor>,
     /// The last parameter that was gathered.
@@ -189,7 +190,7 @@ pub struct LiveTensors<'a> {
 impl LiveTensors<'_> {
     /// A tensor by its name, in the order of [`Contents::names`].
     pub fn get(&mut self, name: &str) -> Result<Tensor> {
-        let Some((i, rows)) = self.rows.get(name).cloned() else {
+        let Some((i, layout, rows)) = self.rows.get(name).cloned() else {
             self.gather_rest()?;
             return Ok(self.others[name].clone());
         };
@@ -200,7 +201,8 @@ impl LiveTensors<'_> {
             self.next += 1;
         }
         let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
-        Ok(whole.rows(rows.start, rows.end)?)
+        let part = whole.rows(rows.start, rows.end)?;
+        Ok(if layout == Layout::Transposed { transpose(&part)? } else { part })
     }
 
     /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.

@@ -1,15 +1,15 @@
-//! Causal self-attention with rotary positions and shared key and value heads.
+//! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 use super::branch::{BranchOperand, Sublayer};
 use super::cast::{OperandCast, SavedOperand};
-use super::{Linear, LinearConfig};
+use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Init, Layout, Param, Part};
 use ottava_tensor::ops::{
-    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, RopeLayout, Rotation, attention, attention_backward,
-    attention_cached, head_norm, head_norm_backward, rope, rope_to,
+    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation, attention,
+    attention_backward, attention_cached, head_norm, head_norm_backward, rope, rope_to,
 };
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -24,12 +24,16 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Size of a head.
     pub head_dim: usize,
-    /// Epsilon of the norms of query and key heads; `None` without norms.
-    pub qk_norm_eps: Option<f64>,
+    /// Kind and epsilon of the norms of query and key heads; `None` without norms.
+    pub qk_norm: Option<(NormKind, f64)>,
     /// Whether Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
+    /// The pairs of rotary positions.
+    pub pairs: RopePairs,
+    /// Names of its tensors.
+    pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
 }
@@ -40,8 +44,8 @@ pub struct Attention {
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
     norm: Option<HeadNorm>,
     output: Linear, /* [C, H·D] */
-    /// Cosines and sines by position, shared by all layers.
-    rope_table: Tensor,
+    /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
+    rope_table: Option<Tensor>,
     deterministic: bool,
 }
 
@@ -54,23 +58,25 @@ pub struct AttentionSaved {
     output: SavedOperand,
 }
 
-/// RMSNorm of each query and key head.
+/// The norm of each query and key head.
 struct HeadNorm {
-    q: Param, /* [D] */
-    k: Param, /* [D] */
+    q: Param, /* [D], or [H·D] */
+    k: Param, /* [D], or [H_kv·D] */
     eps: f64,
     layout: HeadNormLayout,
 }
 
 impl HeadNorm {
-    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, eps: f64) -> Result<HeadNorm> {
+    fn new(build: &mut Builder, name: &str, config: &AttentionConfig, kind: NormKind, eps: f64) -> Result<HeadNorm> {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
-        let mut weight = |which: &str| {
-            let part = Part { name: format!("{name}.{which}.weight"), shape: vec![head_dim] };
+        let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
+        let mut weight = |which: &str, len: usize| {
+            let rows = if kind == NormKind::Layer { Layout::Rows(len / head_dim) } else { Layout::Same };
+            let part = Part { layout: rows, ..Part::new(format!("{name}.{which}.weight"), vec![len]) };
             Param::new(build, vec![part], Init::Ones)
         };
-        let (q, k) = (weight("q_norm")?, weight("k_norm")?);
-        Ok(HeadNorm { q, k, eps, layout: HeadNormLayout { heads, kv_heads, head_dim } })
+        let [of_q, of_k] = layout.weights();
+        Ok(HeadNorm { q: weight("q_norm", of_q)?, k: weight("k_norm", of_k)?, eps, layout })
     }
 
     fn forward(&self, qkv: &Tensor) -> Result<Tensor> {
@@ -95,28 +101,34 @@ enum Qkv {
 pub struct KvCache(Tensor);
 
 impl Attention {
-    /// An attention layer with tensors called `name.q_proj` and so on; `shared_input` is the cast of an operand that another sublayer
+    /// An attention layer `name` with tensors called as its names say; `shared_input` is the cast of an operand that another sublayer
     /// reads too.
     pub fn new(
         build: &mut Builder,
         name: &str,
         config: AttentionConfig,
-        rope_table: Tensor,
+        rope_table: Option<Tensor>,
         shared_input: Option<OperandCast>,
     ) -> Result<Attention> {
         let c = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let qkv = [part("q_proj", q), part("k_proj", kv), part("v_proj", kv)];
-        let output = [part("o_proj", c.channels)];
+        let qkv = match c.names.qkv {
+            [one] => vec![part(one, q + 2 * kv)],
+            names => names.iter().zip([q, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
+        };
+        let output = [part(c.names.output, c.channels)];
         build.description.attention_width += q;
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, shared_input| {
             let name = &format!("{name}.{proj}");
-            Linear::new(build, LinearConfig { name, parts, inputs, bias, std: c.std, shared_input })
+            Linear::new(
+                build,
+                LinearConfig { name, parts, inputs, bias, std: c.std, transposed: c.names.transposed, shared_input },
+            )
         };
-        let qkv = linear("qkv_proj", &qkv, c.channels, c.qkv_bias, shared_input)?;
-        let output = linear("o_proj", &output, q, c.output_bias, None)?;
-        let norm = c.qk_norm_eps.map(|eps| HeadNorm::new(build, name, &c, eps)).transpose()?;
+        let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, shared_input)?;
+        let output = linear(c.names.output, &output, q, c.output_bias, None)?;
+        let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
         let deterministic = build.recipe.deterministic;
         Ok(Attention { qkv, norm, output, config, rope_table, deterministic })
     }
@@ -128,7 +140,8 @@ impl Attention {
 
     /// Queries and keys are rotated.
     fn rotated(&self) -> RopeLayout {
-        RopeLayout { heads: self.config.heads + self.config.kv_heads, head_dim: self.config.head_dim }
+        let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
+        RopeLayout { heads: heads + kv_heads, head_dim, pairs }
     }
 
     /// An empty cache for `capacity` tokens.
@@ -156,8 +169,10 @@ impl Attention {
         if let Some(norm) = &self.norm {
             qkv = norm.forward(&qkv)?;
         }
-        let angles = Angles { table: &self.rope_table, positions: &context.sequences.positions };
-        rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        if let Some(table) = &self.rope_table {
+            let angles = Angles { table, positions: &context.sequences.positions };
+            rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
+        }
         Ok(qkv)
     }
 
@@ -237,18 +252,21 @@ impl Sublayer for Attention {
         let Sequences { batch, seq_len, cu_seqlens, .. } = context.sequences;
         let dqkv = attention_backward(&d_o, &qkv, &o, &lse, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
         drop((qkv, o, d_o));
-        let angles = Angles { table: &self.rope_table, positions: &context.sequences.positions };
-        let rotated = self.rotated();
-        let dqkv = match (&mut self.norm, unrotated) {
-            (Some(norm), Some(unrotated)) => {
+        let (rotated, positions) = (self.rotated(), &context.sequences.positions);
+        let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });
+        let dqkv = match (&mut self.norm, unrotated, angles) {
+            (Some(norm), Some(unrotated), angles) => {
                 let mut dqkv = dqkv;
-                rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
+                if let Some(angles) = angles {
+                    rope(&mut dqkv, angles, rotated, Rotation::Backward)?;
+                }
                 let dqkv = norm.backward(&dqkv, &unrotated)?;
                 self.qkv.cast_gradient(dqkv.into(), context)?
             }
-            _ => self
+            (_, _, Some(angles)) => self
                 .qkv
                 .produce_gradient(context, |output| rope_to(&dqkv, angles, rotated, Rotation::Backward, output))?,
+            (_, _, None) => self.qkv.cast_gradient(dqkv.into(), context)?,
         };
         self.qkv.backward_views(dqkv, columns, other.as_ref(), context)
     }

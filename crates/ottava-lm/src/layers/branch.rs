@@ -113,13 +113,13 @@ impl<S: Sublayer> Branch<S> {
 
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        visit(&self.norm.weight);
+        self.norm.parameters(visit);
         self.sublayer.parameters(visit);
     }
 
     /// [`Branch::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        visit(&mut self.norm.weight);
+        self.norm.parameters_mut(visit);
         self.sublayer.parameters_mut(visit);
     }
 }

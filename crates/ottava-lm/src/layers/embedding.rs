@@ -15,7 +15,7 @@ impl Embedding {
     /// A table called `name` + `.weight`.
     pub fn new(build: &mut Builder, name: &str, vocabulary: usize, channels: usize, std: f32) -> Result<Embedding> {
         build.description.fixed.push(name.to_string());
-        let part = Part { name: format!("{name}.weight"), shape: vec![vocabulary, channels] };
+        let part = Part::new(format!("{name}.weight"), vec![vocabulary, channels]);
         Ok(Embedding { table: Param::new(build, vec![part], Init::Normal(std))? })
     }
 

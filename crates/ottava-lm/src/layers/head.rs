@@ -1,16 +1,21 @@
 //! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
 
-use super::Norm;
+use super::{Norm, NormSaved};
+use crate::context::Context;
 use crate::error::Result;
 use crate::param::{Builder, Fetched, Init, Param, Part};
 use crate::recipe::LinearSite;
-use ottava_tensor::ops::{Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt};
-use ottava_tensor::{Tensor, ops::real_type};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type, scale_columns,
+};
 
 /// The last norm, and the product that makes logits of its output. The head stays in high precision in every recipe.
 pub struct Head {
     /// Before the product.
     pub norm: Norm,
+    /// The factor of logits, by which what the product reads is multiplied: F32 `[C]`, all equal; `None` for 1.
+    pub scales: Option<Tensor>,
     /// `[V, C]`, unless it is the embedding's table.
     pub weight: Option<Param>,
 }
@@ -19,17 +24,18 @@ pub struct Head {
 const CHUNK: usize = 2048;
 
 impl Head {
-    /// A head for `vocabulary` tokens behind a norm; where it is `tied`, its weight is the table of the embedding called so.
+    /// A head for `vocabulary` tokens behind a norm, whose logits are multiplied by `logit_scale`; where it is `tied`, its weight is the table of the embedding called so.
     pub fn new(
         build: &mut Builder,
         norm: Norm,
         vocabulary: usize,
         channels: usize,
         std: f32,
+        logit_scale: f32,
         tied: Option<&str>,
     ) -> Result<Head> {
         const NAME: &str = "lm_head";
-        let part = Part { name: format!("{NAME}.weight"), shape: vec![vocabulary, channels] };
+        let part = Part::new(format!("{NAME}.weight"), vec![vocabulary, channels]);
         let weight = match tied {
             Some(_) => None,
             None => Some(Param::new(build, vec![part], Init::Normal(std))?),
@@ -44,13 +50,37 @@ impl Head {
             block: None,
             after_swiglu: false,
         });
-        Ok(Head { norm, weight })
+        let scales =
+            (logit_scale != 1.0).then(|| Tensor::from_slice(build.device, &[channels], &vec![logit_scale; channels]));
+        Ok(Head { norm, scales: scales.transpose()?, weight })
+    }
+
+    /// Normalises `x` for the product.
+    pub fn normalise(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
+        let (normed, saved) = self.norm.forward(x, context)?;
+        Ok((self.scaled(normed)?, saved))
+    }
+
+    /// The gradient by the input of [`Head::normalise`].
+    pub fn normalise_backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
+        let dy = self.scaled(dy.clone())?;
+        self.norm.backward(&dy, saved)
+    }
+
+    fn scaled(&self, x: Tensor) -> Result<Tensor> {
+        match &self.scales {
+            Some(scales) => Ok(scale_columns(&x, scales)?),
+            None => Ok(x),
+        }
     }
 
     /// Its parameters.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
-        let Head { norm, weight } = self;
-        [&mut norm.weight].into_iter().chain(weight).collect()
+        let Head { norm, weight, .. } = self;
+        let mut all = Vec::new();
+        norm.parameters_mut(&mut |param| all.push(param));
+        all.extend(weight);
+        all
     }
 
     /// `x · Wᵀ`, `[T, V]`.

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, Init, Layout, Param, Part};
 use crate::recipe::{Casts, LinearSite, ProductPrecision, Products};
 use crate::scaling::Slot;
 use ottava_tensor::ops::{
@@ -39,6 +39,8 @@ pub struct LinearConfig<'a> {
     pub bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
+    /// Whether a model folder has its weights transposed, as those of GPT-2.
+    pub transposed: bool,
     /// The cast of its input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,
 }
@@ -54,10 +56,14 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, takes the recipe's decision, and records both in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, inputs, bias, std, .. } = *self;
+        let LinearConfig { name, parts, inputs, bias, std, transposed, .. } = *self;
         let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
-            let shape = |rows| std::iter::once(rows).chain(columns).collect();
-            parts.iter().map(|(name, rows)| Part { name: format!("{name}.{suffix}"), shape: shape(*rows) }).collect()
+            let part = |(name, rows): &(String, usize)| Part {
+                name: format!("{name}.{suffix}"),
+                shape: std::iter::once(*rows).chain(columns).collect(),
+                layout: if transposed && columns.is_some() { Layout::Transposed } else { Layout::Same },
+            };
+            parts.iter().map(part).collect()
         };
         let weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
         let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;

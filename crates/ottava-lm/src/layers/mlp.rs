@@ -1,14 +1,16 @@
-//! The gated feed-forward layer.
+//! The feed-forward layer.
 
 use super::branch::{BranchOperand, Sublayer};
 use super::cast::{OperandCast, SavedOperand};
-use super::{ColumnScales, DownProjection, Linear, LinearConfig};
+use super::{ColumnScales, DownProjection, Linear, LinearConfig, Names};
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Param};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Output, SavedActivation, swiglu, swiglu_backward_to, swiglu_compressing, swiglu_to};
+use ottava_tensor::ops::{
+    Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_to,
+};
 
 /// Sizes of an MLP.
 #[derive(Clone, Copy, Debug)]
@@ -17,21 +19,26 @@ pub struct MlpConfig {
     pub channels: usize,
     /// Width `F` of the activation.
     pub hidden: usize,
+    /// What it computes between its linears.
+    pub activation: Activation,
     /// Whether its linears have biases.
     pub bias: bool,
+    /// Names of its tensors.
+    pub names: &'static Names,
     /// Standard deviation of initial weights.
     pub std: f32,
 }
 
-/// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product.
+/// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product, or `y = down(gelu(up(x)))`.
 pub struct Mlp {
-    gate_up: Linear,      /* [2F, C] */
+    activation: Activation,
+    gate_up: Linear,      /* [2F, C], or [F, C] without a gate */
     down: DownProjection, /* [C, F] */
 }
 
 /// Saved by [`Mlp`].
 pub struct MlpSaved {
-    hidden: SavedActivation, /* [T, 2F] */
+    hidden: SavedActivation, /* [T, 2F], or [T, F] without a gate */
     activated: Activated,
 }
 
@@ -42,17 +49,21 @@ enum Activated {
 }
 
 impl Mlp {
-    /// An MLP with tensors called `name.gate_proj` and so on; `shared_input` is the cast of an operand that another sublayer reads too.
+    /// An MLP `name` with tensors called as its names say; `shared_input` is the cast of an operand that another sublayer reads too.
     pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
-        let MlpConfig { channels, hidden, bias, std } = config;
+        let MlpConfig { channels, hidden, activation, bias, names, std } = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
-        let gate_up = [part("gate_proj", hidden), part("up_proj", hidden)];
-        let down = [part("down_proj", channels)];
-        let (gate_up_name, down_name) = (format!("{name}.gate_up_proj"), format!("{name}.down_proj"));
-        let config = LinearConfig { name: &gate_up_name, parts: &gate_up, inputs: channels, bias, std, shared_input };
+        let gate_up: Vec<_> = names.gate_up.iter().map(|proj| part(proj, hidden)).collect();
+        if gate_up.len() != activation.inputs() {
+            return Err(Error::Model(format!("{name}: {activation:?} does not read {}", names.gate_up.join(" and "))));
+        }
+        let down = [part(names.down, channels)];
+        let (gate_up_name, down_name) = (format!("{name}.{}", names.gate_up_stack), format!("{name}.{}", names.down));
+        let (parts, transposed) = (gate_up.as_slice(), names.transposed);
+        let config = LinearConfig { name: &gate_up_name, parts, inputs: channels, bias, std, transposed, shared_input };
         let gate_up = Linear::new(build, config)?;
         let config = LinearConfig { name: &down_name, parts: &down, inputs: hidden, shared_input: None, ..config };
-        Ok(Mlp { gate_up, down: DownProjection::new(build, config)? })
+        Ok(Mlp { activation, gate_up, down: DownProjection::new(build, config)? })
     }
 
     /// The activation and the down projection; without `residual`, the output is not computed.
@@ -63,19 +74,19 @@ impl Mlp {
         context: &mut Context,
     ) -> Result<(Option<Tensor>, MlpSaved)> {
         if let Some(casts) = self.down.smooth_casts(context.mode()) {
-            let (activated, hidden) = (swiglu(&hidden)?, context.save(hidden)?);
+            let (activated, hidden) = (activation(self.activation, &hidden)?, context.save(hidden)?);
             let (y, scales) = self.down.forward_smooth(&activated, casts, residual, context)?;
             return Ok((Some(y), MlpSaved { hidden, activated: Activated::Smooth(scales) }));
         }
         let down = &self.down.linear;
-        // SwiGLU's backward writes the transposed codes in its own pass, so forward never does.
+        // The activation's backward writes the transposed codes in its own pass, so forward never does.
         let (copies, compresses) = (context.copies_without_transpose(&down.input()), context.compresses());
         let (activated, compressed) = down.input().produce_input(copies, &mut context.casts, |output| {
             if compresses && !matches!(output, Output::Amax { .. }) {
-                let (activated, hidden) = swiglu_compressing(&hidden, output)?;
+                let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
                 return Ok((activated, Some(hidden)));
             }
-            Ok((swiglu_to(&hidden, output)?, None))
+            Ok((activation_to(self.activation, &hidden, output)?, None))
         })?;
         self.down.measure_smooth(&activated.rows, context)?;
         let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
@@ -94,7 +105,7 @@ impl Mlp {
                 drop(rows);
                 let dhidden = self.produce_dhidden(&dactivated, &hidden, context)?;
                 drop(dactivated);
-                let activated = swiglu(&hidden.value()?)?;
+                let activated = activation(self.activation, &hidden.value()?)?;
                 drop(hidden);
                 self.down.wgrad_smooth(&dy, &activated, &scales, context)?;
                 Ok(dhidden)
@@ -113,15 +124,18 @@ impl Mlp {
         let dactivated = self.down.linear.dgrad(&rows, None, context)?;
         drop(rows);
         let (dhidden, activated) = match (activated.into_columns(), input.fused(context.mode())) {
-            // SwiGLU's backward reads what the activation is computed from, and writes its codes in the same pass.
+            // The activation's backward reads what the activation is computed from, and writes its codes in the same pass.
             (Err(frozen), Some(slot)) => {
+                let how = self.activation;
                 self.gate_up.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
-                    Ok(swiglu_backward_to(&dactivated, &hidden, output, activated)?)
+                    Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
                 })?
             }
             (activated, _) => {
-                let activated = activated
-                    .or_else(|frozen| input.recast_columns(swiglu(&hidden.value()?)?, &frozen, &mut context.casts))?;
+                let activated = activated.or_else(|frozen| {
+                    let value = activation(self.activation, &hidden.value()?)?;
+                    input.recast_columns(value, &frozen, &mut context.casts)
+                })?;
                 (self.produce_dhidden(&dactivated, &hidden, context)?, activated)
             }
         };
@@ -136,7 +150,9 @@ impl Mlp {
         hidden: &SavedActivation,
         context: &mut Context,
     ) -> Result<Views> {
-        self.gate_up.produce_gradient(context, |output| Ok(swiglu_backward_to(dactivated, hidden, output, None)?.0))
+        let how = self.activation;
+        self.gate_up
+            .produce_gradient(context, |output| Ok(activation_backward_to(how, dactivated, hidden, output, None)?.0))
     }
 }
 

@@ -8,14 +8,16 @@ mod embedding;
 mod head;
 mod linear;
 mod mlp;
+mod names;
 mod norm;
 
 pub use attention::{Attention, AttentionConfig, AttentionSaved, KvCache};
-pub use block::{Block, BlockSaved};
+pub use block::{Block, BlockSaved, Sequential};
 pub use branch::{Branch, BranchOperand, BranchSaved, Sublayer};
 pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use embedding::Embedding;
 pub use head::Head;
 pub use linear::{ColumnScales, DownProjection, Linear, LinearConfig, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig, MlpSaved};
-pub use norm::{Norm, NormSaved};
+pub use names::{LLAMA, Names};
+pub use norm::{Norm, NormConfig, NormSaved};

@@ -1,4 +1,4 @@
-//! RMSNorm, whose output is written in the form that the next linears read.
+//! RMSNorm or LayerNorm, whose output is written in the form that the next linears read.
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use crate::context::Context;
@@ -6,32 +6,75 @@ use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Param, Part};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Output, Produced, RmsnormBackward, SavedActivation, rmsnorm, rmsnorm_backward, rmsnorm_to};
+use ottava_tensor::ops::{
+    NormBackward, NormKind, NormWeights, Output, Produced, SavedActivation, norm_backward, norm_to,
+};
 
-/// `y = x / sqrt(mean(x²) + eps) · weight`.
+/// Which norm a model has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormConfig {
+    /// RMSNorm or LayerNorm.
+    pub kind: NormKind,
+    /// Whether it has a bias; of LayerNorm only.
+    pub bias: bool,
+    /// Added to the mean square or the variance.
+    pub eps: f64,
+}
+
+impl NormConfig {
+    /// RMSNorm.
+    pub fn rms(eps: f64) -> NormConfig {
+        NormConfig { kind: NormKind::Rms, bias: false, eps }
+    }
+}
+
+/// `y = x / sqrt(mean(x²) + eps) · weight`, or `y = (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`.
 pub struct Norm {
     /// `[C]`.
-    pub weight: Param,
-    eps: f64,
+    weight: Param,
+    bias: Option<Param>, /* [C] */
+    config: NormConfig,
 }
 
 /// Saved by [`Norm`].
 pub struct NormSaved {
     x: SavedActivation, /* [T, C] */
-    rstd: Tensor,       /* [T] */
+    statistics: Tensor, /* of `NormKind` */
+}
+
+/// Values of the parameters, and what is computed with them.
+struct Values {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: NormConfig,
+}
+
+impl Values {
+    fn normalise(&self, x: &Tensor, output: Output) -> ottava_tensor::Result<(Produced, Tensor)> {
+        let weights = NormWeights { kind: self.config.kind, weight: &self.weight, bias: self.bias.as_ref() };
+        norm_to(x, weights, self.config.eps, output)
+    }
 }
 
 impl Norm {
-    /// A norm over `channels` whose weight is called `name` + `.weight`.
-    pub fn new(build: &mut Builder, name: &str, channels: usize, eps: f64) -> Result<Norm> {
-        let part = Part { name: format!("{name}.weight"), shape: vec![channels] };
-        Ok(Norm { weight: Param::new(build, vec![part], Init::Ones)?, eps })
+    /// A norm over `channels` whose tensors are called `name` + `.weight` and `.bias`.
+    pub fn new(build: &mut Builder, name: &str, channels: usize, config: NormConfig) -> Result<Norm> {
+        let mut param =
+            |suffix: &str, init| Param::new(build, vec![Part::new(format!("{name}.{suffix}"), vec![channels])], init);
+        let weight = param("weight", Init::Ones)?;
+        Ok(Norm { weight, bias: config.bias.then(|| param("bias", Init::Zeros)).transpose()?, config })
+    }
+
+    fn values(&self) -> Result<Values> {
+        let bias = self.bias.as_ref().map(Param::value).transpose()?;
+        Ok(Values { weight: self.weight.value()?, bias, config: self.config })
     }
 
     /// Normalises `x`.
     pub fn forward(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
-        let (y, rstd) = rmsnorm(x, &self.weight.value()?, self.eps)?;
-        Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
+        let (y, statistics) = self.values()?.normalise(x, Output::Plain)?;
+        let y = y.plain().expect("a plain output gives a value");
+        Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
     }
 
     /// Normalises `x` for linears that read it through the cast `reader`.
@@ -41,10 +84,10 @@ impl Norm {
         reader: &OperandCast,
         context: &mut Context,
     ) -> Result<(CastInput, NormSaved)> {
-        let (weight, copies) = (self.weight.value()?, context.operand_copies());
-        let op = |output: Output| rmsnorm_to(x, &weight, self.eps, output);
-        let (y, rstd) = reader.produce_input(copies, &mut context.casts, op)?;
-        Ok((y, NormSaved { x: context.save(x.clone())?, rstd }))
+        let (values, copies) = (self.values()?, context.operand_copies());
+        let op = |output: Output| values.normalise(x, output);
+        let (y, statistics) = reader.produce_input(copies, &mut context.casts, op)?;
+        Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
     }
 
     /// The view that wgrad reads of the operand of [`Norm::forward_for`], saved or recomputed.
@@ -73,13 +116,12 @@ impl Norm {
     }
 
     fn recompute(&self, saved: &NormSaved, output: Output) -> Result<Produced> {
-        let (x, weight) = (saved.x.value()?, self.weight.value()?);
-        Ok(rmsnorm_to(&x, &weight, self.eps, output)?.0)
+        Ok(self.values()?.normalise(&saved.x.value()?, output)?.0)
     }
 
     /// The gradient by `x`.
     pub fn backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
-        self.backward_plus(dy, saved, RmsnormBackward { dresidual: None, amax: None })
+        self.backward_plus(dy, saved, NormBackward::default())
     }
 
     /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if `reader`, the cast that reads it,
@@ -93,14 +135,27 @@ impl Norm {
         context: &mut Context,
     ) -> Result<ResidualGradient> {
         let mut amax = reader.amax_for(&mut context.casts)?;
-        let plus = RmsnormBackward { dresidual: Some(dresidual), amax: amax.as_mut() };
+        let plus = NormBackward { dresidual: Some(dresidual), amax: amax.as_mut(), dbias: None };
         let value = self.backward_plus(dy, saved, plus)?;
         Ok(ResidualGradient { value, amax })
     }
 
-    fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: RmsnormBackward) -> Result<Tensor> {
+    fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: NormBackward) -> Result<Tensor> {
         let weight = self.weight.value()?;
-        let (weight, grad, NormSaved { x, rstd }) = (&weight, self.weight.grad_mut()?, &saved);
-        Ok(rmsnorm_backward(dy, x, weight, rstd, grad, plus)?)
+        let dbias = self.bias.as_mut().map(Param::grad_mut).transpose()?;
+        let (grad, NormSaved { x, statistics }) = (self.weight.grad_mut()?, &saved);
+        Ok(norm_backward(dy, x, &weight, statistics, grad, NormBackward { dbias, ..plus })?)
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.weight);
+        self.bias.iter().for_each(visit);
+    }
+
+    /// [`Norm::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.weight);
+        self.bias.iter_mut().for_each(visit);
     }
 }

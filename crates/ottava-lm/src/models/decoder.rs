@@ -1,7 +1,7 @@
 //! The decoder that all families share, in training and evaluation.
 
 use super::stage::{Span, Stage, StageSaved, fetch};
-use super::{DecoderConfig, Session};
+use super::{DecoderConfig, Positions, Session};
 use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
@@ -57,11 +57,19 @@ impl Decoder {
                 "the model attends to a sliding window of {window} tokens, which is not implemented; keep sequences of {seq_len} within it"
             )));
         }
+        let learned = config.positions == Positions::Learned;
+        if learned && seq_len > config.max_positions {
+            return Err(Error::Model(format!(
+                "the model has learned {} positions; keep sequences of {seq_len} within them",
+                config.max_positions
+            )));
+        }
         recipe.expect_on(device)?;
         let frequencies = config.rope.inverse_frequencies(config.head_dim);
-        let table = rope_table(device, &frequencies, seq_len, real_type(recipe.compute))?;
+        let table = || rope_table(device, &frequencies, seq_len, real_type(recipe.compute));
+        let table = (!learned).then(table).transpose()?;
         let mut build = Builder::new(device, recipe, purpose, weights);
-        let stage = Stage::new(&mut build, config, span, &table)?;
+        let stage = Stage::new(&mut build, config, span, table.as_ref())?;
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
             Purpose::Train(kept) => kept,
@@ -83,7 +91,7 @@ impl Decoder {
         let mut weights = Unset(&device);
         let mut build = Builder::new(&device, recipe, Purpose::Infer, &mut weights);
         let table = Tensor::empty(&device, &[1, config.head_dim], real_type(recipe.compute))?;
-        Stage::new(&mut build, config, &Span::whole(config.layers), &table)?;
+        Stage::new(&mut build, config, &Span::whole(config.layers), Some(&table))?;
         build.description.check(recipe)?;
         Ok(build.description)
     }

@@ -2,6 +2,7 @@
 
 use super::{ConfigFile, DecoderConfig, RopeScaling};
 use crate::error::Result;
+use ottava_tensor::ops::{Activation, Gelu};
 
 /// One model family.
 pub(super) struct Family {
@@ -14,17 +15,17 @@ pub(super) struct Family {
 
 /// Reads the keys that all families share.
 pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
-    for key in ["quantization_config", "auto_map"] {
-        if file.has(key) {
+    refuse(file)?;
+    let name: String = file.optional("hidden_act", "silu".to_string())?;
+    let activation = match gelu(&name) {
+        Some(gelu) => Activation::GeGlu(gelu),
+        None if name == "silu" => Activation::SwiGlu,
+        None => {
             return Err(
-                file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read"))
+                file.error(&format!("`hidden_act` is \"{name}\"; \"silu\" and kinds of \"gelu\" are implemented"))
             );
         }
-    }
-    let activation: String = file.optional("hidden_act", "silu".to_string())?;
-    if activation != "silu" {
-        return Err(file.error(&format!("`hidden_act` is \"{activation}\"; only \"silu\" is implemented")));
-    }
+    };
     let dropout: f64 = file.optional("attention_dropout", 0.0)?;
     if dropout != 0.0 {
         return Err(file.error("`attention_dropout` is not 0; dropout is not implemented"));
@@ -49,10 +50,26 @@ pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
         tied: file.optional("tie_word_embeddings", false)?,
         init_std: file.optional("initializer_range", 0.02)?,
         rope: RopeScaling::read(file)?,
-        qk_norm: false,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        window: None,
+        activation,
+        ..DecoderConfig::default()
     })
+}
+
+/// Errors where a folder has weights or code that are not read.
+pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
+    match ["quantization_config", "auto_map"].into_iter().find(|key| file.has(key)) {
+        Some(key) => {
+            Err(file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The GELU that `config.json` calls so.
+pub(super) fn gelu(name: &str) -> Option<Gelu> {
+    match name {
+        "gelu" => Some(Gelu::Exact),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Some(Gelu::Tanh),
+        _ => None,
+    }
 }

@@ -1,8 +1,10 @@
 //! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
 
+mod cohere;
 mod config;
 mod decoder;
 mod family;
+mod gpt2;
 mod llama;
 mod mistral;
 mod prefetch;
@@ -13,17 +15,21 @@ mod session;
 mod sizes;
 mod stage;
 
+pub use cohere::cohere;
 pub use config::ConfigFile;
 pub use decoder::{Decoder, Logits};
+pub use gpt2::gpt2;
 pub use rope::{RopeKind, RopeScaling};
 pub use session::Session;
-pub use sizes::DecoderConfig;
+pub use sizes::{DecoderConfig, Positions};
 pub use stage::{Span, Stage, StageSaved};
 
 use crate::error::Result;
 use family::Family;
+use ottava_tensor::ops::NormKind;
 
-const FAMILIES: &[Family] = &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+const FAMILIES: &[Family] =
+    &[llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY, gpt2::FAMILY, cohere::FAMILY];
 
 /// Reads the sizes of a model from its `config.json`.
 ///
@@ -49,7 +55,12 @@ fn check_constants(config: &DecoderConfig) -> Result<(), String> {
     if config.layers > MAX_LAYERS {
         return Err(format!("`num_hidden_layers` is {}; at most {MAX_LAYERS} are possible", config.layers));
     }
-    let mut positive = vec![("rms_norm_eps", config.norm_eps), ("rope_theta", config.rope.theta)];
+    let norm_eps = match (config.norm, config.positions) {
+        (NormKind::Rms, _) => "rms_norm_eps",
+        (NormKind::Layer, Positions::Learned) => "layer_norm_epsilon",
+        (NormKind::Layer, Positions::Rotary(_)) => "layer_norm_eps",
+    };
+    let mut positive = vec![(norm_eps, config.norm_eps), ("rope_theta", config.rope.theta)];
     match config.rope.kind {
         RopeKind::Default => {}
         RopeKind::Linear { factor } => positive.push(("factor", factor)),

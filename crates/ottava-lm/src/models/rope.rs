@@ -36,6 +36,12 @@ pub enum RopeKind {
     },
 }
 
+impl Default for RopeScaling {
+    fn default() -> RopeScaling {
+        RopeScaling { theta: 10_000.0, kind: RopeKind::Default }
+    }
+}
+
 impl RopeScaling {
     /// Reads the old spelling (`rope_theta`, `rope_scaling`) or the new one (`rope_parameters`).
     pub fn read(file: &ConfigFile) -> Result<RopeScaling> {

@@ -27,7 +27,7 @@ impl Session {
         casts: usize,
         capacity: usize,
     ) -> Result<Session> {
-        let cache = |block: &Block| block.attention.sublayer.cache(device, dtype, capacity);
+        let cache = |block: &Block| block.attention().cache(device, dtype, capacity);
         let caches = blocks.iter().map(cache).collect::<Result<_>>()?;
         Ok(Session { caches, recorder: Recorder::new(device, casts)?, len: 0 })
     }

@@ -1,6 +1,17 @@
 //! The sizes of a decoder, common to all families.
 
 use super::RopeScaling;
+use crate::layers::{LLAMA, Names};
+use ottava_tensor::ops::{Activation, NormKind, RopePairs};
+
+/// How a model knows the positions of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// It rotates queries and keys.
+    Rotary(RopePairs),
+    /// It adds a learned row per position to the embedding.
+    Learned,
+}
 
 /// Sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +50,55 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// Tokens that attention looks back, if limited; sequences must not be longer.
     pub window: Option<usize>,
+    /// The norms.
+    pub norm: NormKind,
+    /// Whether norms have biases.
+    pub norm_bias: bool,
+    /// What the MLP computes between its linears.
+    pub activation: Activation,
+    /// Positions.
+    pub positions: Positions,
+    /// Whether attention and MLP read one norm, beside each other.
+    pub parallel: bool,
+    /// The factor of logits.
+    pub logit_scale: f32,
+    /// Names of tensors.
+    pub names: &'static Names,
+    /// A sentence for each key of `config.json` that is not followed.
+    pub ignored: Vec<String>,
+}
+
+impl Default for DecoderConfig {
+    /// Llama's blocks, without sizes.
+    fn default() -> DecoderConfig {
+        DecoderConfig {
+            vocabulary: 0,
+            channels: 0,
+            hidden: 0,
+            layers: 0,
+            heads: 0,
+            kv_heads: 0,
+            head_dim: 0,
+            max_positions: 2048,
+            norm_eps: 1e-5,
+            tied: false,
+            init_std: 0.02,
+            rope: RopeScaling::default(),
+            qk_norm: false,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            window: None,
+            norm: NormKind::Rms,
+            norm_bias: false,
+            activation: Activation::SwiGlu,
+            positions: Positions::Rotary(RopePairs::Halves),
+            parallel: false,
+            logit_scale: 1.0,
+            names: &LLAMA,
+            ignored: Vec::new(),
+        }
+    }
 }
 
 impl DecoderConfig {
@@ -65,7 +125,10 @@ impl DecoderConfig {
                 self.heads, self.kv_heads
             ));
         }
-        if !self.head_dim.is_multiple_of(2) {
+        if !(self.logit_scale.is_finite() && self.logit_scale > 0.0) {
+            return Err(format!("`logit_scale` is {}; it is a number above 0", self.logit_scale));
+        }
+        if self.positions != Positions::Learned && !self.head_dim.is_multiple_of(2) {
             return Err(format!("`head_dim` {} is odd; rotary positions pair its halves", self.head_dim));
         }
         Ok(())

@@ -1,15 +1,16 @@
 //! A stage: some of a model's parts in a row, all of them on one device. A whole model is the stage that has all.
 
-use super::DecoderConfig;
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
+use super::{DecoderConfig, Positions};
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::{
-    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Head, Mlp, MlpConfig, Norm, NormSaved,
-    OperandCast,
+    Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Head, Mlp, MlpConfig, Norm, NormConfig,
+    NormSaved, OperandCast, Sequential, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Fetched, Param, Purpose, Units};
+use ottava_tensor::ops::{RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
@@ -34,6 +35,8 @@ impl Span {
 /// Parts of a model in the order of forward.
 pub struct Stage {
     embedding: Option<Embedding>,
+    /// Learned positions, beside the embedding.
+    positions: Option<Embedding>,
     blocks: Vec<Block>,
     head: Option<Head>,
     residuals: ResidualBuffers,
@@ -53,17 +56,21 @@ pub struct StageSaved {
 
 impl Stage {
     /// Builds the parts of `span`.
-    pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, rope_table: &Tensor) -> Result<Stage> {
-        const TABLE: &str = "model.embed_tokens";
-        let c = config;
+    pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, rope_table: Option<&Tensor>) -> Result<Stage> {
+        let (c, table) = (config, config.names.embedding);
+        build.description.ignored.clone_from(&c.ignored);
         let embedding =
-            span.embedding.then(|| Embedding::new(build, TABLE, c.vocabulary, c.channels, c.init_std)).transpose()?;
+            span.embedding.then(|| Embedding::new(build, table, c.vocabulary, c.channels, c.init_std)).transpose()?;
+        let positions = (span.embedding && c.positions == Positions::Learned)
+            .then(|| Embedding::new(build, c.names.positions, c.max_positions, c.channels, c.init_std))
+            .transpose()?;
         let blocks = span.blocks.clone().map(|i| block(build, c, i, rope_table)).collect::<Result<Vec<_>>>()?;
         build.block = None;
         let head = match span.head {
             true => {
-                let norm = Norm::new(build, "model.norm", c.channels, c.norm_eps)?;
-                Some(Head::new(build, norm, c.vocabulary, c.channels, c.init_std, c.tied.then_some(TABLE))?)
+                let norm = Norm::new(build, c.names.norm, c.channels, norm_config(c))?;
+                let tied = c.tied.then_some(table);
+                Some(Head::new(build, norm, c.vocabulary, c.channels, c.init_std, c.logit_scale, tied)?)
             }
             false => None,
         };
@@ -72,7 +79,7 @@ impl Stage {
             Purpose::Infer => false,
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
-        Ok(Stage { embedding, blocks, head, residuals })
+        Ok(Stage { embedding, positions, blocks, head, residuals })
     }
 
     /// Its blocks.
@@ -89,7 +96,7 @@ impl Stage {
         units: &mut dyn Units,
     ) -> Result<(Tensor, StageSaved)> {
         let ids = self.embedding.is_some().then(|| x.clone());
-        let mut x = self.embed(x, units)?;
+        let mut x = self.embed(x, context, units)?;
         let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
         let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
         forward_blocks(&self.blocks, context, units, |i, block, context| {
@@ -107,7 +114,7 @@ impl Stage {
         leaving.wait()?;
         let mut norm = None;
         if let Some(head) = &self.head {
-            let (normed, saved) = head.norm.forward(&x, context)?;
+            let (normed, saved) = head.normalise(&x, context)?;
             (x, norm) = (normed, Some(saved));
         }
         Ok((x, StageSaved { ids, blocks, inputs, norm }))
@@ -121,26 +128,29 @@ impl Stage {
         units: &mut dyn Units,
         mut block: impl FnMut(usize, &Block, &Tensor, &mut Context) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let mut x = self.embed(x, units)?;
+        let mut x = self.embed(x, context, units)?;
         forward_blocks(&self.blocks, context, units, |i, each, context| {
             x = block(i, each, &x, context)?;
             Ok(())
         })?;
         match &self.head {
-            Some(head) => Ok(head.norm.forward(&x, context)?.0),
+            Some(head) => Ok(head.normalise(&x, context)?.0),
             None => Ok(x),
         }
     }
 
-    /// The rows of the embedding, where the stage has one.
-    fn embed(&self, x: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
+    /// The rows of the embedding, where the stage has one, plus those of learned positions.
+    fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
-        embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)
+        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)?;
+        let Some(positions) = &self.positions else { return Ok(x) };
+        let fetched = fetch(&positions.table, Direction::Forward, units)?;
+        Ok(add(&x, &positions.forward(&context.sequences.positions, &fetched)?)?)
     }
 
     /// The norm before the head, and the weight of the head, of a stage that ends with them.
     fn head_mut(&mut self) -> Option<(&mut Norm, &mut Param)> {
-        let Head { norm, weight } = self.head.as_mut()?;
+        let Head { norm, weight, .. } = self.head.as_mut()?;
         let weight = weight.as_mut().or(self.embedding.as_mut().map(|embedding| &mut embedding.table))?;
         Some((norm, weight))
     }
@@ -178,7 +188,7 @@ impl Stage {
         let StageSaved { ids, mut blocks, inputs, norm } = saved;
         let dy = match (&mut self.head, norm) {
             (Some(head), Some(saved)) => {
-                let dy = head.norm.backward(&dy, saved)?;
+                let dy = head.normalise_backward(&dy, saved)?;
                 units.end_gradients(&mut head.parameters_mut())?;
                 dy
             }
@@ -202,9 +212,12 @@ impl Stage {
         let dx = dx.expect("as above").value;
         match (&mut self.embedding, ids) {
             (Some(embedding), Some(ids)) => {
-                units.begin_gradients(&mut [&mut embedding.table])?;
-                embedding.backward(&dx, &ids)?;
-                units.end_gradients(&mut [&mut embedding.table])?;
+                let learned = self.positions.as_mut().map(|positions| (positions, &context.sequences.positions));
+                for (embedding, ids) in [Some((embedding, &ids)), learned].into_iter().flatten() {
+                    units.begin_gradients(&mut [&mut embedding.table])?;
+                    embedding.backward(&dx, ids)?;
+                    units.end_gradients(&mut [&mut embedding.table])?;
+                }
                 Ok(None)
             }
             _ => Ok(Some(dx)),
@@ -216,9 +229,10 @@ impl Stage {
         self.units_mut().into_iter().flatten().collect()
     }
 
-    /// The parameters of each unit: the embedding, each block, the last norm and the head.
+    /// The parameters of each unit: the embedding, learned positions, each block, the last norm and the head.
     pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
-        let embedding = self.embedding.iter_mut().map(|embedding| vec![&mut embedding.table]);
+        let embedding =
+            self.embedding.iter_mut().chain(&mut self.positions).map(|embedding| vec![&mut embedding.table]);
         let head = self.head.iter_mut().map(Head::parameters_mut);
         embedding.chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
     }
@@ -236,29 +250,39 @@ fn parameters_of(block: &mut Block) -> Vec<&mut Param> {
     all
 }
 
-fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: &Tensor) -> Result<Block> {
-    let name = format!("model.layers.{index}");
+fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: Option<&Tensor>) -> Result<Block> {
+    let name = format!("{}.{index}", c.names.blocks);
     build.block = Some((index, c.layers));
     let attention = AttentionConfig {
         channels: c.channels,
         heads: c.heads,
         kv_heads: c.kv_heads,
         head_dim: c.head_dim,
-        qk_norm_eps: c.qk_norm.then_some(c.norm_eps),
+        qk_norm: c.qk_norm.then_some((c.norm, c.norm_eps)),
         qkv_bias: c.qkv_bias,
         output_bias: c.output_bias,
+        pairs: if let Positions::Rotary(pairs) = c.positions { pairs } else { RopePairs::Halves },
+        names: c.names,
         std: c.init_std,
     };
-    let mlp = MlpConfig { channels: c.channels, hidden: c.hidden, bias: c.mlp_bias, std: c.init_std };
-    let norm = |build: &mut Builder, part: &str| Norm::new(build, &format!("{name}.{part}"), c.channels, c.norm_eps);
-    Ok(Block {
-        attention: Branch {
-            norm: norm(build, "input_layernorm")?,
-            sublayer: Attention::new(build, &format!("{name}.self_attn"), attention, table.clone(), None)?,
-        },
-        mlp: Branch {
-            norm: norm(build, "post_attention_layernorm")?,
-            sublayer: Mlp::new(build, &format!("{name}.mlp"), mlp, None)?,
-        },
-    })
+    let (activation, bias, names, std) = (c.activation, c.mlp_bias, c.names, c.init_std);
+    let mlp_config = MlpConfig { channels: c.channels, hidden: c.hidden, activation, bias, names, std };
+    let norm =
+        |build: &mut Builder, part: &str| Norm::new(build, &format!("{name}.{part}"), c.channels, norm_config(c));
+    let (attention_norm, mlp) = (norm(build, names.attention_norm)?, format!("{name}.{}", names.mlp));
+    let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table.cloned(), None)?;
+    if c.parallel {
+        let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
+        return Ok(Block::Parallel(Box::new(Branch { norm: attention_norm, sublayer: (attention, mlp) })));
+    }
+    let mlp_norm = norm(build, names.mlp_norm)?;
+    let mlp = Mlp::new(build, &mlp, mlp_config, None)?;
+    Ok(Block::Sequential(Box::new(Sequential {
+        attention: Branch { norm: attention_norm, sublayer: attention },
+        mlp: Branch { norm: mlp_norm, sublayer: mlp },
+    })))
+}
+
+fn norm_config(c: &DecoderConfig) -> NormConfig {
+    NormConfig { kind: c.norm, bias: c.norm_bias, eps: c.norm_eps }
 }

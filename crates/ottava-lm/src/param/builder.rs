@@ -13,8 +13,37 @@ use ottava_tensor::{Device, Tensor};
 pub struct Part {
     /// The tensor's name in a model folder, as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its shape there; parts are stacked along the first dimension.
+    /// Its shape; parts are stacked along the first dimension.
     pub shape: Vec<usize>,
+    /// How a folder has it.
+    pub layout: Layout,
+}
+
+/// How a model folder has a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As it is.
+    Same,
+    /// Transposed, `[inputs, outputs]`.
+    Transposed,
+    /// A vector as a matrix of this many rows.
+    Rows(usize),
+}
+
+impl Part {
+    /// A tensor that a folder has in this shape.
+    pub fn new(name: String, shape: Vec<usize>) -> Part {
+        Part { name, shape, layout: Layout::Same }
+    }
+
+    /// Its shape in a folder.
+    pub fn stored_shape(&self) -> Vec<usize> {
+        match self.layout {
+            Layout::Same => self.shape.clone(),
+            Layout::Transposed => self.shape.iter().rev().copied().collect(),
+            Layout::Rows(rows) => vec![rows, self.shape[0] / rows],
+        }
+    }
 }
 
 /// Initial values of a parameter without a model folder.

@@ -13,6 +13,8 @@ pub struct Description {
     pub head: Option<LinearSite>,
     /// Names of weights that exceptions may name although no recipe casts them.
     pub fixed: Vec<String>,
+    /// A sentence for each key of `config.json` that is not followed.
+    pub ignored: Vec<String>,
     /// Trained values.
     pub parameters: usize,
     /// Sum over all attention layers of the query heads' width, `H · D`.

@@ -8,7 +8,7 @@ pub mod scopes;
 mod units;
 mod weights;
 
-pub use builder::{Builder, Init, MemoryPolicy, Part, Purpose, WeightSource};
+pub use builder::{Builder, Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
 pub use description::Description;
 pub use gradient::{Grad, GradFormat};
 pub use parameter::{Fetched, FetchedWeight, Param};

@@ -80,7 +80,7 @@ fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<Linea
         };
         let count = members.len();
         let which = if count == blocks.len() { "*".to_string() } else { ranges(&members) };
-        let name = format!("model.layers.{which}.{}", site.name_in_block());
+        let name = site.name_in_blocks(&which);
         LinearPlan {
             name,
             count,

@@ -30,6 +30,14 @@ impl LinearSite {
             None => &self.name,
         }
     }
+
+    /// Its name with `which` in the place of the number of its block.
+    pub fn name_in_blocks(&self, which: &str) -> String {
+        match self.block.and_then(|(block, _)| self.name.split_once(&format!(".{block}."))) {
+            Some((blocks, name)) => format!("{blocks}.{which}.{name}"),
+            None => self.name.clone(),
+        }
+    }
 }
 
 /// The decision of a recipe about a linear.

@@ -3,6 +3,7 @@
 //!
 //! A change that means to move them records them again with `OTTAVA_GOLDEN=record`, and says why in its commit.
 
+use crate::families::families;
 use crate::setup::{Seeded, batch, precision, recipe, recipes_on, tiny_llama};
 use crate::steps;
 use flate2::Compression;
@@ -11,7 +12,7 @@ use flate2::write::GzEncoder;
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::Decoder;
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{FirstStep, Fp8Format, Precision, Recipe, RecipeName};
@@ -167,10 +168,15 @@ fn recorded_traces() -> BTreeMap<String, String> {
 
 /// The calls of the first two steps on a GPU in a dry run: of the first a digest, of the second all of them, then what memory it took.
 fn launches(recipe: &Recipe, kept: MemoryPolicy, precision: StepPrecision) -> String {
+    launches_of(&tiny_llama(), recipe, kept, precision)
+}
+
+/// [`launches`] of a model of `sizes`.
+fn launches_of(sizes: &DecoderConfig, recipe: &Recipe, kept: MemoryPolicy, precision: StepPrecision) -> String {
     let device = Device::dry_gpu(GpuModel::h200());
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };
-    let (rows, tokens, sizes) = (2, 24, tiny_llama());
-    let mut model = Decoder::new(&sizes, recipe, &device, Purpose::Train(kept), 32, &mut Seeded { std: 0.1 }).unwrap();
+    let (rows, tokens) = (2, 24);
+    let mut model = Decoder::new(sizes, recipe, &device, Purpose::Train(kept), 32, &mut Seeded { std: 0.1 }).unwrap();
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();
     let mut work = TrainStep::new(&model, 2, rows, tokens).unwrap();
@@ -218,6 +224,10 @@ fn every_setting_launches_the_recorded_work() {
         "residuals offloaded".into(),
         launches(&named(RecipeName::Fp8Delayed), residuals, StepPrecision::Recipe),
     );
+    seen.extend(families().into_iter().map(|(family, sizes)| {
+        let recipe = named(RecipeName::Fp8Delayed);
+        (family.to_string(), launches_of(&sizes, &recipe, MemoryPolicy::FULL, StepPrecision::Recipe))
+    }));
     if recording() {
         let file = std::fs::File::create(LAUNCHES).expect("the file is made");
         let mut file = GzEncoder::new(file, Compression::best());

@@ -7,12 +7,16 @@ use crate::setup::{
     losses_and_gradients, quantize, sequences, training,
 };
 use ottava_lm::Result;
-use ottava_lm::layers::{Attention, AttentionConfig, Block, Branch, Embedding, Head, Mlp, MlpConfig, Norm, Sublayer};
+use ottava_lm::layers::{
+    Attention, AttentionConfig, Block, Branch, Embedding, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
+    Sequential, Sublayer,
+};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
-use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type, rope_table};
+use ottava_tensor::ops::Activation::{self, SwiGlu};
+use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -108,16 +112,43 @@ fn linear_backward_is_the_gradient_of_stacked_parts() {
 fn norm_backward_is_the_gradient() {
     // An epsilon as large as the mean square shows when it is left out.
     for eps in [1e-6, 0.5] {
-        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, eps));
+        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, NormConfig::rms(eps)));
         grad_check(&format!("norm, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
     }
 }
 
 #[test]
+fn layernorm_backward_is_the_gradient() {
+    for (bias, eps) in [(true, 1e-6), (false, 0.5)] {
+        let config = NormConfig { kind: NormKind::Layer, bias, eps };
+        let norm = build(&double(), &Device::Cpu, |b| Norm::new(b, "norm", 7, config));
+        grad_check(&format!("layernorm, bias {bias}, eps {eps}"), norm, normals("x", &[5, 7], DType::F64), 1);
+    }
+}
+
+#[test]
+fn mlp_with_gelu_backward_is_the_gradient() {
+    static UNGATED: Names = Names { gate_up: &["up_proj"], transposed: true, ..LLAMA };
+    for (activation, names) in [
+        (Activation::Gelu(Gelu::Exact), &UNGATED),
+        (Activation::Gelu(Gelu::Tanh), &UNGATED),
+        (Activation::GeGlu(Gelu::Exact), &LLAMA),
+        (Activation::GeGlu(Gelu::Tanh), &LLAMA),
+    ] {
+        let mlp = MlpConfig { channels: 7, hidden: 11, activation, bias: true, names, std: 0.5 };
+        let mlp = build(&double(), &Device::Cpu, |b| {
+            let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
+            Ok(Branch { norm, sublayer: Mlp::new(b, "mlp", mlp, None)? })
+        });
+        grad_check(&format!("mlp, {activation:?}"), mlp, normals("x", &[5, 7], DType::F64), 1);
+    }
+}
+
+#[test]
 fn mlp_backward_is_the_gradient() {
-    let mlp = MlpConfig { channels: 7, hidden: 11, bias: true, std: 0.5 };
+    let mlp = MlpConfig { channels: 7, hidden: 11, activation: SwiGlu, bias: true, names: &LLAMA, std: 0.5 };
     let mlp = build(&double(), &Device::Cpu, |b| {
-        Ok(Branch { norm: Norm::new(b, "norm", 7, 1e-5)?, sublayer: Mlp::new(b, "mlp", mlp, None)? })
+        Ok(Branch { norm: Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?, sublayer: Mlp::new(b, "mlp", mlp, None)? })
     });
     grad_check("mlp", mlp, normals("x", &[5, 7], DType::F64), 1);
 }
@@ -127,12 +158,14 @@ const ATTENTION: AttentionConfig = AttentionConfig {
     heads: 4,
     kv_heads: 2,
     head_dim: 6,
-    qk_norm_eps: None,
+    qk_norm: None,
     qkv_bias: true,
     output_bias: true,
+    pairs: RopePairs::Halves,
+    names: &LLAMA,
     std: 0.5,
 };
-const MLP: MlpConfig = MlpConfig { channels: 10, hidden: 13, bias: false, std: 0.5 };
+const MLP: MlpConfig = MlpConfig { channels: 10, hidden: 13, activation: SwiGlu, bias: false, names: &LLAMA, std: 0.5 };
 
 fn angles(positions: usize) -> Tensor {
     rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], positions, DType::F64).expect("a table")
@@ -142,8 +175,8 @@ fn angles(positions: usize) -> Tensor {
 fn attention_backward_is_the_gradient() {
     let attention = build(&double(), &Device::Cpu, |b| {
         Ok(Branch {
-            norm: Norm::new(b, "norm", 10, 1e-5)?,
-            sublayer: Attention::new(b, "attention", ATTENTION, angles(7), None)?,
+            norm: Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?,
+            sublayer: Attention::new(b, "attention", ATTENTION, Some(angles(7)), None)?,
         })
     });
     grad_check("attention", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
@@ -151,33 +184,39 @@ fn attention_backward_is_the_gradient() {
 
 #[test]
 fn attention_with_normalised_heads_backward_is_the_gradient() {
-    let config = AttentionConfig { qk_norm_eps: Some(1e-2), ..ATTENTION };
-    let attention = build(&double(), &Device::Cpu, |b| {
-        let norm = Norm::new(b, "norm", 10, 1e-5)?;
-        Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, angles(7), None)? })
-    });
-    grad_check("attention with normalised heads", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    for kind in [NormKind::Rms, NormKind::Layer] {
+        let config = AttentionConfig { qk_norm: Some((kind, 1e-2)), ..ATTENTION };
+        let attention = build(&double(), &Device::Cpu, |b| {
+            let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
+            Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, Some(angles(7)), None)? })
+        });
+        let what = format!("attention with normalised heads, {kind:?}");
+        grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
+    }
 }
 
 #[test]
 fn block_backward_is_the_gradient() {
     let block = build(&double(), &Device::Cpu, |b| {
-        Ok(Block {
+        Ok(Block::Sequential(Box::new(Sequential {
             attention: Branch {
-                norm: Norm::new(b, "attention_norm", 10, 1e-5)?,
-                sublayer: Attention::new(b, "attention", ATTENTION, angles(5), None)?,
+                norm: Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?,
+                sublayer: Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?,
             },
-            mlp: Branch { norm: Norm::new(b, "mlp_norm", 10, 1e-5)?, sublayer: Mlp::new(b, "mlp", MLP, None)? },
-        })
+            mlp: Branch {
+                norm: Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?,
+                sublayer: Mlp::new(b, "mlp", MLP, None)?,
+            },
+        })))
     });
     grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
 }
 
 /// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
 fn parallel(b: &mut Builder) -> Result<Branch<(Attention, Mlp)>> {
-    let norm = Norm::new(b, "norm", 10, 1e-5)?;
+    let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
     let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
-    let attention = Attention::new(b, "attention", ATTENTION, table, None)?;
+    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
     let mlp = Mlp::new(b, "mlp", MLP, Some(Sublayer::input(&attention)))?;
     Ok(Branch { norm, sublayer: (attention, mlp) })
 }
@@ -350,6 +389,25 @@ fn qwen3_backward_is_the_gradient() {
     let mut decoder = decoder(family("Qwen3ForCausalLM", true));
     assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_norm.weight")), "Qwen3 normalises heads");
     decoder_grad_check("qwen3", decoder);
+}
+
+#[test]
+fn gpt2_backward_is_the_gradient() {
+    let keys = json!({
+        "model_type": "gpt2", "vocab_size": 11, "n_embd": 12, "n_inner": 13, "n_layer": 2, "n_head": 4, "n_positions": 6,
+    });
+    let mut decoder = decoder(keys);
+    assert!(decoder.parameters().iter().any(|p| p.name() == "transformer.wpe.weight"), "positions are learned");
+    decoder_grad_check("gpt2", decoder);
+}
+
+#[test]
+fn cohere_backward_is_the_gradient() {
+    let mut keys = family("CohereForCausalLM", true);
+    keys["logit_scale"] = json!(0.3);
+    let mut decoder = decoder(keys);
+    assert!(decoder.parameters().iter().all(|p| !p.name().contains("post_attention")), "a block has one norm");
+    decoder_grad_check("cohere", decoder);
 }
 
 #[test]

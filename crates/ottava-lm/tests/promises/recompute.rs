@@ -1,12 +1,13 @@
 //! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches. What is
 //! kept in FP8 changes gradients alone.
 
+use crate::families::families;
 use crate::setup::{
-    Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipes, tiny_llama,
+    Seeded, batch, config, devices_of, finish_step, gradients, losses_and_gradients, recipe, recipes, tiny_llama,
 };
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{MemoryPolicy, Purpose};
-use ottava_lm::recipe::Recipe;
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -80,6 +81,25 @@ fn recomputation_changes_no_bit() {
                             );
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputation_changes_no_bit_of_families_that_are_no_llamas() {
+    for (family, config) in families() {
+        for name in RecipeName::ALL {
+            let recipe = recipe(name, Fp8Format::Auto);
+            for device in devices_of(&recipe) {
+                let reference = run(&config, &recipe, &device, MemoryPolicy::FULL);
+                for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
+                    let seen = run(&config, &recipe, &device, MemoryPolicy { recompute, ..MemoryPolicy::FULL });
+                    let what = format!("{family}, {} on {device}, {}", name.as_str(), recompute.as_str());
+                    assert_eq!(reference.len(), seen.len(), "{what}");
+                    let differs = reference.iter().zip(&seen).find(|(a, b)| a != b).map(|(a, _)| &a.0);
+                    assert!(differs.is_none(), "{what}: {differs:?}");
                 }
             }
         }

@@ -2,20 +2,28 @@
 //! `tests/data/README.md` says where the numbers come from.
 
 use crate::setup::{Training, devices, gradients, largest_error, logits, losses_and_gradients, recipe, relative_error};
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::models::{ConfigFile, Decoder, Logits, decoder_config};
+use ottava_lm::param::{Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_tensor::ops::transpose;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 static FILE: &[u8] = include_bytes!("../data/referee.safetensors");
 static QWEN3: &[u8] = include_bytes!("../data/referee_qwen3.safetensors");
-const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
+static GPT2: &[u8] = include_bytes!("../data/referee_gpt2.safetensors");
+static COHERE: &[u8] = include_bytes!("../data/referee_cohere.safetensors");
+const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
 /// The recorded file of a model's tensors, whose names start with the model's.
 fn file_of(name: &str) -> &'static [u8] {
-    if name.starts_with("qwen3") { QWEN3 } else { FILE }
+    match name.split('/').next() {
+        Some("qwen3") => QWEN3,
+        Some("gpt2") => GPT2,
+        Some("cohere" | "cohere_qk_norm") => COHERE,
+        _ => FILE,
+    }
 }
 
 /// The tensor `name` that PyTorch wrote.
@@ -29,12 +37,22 @@ fn recorded(name: &str) -> Tensor {
     Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree")
 }
 
+/// The tensor that PyTorch wrote of `part` of a model, in the shape of `part`.
+fn recorded_part(model: &str, kind: &str, part: &Part) -> Tensor {
+    let stored = recorded(&format!("{model}/{kind}/{}", part.name));
+    match part.layout {
+        Layout::Same => stored,
+        Layout::Transposed => transpose(&stored).expect("a matrix"),
+        Layout::Rows(_) => stored.reshape(&part.shape).expect("as many"),
+    }
+}
+
 /// Recorded weights of one model.
 struct Recorded(&'static str);
 
 impl WeightSource for Recorded {
     fn weight(&mut self, part: &Part, _: Init) -> ottava_lm::Result<Tensor> {
-        Ok(recorded(&format!("{}/weights/{}", self.0, part.name)))
+        Ok(recorded_part(self.0, "weights", part))
     }
 }
 
@@ -89,7 +107,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
                 for part in parts {
                     let (own, after) = rest.split_at(part.shape.iter().product());
                     rest = after;
-                    let expected = values(&recorded(&format!("{model}/gradients/{}", part.name)));
+                    let expected = values(&recorded_part(model, "gradients", &part));
                     let errors = [relative_error(own, &expected), largest_error(own, &expected)];
                     assert!(
                         errors.iter().all(|&e| e < 1e-5),
@@ -111,6 +129,26 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             );
             assert!(logits_error < 1e-5, "{model} on {device}: logits are {logits_error:e} apart");
             assert!(loss_error < 1e-6, "{model} on {device}: the loss is {loss}, PyTorch's is {recorded_loss}");
+        }
+    }
+}
+
+#[test]
+fn greedy_text_is_that_of_pytorch() {
+    for model in ["gpt2", "cohere", "cohere_qk_norm"] {
+        let expected = recorded(&format!("{model}/greedy")).to_vec::<i32>().unwrap();
+        for device in devices() {
+            let decoder = decoder(model, RecipeName::Fp32, &device);
+            let mut session = decoder.session(expected.len()).unwrap();
+            let (mut text, mut new) = (expected[..4].to_vec(), expected[..4].to_vec());
+            while text.len() < expected.len() {
+                let ids = Tensor::from_slice(&device, &[new.len()], &new).unwrap();
+                let logits = values(&decoder.logits(&ids, &mut session, Logits::Last).unwrap());
+                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+                new = vec![best as i32];
+                text.extend(&new);
+            }
+            assert_eq!(text, expected, "{model} on {device}");
         }
     }
 }

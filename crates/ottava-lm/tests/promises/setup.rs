@@ -167,7 +167,10 @@ pub fn linear(
     std: f32,
 ) -> ottava_lm::Result<Linear> {
     let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
-    Linear::new(build, LinearConfig { name: "linear", parts: &parts, inputs, bias, std, shared_input: None })
+    Linear::new(
+        build,
+        LinearConfig { name: "linear", parts: &parts, inputs, bias, std, transposed: false, shared_input: None },
+    )
 }
 
 /// A model from keys of `config.json`.
@@ -324,7 +327,9 @@ impl Alone for Norm {
     }
 
     fn trained(&mut self) -> Vec<&mut Param> {
-        vec![&mut self.weight]
+        let mut all = Vec::new();
+        self.parameters_mut(&mut |param| all.push(param));
+        all
     }
 }
 

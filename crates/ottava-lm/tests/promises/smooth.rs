@@ -1,12 +1,12 @@
 //! What Smooth-SwiGLU is for: outliers in one channel of the activation, for good or all of a sudden.
 
 use crate::setup::{Alone, build, devices, dot, precision, quantize, relative_error, sequences, training};
-use ottava_lm::layers::{Branch, Mlp, MlpConfig, Norm};
+use ottava_lm::layers::{Branch, LLAMA, Mlp, MlpConfig, Norm, NormConfig};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::param::Param;
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
 use ottava_lm::scaling::ScalingState;
-use ottava_tensor::ops::cast;
+use ottava_tensor::ops::{Activation, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use std::slice::from_ref;
@@ -81,9 +81,19 @@ fn step(
 
 /// The last of as many steps as there are `weights`, and the scaling state after it.
 fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) -> (Results, ScalingState) {
-    let config = MlpConfig { channels: CHANNELS, hidden: HIDDEN, bias: false, std: 0.0 };
+    let config = MlpConfig {
+        channels: CHANNELS,
+        hidden: HIDDEN,
+        activation: Activation::SwiGlu,
+        bias: false,
+        names: &LLAMA,
+        std: 0.0,
+    };
     let (mut mlp, mut scaling) = build(recipe, device, |b| {
-        Ok(Branch { norm: Norm::new(b, "norm", CHANNELS, 1e-5)?, sublayer: Mlp::new(b, "mlp", config, None)? })
+        Ok(Branch {
+            norm: Norm::new(b, "norm", CHANNELS, NormConfig::rms(1e-5))?,
+            sublayer: Mlp::new(b, "mlp", config, None)?,
+        })
     });
     let all =
         weights.iter().map(|weights| step(&mut mlp, precision(high), &mut scaling, device, recipe.compute, weights));

@@ -4,7 +4,7 @@ use crate::setup::{Seeded, batch, devices, losses, losses_and_gradients, recipe,
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::{Mode, StepPrecision};
-use ottava_lm::models::Decoder;
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors as kept_of};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -23,6 +23,18 @@ pub fn run(
     device: &Device,
     kept: MemoryPolicy,
     recorded: bool,
+    before: impl FnMut(&mut Decoder, usize) -> StepPrecision,
+) -> Vec<(String, Vec<f64>)> {
+    run_of(&tiny_llama(), recipe, device, kept, recorded, before)
+}
+
+/// [`run`] of a model of `sizes`.
+pub fn run_of(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    kept: MemoryPolicy,
+    recorded: bool,
     mut before: impl FnMut(&mut Decoder, usize) -> StepPrecision,
 ) -> Vec<(String, Vec<f64>)> {
     // Updates cannot be added to float16.
@@ -32,8 +44,8 @@ pub fn run(
         other => other,
     };
     let kept = MemoryPolicy { formats: Formats { masters, ..kept.formats }, ..kept };
-    let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
-    let mut model = Decoder::new(&sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+    let purpose = Purpose::Train(kept);
+    let mut model = Decoder::new(sizes, recipe, device, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     model.quantize_weights().unwrap();
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(config, &model.parameters()).unwrap();

@@ -1,6 +1,7 @@
 //! Memory-bound ops, relative to a copy of the same bytes.
 
 use super::{copy_bandwidth, time, updates};
+use crate::ops::Activation::SwiGlu;
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
@@ -71,20 +72,20 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     let (_, rstd) = rmsnorm(&a, &weight, 1e-5)?;
     let mut dweight = Tensor::zeros(device, &[c], DType::F32)?;
     row("rmsnorm_backward", bf16(3 * tc), &mut || {
-        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, RmsnormBackward::default()).map(drop)
+        norm_backward(&b, &a, &weight, &rstd, &mut dweight, NormBackward::default()).map(drop)
     })?;
 
     let other = random(&[t, c], DType::BF16)?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
     row("rmsnorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
-        let options = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
-        rmsnorm_backward(&b, &a, &weight, &rstd, &mut dweight, options).map(drop)
+        let options = NormBackward { dresidual: Some(&other), amax: Some(&mut amax), ..NormBackward::default() };
+        norm_backward(&b, &a, &weight, &rstd, &mut dweight, options).map(drop)
     })?;
     let saved = SavedActivation::Compressed(compress(&a)?);
     let compressed = |elements: usize| elements + elements / 16;
     row("rmsnorm_backward of float8, + dresidual, amax", bf16(3 * tc) + compressed(tc), &mut || {
-        let options = RmsnormBackward { dresidual: Some(&other), amax: Some(&mut amax) };
-        rmsnorm_backward(&b, &saved, &weight, &rstd, &mut dweight, options).map(drop)
+        let options = NormBackward { dresidual: Some(&other), amax: Some(&mut amax), ..NormBackward::default() };
+        norm_backward(&b, &saved, &weight, &rstd, &mut dweight, options).map(drop)
     })?;
     row("rmsnorm, amax", bf16(tc), &mut || rmsnorm_to(&a, &weight, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
     row("rmsnorm, FP8 by rows", bf16(tc) + 2 * tc, &mut || {
@@ -94,12 +95,24 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         rmsnorm_to(&a, &weight, 1e-5, own(Granularity::Blocks1x128, &mut seen)).map(drop)
     })?;
     row("rmsnorm, FP8", bf16(tc) + 2 * tc, &mut || rmsnorm_to(&a, &weight, 1e-5, both(&scale, &mut seen)).map(drop))?;
+    let layer = NormWeights { kind: NormKind::Layer, weight: &weight, bias: Some(&weight) };
+    row("layernorm, amax", bf16(tc), &mut || norm_to(&a, layer, 1e-5, Output::Amax { amax: &mut amax }).map(drop))?;
+    row("layernorm, FP8 by 1x128", bf16(tc) + 2 * tc, &mut || {
+        norm_to(&a, layer, 1e-5, own(Granularity::Blocks1x128, &mut seen)).map(drop)
+    })?;
+    row("layernorm, FP8", bf16(tc) + 2 * tc, &mut || norm_to(&a, layer, 1e-5, both(&scale, &mut seen)).map(drop))?;
+    let (_, statistics) = norm_to(&a, layer, 1e-5, Output::Plain)?;
+    let mut dbias = Tensor::zeros(device, &[c], DType::F32)?;
+    row("layernorm_backward, + dresidual, amax", bf16(4 * tc), &mut || {
+        let options = NormBackward { dbias: Some(&mut dbias), dresidual: Some(&other), amax: Some(&mut amax) };
+        norm_backward(&b, &a, &weight, &statistics, &mut dweight, options).map(drop)
+    })?;
 
     let mut qkv = random(&[t, 3 * c], DType::BF16)?;
     let (head_dim, seq_len) = (128.min(c), t.min(4096));
     let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / head_dim as f64)).collect();
     let table = rope_table(device, &frequencies, seq_len, DType::F32)?;
-    let layout = RopeLayout { heads: 2 * c / head_dim, head_dim };
+    let layout = RopeLayout { heads: 2 * c / head_dim, head_dim, pairs: RopePairs::Halves };
     let positions: Vec<i32> = (0..t).map(|row| (row % seq_len) as i32).collect();
     let positions = &Tensor::from_slice(device, &[t], &positions)?;
     let angles = Angles { table: &table, positions };
@@ -120,7 +133,7 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         rope_to(&qkv, angles, layout, Rotation::Backward, Output::Amax { amax: &mut amax }).map(drop)
     })?;
     let heads = c / head_dim;
-    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim };
+    let layout = HeadNormLayout { heads, kv_heads: heads, head_dim, kind: NormKind::Rms };
     let (weight, dqkv) = (random(&[head_dim], DType::BF16)?, random(&[t, 3 * c], DType::BF16)?);
     let weights = HeadNormWeights { q: &weight, k: &weight };
     let zeros = || Tensor::zeros(device, &[head_dim], DType::F32);
@@ -136,42 +149,55 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
     drop(qkv);
 
     let (gate_up, dy) = (random(&[t, 2 * f], DType::BF16)?, random(&[t, f], DType::BF16)?);
-    row("swiglu", bf16(3 * tf), &mut || swiglu(&gate_up).map(drop))?;
-    row("swiglu_backward", bf16(5 * tf), &mut || swiglu_backward(&dy, &gate_up).map(drop))?;
-    row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, both(&scale, &mut seen)).map(drop))?;
-    row("swiglu, amax", bf16(2 * tf), &mut || swiglu_to(&gate_up, Output::Amax { amax: &mut amax }).map(drop))?;
+    row("swiglu", bf16(3 * tf), &mut || activation(SwiGlu, &gate_up).map(drop))?;
+    row("swiglu_backward", bf16(5 * tf), &mut || activation_backward(SwiGlu, &dy, &gate_up).map(drop))?;
+    row("swiglu, FP8", bf16(2 * tf) + 2 * tf, &mut || {
+        activation_to(SwiGlu, &gate_up, both(&scale, &mut seen)).map(drop)
+    })?;
+    row("swiglu, amax", bf16(2 * tf), &mut || {
+        activation_to(SwiGlu, &gate_up, Output::Amax { amax: &mut amax }).map(drop)
+    })?;
     row("swiglu_backward, amax", bf16(3 * tf), &mut || {
-        swiglu_backward_to(&dy, &gate_up, Output::Amax { amax: &mut amax }, None).map(drop)
+        activation_backward_to(SwiGlu, &dy, &gate_up, Output::Amax { amax: &mut amax }, None).map(drop)
     })?;
     row("swiglu_backward, FP8", bf16(3 * tf) + 4 * tf, &mut || {
-        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), None).map(drop)
+        activation_backward_to(SwiGlu, &dy, &gate_up, both(&scale, &mut seen), None).map(drop)
     })?;
     let mut unseen = CastStatistics::new(device, 1)?;
     row("swiglu_backward, FP8, + activation", bf16(3 * tf) + 5 * tf, &mut || {
         let (format, copies) = (DType::E4M3, CodeCopies::Columns);
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
-        swiglu_backward_to(&dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
+        activation_backward_to(SwiGlu, &dy, &gate_up, both(&scale, &mut seen), Some(activated)).map(drop)
+    })?;
+    let gelu = Activation::Gelu(Gelu::Tanh);
+    row("gelu, FP8", bf16(tf) + 2 * tf, &mut || activation_to(gelu, &dy, both(&scale, &mut seen)).map(drop))?;
+    row("gelu_backward, FP8, + activation", bf16(2 * tf) + 3 * tf, &mut || {
+        let (format, copies) = (DType::E4M3, CodeCopies::Columns);
+        let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
+        activation_backward_to(gelu, &dy, &dy, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
     row("swiglu, FP8, + compressed input", bf16(2 * tf) + 2 * tf + compressed(2 * tf), &mut || {
-        swiglu_compressing(&gate_up, both(&scale, &mut seen)).map(drop)
+        activation_compressing(SwiGlu, &gate_up, both(&scale, &mut seen)).map(drop)
     })?;
     row("compress", bf16(2 * tf) + compressed(2 * tf), &mut || compress(&gate_up).map(drop))?;
     let saved = compress(&gate_up)?;
     row("decompress", bf16(2 * tf) + compressed(2 * tf), &mut || decompress(&saved).map(drop))?;
     let saved = SavedActivation::Compressed(saved);
     row("swiglu_backward of float8, amax", bf16(tf) + compressed(2 * tf), &mut || {
-        swiglu_backward_to(&dy, &saved, Output::Amax { amax: &mut amax }, None).map(drop)
+        activation_backward_to(SwiGlu, &dy, &saved, Output::Amax { amax: &mut amax }, None).map(drop)
     })?;
     row("swiglu_backward of float8, FP8, + activation", bf16(tf) + compressed(2 * tf) + 5 * tf, &mut || {
         let (format, copies) = (DType::E4M3, CodeCopies::Columns);
         let activated = Fp8Output { format, scale: CastScale::Given(&scale), copies, statistics: &mut unseen, slot: 0 };
-        swiglu_backward_to(&dy, &saved, both(&scale, &mut seen), Some(activated)).map(drop)
+        activation_backward_to(SwiGlu, &dy, &saved, both(&scale, &mut seen), Some(activated)).map(drop)
     })?;
     drop(saved);
     for (name, granularity) in
         [("swiglu, FP8 by rows", Granularity::PerRow), ("swiglu, FP8 by 1x128", Granularity::Blocks1x128)]
     {
-        row(name, bf16(2 * tf) + 2 * tf, &mut || swiglu_to(&gate_up, own(granularity, &mut seen)).map(drop))?;
+        row(name, bf16(2 * tf) + 2 * tf, &mut || {
+            activation_to(SwiGlu, &gate_up, own(granularity, &mut seen)).map(drop)
+        })?;
     }
     for (names, granularity) in [
         (["swiglu_backward, FP8 by rows", "swiglu_backward, FP8 by rows, + activation"], Granularity::PerRow),
@@ -185,13 +211,13 @@ pub fn kernels(device: &Device, tokens: usize, channels: usize, hidden: usize) -
         ),
     ] {
         row(names[0], bf16(3 * tf) + 4 * tf, &mut || {
-            swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), None).map(drop)
+            activation_backward_to(SwiGlu, &dy, &gate_up, own(granularity, &mut seen), None).map(drop)
         })?;
         row(names[1], bf16(3 * tf) + 5 * tf, &mut || {
             let (format, copies, how) = (DType::E4M3, CodeCopies::Columns, CurrentScaling::default());
             let scale = CastScale::Own(granularity.of_rows(), how);
             let activated = Fp8Output { format, scale, copies, statistics: &mut unseen, slot: 0 };
-            swiglu_backward_to(&dy, &gate_up, own(granularity, &mut seen), Some(activated)).map(drop)
+            activation_backward_to(SwiGlu, &dy, &gate_up, own(granularity, &mut seen), Some(activated)).map(drop)
         })?;
     }
     drop((gate_up, dy));

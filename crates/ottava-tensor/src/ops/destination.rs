@@ -141,8 +141,9 @@ impl Fp8Output<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::ops::Activation::SwiGlu;
     use crate::ops::quantize;
-    use crate::ops::{add, amax, cast, rmsnorm_to, swiglu_backward_to, swiglu_to, transpose};
+    use crate::ops::{activation_backward_to, activation_to, add, amax, cast, rmsnorm_to, transpose};
     use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
     /// Normal values mixed with NaN, infinity and extremes.
@@ -245,10 +246,10 @@ pub(super) mod tests {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs =
                 [hostile("x", &[1 + t * c], dtype), hostile("y", &[1 + t * c], dtype), normals("w", &[c], dtype)];
-            destinations(&inputs, |x, output| swiglu_to(&unaligned(&x[0], &[t, c])?, output));
+            destinations(&inputs, |x, output| activation_to(SwiGlu, &unaligned(&x[0], &[t, c])?, output));
             let dx = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c / 2])?, unaligned(&x[1], &[t, c])?]);
             destinations(&inputs, |x, output| {
-                dx(x).and_then(|[dy, x]| Ok(swiglu_backward_to(&dy, &x, output, None)?.0))
+                dx(x).and_then(|[dy, x]| Ok(activation_backward_to(SwiGlu, &dy, &x, output, None)?.0))
             });
             destinations(&inputs, |x, output| Ok(rmsnorm_to(&unaligned(&x[0], &[t, c])?, &x[2], 1e-5, output)?.0));
             let both = |x: &[Tensor]| Ok::<_, crate::Error>([unaligned(&x[0], &[t, c])?, unaligned(&x[1], &[t, c])?]);

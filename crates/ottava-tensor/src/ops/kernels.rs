@@ -24,17 +24,21 @@ pub fn kernels() -> Vec<KernelModule> {
         &gemm::SOURCE,
         &gradient_codes::SOURCE,
         &head_norm::SOURCE,
+        &head_norm::LAYER_SOURCE,
         &rmsnorm::SOURCE,
-        &rope::SOURCE,
-        &swiglu::SOURCE,
+        &rmsnorm::LAYER_SOURCE,
     ];
-    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rope::FP8_SOURCE, &swiglu::FP8_SOURCE];
+    let producers = [&quantize::SOURCE, &rmsnorm::FP8_SOURCE, &rmsnorm::LAYER_FP8_SOURCE];
+    let (typed, producers) = (
+        typed.into_iter().chain(rope::SOURCES).chain(swiglu::SOURCES),
+        producers.into_iter().chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
+    );
     let untyped = [&delayed_scaling::SOURCE, &random::SOURCE];
     let mut all: Vec<KernelModule> = Vec::new();
-    all.extend(typed.into_iter().flat_map(|source| of(source, launch::STORAGE.iter().copied())));
+    all.extend(typed.flat_map(|source| of(source, launch::STORAGE.iter().copied())));
     all.extend(of(&adamw::SOURCE, adamw::variants()));
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
-    all.extend(producers.into_iter().flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
+    all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));

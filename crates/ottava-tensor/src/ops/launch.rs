@@ -6,16 +6,17 @@ use crate::{DType, Error, Result, Tensor};
 pub(crate) use crate::cuda::Defines;
 
 /// Declares a static `SOURCE` (or another name): the common header, optional further headers, and the kernel file of this folder.
-/// Constants after a semicolon are declared in Rust and as macros in the kernel source.
+/// Names after a plus are macros of value 1 in the kernel source; constants after a semicolon are declared in Rust and as macros there.
 macro_rules! kernel_source {
     ($name:literal $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
         kernel_source!(SOURCE, $name $(; $(#[$meta])* const $constant: $type = $value)*);
     };
-    ($static:ident, $name:literal $(, $header:literal)* $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
+    ($static:ident, $name:literal $(, $header:literal)* $(+ $define:ident)* $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
         $($(#[$meta])* const $constant: $type = $value;)*
         pub(crate) static $static: $crate::cuda::Source = $crate::cuda::Source {
             name: $name,
             text: concat!(
+                $("#define ", stringify!($define), " 1\n",)*
                 $("#define ", stringify!($constant), " ", $value, "\n",)*
                 include_str!("../common.cuh"),
                 "\n",
@@ -104,6 +105,8 @@ mod tests {
             assert!(common.contains(&line), "{line}");
         }
         assert!(destination.contains(&format!("#define TILE {}\n", super::TILE)));
+        let line = format!("#define STRIP {}\n", crate::ops::rmsnorm::STRIP);
+        assert!(include_str!("rmsnorm/rmsnorm.cu").contains(&line));
         let line = format!("#define IGNORE_INDEX {}\n", crate::ops::IGNORE_INDEX);
         assert!(include_str!("cross_entropy/cross_entropy.cu").contains(&line));
     }

@@ -49,10 +49,12 @@ pub use kernels::kernels;
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::normal;
-pub use rmsnorm::{RmsnormBackward, rmsnorm, rmsnorm_backward, rmsnorm_to};
-pub use rope::{Angles, RopeLayout, Rotation, rope, rope_table, rope_to};
+pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
+pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
 pub use scaled::{scaled, split, unscaled};
-pub use swiglu::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to};
+pub use swiglu::{
+    Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_to,
+};
 pub use transpose::transpose;
 
 use crate::{DType, Result, Tensor};

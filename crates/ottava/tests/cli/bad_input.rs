@@ -26,7 +26,7 @@ fn mistakes_in_a_model_folder_are_named() {
     let run = Run::new();
     run.fail(&["train", "run.toml", "--set", "model.path=absent"], 1, &["absent"]);
     for (from, to, words) in [
-        ("LlamaForCausalLM", "GPT2LMHeadModel", "`GPT2LMHeadModel` is not one of"),
+        ("LlamaForCausalLM", "BloomForCausalLM", "`BloomForCausalLM` is not one of"),
         ("\"hidden_size\": 32", "\"hidden_size\": \"big\"", "`hidden_size` has the value \"big\""),
         ("\"hidden_size\": 32, ", "", "the key `hidden_size` is missing"),
         ("\"num_attention_heads\": 2", "\"num_attention_heads\": 3", "`hidden_size` 32 does not divide into 3 heads"),

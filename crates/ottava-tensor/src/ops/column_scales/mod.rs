@@ -5,6 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use super::expect_compute;
 use crate::{DType, Device, Result, Tensor};
 
 pub(crate) use cuda::SOURCE;
@@ -34,7 +35,7 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     Ok(scales)
 }
 
-/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` (F32, F16 or BF16) and `scales` F32 `[C]`.
+/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` and `scales` F32 `[C]`.
 pub fn scale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
     multiplied(x, scales, Factor::Scale)
 }
@@ -61,7 +62,7 @@ pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Re
 }
 
 fn multiplied(x: &Tensor, scales: &Tensor, factor: Factor) -> Result<Tensor> {
-    expect_values("scale_columns: x", x)?;
+    expect_compute("scale_columns: x", x)?;
     expect_scales(scales, x)?;
     let mut y = x.empty_like()?;
     match x.device() {

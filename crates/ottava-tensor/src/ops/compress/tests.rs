@@ -1,8 +1,10 @@
 use super::{CompressedTensor, SavedActivation, compress, decompress};
+use crate::ops::Activation::{self, Gelu, SwiGlu};
 use crate::ops::destination::tests::{all, hostile};
 use crate::ops::{
-    CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, RmsnormBackward, cast, rmsnorm,
-    rmsnorm_backward, swiglu_backward, swiglu_backward_to, swiglu_compressing, swiglu_to,
+    CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, NormBackward, NormKind, NormWeights, Output,
+    activation_backward, activation_backward_to, activation_compressing, activation_to, cast, norm_backward, norm_to,
+    rmsnorm,
 };
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Result, Tensor};
@@ -118,8 +120,8 @@ fn backward_of_compressed_inputs_matches_decompressed() {
 fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
     let device = dy.device();
     let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
-    swiglu_backward_to(dy, x, Output::Amax { amax: &mut amax }, None).unwrap();
-    let mut made = vec![swiglu_backward(dy, x).unwrap(), amax];
+    activation_backward_to(SwiGlu, dy, x, Output::Amax { amax: &mut amax }, None).unwrap();
+    let mut made = vec![activation_backward(SwiGlu, dy, x).unwrap(), amax];
     let scale = Tensor::from_slice(device, &[1], &[40f32]).unwrap();
     for scale in [
         CastScale::Given(&scale),
@@ -130,14 +132,41 @@ fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
         let [seen_alone, seen_fused, activation] = &mut seen;
         let to = |format, copies, statistics| Fp8Output { format, scale, copies, statistics, slot: 0 };
         let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, seen_alone));
-        let (gradient, _) = swiglu_backward_to(dy, x, output, None).unwrap();
+        let (gradient, _) = activation_backward_to(SwiGlu, dy, x, output, None).unwrap();
         let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, seen_fused));
         let activated = to(DType::E4M3, CodeCopies::Columns, activation);
-        let (again, activated) = swiglu_backward_to(dy, x, output, Some(activated)).unwrap();
+        let (again, activated) = activation_backward_to(SwiGlu, dy, x, output, Some(activated)).unwrap();
         let codes = [gradient.fp8().unwrap(), again.fp8().unwrap(), activated.unwrap()];
         made.extend(codes.iter().zip(&seen).flat_map(|(codes, seen)| all(codes, seen)));
     }
     made
+}
+
+/// A LayerNorm and a GELU of compressed inputs against decompressed ones.
+#[test]
+fn layernorm_and_gelu_read_compressed_inputs() {
+    let how = Gelu(crate::ops::Gelu::Exact);
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, c) in [(3, 7), (130, 272), (33, 1040)] {
+            let [x, dy] = ["x", "dy"].map(|name| normals(name, &[t, c], DType::BF16).to_device(&device).unwrap());
+            let weight = normals("w", &[c], DType::BF16).to_device(&device).unwrap();
+            let compressed = compress(&x).unwrap();
+            let value = decompress(&compressed).unwrap();
+            let layer = NormWeights { kind: NormKind::Layer, weight: &weight, bias: Some(&weight) };
+            let (_, statistics) = norm_to(&value, layer, 1e-5, Output::Plain).unwrap();
+            let [compressed, exact] =
+                [SavedActivation::Compressed(compressed), SavedActivation::Exact(value)].map(|x| {
+                    let sums = [(); 2].map(|()| Tensor::zeros(&device, &[c], DType::F32).unwrap());
+                    let [mut dweight, mut dbias] = sums;
+                    let options = NormBackward { dbias: Some(&mut dbias), dresidual: Some(&dy), amax: None };
+                    let dx = norm_backward(&dy, &x, &weight, &statistics, &mut dweight, options).unwrap();
+                    [dx, dweight, dbias, activation_backward(how, &dy, &x).unwrap()]
+                });
+            for (i, (a, b)) in compressed.iter().zip(&exact).enumerate() {
+                assert_close(&format!("[{t}, {c}] on {device}, result {i}"), a, b, Tolerance::Exact);
+            }
+        }
+    }
 }
 
 /// Gradients of input and weight, and with a residual also the amax.
@@ -146,8 +175,8 @@ fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Res
     for residual in [None, Some(dy)] {
         let mut dweight = Tensor::zeros(device, weight.shape(), DType::F32)?;
         let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
-        let options = RmsnormBackward { dresidual: residual, amax: residual.map(|_| &mut amax) };
-        made.push(rmsnorm_backward(dy, x, weight, rstd, &mut dweight, options)?);
+        let options = NormBackward { dresidual: residual, amax: residual.map(|_| &mut amax), dbias: None };
+        made.push(norm_backward(dy, x, weight, rstd, &mut dweight, options)?);
         made.extend([dweight, amax]);
     }
     Ok(made)
@@ -155,23 +184,24 @@ fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Res
 
 #[test]
 fn swiglu_compresses_bf16_as_compress_does() {
-    compresses_beside_swiglu(DType::BF16);
+    compresses_beside(SwiGlu, DType::BF16);
+    compresses_beside(Gelu(crate::ops::Gelu::Tanh), DType::BF16);
 }
 
 #[test]
 fn swiglu_compressing_matches_compress() {
-    compresses_beside_swiglu(DType::F32);
-    compresses_beside_swiglu(DType::F16);
+    compresses_beside(SwiGlu, DType::F32);
+    compresses_beside(SwiGlu, DType::F16);
 }
 
 /// The activation matches `swiglu_to` and the compressed input matches `compress`, on every device.
-fn compresses_beside_swiglu(dtype: DType) {
+fn compresses_beside(how: Activation, dtype: DType) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 272), (257, 528)] {
-            let x = hostile("x", &[t, 2 * f], dtype).to_device(&device).unwrap();
+            let x = hostile("x", &[t, how.inputs() * f], dtype).to_device(&device).unwrap();
             let expected = parts(compress(&x).unwrap());
-            let plain = values(&swiglu_to(&x, Output::Plain).unwrap().plain().unwrap());
-            let (y, compressed) = swiglu_compressing(&x, Output::Plain).unwrap();
+            let plain = values(&activation_to(how, &x, Output::Plain).unwrap().plain().unwrap());
+            let (y, compressed) = activation_compressing(how, &x, Output::Plain).unwrap();
             let same = values(&y.plain().unwrap()).iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "the value of [{t}, {f}] {dtype} on {device}");
             for (expected, got) in expected.iter().zip(parts(compressed)) {
@@ -185,8 +215,8 @@ fn compresses_beside_swiglu(dtype: DType) {
                 let to = |statistics| {
                     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
                 };
-                let plain = swiglu_to(&x, to(seen_alone)).unwrap().fp8().unwrap();
-                let (y, compressed) = swiglu_compressing(&x, to(seen_fused)).unwrap();
+                let plain = activation_to(how, &x, to(seen_alone)).unwrap().fp8().unwrap();
+                let (y, compressed) = activation_compressing(how, &x, to(seen_fused)).unwrap();
                 let got = all(&y.fp8().unwrap(), &seen[1]).into_iter().chain(parts(compressed));
                 for (i, (expected, got)) in all(&plain, &seen[0]).iter().chain(&expected).zip(got).enumerate() {
                     let what = format!("{scale:?}, [{t}, {f}] {dtype} on {device}, part {i}");
@@ -206,7 +236,7 @@ fn gradients_of_non_finite_inputs_are_not_finite() {
             let x = matrix(64, &x, DType::BF16).to_device(&device).unwrap();
             let saved = SavedActivation::Compressed(compress(&x).unwrap());
             let dy = normals("dy", &[4, 32], DType::BF16).to_device(&device).unwrap();
-            assert!(values(&swiglu_backward(&dy, &saved).unwrap())[70].is_nan(), "swiglu on {device}");
+            assert!(values(&activation_backward(SwiGlu, &dy, &saved).unwrap())[70].is_nan(), "swiglu on {device}");
             let (dy, weight) = (normals("dy", &[4, 64], DType::BF16), normals("weight", &[64], DType::BF16));
             let [dy, weight] = [dy, weight].map(|x| x.to_device(&device).unwrap());
             let (_, rstd) = rmsnorm(&x, &weight, 1e-5).unwrap();

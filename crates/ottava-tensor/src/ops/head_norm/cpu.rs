@@ -1,8 +1,10 @@
 use super::{HeadNormLayout, HeadNormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
-use crate::ops::rmsnorm::cpu::{row, row_backward, row_rstd};
+use crate::ops::NormKind;
+use crate::ops::rmsnorm::cpu::{layer_row, layer_row_backward, layer_statistics, row, row_backward, row_rstd};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Rows per partial sum of the gradients of the weights. Partial sums are added in order, independent of the number of threads.
 const ROWS: usize = 64;
@@ -15,8 +17,16 @@ pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLa
         rows.for_each(|(y, x)| {
             for (h, (y, x)) in y.chunks_mut(dim).zip(x.chunks(dim)).enumerate() {
                 match weight_of(h, weights, layout) {
-                    Some(weight) => {
-                        row(x, weight.host(), eps, y);
+                    Some((weight, of)) => {
+                        let weight = &weight.host()[of];
+                        match layout.kind {
+                            NormKind::Rms => {
+                                row(x, weight, eps, y);
+                            }
+                            NormKind::Layer => {
+                                layer_row(x, weight, None, eps, y);
+                            }
+                        }
                     }
                     None => y.copy_from_slice(x),
                 }
@@ -45,13 +55,21 @@ pub(super) fn head_norm_backward(
             .zip(x.host::<S>().par_chunks(block))
             .zip(dy.host::<S>().par_chunks(block))
             .map(|((dx, x), dy)| {
-                let mut sums = [vec![R::default(); dim], vec![R::default(); dim]];
+                let mut sums = layout.weights().map(|len| vec![R::default(); len]);
+                let mut dbias = vec![R::default(); dim];
                 for (h, ((dx, x), dy)) in dx.chunks_mut(dim).zip(x.chunks(dim)).zip(dy.chunks(dim)).enumerate() {
                     let h = h % layout.all();
                     match weight_of(h, weights, layout) {
-                        Some(weight) => {
-                            let of_keys = usize::from(h >= layout.heads);
-                            row_backward(dy, x, weight.host(), row_rstd(x, eps), dx, &mut sums[of_keys]);
+                        Some((weight, of)) => {
+                            let sums = &mut sums[usize::from(h >= layout.heads)][of.clone()];
+                            let weight = &weight.host()[of];
+                            match layout.kind {
+                                NormKind::Rms => row_backward(dy, x, weight, row_rstd(x, eps), dx, sums),
+                                NormKind::Layer => {
+                                    let statistics = layer_statistics(x, eps);
+                                    layer_row_backward(dy, x, weight, statistics, dx, sums, &mut dbias);
+                                }
+                            }
                         }
                         None => dx.copy_from_slice(dy),
                     }
@@ -69,11 +87,13 @@ pub(super) fn head_norm_backward(
     });
 }
 
-/// The weight of head `h` of a row; `None` for value heads.
-fn weight_of<'a>(h: usize, weights: HeadNormWeights<'a>, layout: HeadNormLayout) -> Option<&'a Tensor> {
-    match h {
-        h if h < layout.heads => Some(weights.q),
-        h if h < layout.heads + layout.kv_heads => Some(weights.k),
-        _ => None,
-    }
+/// The weight of head `h` of a row, and its elements there; `None` for value heads.
+fn weight_of<'a>(h: usize, weights: HeadNormWeights<'a>, layout: HeadNormLayout) -> Option<(&'a Tensor, Range<usize>)> {
+    let (weight, h) = match h {
+        h if h < layout.heads => (weights.q, h),
+        h if h < layout.heads + layout.kv_heads => (weights.k, h - layout.heads),
+        _ => return None,
+    };
+    let start = if layout.kind == NormKind::Layer { h * layout.head_dim } else { 0 };
+    Some((weight, start..start + layout.head_dim))
 }

@@ -1,6 +1,12 @@
 // Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head: neighbours where
 // `lanes` times eight is the size of a head, else every 32nd, of heads up to 256.
 
+// With CENTERED this is LayerNorm with a weight per head; the number of groups is a multiple of that of heads, so each group has one head of
+// all rows.
+#ifndef CENTERED
+#define CENTERED 0
+#endif
+
 // Heads that a thread loads before it works on the first.
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
@@ -27,11 +33,34 @@ struct Head {
     }
 };
 
-__device__ __forceinline__ float rstd_of(const float (&x)[8], const Head& head, int lanes, float eps) {
+// rstd of a head, of which LayerNorm subtracts the mean first unless it is of values; elements beyond the head stay zero.
+__device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int lanes, float eps, bool centers = true) {
     float sum = 0.0f;
+    if constexpr (CENTERED) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += x[j];
+        const float mean = group_sum(sum, lanes) / head.dim;
+        sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (centers && (head.wide || head.column(j) < head.dim)) x[j] -= mean;
+    }
 #pragma unroll
     for (int j = 0; j < 8; j++) sum += x[j] * x[j];
     return 1.0f / sqrtf(group_sum(sum, lanes) / head.dim + eps);
+}
+
+// The weights of queries and keys; of LayerNorm that of the first head `h` of the group, in the place of its kind.
+__device__ __forceinline__ void read_weights(const Head& head, const X* wq, const X* wk, u64 h, int heads, int kv_heads, float (&q)[8],
+                                             float (&k)[8]) {
+    if constexpr (CENTERED) {
+        h %= heads + 2 * kv_heads;
+        if (h < heads) head.read(wq + h * head.dim, q);
+        else if (h < heads + kv_heads) head.read(wk + (h - heads) * head.dim, k);
+    } else {
+        head.read(wq, q);
+        head.read(wk, k);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, const X* wq, const X* wk, int rows, int heads, int kv_heads,
@@ -39,9 +68,8 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
-    float q[8], k[8];
-    head.read(wq, q);
-    head.read(wk, k);
+    float q[8] = {}, k[8] = {};
+    read_weights(head, wq, wk, (u64)blockIdx.x * groups + threadIdx.x / lanes, heads, kv_heads, q, k);
     const u64 stride = (u64)gridDim.x * groups;
     const int advance = stride % all;
     u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
@@ -54,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
             if (p + l * stride < total) head.read(x + (p + l * stride) * dim, v[l]);
 #pragma unroll
         for (int l = 0; l < FORWARD_LOADS; l++) {
-            const float rstd = rstd_of(v[l], head, lanes, eps);
+            const float rstd = rstd_of(v[l], head, lanes, eps, h < heads + kv_heads);
             if (h < heads + kv_heads)
 #pragma unroll
                 for (int j = 0; j < 8; j++) v[l][j] = v[l][j] * rstd * (h < heads ? q[j] : k[j]);
@@ -67,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     }
 }
 
-// Each block writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`, `[blocks, dim]`.
+// Each block writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`, `[blocks, dim]`; of LayerNorm each
+// group those of its head, `[groups / all heads, heads, dim]`.
 extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
                                                                      const X* wq, const X* wk, int rows, int heads, int kv_heads, int dim,
                                                                      int lanes, float eps) {
@@ -75,9 +104,8 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
     const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
-    float q[8], k[8], sum_q[8] = {}, sum_k[8] = {};
-    head.read(wq, q);
-    head.read(wk, k);
+    float q[8] = {}, k[8] = {}, sum_q[8] = {}, sum_k[8] = {};
+    read_weights(head, wq, wk, (u64)blockIdx.x * groups + threadIdx.x / lanes, heads, kv_heads, q, k);
     const u64 stride = (u64)gridDim.x * groups;
     const int advance = stride % all;
     u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
@@ -98,13 +126,20 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
 #pragma unroll
             for (int j = 0; j < 8; j++) projection += g[j] * (h < heads ? q[j] : k[j]) * (v[j] * rstd);
             projection = group_sum(projection, lanes) / dim;
+            float shift = 0.0f;
+            if constexpr (CENTERED) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) shift += g[j] * (h < heads ? q[j] : k[j]);
+                shift = group_sum(shift, lanes) / dim;
+            }
             if (p < total && h < heads + kv_heads) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     const float normed = v[j] * rstd, dw = g[j] * normed;
                     if (h < heads) sum_q[j] += dw;
                     else sum_k[j] += dw;
-                    g[j] = rstd * (g[j] * (h < heads ? q[j] : k[j]) - normed * projection);
+                    const float centered = g[j] * (h < heads ? q[j] : k[j]) - normed * projection;
+                    g[j] = rstd * (CENTERED ? centered - shift : centered);
                 }
             }
             if (p < total) head.write(dx + p * dim, g);
@@ -113,6 +148,16 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
             h += advance;
             if (h >= all) h -= all;
         }
+    }
+    if constexpr (CENTERED) {
+        const u64 own = (u64)blockIdx.x * groups + threadIdx.x / lanes;
+        const int of = own % all;
+        if (of >= heads + kv_heads) return;
+        float* to = of < heads ? partial_q + (own / all * heads + of) * dim : partial_k + (own / all * kv_heads + of - heads) * dim;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (head.wide || head.column(j) < dim) to[head.column(j)] = of < heads ? sum_q[j] : sum_k[j];
+        return;
     }
     // A row of sums per group, added up in the order of the groups.
     const int group = threadIdx.x / lanes, padded = lanes * 8;

@@ -1,15 +1,15 @@
-//! Root-mean-square normalisation of each query and key head, before rotary positions (QK-norm). Henry et al. 2020, arXiv:2010.04245;
-//! with RMSNorm as in Qwen3, arXiv:2505.09388.
+//! Normalisation of each query and key head, before rotary positions (QK-norm). Henry et al. 2020, arXiv:2010.04245; with RMSNorm as in
+//! Qwen3, arXiv:2505.09388, or LayerNorm as in Command-R+.
 
 mod cpu;
 mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::{expect_compute, expect_gradient};
+use super::{NormKind, expect_compute, expect_gradient};
 use crate::{Device, Error, Result, Tensor};
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{LAYER_SOURCE, SOURCE};
 
 /// The heads of a fused projection `[T, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +20,26 @@ pub struct HeadNormLayout {
     pub kv_heads: usize,
     /// Size `D` of a head; at most 256 on a GPU.
     pub head_dim: usize,
+    /// RMSNorm with one weight for all heads, or LayerNorm with a weight for each.
+    pub kind: NormKind,
 }
 
 impl HeadNormLayout {
+    /// The elements of the weights of queries and of keys: `D`, or `H · D` and `H_kv · D`.
+    pub fn weights(&self) -> [usize; 2] {
+        match self.kind {
+            NormKind::Rms => [self.head_dim; 2],
+            NormKind::Layer => [self.heads, self.kv_heads].map(|heads| heads * self.head_dim),
+        }
+    }
+
     /// All heads of a row.
     fn all(&self) -> usize {
         self.heads + 2 * self.kv_heads
     }
 }
 
-/// The weights of queries and of keys, each `[D]`.
+/// The weights of queries and of keys, of [`HeadNormLayout::weights`] elements.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNormWeights<'a> {
     /// Of query heads.
@@ -39,6 +49,7 @@ pub struct HeadNormWeights<'a> {
 }
 
 /// `y = x · rstd · weight` for each query and key head, `rstd = 1 / sqrt(mean(x²) + eps)` over its `D` elements; value heads stay.
+/// With LayerNorm `y = (x - mean) · rstd · weight`, of the variance.
 ///
 /// `x` `[T, (H + 2·H_kv)·D]`. Errors with [`Error::Shape`] where layout and tensors do not fit.
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {
@@ -53,7 +64,8 @@ pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, e
 }
 
 /// Gradient of [`head_norm`] by `x`, from `dy` and the same `x`: with `g = dy · weight` and `n = x · rstd`,
-/// `dx = rstd · (g - n · mean(g · n))`. Adds `Σ dy · n` over rows and heads to `dq` and `dk`, F32 `[D]` each (F64 for F64).
+/// `dx = rstd · (g - n · mean(g · n))`. Adds `Σ dy · n` over rows and heads, or over rows, to `dq` and `dk`, F32 like the weights (F64 for
+/// F64). With LayerNorm `n = (x - mean) · rstd` and `dx = rstd · (g - n · mean(g · n) - mean(g))`.
 pub fn head_norm_backward(
     dy: &Tensor,
     x: &Tensor,
@@ -67,8 +79,9 @@ pub fn head_norm_backward(
     dy.expect("head_norm_backward: dy", x.shape())?;
     dy.expect_dtype("head_norm_backward: dy", &[x.dtype()])?;
     dy.expect_device("head_norm_backward: dy", x.device())?;
-    for (what, gradient) in [("head_norm_backward: dq", &*dq), ("head_norm_backward: dk", &*dk)] {
-        gradient.expect(what, &[layout.head_dim])?;
+    let [of_q, of_k] = layout.weights();
+    for (what, gradient, len) in [("head_norm_backward: dq", &*dq, of_q), ("head_norm_backward: dk", &*dk, of_k)] {
+        gradient.expect(what, &[len])?;
         expect_gradient(what, gradient, dy)?;
     }
     let mut dx = x.empty_like()?;
@@ -84,8 +97,11 @@ fn check(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout) -> Result
     let [tokens, _] = x.dims("head_norm: x")?;
     expect_compute("head_norm: x", x)?;
     x.expect("head_norm: x", &[tokens, layout.all() * layout.head_dim])?;
-    for (what, weight) in [("head_norm: weight of queries", weights.q), ("head_norm: weight of keys", weights.k)] {
-        weight.expect(what, &[layout.head_dim])?;
+    let [of_q, of_k] = layout.weights();
+    for (what, weight, len) in
+        [("head_norm: weight of queries", weights.q, of_q), ("head_norm: weight of keys", weights.k, of_k)]
+    {
+        weight.expect(what, &[len])?;
         weight.expect_dtype(what, &[x.dtype()])?;
         weight.expect_device(what, x.device())?;
     }

@@ -1,3 +1,4 @@
+use super::{NormKind, NormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
@@ -5,13 +6,24 @@ use rayon::prelude::*;
 /// Rows per partial sum of the weight gradient. Partial sums are added in order, independent of the number of threads.
 const ROWS: usize = 64;
 
-pub(super) fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64, y: &mut Tensor, rstd: &mut Tensor) {
+pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, statistics: &mut Tensor) {
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let weight: &[S] = weight.host();
+        let (weight, bias) = (weights.weight.host::<S>(), weights.bias.map(Tensor::host::<S>));
         let width = weight.len().max(1);
         let rows = y.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
-        rows.zip(rstd.host_mut::<R>()).for_each(|((y, x), rstd)| *rstd = row(x, weight, R::of(eps), y));
+        let eps = R::of(eps);
+        match weights.kind {
+            NormKind::Rms => {
+                rows.zip(statistics.host_mut::<R>()).for_each(|((y, x), rstd)| *rstd = row(x, weight, eps, y));
+            }
+            NormKind::Layer => {
+                let (rstd, mean) = statistics.host_mut::<R>().split_at_mut(x.shape()[0]);
+                rows.zip(rstd).zip(mean).for_each(|(((y, x), rstd), mean)| {
+                    (*rstd, *mean) = layer_row(x, weight, bias, eps, y);
+                });
+            }
+        }
     });
 }
 
@@ -30,40 +42,100 @@ pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], eps: S::Real, y: &mut
     rstd
 }
 
-pub(super) fn rmsnorm_backward(
+/// Normalises a row about its mean, and returns the reciprocal of its standard deviation and the mean.
+pub(in crate::ops) fn layer_row<S: Float>(
+    x: &[S],
+    weight: &[S],
+    bias: Option<&[S]>,
+    eps: S::Real,
+    y: &mut [S],
+) -> (S::Real, S::Real) {
+    let (rstd, mean) = layer_statistics(x, eps);
+    for i in 0..x.len() {
+        let normed = (x[i].load() - mean) * rstd * weight[i].load();
+        y[i] = S::store(bias.map_or(normed, |bias| normed + bias[i].load()));
+    }
+    (rstd, mean)
+}
+
+/// `1 / sqrt(variance(x) + eps)` and the mean of a row.
+pub(in crate::ops) fn layer_statistics<S: Float>(x: &[S], eps: S::Real) -> (S::Real, S::Real) {
+    let n = S::Real::of(x.len() as f64);
+    let mean = x.iter().map(|&x| x.load()).sum::<S::Real>() / n;
+    let variance = x.iter().map(|&x| (x.load() - mean) * (x.load() - mean)).sum::<S::Real>() / n;
+    (S::Real::of(1.0) / (variance + eps).sqrt(), mean)
+}
+
+pub(super) fn norm_backward(
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
-    rstd: &Tensor,
+    statistics: &Tensor,
     dx: &mut Tensor,
     dweight: &mut Tensor,
+    dbias: Option<&mut Tensor>,
 ) {
+    let tokens = x.shape()[0];
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
         let weight: &[S] = weight.host();
         let width = weight.len().max(1);
         let block = width * ROWS;
-        let partial: Vec<Vec<R>> = dx
+        let (rstd, mean) = statistics.host::<R>().split_at(tokens);
+        let partial: Vec<[Vec<R>; 2]> = dx
             .host_mut::<S>()
             .par_chunks_mut(block)
             .zip(x.host::<S>().par_chunks(block))
             .zip(dy.host::<S>().par_chunks(block))
-            .zip(rstd.host::<R>().par_chunks(ROWS))
-            .map(|(((dx, x), dy), rstd)| {
-                let mut dweight = vec![R::default(); width];
-                let rows = dx.chunks_mut(width).zip(x.chunks(width)).zip(dy.chunks(width)).zip(rstd);
-                for (((dx, x), dy), &rstd) in rows {
-                    row_backward(dy, x, weight, rstd, dx, &mut dweight);
+            .enumerate()
+            .map(|(i, ((dx, x), dy))| {
+                let mut sums = [vec![R::default(); width], vec![R::default(); width]];
+                let [dweight, dbias] = &mut sums;
+                let rows = dx.chunks_mut(width).zip(x.chunks(width)).zip(dy.chunks(width)).zip(i * ROWS..);
+                for (((dx, x), dy), t) in rows {
+                    match mean.get(t) {
+                        None => row_backward(dy, x, weight, rstd[t], dx, dweight),
+                        Some(&mean) => layer_row_backward(dy, x, weight, (rstd[t], mean), dx, dweight, dbias),
+                    }
                 }
-                dweight
+                sums
             })
             .collect();
-        for partial in partial {
-            for (sum, part) in dweight.host_mut::<R>().iter_mut().zip(partial) {
-                *sum += part;
+        for (i, sum) in [Some(dweight), dbias].into_iter().enumerate() {
+            let Some(sum) = sum else { continue };
+            for partial in &partial {
+                for (sum, part) in sum.host_mut::<R>().iter_mut().zip(&partial[i]) {
+                    *sum += *part;
+                }
             }
         }
     });
+}
+
+/// [`row_backward`] of a LayerNorm with `(rstd, mean)`; adds to the gradient of the bias too.
+pub(in crate::ops) fn layer_row_backward<S: Float>(
+    dy: &[S],
+    x: &[S],
+    weight: &[S],
+    (rstd, mean): (S::Real, S::Real),
+    dx: &mut [S],
+    dweight: &mut [S::Real],
+    dbias: &mut [S::Real],
+) {
+    let n = S::Real::of(x.len() as f64);
+    let (mut projection, mut shift) = (S::Real::default(), S::Real::default());
+    for i in 0..x.len() {
+        let g = dy[i].load() * weight[i].load();
+        projection += g * ((x[i].load() - mean) * rstd);
+        shift += g;
+    }
+    let (projection, shift) = (projection / n, shift / n);
+    for i in 0..x.len() {
+        let (dy, normed) = (dy[i].load(), (x[i].load() - mean) * rstd);
+        dx[i] = S::store(rstd * (dy * weight[i].load() - normed * projection - shift));
+        dweight[i] += dy * normed;
+        dbias[i] += dy;
+    }
 }
 
 /// Writes the gradient by a row, and adds to that by the weight.

@@ -1,4 +1,5 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use super::{NormKind, NormWeights};
+use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
@@ -6,11 +7,30 @@ use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
 kernel_source!("rmsnorm");
-kernel_source!(
-    FP8_SOURCE, "rmsnorm", "destination.cuh";
-    /// Rows per strip of `rmsnorm_strips`.
-    const STRIP: usize = 32
-);
+kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
+kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED);
+kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED);
+
+/// Rows per strip of `rmsnorm_strips`.
+pub(crate) const STRIP: usize = 32;
+
+/// The kernels of a norm, and of its casts.
+fn sources(kind: NormKind) -> [&'static Source; 2] {
+    match kind {
+        NormKind::Rms => [&SOURCE, &FP8_SOURCE],
+        NormKind::Layer => [&LAYER_SOURCE, &LAYER_FP8_SOURCE],
+    }
+}
+
+/// The weight, and the bias of a LayerNorm, which may be null.
+fn affine(weights: NormWeights) -> Vec<Arg> {
+    let bias = (weights.kind == NormKind::Layer).then(|| Arg::Ptr(weights.bias.map_or(0, Tensor::device_ptr)));
+    std::iter::once(Arg::Ptr(weights.weight.device_ptr())).chain(bias).collect()
+}
+
+fn aligned(x: &Tensor, weights: NormWeights) -> bool {
+    launch::aligned(&[x, weights.weight, weights.bias.unwrap_or(x)])
+}
 
 /// Maximum blocks per multiprocessor of the backward pass, each with a partial dweight, and bytes of shared memory for their prefetched
 /// rows.
@@ -26,30 +46,32 @@ fn shared_bytes(dynamic: usize) -> u32 {
 pub(super) fn rmsnorm(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     y: Option<&mut Tensor>,
     rstd: &mut Tensor,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rmsnorm" };
-    let args = [
+    let [source, _] = sources(weights.kind);
+    let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm" };
+    let mut args = vec![
         Arg::Ptr(y.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(rstd.device_ptr_mut()),
         Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(weight.device_ptr()),
-        Arg::I32(channels as i32),
-        Arg::F32(eps as f32),
     ];
-    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; one block per token.
+    args.extend(affine(weights));
+    args.extend([Arg::I32(channels as i32), Arg::F32(eps as f32)]);
+    // SAFETY: all matrices are `tokens · channels`, weight and bias `channels`, `amax` 1; `rstd` is `tokens`, twice for a LayerNorm; one
+    // block per token.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
 }
 
 /// Whether a block can keep a row in registers, eight channels per thread.
-pub(super) fn fits_registers(x: &Tensor, weight: &Tensor) -> bool {
-    weight.len().is_multiple_of(8) && weight.len() <= 8192 && launch::aligned(&[x, weight])
+pub(super) fn fits_registers(x: &Tensor, weights: NormWeights) -> bool {
+    let channels = weights.weight.len();
+    channels.is_multiple_of(8) && channels <= 8192 && aligned(x, weights)
 }
 
 /// Addresses of amaxes, or null.
@@ -64,44 +86,43 @@ struct Amaxes {
 pub(super) fn rmsnorm_amax(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     rstd: &mut Tensor,
     amax: &mut Tensor,
 ) -> Result<()> {
     let amaxes = Amaxes { all: amax.device_ptr_mut(), ..Amaxes::default() };
-    // SAFETY: `amax` has one element and `rstd` one per row.
-    unsafe { raise_amaxes(gpu, x, weight, eps, rstd.device_ptr_mut(), amaxes) }
+    // SAFETY: `amax` has one element, and `rstd` is as allocated by the op.
+    unsafe { raise_amaxes(gpu, x, weights, eps, rstd.device_ptr_mut(), amaxes) }
 }
 
 /// # Safety
-/// `rstd` and the addresses in `amaxes` that are not null hold as many floats as there are rows, and one, rows and columns.
+/// The addresses in `amaxes` that are not null hold one float, rows and columns; `rstd` rows, twice for a LayerNorm.
 unsafe fn raise_amaxes(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     rstd: u64,
     amaxes: Amaxes,
 ) -> Result<()> {
     let [tokens, channels] = x.dims("rmsnorm: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
+    let [source, _] = sources(weights.kind);
+    let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
     let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
     let at_once = gpu.sm_count() * (1024 / threads as usize);
-    let args = [
+    let mut args = vec![
         Arg::Ptr(rstd),
         Arg::Ptr(amaxes.all),
         Arg::Ptr(amaxes.rows),
         Arg::Ptr(amaxes.columns),
         Arg::Ptr(x.device_ptr()),
-        Arg::Ptr(weight.device_ptr()),
-        Arg::I32(tokens as i32),
-        Arg::I32(channels as i32),
-        Arg::F32(eps as f32),
     ];
+    args.extend(affine(weights));
+    args.extend([Arg::I32(tokens as i32), Arg::I32(channels as i32), Arg::F32(eps as f32)]);
     let shared = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
     let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
-    // SAFETY: `x` is `tokens · channels`, `weight` `channels`; there is a thread for eight channels. The caller guarantees the rest.
+    // SAFETY: `x` is `tokens · channels`, weight and bias `channels`; there is a thread for eight channels. The caller guarantees the rest.
     unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared as u32, &args) }
 }
 
@@ -109,7 +130,7 @@ unsafe fn raise_amaxes(
 pub(super) fn rmsnorm_codes(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     rstd: &mut Tensor,
     out: &mut QuantizedTensor,
@@ -118,24 +139,27 @@ pub(super) fn rmsnorm_codes(
     // Per-row scales: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
     let raise = |[rows, columns]: [u64; 2]| {
-        // SAFETY: `rstd` has one element per row, and the amaxes of `produce` one per row and column.
-        unsafe { raise_amaxes(gpu, x, weight, eps, rstd_at, Amaxes { all: 0, rows, columns }) }
+        // SAFETY: `rstd` is as allocated by the op, and the amaxes of `produce` have one element per row and column.
+        unsafe { raise_amaxes(gpu, x, weights, eps, rstd_at, Amaxes { all: 0, rows, columns }) }
     };
-    let by_rows = out.granularity == Granularity::PerRow && fits_registers(x, weight);
+    let by_rows = out.granularity == Granularity::PerRow && fits_registers(x, weights);
     if !by_rows {
-        rmsnorm(gpu, x, weight, eps, None, rstd, None)?;
+        rmsnorm(gpu, x, weights, eps, None, rstd, None)?;
     }
+    let mut inputs = vec![Arg::Ptr(x.device_ptr())];
+    inputs.extend(affine(weights));
+    inputs.push(Arg::Ptr(rstd_at));
     let how = Producer {
-        source: &FP8_SOURCE,
+        source: sources(weights.kind)[1],
         entry: "rmsnorm_codes",
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
-        inputs: &[Arg::Ptr(x.device_ptr()), Arg::Ptr(weight.device_ptr()), Arg::Ptr(rstd_at)],
+        inputs: &inputs,
         raise: if by_rows { Some(&raise) } else { None },
     };
-    // SAFETY: `x` is `out.rows · out.columns`, `rstd` has a value per row and `weight` one per column.
+    // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
@@ -144,18 +168,18 @@ const STRIP_BYTES: usize = 224 << 10;
 
 /// Whether [`rmsnorm_strips`] can replace [`rmsnorm`] and [`rmsnorm_codes`] by one pass: strips fit in shared memory, and there are enough
 /// of them to fill the GPU.
-pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weight: &Tensor) -> bool {
+pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weights: NormWeights) -> bool {
     let (rows, columns) = (x.shape()[0], x.shape()[1]);
     columns.is_multiple_of(QuantizedTensor::PAD)
         && columns.next_multiple_of(128) * STRIP <= STRIP_BYTES
         && 2 * rows.div_ceil(STRIP) > gpu.sm_count()
-        && launch::aligned(&[x, weight])
+        && aligned(x, weights)
 }
 
 pub(super) fn rmsnorm_strips(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     rstd: &mut Tensor,
     out: &mut QuantizedTensor,
@@ -167,23 +191,20 @@ pub(super) fn rmsnorm_strips(
     let threads = groups * group;
     let shared = if out.transposed.is_some() { columns.next_multiple_of(128) * STRIP } else { 0 };
     let at_once = gpu.sm_count() * (1024 / threads).min(STRIP_BYTES / shared.max(1)).max(1);
+    let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
+    inputs.extend(affine(weights));
+    inputs.extend([Arg::F32(eps as f32), Arg::I32(group as i32)]);
     let how = Producer {
-        source: &FP8_SOURCE,
+        source: sources(weights.kind)[1],
         entry: "rmsnorm_strips",
         dtype: x.dtype(),
         grid: [rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
         block: threads as u32,
         shared: shared_bytes(shared),
-        inputs: &[
-            Arg::Ptr(rstd.device_ptr_mut()),
-            Arg::Ptr(x.device_ptr()),
-            Arg::Ptr(weight.device_ptr()),
-            Arg::F32(eps as f32),
-            Arg::I32(group as i32),
-        ],
+        inputs: &inputs,
         raise: None,
     };
-    // SAFETY: `x` is `rows · columns`, `rstd` has a value per row and `weight` one per column; `fits_strips` holds.
+    // SAFETY: `x` is `rows · columns`, `rstd` as allocated by the op, weight and bias have a value per column; `fits_strips` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
@@ -192,43 +213,50 @@ pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
     pub x: &'a SavedActivation,
     pub weight: &'a Tensor,
-    pub rstd: &'a Tensor,
+    /// With means, of a LayerNorm.
+    pub statistics: &'a Tensor,
     pub residual: Option<&'a Tensor>,
 }
 
-pub(super) fn rmsnorm_backward(
+pub(super) fn norm_backward(
     gpu: &CudaDevice,
     from: Backward,
     dx: &mut Tensor,
     dweight: &mut Tensor,
+    dbias: Option<&mut Tensor>,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
-    let [tokens, channels] = from.dy.dims("rmsnorm_backward: dy")?;
+    let kind = NormKind::of(from.statistics);
+    let [tokens, channels] = from.dy.dims("norm_backward: dy")?;
     let threads = launch::row_threads(channels, 8);
     let at_once = (1024 / threads as usize).min(MOST_PARTS);
     let parts = tokens.min(gpu.sm_count() * at_once);
-    let mut partial = Tensor::empty(from.dy.device(), &[parts, channels], DType::F32)?;
+    let sums = if kind == NormKind::Layer { 2 } else { 1 };
+    let partial = Tensor::empty(from.dy.device(), &[sums * parts, channels], DType::F32)?;
     let stage = threads as usize * 8 * from.dy.dtype().size() * if from.residual.is_some() { 3 } else { 2 };
     let depth = (STAGES_BYTES / at_once / stage).clamp(2, 4);
     let entry = from.x.entry("rmsnorm_backward", "rmsnorm_backward_compressed");
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(from.dy.dtype())?, entry };
+    let kernel = Kernel { source: sources(kind)[0], defines: launch::storage(from.dy.dtype())?, entry };
     let mut args = vec![
         Arg::Ptr(dx.device_ptr_mut()),
-        Arg::Ptr(partial.device_ptr_mut()),
+        Arg::Ptr(partial.device_ptr()),
         Arg::Ptr(amax.map_or(0, Tensor::device_ptr_mut)),
         Arg::Ptr(from.dy.device_ptr()),
     ];
     args.extend(from.x.device_ptrs());
     args.extend([
         Arg::Ptr(from.weight.device_ptr()),
-        Arg::Ptr(from.rstd.device_ptr()),
+        Arg::Ptr(from.statistics.device_ptr()),
         Arg::Ptr(from.residual.map_or(0, Tensor::device_ptr)),
         Arg::I32(tokens as i32),
         Arg::I32(channels as i32),
         Arg::I32(depth as i32),
     ]);
-    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `rstd` `tokens`, `amax` 1; `partial` has a row per block, and
-    // shared memory `depth` slots for eight channels of each input per thread.
+    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `statistics` `tokens` or twice as many, `amax` 1; `partial`, which
+    // nothing else holds yet, has a row per block and sum, and shared memory `depth` slots for eight channels of each input per thread.
     unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage), &args)? };
-    bias::add_partial_sums(gpu, &partial, dweight)
+    if let Some(dbias) = dbias {
+        bias::add_partial_sums(gpu, &partial.rows(parts, 2 * parts)?, dbias)?;
+    }
+    bias::add_partial_sums(gpu, &partial.rows(0, parts)?, dweight)
 }

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation. Zhang and Sennrich 2019, arXiv:1910.07467.
+//! Normalisation of rows: RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) and LayerNorm (Ba et al. 2016, arXiv:1607.06450).
 
 pub(super) mod cpu;
 mod cuda;
@@ -8,9 +8,46 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::{SavedActivation, expect_compute, expect_gradient, quantize, real_type};
 use crate::cuda::CudaDevice;
-use crate::{Device, Granularity, Result, Tensor};
+use crate::{Device, Error, Granularity, Result, Tensor};
 
-pub(crate) use cuda::{FP8_SOURCE, SOURCE};
+#[cfg(test)]
+pub(crate) use cuda::STRIP;
+pub(crate) use cuda::{FP8_SOURCE, LAYER_FP8_SOURCE, LAYER_SOURCE, SOURCE};
+
+/// Kinds of norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMSNorm; its statistics are `rstd` `[T]`.
+    Rms,
+    /// LayerNorm; its statistics are `[2, T]`, `rstd` and the means.
+    Layer,
+}
+
+impl NormKind {
+    /// The kind that has these statistics.
+    fn of(statistics: &Tensor) -> NormKind {
+        if statistics.shape().len() == 2 { NormKind::Layer } else { NormKind::Rms }
+    }
+
+    /// The shape of the statistics of `tokens` rows.
+    fn statistics(self, tokens: usize) -> Vec<usize> {
+        match self {
+            NormKind::Rms => vec![tokens],
+            NormKind::Layer => vec![2, tokens],
+        }
+    }
+}
+
+/// A norm with its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct NormWeights<'a> {
+    /// What is computed.
+    pub kind: NormKind,
+    /// `[C]`.
+    pub weight: &'a Tensor,
+    /// `[C]`; of a LayerNorm that has one.
+    pub bias: Option<&'a Tensor>,
+}
 
 /// Normalises each row: `y = x · rstd · weight`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///
@@ -22,34 +59,48 @@ pub fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)
 
 /// [`rmsnorm`] with its `y` written to `output`.
 pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
-    let mut rstd = prepare(x, weight)?;
+    norm_to(x, NormWeights { kind: NormKind::Rms, weight, bias: None }, eps, output)
+}
+
+/// [`rmsnorm_to`], or LayerNorm: `y = (x - mean) · rstd · weight + bias`, `rstd = 1 / sqrt(variance + eps)`, over each row.
+///
+/// The bias is like the weight. Returns the statistics of [`NormKind`] with `y`. Errors when an RMSNorm has a bias.
+pub fn norm_to(x: &Tensor, weights: NormWeights, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
+    let mut statistics = prepare(x, weights)?;
     let y = match x.device() {
         Device::Cpu | Device::DryCpu(_) => {
             let mut y = x.empty_like()?;
             if let Device::Cpu = x.device() {
-                cpu::rmsnorm(x, weight, eps, &mut y, &mut rstd);
+                cpu::norm(x, weights, eps, &mut y, &mut statistics);
             }
             output.apply(y)?
         }
-        Device::Cuda(gpu) => on_gpu(gpu, x, weight, eps, &mut rstd, output)?,
+        Device::Cuda(gpu) => on_gpu(gpu, x, weights, eps, &mut statistics, output)?,
     };
-    Ok((y, rstd))
+    Ok((y, statistics))
 }
 
-/// Checks the arguments, and allocates `rstd`.
-fn prepare(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let [tokens, channels] = x.dims("rmsnorm: x")?;
-    expect_compute("rmsnorm: x", x)?;
-    weight.expect("rmsnorm: weight", &[channels])?;
-    weight.expect_dtype("rmsnorm: weight", &[x.dtype()])?;
-    weight.expect_device("rmsnorm: weight", x.device())?;
-    Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))
+/// Checks the arguments, and allocates the statistics.
+fn prepare(x: &Tensor, weights: NormWeights) -> Result<Tensor> {
+    let NormWeights { kind, weight, bias } = weights;
+    let [tokens, channels] = x.dims("norm: x")?;
+    expect_compute("norm: x", x)?;
+    for (what, parameter) in [("norm: weight", Some(weight)), ("norm: bias", bias)] {
+        let Some(parameter) = parameter else { continue };
+        parameter.expect(what, &[channels])?;
+        parameter.expect_dtype(what, &[x.dtype()])?;
+        parameter.expect_device(what, x.device())?;
+    }
+    if kind == NormKind::Rms && bias.is_some() {
+        return Err(Error::Value("norm: an RMSNorm has no bias".into()));
+    }
+    Tensor::empty(x.device(), &kind.statistics(tokens), real_type(x.dtype()))
 }
 
 fn on_gpu(
     gpu: &CudaDevice,
     x: &Tensor,
-    weight: &Tensor,
+    weights: NormWeights,
     eps: f64,
     rstd: &mut Tensor,
     output: Output,
@@ -57,68 +108,79 @@ fn on_gpu(
     let mut to = match output {
         Output::Plain => {
             let mut y = x.empty_like()?;
-            cuda::rmsnorm(gpu, x, weight, eps, Some(&mut y), rstd, None)?;
+            cuda::rmsnorm(gpu, x, weights, eps, Some(&mut y), rstd, None)?;
             return Ok(Produced::Plain(y));
         }
         Output::Amax { amax } => {
             quantize::expect_amax(amax, x.device())?;
-            if cuda::fits_registers(x, weight) {
-                cuda::rmsnorm_amax(gpu, x, weight, eps, rstd, amax)?;
+            if cuda::fits_registers(x, weights) {
+                cuda::rmsnorm_amax(gpu, x, weights, eps, rstd, amax)?;
             } else {
-                cuda::rmsnorm(gpu, x, weight, eps, None, rstd, Some(amax))?;
+                cuda::rmsnorm(gpu, x, weights, eps, None, rstd, Some(amax))?;
             }
             return Ok(Produced::Measured);
         }
         Output::Fp8(to) => to,
     };
-    let [rows, columns] = x.dims("rmsnorm: x")?;
+    let [rows, columns] = x.dims("norm: x")?;
     let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-    if to.granularity() == Granularity::PerTensor && cuda::fits_strips(gpu, x, weight) {
-        cuda::rmsnorm_strips(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
+    if to.granularity() == Granularity::PerTensor && cuda::fits_strips(gpu, x, weights) {
+        cuda::rmsnorm_strips(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
-    // A transpose needs tiles of many rows, and rstd needs whole rows, so rstd is computed first.
-    cuda::rmsnorm_codes(gpu, x, weight, eps, rstd, &mut quantized, &mut to)?;
+    // A transpose needs tiles of many rows, and statistics need whole rows, so those are computed first.
+    cuda::rmsnorm_codes(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
 
-/// Operations fused with [`rmsnorm_backward`].
+/// Operations fused with [`norm_backward`].
 #[derive(Debug, Default)]
-pub struct RmsnormBackward<'a> {
+pub struct NormBackward<'a> {
+    /// The gradient of the bias `[C]`, like that of the weight, to be added to.
+    pub dbias: Option<&'a mut Tensor>,
     /// The gradient of the residual connection, added to `dx` as by [`add`](super::add()).
     pub dresidual: Option<&'a Tensor>,
     /// F32 `[1]`, raised to the amax of the result, for its cast.
     pub amax: Option<&'a mut Tensor>,
 }
 
-/// Gradient of [`rmsnorm`]: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))`; `dweight += Σ_t dy · n`.
+/// Gradient of [`norm_to`] from its statistics: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))` and
+/// `dweight += Σ_t dy · n`. Of a LayerNorm, `n = (x - mean) · rstd`, `dx = rstd · (g - n · mean(g · n) - mean(g))`, and
+/// `dbias += Σ_t dy`.
 ///
 /// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`. A compressed `x` is
 /// decompressed while reading.
-pub fn rmsnorm_backward(
+pub fn norm_backward(
     dy: &Tensor,
     x: impl Into<SavedActivation>,
     weight: &Tensor,
-    rstd: &Tensor,
+    statistics: &Tensor,
     dweight: &mut Tensor,
-    options: RmsnormBackward,
+    options: NormBackward,
 ) -> Result<Tensor> {
     let x = &x.into();
-    let [tokens, channels] = x.dims("rmsnorm_backward: x")?;
-    dy.expect("rmsnorm_backward: dy", &[tokens, channels])?;
-    expect_compute("rmsnorm_backward: dy", dy)?;
-    dy.expect_dtype("rmsnorm_backward: dy", &[x.dtype()])?;
-    weight.expect("rmsnorm_backward: weight", &[channels])?;
-    weight.expect_dtype("rmsnorm_backward: weight", &[x.dtype()])?;
-    rstd.expect("rmsnorm_backward: rstd", &[tokens])?;
-    rstd.expect_dtype("rmsnorm_backward: rstd", &[real_type(x.dtype())])?;
-    dweight.expect("rmsnorm_backward: dweight", &[channels])?;
-    expect_gradient("rmsnorm_backward: dweight", dweight, dy)?;
-    let RmsnormBackward { dresidual, amax } = options;
+    let [tokens, channels] = x.dims("norm_backward: x")?;
+    let kind = NormKind::of(statistics);
+    dy.expect("norm_backward: dy", &[tokens, channels])?;
+    expect_compute("norm_backward: dy", dy)?;
+    dy.expect_dtype("norm_backward: dy", &[x.dtype()])?;
+    weight.expect("norm_backward: weight", &[channels])?;
+    weight.expect_dtype("norm_backward: weight", &[x.dtype()])?;
+    statistics.expect("norm_backward: statistics", &kind.statistics(tokens))?;
+    statistics.expect_dtype("norm_backward: statistics", &[real_type(x.dtype())])?;
+    let NormBackward { dbias, dresidual, amax } = options;
+    for (what, gradient) in [("norm_backward: dweight", Some(&*dweight)), ("norm_backward: dbias", dbias.as_deref())] {
+        let Some(gradient) = gradient else { continue };
+        gradient.expect(what, &[channels])?;
+        expect_gradient(what, gradient, dy)?;
+    }
+    if kind == NormKind::Rms && dbias.is_some() {
+        return Err(Error::Value("norm_backward: an RMSNorm has no bias".into()));
+    }
     if let Some(dresidual) = dresidual {
-        dresidual.expect("rmsnorm_backward: dresidual", dy.shape())?;
-        dresidual.expect_dtype("rmsnorm_backward: dresidual", &[x.dtype()])?;
-        dresidual.expect_device("rmsnorm_backward: dresidual", x.device())?;
+        dresidual.expect("norm_backward: dresidual", dy.shape())?;
+        dresidual.expect_dtype("norm_backward: dresidual", &[x.dtype()])?;
+        dresidual.expect_device("norm_backward: dresidual", x.device())?;
     }
     if let Some(amax) = &amax {
         quantize::expect_amax(amax, x.device())?;
@@ -128,7 +190,7 @@ pub fn rmsnorm_backward(
         Device::Cpu | Device::DryCpu(_) => {
             let value = x.value()?;
             if let Device::Cpu = x.device() {
-                cpu::rmsnorm_backward(dy, &value, weight, rstd, &mut dx, dweight);
+                cpu::norm_backward(dy, &value, weight, statistics, &mut dx, dweight, dbias);
             }
             drop(value);
             if let Some(dresidual) = dresidual {
@@ -139,8 +201,8 @@ pub fn rmsnorm_backward(
             }
         }
         Device::Cuda(gpu) => {
-            let from = cuda::Backward { dy, x, weight, rstd, residual: dresidual };
-            cuda::rmsnorm_backward(gpu, from, &mut dx, dweight, amax)?;
+            let from = cuda::Backward { dy, x, weight, statistics, residual: dresidual };
+            cuda::norm_backward(gpu, from, &mut dx, dweight, dbias, amax)?;
         }
     }
     Ok(dx)

@@ -1,9 +1,63 @@
-// Sum of squares of 256 channels, by one warp. Every kernel adds these in the same order, so rstd is bit-identical for every
-// destination.
-__device__ __forceinline__ float sum_of_256(const float* v) {
+// Rows per strip of `rmsnorm_strips`, as in cuda.rs.
+#define STRIP 32
+
+// With CENTERED these kernels are LayerNorm: their statistics are T values of rstd, then T means, and behind the weight
+// they take a bias, which may be null.
+#ifndef CENTERED
+#define CENTERED 0
+#define AND_BIAS
+#define BIAS ((const X*)nullptr)
+#else
+#define AND_BIAS , const X* bias
+#define BIAS bias
+#endif
+
+// What a row is normalised by; RMSNorm has no mean.
+struct Statistics { float rstd, mean; };
+__device__ __forceinline__ float rstd_of(float squares, int C, float eps) {
+    return 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
+}
+__device__ __forceinline__ void put(float* rstd, int rows, int row, Statistics of_row) {
+    rstd[row] = of_row.rstd;
+    if (CENTERED) rstd[rows + row] = of_row.mean;
+}
+__device__ __forceinline__ Statistics get(const float* rstd, int rows, int row) {
+    return {rstd[row], CENTERED ? rstd[rows + row] : 0.0f};
+}
+__device__ __forceinline__ Statistics of_lane(Statistics s, int lane) {
+    s.rstd = __shfl_sync(0xFFFFFFFF, s.rstd, lane);
+    if (CENTERED) s.mean = __shfl_sync(0xFFFFFFFF, s.mean, lane);
+    return s;
+}
+__device__ __forceinline__ float normed(float v, Statistics s) { return (CENTERED ? v - s.mean : v) * s.rstd; }
+__device__ __forceinline__ float affine(float v, Statistics s, float weight, float bias) {
+    const float y = normed(v, s) * weight;
+    return CENTERED ? y + bias : y;
+}
+// Eight elements of the bias. Without one they are negative zeros, which change no sum.
+__device__ __forceinline__ Eight<X> bias8(const X* bias, int c, int valid = 8, bool wide = true) {
+    if (bias) return fetch8(bias + c, valid, wide);
+    Eight<X> none;
+#pragma unroll
+    for (int i = 0; i < 8; i++) store(&none.at[i], -0.0f);
+    return none;
+}
+
+// Sums of eight channels of a thread.
+__device__ __forceinline__ float sum8(const float* v) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum += v[i] * v[i];
+    for (int i = 0; i < 8; i++) sum += v[i];
+    return sum;
+}
+__device__ __forceinline__ float squares8(const float* v, float mean) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += (CENTERED ? v[i] - mean : v[i]) * (CENTERED ? v[i] - mean : v[i]);
+    return sum;
+}
+// Sum over 256 channels, by one warp. Every kernel adds these in the same order, so statistics are bit-identical for every destination.
+__device__ __forceinline__ float sum_of_256(float sum) {
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
     return sum;
 }
@@ -12,27 +66,48 @@ __device__ __forceinline__ float sum_of_256(const float* v) {
 #define ROWS (8 / (int)sizeof(X))
 #define WARPS 32
 
-// rstd of ROWS rows held by a group of whole warps; lane k of each warp gets that of row k. `sums` (WARPS per row) belong to the group,
-// start at zero and alternate between calls; `barrier` is the group's named barrier.
-__device__ __forceinline__ float rstd_of_rows(const Eight<X>* rows, float* sums, int threads, int barrier, int C, float eps) {
+// Sums over ROWS rows of `part(row)` of each thread of a group of whole warps; lane k of each warp gets that of row k. `sums` (WARPS per
+// row) belong to the group, start at zero and alternate between calls; `barrier` is the group's named barrier.
+template <class Part>
+__device__ __forceinline__ float sums_of_rows(Part part, float* sums, int threads, int barrier, int C) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % threads / 32;
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
-        float v[8];
-        unpack8(rows[k], v);
-        const float sum = sum_of_256(v);
+        const float sum = sum_of_256(part(k));
         if (lane == 0) sums[k * WARPS + warp] = sum;
     }
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-    float squares = 0.0f;
+    float total = 0.0f;
     if (lane < ROWS) {
         // Four at a time; sums beyond the last are zero.
         for (int i = 0; i < (C + 1023) / 1024; i++) {
             const float4 four = ((const float4*)(sums + lane * WARPS))[i];
-            squares = squares + four.x + four.y + four.z + four.w;
+            total = total + four.x + four.y + four.z + four.w;
         }
     }
-    return 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
+    return total;
+}
+
+// Statistics of ROWS rows held by a group of whole warps; lane k of each warp gets those of row k. `mine` says whether the thread has
+// channels. Calls alternate `sums` and `other_sums` for RMSNorm; LayerNorm, which uses both, does not.
+__device__ __forceinline__ Statistics statistics_of_rows(const Eight<X>* rows, bool mine, float* sums, float* other_sums, int threads,
+                                                         int barrier, int C, float eps) {
+    float mean = 0.0f, means[ROWS] = {};
+    if constexpr (CENTERED) {
+        mean = sums_of_rows([&](int k) {
+            float v[8];
+            unpack8(rows[k], v);
+            return sum8(v);
+        }, other_sums, threads, barrier, C) / C;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) means[k] = __shfl_sync(0xFFFFFFFF, mean, k);
+    }
+    const float squares = sums_of_rows([&](int k) {
+        float v[8];
+        unpack8(rows[k], v);
+        return CENTERED && !mine ? 0.0f : squares8(v, means[k]);
+    }, sums, threads, barrier, C);
+    return {rstd_of(squares, C, eps), mean};
 }
 
 // Clears the `n` sums of a block.
@@ -45,14 +120,16 @@ __device__ __forceinline__ void clear(float* sums, int n) {
 // rstd and amaxes of rmsnorm (tensor, rows, columns; each may be null) for aligned rows of C <= 8192 channels, a multiple of 8. Column
 // amaxes need one float of dynamic shared memory per column. Persistent blocks process ROWS rows at a time and prefetch the next ones.
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight, int rows, int C, float eps) {
+    rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight AND_BIAS, int rows, int C,
+                 float eps) {
     __shared__ alignas(16) float sums[2][ROWS][WARPS];
     extern __shared__ uint4 columns_of_the_launch[];
     const int lane = threadIdx.x % 32, c = 8 * threadIdx.x;
     const bool mine = c < C;
     Eight<X> next[ROWS] = {}, in_columns = {};
-    float w[8] = {}, largest = 0.0f;
+    float w[8] = {}, b[8] = {}, largest = 0.0f;
     if (mine) unpack8(load8(weight + c), w);
+    if (mine && CENTERED) unpack8(bias8(BIAS, c), b);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -61,21 +138,21 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     int turn = 0;
     fetch(blockIdx.x * ROWS);
     clear(sums[0][0], 2 * ROWS * WARPS);
-    for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= 1) {
+    for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= !CENTERED) {
         Eight<X> now[ROWS];
 #pragma unroll
         for (int k = 0; k < ROWS; k++) now[k] = next[k];
         fetch(row0 + gridDim.x * ROWS);
-        const float r = rstd_of_rows(now, sums[turn][0], blockDim.x, 0, C, eps);
-        if (threadIdx.x < ROWS && row0 + lane < rows) rstd[row0 + lane] = r;
+        const Statistics of_rows = statistics_of_rows(now, mine, sums[turn][0], sums[turn ^ 1][0], blockDim.x, 0, C, eps);
+        if (threadIdx.x < ROWS && row0 + lane < rows) put(rstd, rows, row0 + lane, of_rows);
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const float row_rstd = __shfl_sync(0xFFFFFFFF, r, k);
+            const Statistics s = of_lane(of_rows, k);
             if (row0 + k >= rows) continue;
             float v[8];
             unpack8(now[k], v);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * w[i];
+            for (int i = 0; i < 8; i++) v[i] = affine(v[i], s, w[i], b[i]);
             const Eight<X> y = pack8<X>(v);
             const float of_row = mine ? largest8(y) : 0.0f;
             largest = fmaxf(largest, of_row);
@@ -103,17 +180,30 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 
 // One block per row. `y` and `amax` may be null; `amax` is raised to the amax of y even if y is not written.
 extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
-    rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight, int C, float eps) {
+    rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight AND_BIAS, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
     float largest = 0.0f;
-    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, x, weight)) {
-        __shared__ float sums[16 * PLACES];
+    if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, x, weight, BIAS)) {
+        __shared__ float sums[1 + CENTERED][16 * PLACES];
         Eight<X> v[PLACES], w[PLACES];
+        Statistics s = {};
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             v[k] = {};
             if (c < C) v[k] = load8(x + row + c);
+        }
+        if constexpr (CENTERED) {
+#pragma unroll
+            for (int k = 0; k < PLACES; k++) {
+                float a[8];
+                unpack8(v[k], a);
+                const float total = sum_of_256(sum8(a));
+                if (threadIdx.x % 32 == 0) sums[CENTERED][(threadIdx.x + k * blockDim.x) / 32] = total;
+            }
+            __syncthreads();
+            for (int i = 0; i < (C + 255) / 256; i++) s.mean += sums[CENTERED][i];
+            s.mean /= C;
         }
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
@@ -121,37 +211,44 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
             float a[8];
             unpack8(v[k], a);
             if ((y || amax) && c < C) w[k] = load8(weight + c);
-            const float total = sum_of_256(a);
-            if (threadIdx.x % 32 == 0) sums[(threadIdx.x + k * blockDim.x) / 32] = total;
+            const float total = sum_of_256(CENTERED && c >= C ? 0.0f : squares8(a, s.mean));
+            if (threadIdx.x % 32 == 0) sums[0][(threadIdx.x + k * blockDim.x) / 32] = total;
         }
         __syncthreads();
         float squares = 0.0f;
-        for (int i = 0; i < (C + 255) / 256; i++) squares += sums[i];
-        const float r = 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
-        if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+        for (int i = 0; i < (C + 255) / 256; i++) squares += sums[0][i];
+        s.rstd = rstd_of(squares, C, eps);
+        if (threadIdx.x == 0) put(rstd, gridDim.x, blockIdx.x, s);
         if (!y && !amax) return;
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             if (c >= C) continue;
-            float a[8];
+            float a[8], b[8] = {};
+            if (CENTERED) unpack8(bias8(BIAS, c), b);
 #pragma unroll
-            for (int i = 0; i < 8; i++) a[i] = load(v[k].at[i]) * r * load(w[k].at[i]);
+            for (int i = 0; i < 8; i++) a[i] = affine(load(v[k].at[i]), s, load(w[k].at[i]), b[i]);
             v[k] = pack8<X>(a);
             if (y) store8(y + row + c, v[k]);
             if (amax) largest = fmaxf(largest, largest8(v[k]));
         }
     } else {
+        Statistics s = {};
+        if constexpr (CENTERED) {
+            for (int c = threadIdx.x; c < C; c += blockDim.x) s.mean += load(x[row + c]);
+            s.mean = block_sum(s.mean) / C;
+        }
         float squares = 0.0f;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            squares += load(x[row + c]) * load(x[row + c]);
+            const float v = CENTERED ? load(x[row + c]) - s.mean : load(x[row + c]);
+            squares += v * v;
         }
-        const float r = 1.0f / sqrtf(block_sum(squares) / C + eps);
-        if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+        s.rstd = rstd_of(block_sum(squares), C, eps);
+        if (threadIdx.x == 0) put(rstd, gridDim.x, blockIdx.x, s);
         if (!y && !amax) return;
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             X out;
-            store(&out, load(x[row + c]) * r * load(weight[c]));
+            store(&out, affine(load(x[row + c]), s, load(weight[c]), BIAS ? load(BIAS[c]) : -0.0f));
             if (y) y[row + c] = out;
             largest = fmaxf(largest, fabsf(load(out)));
         }
@@ -159,14 +256,19 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     block_raise(amax, largest);
 }
 
-// Block sum with a single barrier: consecutive calls must alternate `warps`.
-__device__ __forceinline__ float row_sum(float x, float* warps) {
-    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, offset);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+// Block sums with a single barrier: consecutive calls must alternate `warps`.
+__device__ __forceinline__ void row_sums(float* x, float (*warps)[32]) {
+#pragma unroll
+    for (int n = 0; n <= CENTERED; n++) {
+        for (int offset = 16; offset > 0; offset /= 2) x[n] += __shfl_xor_sync(0xFFFFFFFF, x[n], offset);
+        if (threadIdx.x % 32 == 0) warps[n][threadIdx.x / 32] = x[n];
+    }
     __syncthreads();
-    x = warps[0];
-    for (int w = 1; w < blockDim.x / 32; w++) x += warps[w];
-    return x;
+#pragma unroll
+    for (int n = 0; n <= CENTERED; n++) {
+        x[n] = warps[n][0];
+        for (int w = 1; w < blockDim.x / 32; w++) x[n] += warps[n][w];
+    }
 }
 
 // Asynchronous copy of eight elements to shared memory.
@@ -188,14 +290,22 @@ __device__ __forceinline__ Eight<X> sent8(const Compressed<X>& x, const Eight<X>
 }
 __device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int c) { return x.exponent(row, c); }
 
-// Each block processes every gridDim-th row and writes its partial dweight to its row of `partial`. `residual`, if not null, is added to
+// The gradient of one channel, from the sums of a row: of dy · weight · normed and, for LayerNorm, of dy · weight.
+__device__ __forceinline__ float dx_of(float d, float weight, float v, Statistics s, const float* sums, int C) {
+    const float centered = d * weight - normed(v, s) * (sums[0] / C);
+    return s.rstd * (CENTERED ? centered - sums[CENTERED] / C : centered);
+}
+
+// Each block processes every gridDim-th row and writes its partial dweight to its row of `partial`; LayerNorm writes its partial dbias as
+// many rows below. `residual`, if not null, is added to
 // dx; `amax`, if not null, is raised to the amax of the result. A thread has eight channels; the next `depth - 1` (1 to 3) rows are
 // prefetched to dynamic shared memory.
 template <class Saved>
 __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax, const X* dy, const Saved& x, const X* weight,
                                               const float* rstd, const X* residual, int rows, int C, int depth) {
-    __shared__ float warps[2][32];
+    __shared__ float warps[2][1 + CENTERED][32];
     partial += (u64)blockIdx.x * C;
+    float* const partial_bias = partial + (u64)gridDim.x * C;
     float largest = 0.0f;
     int turn = 0;
     if (x.wide(C) && C <= 8 * blockDim.x && aligned(dx, partial, dy, weight, residual)) {
@@ -213,18 +323,18 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
             asm volatile("cp.async.commit_group;" ::: "memory");
         };
         Eight<X> w = {};
-        float sums[8] = {};
+        float sums[8] = {}, bias_sums[8] = {};
         if (mine) w = load8(weight + c);
         for (int stage = 0; stage < depth - 1; stage++) send(blockIdx.x + stage * gridDim.x, stage);
-        float next_r = rstd[blockIdx.x];
+        Statistics next_s = get(rstd, rows, blockIdx.x);
         u32 next_exponent = mine ? exponent_of(x, blockIdx.x, c) : 0;
         for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
-            const float r = next_r;
+            const Statistics s = next_s;
             const u32 exponent = next_exponent;
             // Reuses the slot of the previous row; each thread reads only what it copied.
             send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
             if (row + gridDim.x < rows) {
-                next_r = rstd[row + gridDim.x];
+                next_s = get(rstd, rows, row + gridDim.x);
                 if (mine) next_exponent = exponent_of(x, row + gridDim.x, c);
             }
             if (depth == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -235,18 +345,22 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
                 d = *place(0, stage);
                 v = sent8(x, place(1, stage), exponent);
             }
-            float sum = 0.0f;
+            float sum[1 + CENTERED] = {};
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float normed = load(v.at[i]) * r;
-                sum += load(d.at[i]) * load(w.at[i]) * normed;
-                sums[i] += load(d.at[i]) * normed;
+                const float n = normed(load(v.at[i]), s);
+                sum[0] += load(d.at[i]) * load(w.at[i]) * n;
+                sums[i] += load(d.at[i]) * n;
+                if (CENTERED) {
+                    sum[CENTERED] += load(d.at[i]) * load(w.at[i]);
+                    bias_sums[i] += load(d.at[i]);
+                }
             }
-            const float projection = row_sum(sum, warps[turn]) / C;
+            row_sums(sum, warps[turn]);
             if (!mine) continue;
             float out[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) out[i] = r * (load(d.at[i]) * load(w.at[i]) - load(v.at[i]) * r * projection);
+            for (int i = 0; i < 8; i++) out[i] = dx_of(load(d.at[i]), load(w.at[i]), load(v.at[i]), s, sum, C);
             Eight<X> rounded = pack8<X>(out);
             if (residual) {
                 const Eight<X> more = *place(2, stage);
@@ -259,23 +373,31 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
             if (amax) largest = fmaxf(largest, largest8(rounded));
         }
         if (mine) store8(partial + c, pack8<f32>(sums));
+        if (mine && CENTERED) store8(partial_bias + c, pack8<f32>(bias_sums));
         block_raise(amax, largest);
         return;
     }
-    for (int c = threadIdx.x; c < C; c += blockDim.x) partial[c] = 0.0f;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        partial[c] = 0.0f;
+        if (CENTERED) partial_bias[c] = 0.0f;
+    }
     for (int row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
         const X* d = dy + (u64)row * C;
-        const float r = rstd[row];
-        float sum = 0.0f;
+        const Statistics s = get(rstd, rows, row);
+        float sum[1 + CENTERED] = {};
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            const float normed = load(x.value(row, c)) * r;
-            sum += load(d[c]) * load(weight[c]) * normed;
-            partial[c] += load(d[c]) * normed;
+            const float n = normed(load(x.value(row, c)), s);
+            sum[0] += load(d[c]) * load(weight[c]) * n;
+            partial[c] += load(d[c]) * n;
+            if (CENTERED) {
+                sum[CENTERED] += load(d[c]) * load(weight[c]);
+                partial_bias[c] += load(d[c]);
+            }
         }
-        const float projection = row_sum(sum, warps[turn]) / C;
+        row_sums(sum, warps[turn]);
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             X* out = dx + (u64)row * C + c;
-            store(out, r * (load(d[c]) * load(weight[c]) - load(x.value(row, c)) * r * projection));
+            store(out, dx_of(load(d[c]), load(weight[c]), load(x.value(row, c)), s, sum, C));
             if (residual) store(out, load(*out) + load(residual[(u64)row * C + c]));
             largest = fmaxf(largest, fabsf(load(*out)));
         }
@@ -298,28 +420,31 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 struct Normed {
     const X* x;
     const float* rstd;
-    int C;
+    int T, C;
     bool wide;
-    Eight<X> weight;
-    struct Raw { Eight<X> x; float rstd; };
+    Eight<X> weight, bias;
+    struct Raw { Eight<X> x; Statistics of_row; };
     __device__ __forceinline__ Raw fetch(int row, int column) const {
-        return {fetch8(x + (u64)row * C + column, C - column, wide), rstd[row]};
+        return {fetch8(x + (u64)row * C + column, C - column, wide), get(rstd, T, row)};
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
         float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = load(raw.x.at[i]) * raw.rstd * load(weight.at[i]);
+        for (int i = 0; i < 8; i++) v[i] = affine(load(raw.x.at[i]), raw.of_row, load(weight.at[i]), CENTERED ? load(bias.at[i]) : 0.0f);
         return pack8<X>(v);
     }
 };
 
 // Grid (C / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4)
-    rmsnorm_codes(const X* x, const X* weight, const float* rstd, const __grid_constant__ Destination to) {
-    const bool wide = to.columns % 8 == 0 && aligned(x, weight);
+    rmsnorm_codes(const X* x, const X* weight AND_BIAS, const float* rstd, const __grid_constant__ Destination to) {
+    const bool wide = to.columns % 8 == 0 && aligned(x, weight, BIAS);
     const int column = blockIdx.x * TILE + eight_column();
-    Normed source = {x, rstd, to.columns, wide};
-    if (column < to.columns) source.weight = fetch8(weight + column, to.columns - column, wide);
+    Normed source = {x, rstd, to.rows, to.columns, wide};
+    if (column < to.columns) {
+        source.weight = fetch8(weight + column, to.columns - column, wide);
+        if (CENTERED) source.bias = bias8(BIAS, column, to.columns - column, wide);
+    }
     // Backward also with per-row scales, because `rmsnorm_amax` has read the end last.
     quantize_tile<4>(to, source, first_row(false));
 }
@@ -328,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 // strips of 32 rows, so that writes of the transpose are whole sectors. Groups of threads process ROWS rows of the strip at a time and
 // prefetch the next ones. If there is a transpose, the codes of a strip are collected in dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_strips(float* rstd, const X* x, const X* weight, float eps, int group_threads, const __grid_constant__ Destination to) {
+    rmsnorm_strips(float* rstd, const X* x, const X* weight AND_BIAS, float eps, int group_threads, const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
     // Per group; there are 8, 4, 2 or 1.
@@ -341,8 +466,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     // Swizzles halves of 32 words in the lower rows to avoid bank conflicts in the transpose.
     const int pitch = (columns + 127) / 128 * 32;
     const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
-    Eight<X> w = {}, next[ROWS] = {};
+    Eight<X> w = {}, b = {}, next[ROWS] = {};
     if (mine) w = load8(weight + c);
+    if (mine && CENTERED) b = bias8(BIAS, c);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -355,25 +481,27 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     clear(sums[0][0], 2 * ROWS * WARPS);
     for (; strip0 >= 0; strip0 -= gridDim.x * STRIP) {
 #pragma unroll 1
-        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= 1) {
+        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= !CENTERED) {
             Eight<X> now[ROWS];
 #pragma unroll
             for (int k = 0; k < ROWS; k++) now[k] = next[k];
             fetch(row + step < STRIP ? strip0 + row + step : strip0 - (int)gridDim.x * STRIP + group * ROWS);
-            const float r = rstd_of_rows(now, &sums[turn_of_sums][0][WARPS / groups * group], group_threads, 1 + group, columns, eps);
-            if (c < 8 * ROWS && strip0 + row + lane < rows) rstd[strip0 + row + lane] = r;
+            float *const own = &sums[turn_of_sums][0][WARPS / groups * group], *const other = &sums[turn_of_sums ^ 1][0][WARPS / groups * group];
+            const Statistics of_rows = statistics_of_rows(now, mine, own, other, group_threads, 1 + group, columns, eps);
+            if (c < 8 * ROWS && strip0 + row + lane < rows) put(rstd, rows, strip0 + row + lane, of_rows);
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const float row_rstd = __shfl_sync(0xFFFFFFFF, r, k);
+                const Statistics s = of_lane(of_rows, k);
                 const int out = strip0 + row + k;
                 if (!mine || out >= padded_rows) continue;
                 uint2 eight = make_uint2(0, 0);
                 if (out < rows) {
-                    float v[8], weights[8];
+                    float v[8], weights[8], biases[8];
                     unpack8(now[k], v);
                     unpack8(w, weights);
+                    unpack8(b, biases);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) v[i] = v[i] * row_rstd * weights[i];
+                    for (int i = 0; i < 8; i++) v[i] = affine(v[i], s, weights[i], biases[i]);
                     eight = encode8<FORMAT>(pack8<X>(v), scale, seen);
                 }
                 if (to.codes) *(uint2*)(to.codes + (u64)out * columns + c) = eight;

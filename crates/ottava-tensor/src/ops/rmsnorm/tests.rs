@@ -1,4 +1,4 @@
-use super::{RmsnormBackward, cuda, rmsnorm, rmsnorm_backward, rmsnorm_to};
+use super::{NormBackward, NormKind, NormWeights, cuda, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
 use crate::ops::quantize::prepare;
 use crate::ops::{CastScale, CastStatistics, CodeCopies, Fp8Output, Output, add, amax};
@@ -20,7 +20,7 @@ fn rmsnorm_agrees_across_devices() {
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (y, rstd) = rmsnorm(&x[0], &x[1], 1e-6)?;
                 let mut dweight = x[3].duplicate()?;
-                let dx = rmsnorm_backward(&x[2], &x[0], &x[1], &rstd, &mut dweight, RmsnormBackward::default())?;
+                let dx = norm_backward(&x[2], &x[0], &x[1], &rstd, &mut dweight, NormBackward::default())?;
                 Ok(vec![y, rstd, dx, dweight])
             });
         }
@@ -94,7 +94,8 @@ fn strips_match_tiles_for_few_rows() {
             let (tiles, rstd) = rmsnorm_to(&x, &weight, 1e-5, Output::Fp8(by_tiles)).unwrap();
             let mut to = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
             let (mut strips, mut again) = (prepare(&to, &device, t, c).unwrap(), rstd.empty_like().unwrap());
-            cuda::rmsnorm_strips(cuda, &x, &weight, 1e-5, &mut again, &mut strips, &mut to).unwrap();
+            let weights = NormWeights { kind: NormKind::Rms, weight: &weight, bias: None };
+            cuda::rmsnorm_strips(cuda, &x, weights, 1e-5, &mut again, &mut strips, &mut to).unwrap();
             let expected = all(&tiles.fp8().unwrap(), &expected);
             for (i, (expected, got)) in expected.iter().zip(all(&strips, &seen)).enumerate() {
                 assert_close(&format!("[{t}, {c}] {dtype} {copies:?}, part {i}"), expected, &got, Tolerance::Exact);
@@ -116,8 +117,8 @@ fn fused_residuals_match_add() {
                 let mut amaxes = [(); 2].map(|()| Tensor::zeros(&device, &[1], DType::F32).unwrap());
                 let [(dx, first), (both, second)] = [None, Some(&a)].map(|dresidual| {
                     let place = usize::from(dresidual.is_some());
-                    let options = RmsnormBackward { dresidual, amax: Some(&mut amaxes[place]) };
-                    let dx = rmsnorm_backward(&dy, &b, &weight, &rstd, &mut dweights[place], options).unwrap();
+                    let options = NormBackward { dresidual, amax: Some(&mut amaxes[place]), dbias: None };
+                    let dx = norm_backward(&dy, &b, &weight, &rstd, &mut dweights[place], options).unwrap();
                     let expected = amax(&dx).unwrap();
                     (dx, expected)
                 });
@@ -128,4 +129,91 @@ fn fused_residuals_match_add() {
             }
         }
     }
+}
+
+fn layer<'a>(weight: &'a Tensor, bias: Option<&'a Tensor>) -> NormWeights<'a> {
+    NormWeights { kind: NormKind::Layer, weight, bias }
+}
+
+#[test]
+fn layernorm_agrees_across_devices() {
+    for (t, c) in [(1, 1), (3, 7), (5, 257), (129, 1000), (300, 72), (70, 8200)] {
+        for (dtype, with_bias) in [(DType::F32, true), (DType::BF16, true), (DType::BF16, false)] {
+            let inputs = [
+                normals("x", &[t, c], dtype),
+                normals("w", &[c], dtype),
+                normals("b", &[c], dtype),
+                normals("dy", &[t, c], dtype),
+                normals("s", &[c], DType::F32),
+            ];
+            // Sums over a row or column in another order can change a rounding by one step, and a difference from the mean amplifies that.
+            let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                let weights = layer(&x[1], with_bias.then_some(&x[2]));
+                let (y, statistics) = norm_to(&x[0], weights, 1e-5, Output::Plain)?;
+                let (mut dweight, mut dbias) = (x[4].duplicate()?, x[4].duplicate()?);
+                let options = NormBackward { dbias: with_bias.then_some(&mut dbias), ..NormBackward::default() };
+                let dx = norm_backward(&x[3], &x[0], &x[1], &statistics, &mut dweight, options)?;
+                Ok(vec![y.plain().unwrap(), statistics, dx, dweight, dbias])
+            });
+        }
+    }
+}
+
+#[test]
+fn layernorm_writes_to_every_destination() {
+    for (t, c) in [(1, 1), (3, 7), (17, 48), (130, 301), (257, 264), (33, 1032), (18, 8200)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = [hostile("x", &[t, c], dtype), normals("w", &[c], dtype), normals("b", &[c], dtype)];
+            destinations(&inputs, |x, output| Ok(norm_to(&x[0], layer(&x[1], Some(&x[2])), 1e-5, output)?.0));
+            destinations(&inputs[..2], |x, output| Ok(norm_to(&x[0], layer(&x[1], None), 1e-5, output)?.0));
+        }
+    }
+}
+
+#[test]
+fn strips_of_a_layernorm_match_tiles() {
+    let Some(gpu) = gpu() else { return };
+    for (t, c) in [(2117, 16), (4400, 896), (2200, 1040), (2130, 3584), (2177, 7168)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let inputs = [hostile("a", &[t, c], dtype), normals("w", &[c], dtype), normals("b", &[c], dtype)];
+            let [x, weight, bias] = inputs.each_ref().map(|x| x.to_device(&gpu).unwrap());
+            let (_, statistics) = norm_to(&x, layer(&weight, Some(&bias)), 1e-5, Output::Plain).unwrap();
+            destinations_on(&gpu, &inputs, |x, output| {
+                let (y, again) = norm_to(&x[0], layer(&x[1], Some(&x[2])), 1e-5, output)?;
+                assert_close("statistics", &statistics, &again, Tolerance::Exact);
+                Ok(y)
+            });
+        }
+    }
+}
+
+/// `torch.nn.functional.layer_norm` of PyTorch 2.15 in F64.
+#[test]
+fn layernorm_is_that_of_pytorch() {
+    let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 4], &[1.0, -2.0, 4.0, 0.5]).unwrap();
+    let (weight, bias) = (tensor(&[2.0, 1.0, -1.0, 0.5]), tensor(&[0.1, 0.2, 0.3, 0.4]));
+    let (y, statistics) = norm_to(&x, layer(&weight, Some(&bias)), 0.25, Output::Plain).unwrap();
+    let dy = Tensor::from_slice(&Device::Cpu, &[1, 4], &[0.3, -1.0, 2.0, 0.7]).unwrap();
+    let (mut dweight, mut dbias) = (tensor(&[0.0; 4]), tensor(&[0.0; 4]));
+    let options = NormBackward { dbias: Some(&mut dbias), ..NormBackward::default() };
+    let dx = norm_backward(&dy, &x, &weight, &statistics, &mut dweight, options).unwrap();
+    let expected = [
+        (y.plain().unwrap(), [0.21414602910707004, -1.1126793347313042, -1.1268253638383738, 0.3143904781696976]),
+        (dx, [0.518156046135546, -0.45732773876773947, -0.42401345795994305, 0.3631851505921364]),
+        (dweight, [0.01712190436606051, 1.312679334731304, 2.853650727676748, -0.11985333056242335]),
+        (dbias, [0.3, -1.0, 2.0, 0.7]),
+    ];
+    for (i, (seen, expected)) in expected.iter().enumerate() {
+        let close = values(seen).iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12);
+        assert!(close, "result {i}: {:?}, PyTorch has {expected:?}", values(seen));
+    }
+}
+
+#[test]
+fn an_rmsnorm_with_a_bias_is_an_error() {
+    let (x, weight) = (normals("x", &[2, 3], DType::F32), normals("w", &[3], DType::F32));
+    let weights = NormWeights { kind: NormKind::Rms, weight: &weight, bias: Some(&weight) };
+    assert!(norm_to(&x, weights, 1e-5, Output::Plain).unwrap_err().to_string().contains("no bias"));
 }

@@ -1,4 +1,4 @@
-use super::{Angles, RopeLayout, Rotation};
+use super::{Angles, RopeLayout, RopePairs, Rotation};
 use crate::element::{Float, with_float};
 use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
@@ -16,12 +16,15 @@ pub(super) fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation:
             let position = positions[t] as usize;
             let (cos, sin) = table[position * dim..][..dim].split_at(dim / 2);
             for head in row.chunks_exact_mut(dim).take(layout.heads) {
-                let (first, second) = head.split_at_mut(dim / 2);
                 for i in 0..dim / 2 {
+                    let (first, second) = match layout.pairs {
+                        RopePairs::Halves => (i, i + dim / 2),
+                        RopePairs::Neighbours => (2 * i, 2 * i + 1),
+                    };
                     let sin = if rotation == Rotation::Forward { sin[i] } else { -sin[i] };
-                    let (a, b) = (first[i].load(), second[i].load());
-                    first[i] = S::store(a * cos[i] - b * sin);
-                    second[i] = S::store(b * cos[i] + a * sin);
+                    let (a, b) = (head[first].load(), head[second].load());
+                    head[first] = S::store(a * cos[i] - b * sin);
+                    head[second] = S::store(b * cos[i] + a * sin);
                 }
             }
         });

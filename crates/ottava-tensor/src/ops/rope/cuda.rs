@@ -1,12 +1,26 @@
-use super::{Angles, RopeLayout, Rotation};
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use super::{Angles, RopeLayout, RopePairs, Rotation};
+use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
 use crate::{QuantizedTensor, Result, Tensor};
 
-kernel_source!("rope");
-kernel_source!(FP8_SOURCE, "rope", "destination.cuh");
+kernel_source!(HALVES, "rope");
+kernel_source!(NEIGHBOURS, "rope" + INTERLEAVED);
+kernel_source!(HALVES_FP8, "rope", "destination.cuh");
+kernel_source!(NEIGHBOURS_FP8, "rope", "destination.cuh" + INTERLEAVED);
+
+/// The kernels by [`RopePairs`], and those that write FP8.
+pub(crate) static SOURCES: [&Source; 2] = [&HALVES, &NEIGHBOURS];
+pub(crate) static FP8_SOURCES: [&Source; 2] = [&HALVES_FP8, &NEIGHBOURS_FP8];
+
+/// The place of `pairs` in [`SOURCES`].
+fn place(pairs: RopePairs) -> usize {
+    match pairs {
+        RopePairs::Halves => 0,
+        RopePairs::Neighbours => 1,
+    }
+}
 
 /// The last arguments of every kernel: which columns turn, how far, and which way.
 fn turning(positions: &Tensor, layout: RopeLayout, rotation: Rotation) -> [Arg; 4] {
@@ -26,7 +40,7 @@ pub(super) fn rope(
     rotation: Rotation,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rope" };
+    let kernel = Kernel { source: SOURCES[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope" };
     let args = [Arg::Ptr(x.device_ptr_mut()), Arg::Ptr(angles.table.device_ptr()), Arg::I32(width as i32)];
     let args = [args.as_slice(), &turning(angles.positions, layout, rotation)].concat();
     // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, there is a position for each row, both checked
@@ -43,7 +57,8 @@ pub(super) fn rope_amax(
     amax: &mut Tensor,
 ) -> Result<()> {
     let [tokens, width] = x.dims("rope: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "rope_amax" };
+    let kernel =
+        Kernel { source: SOURCES[place(layout.pairs)], defines: launch::storage(x.dtype())?, entry: "rope_amax" };
     let args = [
         Arg::Ptr(amax.device_ptr_mut()),
         Arg::Ptr(x.device_ptr()),
@@ -74,7 +89,7 @@ pub(super) fn rope_codes(
 ) -> Result<()> {
     let inputs = [Arg::Ptr(x.device_ptr()), Arg::Ptr(angles.table.device_ptr())];
     let how = Producer {
-        source: &FP8_SOURCE,
+        source: FP8_SOURCES[place(layout.pairs)],
         entry: "rope_codes",
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 2),

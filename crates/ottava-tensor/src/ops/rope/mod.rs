@@ -1,4 +1,4 @@
-//! Rotary position embedding in Hugging Face's layout: dimension `i` is paired with `i + D/2`. Su et al. 2021, arXiv:2104.09864.
+//! Rotary position embedding. Su et al. 2021, arXiv:2104.09864.
 
 mod cpu;
 mod cuda;
@@ -9,7 +9,16 @@ use super::destination::{Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{FP8_SOURCE, SOURCE};
+pub(crate) use cuda::{FP8_SOURCES, SOURCES};
+
+/// The dimensions of a head that turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// `i` and `i + D/2`, as in Hugging Face's Llama.
+    Halves,
+    /// `2i` and `2i + 1`, interleaved.
+    Neighbours,
+}
 
 /// Rotated columns and positions of a matrix `[T, W]`.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +27,8 @@ pub struct RopeLayout {
     pub heads: usize,
     /// Size `D` of a head.
     pub head_dim: usize,
+    /// Its pairs.
+    pub pairs: RopePairs,
 }
 
 /// The angles of a matrix's rows, by their positions.

@@ -12,12 +12,33 @@ fn angles<'a>(table: &'a Tensor, positions: &'a Tensor) -> Angles<'a> {
     Angles { table, positions }
 }
 
+const PAIRS: [RopePairs; 2] = [RopePairs::Halves, RopePairs::Neighbours];
+
+/// The gather of `2i, 2i + 1` into halves, rotation, and the way back are the rotation of neighbours, bit for bit.
+#[test]
+fn neighbours_are_halves_of_permuted_heads() {
+    let (rows, heads, dim) = (3, 2, 6);
+    let table = rope_table(&Device::Cpu, &[1.0, 0.3, 0.1], 9, DType::F32).unwrap();
+    let at = positions(rows, rows, 4);
+    let x = normals("x", &[rows, heads * dim], DType::F32).to_vec::<f32>().unwrap();
+    let place = |i: usize| i / dim * dim + if i % dim < dim / 2 { i % dim * 2 } else { (i % dim - dim / 2) * 2 + 1 };
+    let rotated = |x: &[f32], pairs| {
+        let mut x = Tensor::from_slice(&Device::Cpu, &[rows, heads * dim], x).unwrap();
+        rope(&mut x, angles(&table, &at), RopeLayout { heads, head_dim: dim, pairs }, Rotation::Forward).unwrap();
+        x.to_vec::<f32>().unwrap()
+    };
+    let gathered: Vec<f32> = (0..x.len()).map(|i| x[place(i)]).collect();
+    let (halves, neighbours) = (rotated(&gathered, RopePairs::Halves), rotated(&x, RopePairs::Neighbours));
+    assert!((0..x.len()).all(|i| halves[i].to_bits() == neighbours[place(i)].to_bits()), "{halves:?}, {neighbours:?}");
+}
+
 #[test]
 fn rope_agrees_across_devices() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.1, 0.01], 20, DType::F32).unwrap();
     for (sequences, seq_len, heads, start) in [(1, 1, 1, 0), (2, 7, 3, 5), (3, 13, 2, 7)] {
-        let layout = RopeLayout { heads, head_dim: 6 };
-        for dtype in [DType::F32, DType::BF16] {
+        for (dtype, pairs) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| PAIRS.map(|pairs| (dtype, pairs)))
+        {
+            let layout = RopeLayout { heads, head_dim: 6, pairs };
             let x = normals("x", &[sequences * seq_len, heads * 6 + 4], dtype);
             parity(&[x, table.clone(), positions(sequences * seq_len, seq_len, start)], Tolerance::Exact, |t| {
                 let (mut forward, mut backward) = (t[0].duplicate()?, t[0].duplicate()?);
@@ -32,7 +53,7 @@ fn rope_agrees_across_devices() {
 #[test]
 fn backward_inverts_forward_and_keeps_the_values() {
     let table = rope_table(&Device::Cpu, &[1.0, 0.3], 9, DType::F64).unwrap();
-    let (layout, at) = (RopeLayout { heads: 2, head_dim: 4 }, positions(6, 3, 6));
+    let (layout, at) = (RopeLayout { heads: 2, head_dim: 4, pairs: RopePairs::Halves }, positions(6, 3, 6));
     let x = normals("x", &[6, 11], DType::F64);
     let mut y = x.duplicate().unwrap();
     rope(&mut y, angles(&table, &at), layout, Rotation::Forward).unwrap();
@@ -46,7 +67,7 @@ fn backward_inverts_forward_and_keeps_the_values() {
 fn positions_beyond_the_table_are_an_error() {
     let table = rope_table(&Device::Cpu, &[1.0], 4, DType::F32).unwrap();
     let mut x = normals("x", &[3, 2], DType::F32);
-    let layout = RopeLayout { heads: 1, head_dim: 2 };
+    let layout = RopeLayout { heads: 1, head_dim: 2, pairs: RopePairs::Halves };
     for wrong in [[0, 4, 1], [0, -1, 1]] {
         let at = Tensor::from_slice(&Device::Cpu, &[3], &wrong).unwrap();
         let error = rope(&mut x, angles(&table, &at), layout, Rotation::Forward).unwrap_err().to_string();
@@ -64,8 +85,12 @@ fn rope_writes_to_every_destination() {
     {
         let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| 0.9f64.powi(i as i32)).collect();
         let table = rope_table(&Device::Cpu, &frequencies, 60, DType::F32).unwrap();
-        let layout = RopeLayout { heads, head_dim };
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let pairs = |dtype| if dtype == DType::F32 { &PAIRS[..1] } else { &PAIRS[..] };
+        let cases = [DType::F32, DType::F16, DType::BF16]
+            .into_iter()
+            .flat_map(|dtype| pairs(dtype).iter().map(move |&p| (dtype, p)));
+        for (dtype, pairs) in cases {
+            let layout = RopeLayout { heads, head_dim, pairs };
             let inputs = [hostile("x", &[rows, width], dtype), table.clone(), positions(rows, 50, 7)];
             for rotation in [Rotation::Forward, Rotation::Backward] {
                 destinations(&inputs, |x, output| rope_to(&x[0], angles(&x[1], &x[2]), layout, rotation, output));

@@ -1,42 +1,67 @@
-use crate::cuda::{Arg, CudaDevice, Kernel};
+use super::{Activation, Gelu};
+use crate::cuda::{Arg, CudaDevice, Kernel, Source};
 use crate::ops::destination::Fp8Output;
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::ops::quantize::{self, Producer};
 use crate::ops::{CompressedTensor, SavedActivation};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
-kernel_source!("swiglu");
-kernel_source!(FP8_SOURCE, "swiglu", "destination.cuh");
+kernel_source!(SWIGLU, "swiglu");
+kernel_source!(GEGLU_EXACT, "swiglu" + GELU_EXACT);
+kernel_source!(GEGLU_TANH, "swiglu" + GELU_TANH);
+kernel_source!(EXACT, "swiglu" + GELU_EXACT + UNGATED);
+kernel_source!(TANH, "swiglu" + GELU_TANH + UNGATED);
+kernel_source!(SWIGLU_FP8, "swiglu", "destination.cuh");
+kernel_source!(GEGLU_EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT);
+kernel_source!(GEGLU_TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH);
+kernel_source!(EXACT_FP8, "swiglu", "destination.cuh" + GELU_EXACT + UNGATED);
+kernel_source!(TANH_FP8, "swiglu", "destination.cuh" + GELU_TANH + UNGATED);
 
-pub(super) fn swiglu(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<()> {
-    let [tokens, hidden] = y.dims("swiglu: y")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu" };
+/// The kernels of each activation, and those that write FP8.
+pub(crate) static SOURCES: [&Source; 5] = [&SWIGLU, &GEGLU_EXACT, &GEGLU_TANH, &EXACT, &TANH];
+pub(crate) static FP8_SOURCES: [&Source; 5] = [&SWIGLU_FP8, &GEGLU_EXACT_FP8, &GEGLU_TANH_FP8, &EXACT_FP8, &TANH_FP8];
+
+/// The place of an activation in [`SOURCES`].
+fn place(how: Activation) -> usize {
+    match how {
+        Activation::SwiGlu => 0,
+        Activation::GeGlu(Gelu::Exact) => 1,
+        Activation::GeGlu(Gelu::Tanh) => 2,
+        Activation::Gelu(Gelu::Exact) => 3,
+        Activation::Gelu(Gelu::Tanh) => 4,
+    }
+}
+
+pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: &Tensor, y: &mut Tensor) -> Result<()> {
+    let [tokens, hidden] = y.dims("activation: y")?;
+    let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry: "swiglu" };
     let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
-    // SAFETY: `x` has rows of twice the width of those of `y`, and as many: one block for each.
+    // SAFETY: `x` has rows of `how.inputs()` times the width of those of `y`, and as many: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor) -> Result<()> {
-    let [tokens, width] = x.dims("swiglu: x")?;
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry: "swiglu_amax" };
+pub(super) fn activation_amax(gpu: &CudaDevice, how: Activation, x: &Tensor, amax: &mut Tensor) -> Result<()> {
+    let [tokens, width] = x.dims("activation: x")?;
+    let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry: "swiglu_amax" };
     let args = [
         Arg::Ptr(amax.device_ptr_mut()),
         Arg::Ptr(x.device_ptr()),
         Arg::I32(tokens as i32),
-        Arg::I32((width / 2) as i32),
+        Arg::I32((width / how.inputs()) as i32),
     ];
     // SAFETY: `x` is `tokens · width`, and `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
-/// Whether [`swiglu_codes`] can compress what it reads.
-pub(super) fn fuses_compression(x: &Tensor) -> bool {
-    (x.shape()[1] / 2).is_multiple_of(16) && launch::aligned(&[x])
+/// Whether [`activation_codes`] can compress what it reads.
+pub(super) fn fuses_compression(how: Activation, x: &Tensor) -> bool {
+    (x.shape()[1] / how.inputs()).is_multiple_of(16) && launch::aligned(&[x])
 }
 
 /// With `compressed`, which requires [`fuses_compression`], it also writes `x` as [`compress`](crate::ops::compress()) does.
-pub(super) fn swiglu_codes(
+pub(super) fn activation_codes(
     gpu: &CudaDevice,
+    how: Activation,
     x: &Tensor,
     compressed: Option<&mut CompressedTensor>,
     out: &mut QuantizedTensor,
@@ -46,7 +71,7 @@ pub(super) fn swiglu_codes(
     let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
     inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));
     let how = Producer {
-        source: &FP8_SOURCE,
+        source: FP8_SOURCES[place(how)],
         entry,
         dtype: x.dtype(),
         grid: quantize::tiles(out.rows, out.columns, 1),
@@ -55,34 +80,41 @@ pub(super) fn swiglu_codes(
         inputs: &inputs,
         raise: None,
     };
-    // SAFETY: `x` is `out.rows · 2 · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
+    // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-pub(super) fn swiglu_backward(gpu: &CudaDevice, dy: &Tensor, x: &SavedActivation, dx: &mut Tensor) -> Result<()> {
-    let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
+pub(super) fn activation_backward(
+    gpu: &CudaDevice,
+    how: Activation,
+    dy: &Tensor,
+    x: &SavedActivation,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let [tokens, hidden] = dy.dims("activation_backward: dy")?;
     let entry = x.entry("swiglu_backward", "swiglu_backward_compressed");
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
+    let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry };
     let mut args = vec![Arg::Ptr(dx.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
     args.extend(x.device_ptrs());
     args.push(Arg::I32(hidden as i32));
-    // SAFETY: `x` and `dx` have rows of twice the width of those of `dy`, and as many: one block for each.
+    // SAFETY: `x` and `dx` have rows of `how.inputs()` times the width of those of `dy`, and as many: one block for each.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
 }
 
-pub(super) fn swiglu_backward_amax(
+pub(super) fn activation_backward_amax(
     gpu: &CudaDevice,
+    how: Activation,
     dy: &Tensor,
     x: &SavedActivation,
     amax: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, hidden] = dy.dims("swiglu_backward: dy")?;
+    let [tokens, hidden] = dy.dims("activation_backward: dy")?;
     let entry = x.entry("swiglu_backward_amax", "swiglu_backward_amax_compressed");
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(x.dtype())?, entry };
+    let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry };
     let mut args = vec![Arg::Ptr(amax.device_ptr_mut()), Arg::Ptr(dy.device_ptr())];
     args.extend(x.device_ptrs());
     args.extend([Arg::I32(tokens as i32), Arg::I32(hidden as i32)]);
-    // SAFETY: `dy` is `tokens · hidden`, `x` has rows of twice the width, and `amax` has one element.
+    // SAFETY: `dy` is `tokens · hidden`, `x` has rows of `how.inputs()` times the width, and `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0, &args) }
 }
 
@@ -96,14 +128,15 @@ pub(super) fn fuses_backward(dy: &Tensor, x: &SavedActivation, to: &Fp8Output, a
         && activated.is_none_or(|to| to.granularity() == granularity.of_rows() && to.format == DType::E4M3)
 }
 
-pub(super) fn swiglu_backward_codes<'a>(
+pub(super) fn activation_backward_codes<'a>(
     gpu: &CudaDevice,
+    how: Activation,
     dy: &Tensor,
     x: &SavedActivation,
     (out, to): (&mut QuantizedTensor, &mut Fp8Output<'a>),
     activated: Option<&mut (QuantizedTensor, Fp8Output<'a>)>,
 ) -> Result<()> {
-    let (grid, granularity) = (quantize::tiles(out.rows, out.columns / 2, 1), out.granularity);
+    let (grid, granularity) = (quantize::tiles(out.rows, out.columns / how.inputs(), 1), out.granularity);
     let mut outputs = vec![(out, to)];
     outputs.extend(activated.map(|(out, to)| (out, to)));
     let entry = match outputs.len() {
@@ -113,15 +146,15 @@ pub(super) fn swiglu_backward_codes<'a>(
     let mut inputs = vec![Arg::Ptr(dy.device_ptr())];
     inputs.extend(x.device_ptrs());
     let how = Producer {
-        source: &FP8_SOURCE,
+        source: FP8_SOURCES[place(how)],
         entry,
         dtype: dy.dtype(),
         grid,
         block: BLOCK,
-        shared: quantize::tile_bytes(1 + outputs.len(), granularity, x.dtype()),
+        shared: quantize::tile_bytes(how.inputs() - 1 + outputs.len(), granularity, x.dtype()),
         inputs: &inputs,
         raise: None,
     };
-    // SAFETY: `x` is as many elements as the gradient, `dy` and the activation half of them, and `fuses_backward` holds.
+    // SAFETY: `x` is as many elements as the gradient, `dy` and the activation one for `how.inputs()`, and `fuses_backward` holds.
     unsafe { quantize::produce(gpu, how, &mut outputs) }
 }

@@ -1,4 +1,5 @@
-//! The gated activation `silu(gate) · up`. Shazeer 2020, arXiv:2002.05202.
+//! Activations of MLPs: SwiGLU `silu(gate) · up`, GeGLU `gelu(gate) · up` (Shazeer 2020, arXiv:2002.05202), and GELU without a gate
+//! (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 
 mod cpu;
 mod cuda;
@@ -10,67 +11,110 @@ use super::destination::{Fp8Output, Output, Produced};
 use super::{expect_compute, quantize};
 use crate::{Device, Error, QuantizedTensor, Result, Tensor};
 
-pub(crate) use cuda::{FP8_SOURCE, SOURCE};
+pub(crate) use cuda::{FP8_SOURCES, SOURCES};
 
-/// `y = gate / (1 + e^-gate) · up` for `x` `[T, 2F]`, whose rows hold `F` gates, then `F` ups. Returns `[T, F]`.
-pub fn swiglu(x: &Tensor) -> Result<Tensor> {
-    Ok(swiglu_to(x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
+/// What an MLP computes between its linears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `silu(gate) · up`, `silu(g) = g / (1 + e^-g)`.
+    SwiGlu,
+    /// `gelu(gate) · up`.
+    GeGlu(Gelu),
+    /// `gelu(x)`.
+    Gelu(Gelu),
 }
 
-/// [`swiglu`] written to `output`.
-pub fn swiglu_to(x: &Tensor, output: Output) -> Result<Produced> {
-    expect_compute("swiglu: x", x)?;
-    let shape = halves(x.dims("swiglu: x")?)?;
+/// `gelu(x) = x · Φ(x)` with the normal distribution `Φ`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// `Φ(x) = (1 + erf(x / √2)) / 2`.
+    Exact,
+    /// `Φ(x) ≈ (1 + tanh(u)) / 2 = sigmoid(2u)`, `u = √(2/π) · (x + 0.044715 · x³)`.
+    Tanh,
+}
+
+impl Activation {
+    /// Input elements per output element: gate and up, or one.
+    pub const fn inputs(self) -> usize {
+        match self {
+            Activation::SwiGlu | Activation::GeGlu(_) => 2,
+            Activation::Gelu(_) => 1,
+        }
+    }
+
+    /// The shape `[T, F]` of the output for that of the input.
+    fn shape(self, [tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
+        match width.is_multiple_of(self.inputs()) {
+            true => Ok([tokens, width / self.inputs()]),
+            false => Err(Error::Shape {
+                what: "activation: x".into(),
+                expected: "an even width".into(),
+                got: vec![tokens, width],
+            }),
+        }
+    }
+}
+
+/// The activation `[T, F]` of `x` `[T, 2F]`, whose rows hold `F` gates, then `F` ups; or of `x` `[T, F]` without a gate.
+pub fn activation(how: Activation, x: &Tensor) -> Result<Tensor> {
+    Ok(activation_to(how, x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
+}
+
+/// [`activation`] written to `output`.
+pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Produced> {
+    expect_compute("activation: x", x)?;
+    let shape = how.shape(x.dims("activation: x")?)?;
     match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
             if let Device::Cpu = x.device() {
-                cpu::swiglu(x, &mut y);
+                cpu::activation(how, x, &mut y);
             }
             output.apply(y)
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
-            cuda::swiglu_codes(gpu, x, None, &mut quantized, &mut to)?;
+            cuda::activation_codes(gpu, how, x, None, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::swiglu_amax(gpu, x, amax)?;
+            cuda::activation_amax(gpu, how, x, amax)?;
             Ok(Produced::Measured)
         }
         (Device::Cuda(gpu), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cuda::swiglu(gpu, x, &mut y)?;
+            cuda::activation(gpu, how, x, &mut y)?;
             output.apply(y)
         }
     }
 }
 
-/// [`swiglu_to`] and [`compress()`] of its input, in one pass if possible.
-pub fn swiglu_compressing(x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
+/// [`activation_to`] and [`compress()`] of its input, in one pass if possible.
+pub fn activation_compressing(how: Activation, x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
     match (x.device(), output) {
-        (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(x) => {
-            let ([rows, columns], mut compressed) = (halves(x.dims("swiglu: x")?)?, compress::prepare(x)?);
+        (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(how, x) => {
+            let ([rows, columns], mut compressed) = (how.shape(x.dims("activation: x")?)?, compress::prepare(x)?);
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-            cuda::swiglu_codes(gpu, x, Some(&mut compressed), &mut quantized, &mut to)?;
+            cuda::activation_codes(gpu, how, x, Some(&mut compressed), &mut quantized, &mut to)?;
             Ok((Produced::Fp8(quantized), compressed))
         }
-        (_, output) => Ok((swiglu_to(x, output)?, compress(x)?)),
+        (_, output) => Ok((activation_to(how, x, output)?, compress(x)?)),
     }
 }
 
-/// Gradient of [`swiglu`] by its input, `[T, 2F]`, from `dy` `[T, F]`. A compressed input is decompressed
+/// Gradient of [`activation`] by its input, like it, from `dy` `[T, F]`. A compressed input is decompressed
 /// while reading.
-pub fn swiglu_backward(dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
-    Ok(swiglu_backward_to(dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
+pub fn activation_backward(how: Activation, dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
+    Ok(activation_backward_to(how, dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
-/// [`swiglu_backward`] written to `output`. With `activated` it also recomputes [`swiglu_to`], in one pass if possible: wgrad of the next
+/// [`activation_backward`] written to `output`. With `activated` it also recomputes [`activation_to`], in one pass if possible: wgrad of the next
 /// linear reads the activation, which forward then need not keep.
 ///
 /// Errors if `activated` is given with [`Output::Amax`], since the op runs again after that.
-pub fn swiglu_backward_to(
+pub fn activation_backward_to(
+    how: Activation,
     dy: &Tensor,
     x: impl Into<SavedActivation>,
     output: Output,
@@ -79,59 +123,48 @@ pub fn swiglu_backward_to(
     let x = &x.into();
     if activated.is_some() && matches!(output, Output::Amax { .. }) {
         return Err(Error::Value(
-            "swiglu_backward: an amax alone is measured, and codes of the activation are wanted too".into(),
+            "activation_backward: an amax alone is measured, and codes of the activation are wanted too".into(),
         ));
     }
-    let [tokens, hidden] = halves(x.dims("swiglu: x")?)?;
-    dy.expect("swiglu_backward: dy", &[tokens, hidden])?;
-    expect_compute("swiglu_backward: dy", dy)?;
-    dy.expect_dtype("swiglu_backward: dy", &[x.dtype()])?;
-    dy.expect_device("swiglu_backward: dy", x.device())?;
-    let empty = || Tensor::empty(x.device(), &[tokens, 2 * hidden], x.dtype());
+    let [tokens, hidden] = how.shape(x.dims("activation: x")?)?;
+    let width = how.inputs() * hidden;
+    dy.expect("activation_backward: dy", &[tokens, hidden])?;
+    expect_compute("activation_backward: dy", dy)?;
+    dy.expect_dtype("activation_backward: dy", &[x.dtype()])?;
+    dy.expect_device("activation_backward: dy", x.device())?;
+    let empty = || Tensor::empty(x.device(), &[tokens, width], x.dtype());
     let produced = match (x.device(), output) {
         (Device::Cpu | Device::DryCpu(_), output) => {
             let (value, mut dx) = (x.value()?, empty()?);
             if let Device::Cpu = x.device() {
-                cpu::swiglu_backward(dy, &value, &mut dx);
+                cpu::activation_backward(how, dy, &value, &mut dx);
             }
             drop(value);
             output.apply(dx)?
         }
         (Device::Cuda(gpu), Output::Fp8(mut to)) if cuda::fuses_backward(dy, x, &to, activated.as_ref()) => {
-            let mut dx = quantize::prepare(&to, x.device(), tokens, 2 * hidden)?;
+            let mut dx = quantize::prepare(&to, x.device(), tokens, width)?;
             let mut activated = match activated {
                 Some(to) => Some((quantize::prepare(&to, x.device(), tokens, hidden)?, to)),
                 None => None,
             };
-            cuda::swiglu_backward_codes(gpu, dy, x, (&mut dx, &mut to), activated.as_mut())?;
+            cuda::activation_backward_codes(gpu, how, dy, x, (&mut dx, &mut to), activated.as_mut())?;
             return Ok((Produced::Fp8(dx), activated.map(|(codes, _)| codes)));
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::swiglu_backward_amax(gpu, dy, x, amax)?;
+            cuda::activation_backward_amax(gpu, how, dy, x, amax)?;
             Produced::Measured
         }
         (Device::Cuda(gpu), output) => {
             let mut dx = empty()?;
-            cuda::swiglu_backward(gpu, dy, x, &mut dx)?;
+            cuda::activation_backward(gpu, how, dy, x, &mut dx)?;
             output.apply(dx)?
         }
     };
     let activated = match activated {
-        Some(to) => swiglu_to(&x.value()?, Output::Fp8(to))?.fp8(),
+        Some(to) => activation_to(how, &x.value()?, Output::Fp8(to))?.fp8(),
         None => None,
     };
     Ok((produced, activated))
-}
-
-/// Shape of the activation.
-fn halves([tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
-    if width % 2 != 0 {
-        return Err(Error::Shape {
-            what: "swiglu: x".into(),
-            expected: "an even width".into(),
-            got: vec![tokens, width],
-        });
-    }
-    Ok([tokens, width / 2])
 }

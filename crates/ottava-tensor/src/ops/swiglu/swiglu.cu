@@ -1,4 +1,12 @@
-// A row of x `[T, 2F]` holds F gates, then F ups. Aligned rows are processed in eights.
+// A row of x `[T, 2F]` holds F gates, then F ups; with UNGATED a row of x `[T, F]` holds gates alone. Aligned rows are processed in
+// eights. The gate is SiLU, or with GELU_TANH or GELU_EXACT a GELU.
+#ifdef UNGATED
+#define GATED 0
+#else
+#define GATED 1
+#endif
+#define HALVES (1 + GATED)
+
 __device__ __forceinline__ float sigmoid(float x) {
     float e, y;
     // Rounding the exponent costs at most 2^-17 relative, below the precision of 16-bit types.
@@ -8,63 +16,91 @@ __device__ __forceinline__ float sigmoid(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
     return y;
 }
-__device__ __forceinline__ float forward(float gate, float up) { return gate * sigmoid(gate) * up; }
 struct Gradient { float gate, up; };
+#if defined(GELU_TANH) || defined(GELU_EXACT)
+// The function and its derivative, as in cpu.rs.
+struct Gate { float value, slope; };
+__device__ __forceinline__ Gate gate_of(float x) {
+#ifdef GELU_TANH
+    const float s = sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
+    return {x * s, s + x * s * (1.0f - s) * (1.59576912f * (1.0f + 0.134145f * x * x))};
+#else
+    const float cdf = 0.5f * (1.0f + erff(x * 0.70710678f));
+    return {x * cdf, cdf + x * (0.39894228f * expf(-0.5f * x * x))};
+#endif
+}
+__device__ __forceinline__ float forward(float gate, float up) { return gate_of(gate).value * up; }
+__device__ __forceinline__ Gradient backward(float d, float gate, float up) {
+    const Gate g = gate_of(gate);
+    return {d * up * g.slope, d * g.value};
+}
+#else
+__device__ __forceinline__ float forward(float gate, float up) { return gate * sigmoid(gate) * up; }
 __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
     const float s = sigmoid(gate);
     return {d * up * s * (1.0f + gate * (1.0f - s)), d * (gate * s)};
+}
+#endif
+// An element of the ups, which are ones where there is no gate.
+__device__ __forceinline__ float up_of(X up) { return GATED ? load(up) : 1.0f; }
+// Eight ups, F elements behind the gates at `from`.
+__device__ __forceinline__ Eight<X> ups8(const X* from, int F) {
+    Eight<X> none;
+    return GATED ? load8(from + F) : none;
 }
 
 #ifndef FORMAT
 // One block per row.
 extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
     y += (u64)blockIdx.x * F;
-    x += (u64)blockIdx.x * 2 * F;
+    x += (u64)blockIdx.x * HALVES * F;
     const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        const Eight<X> gate = load8(x + 8 * g), up = load8(x + F + 8 * g);
+        const Eight<X> gate = load8(x + 8 * g), up = ups8(x + 8 * g, F);
         float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), up_of(up.at[i]));
         store8(y + 8 * g, pack8<X>(v));
     }
-    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) store(&y[c], forward(load(x[c]), load(x[F + c])));
+    for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) store(&y[c], forward(load(x[c]), GATED ? load(x[F + c]) : 1.0f));
 }
 
 // One block per row.
 template <class Saved> __device__ __forceinline__ void backward_row(X* dx, const X* dy, const Saved& x, int F) {
     const u64 row = blockIdx.x;
-    dx += row * 2 * F;
+    dx += row * HALVES * F;
     dy += row * F;
     const int eights = x.wide(F) && aligned(dx, dy) ? F / 8 : 0;
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        const typename Saved::Raw raw[2] = {x.fetch(row, 8 * g), x.fetch(row, F + 8 * g)};
-        const Eight<X> d = load8(dy + 8 * g), gate = x.values(raw[0]), up = x.values(raw[1]);
+        typename Saved::Raw raw[HALVES];
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) raw[h] = x.fetch(row, h * F + 8 * g);
+        const Eight<X> d = load8(dy + 8 * g), gate = x.values(raw[0]), up = x.values(raw[GATED]);
         float v[2][8];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const Gradient g = backward(load(d.at[i]), load(gate.at[i]), load(up.at[i]));
+            const Gradient g = backward(load(d.at[i]), load(gate.at[i]), up_of(up.at[i]));
             v[0][i] = g.gate;
             v[1][i] = g.up;
         }
         store8(dx + 8 * g, pack8<X>(v[0]));
-        store8(dx + F + 8 * g, pack8<X>(v[1]));
+        if (GATED) store8(dx + F + 8 * g, pack8<X>(v[1]));
     }
     for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-        const Gradient g = backward(load(dy[c]), load(x.value(row, c)), load(x.value(row, F + c)));
+        const Gradient g = backward(load(dy[c]), load(x.value(row, c)), GATED ? load(x.value(row, F + c)) : 1.0f);
         store(&dx[c], g.gate);
-        store(&dx[F + c], g.up);
+        if (GATED) store(&dx[F + c], g.up);
     }
 }
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
                                                                   const X* __restrict__ x, int F) {
-    backward_row(dx, dy, Exact<X>{x, 2 * F}, F);
+    backward_row(dx, dy, Exact<X>{x, HALVES * F}, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_backward_compressed(X* __restrict__ dx, const X* __restrict__ dy, const e4m3* __restrict__ codes,
                                const unsigned char* __restrict__ scale_inv, int F) {
-    backward_row(dx, dy, Compressed<X>{codes, scale_inv, 2 * F}, F);
+    backward_row(dx, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
 }
 
 // Amaxes only. Each block processes every gridDim-th row.
@@ -72,18 +108,18 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const
     const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
     float largest = 0.0f;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        const X* from = x + (u64)row * 2 * F;
+        const X* from = x + (u64)row * HALVES * F;
 #pragma unroll 4
         for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-            const Eight<X> gate = load8(from + 8 * g), up = load8(from + F + 8 * g);
+            const Eight<X> gate = load8(from + 8 * g), up = ups8(from + 8 * g, F);
             float v[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+            for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), up_of(up.at[i]));
             largest = fmaxf(largest, largest8(pack8<X>(v)));
         }
         for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
             X y;
-            store(&y, forward(load(from[c]), load(from[F + c])));
+            store(&y, forward(load(from[c]), GATED ? load(from[F + c]) : 1.0f));
             largest = fmaxf(largest, fabsf(load(y)));
         }
     }
@@ -97,22 +133,25 @@ template <class Saved> __device__ __forceinline__ void backward_amax(float* amax
         const X* d = dy + (u64)row * F;
 #pragma unroll 2
         for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-            const typename Saved::Raw raw[2] = {x.fetch(row, 8 * g), x.fetch(row, F + 8 * g)};
-            const Eight<X> dy8 = load8(d + 8 * g), gate = x.values(raw[0]), up = x.values(raw[1]);
+            typename Saved::Raw raw[HALVES];
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) raw[h] = x.fetch(row, h * F + 8 * g);
+            const Eight<X> dy8 = load8(d + 8 * g), gate = x.values(raw[0]), up = x.values(raw[GATED]);
             float v[2][8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const Gradient g = backward(load(dy8.at[i]), load(gate.at[i]), load(up.at[i]));
+                const Gradient g = backward(load(dy8.at[i]), load(gate.at[i]), up_of(up.at[i]));
                 v[0][i] = g.gate;
                 v[1][i] = g.up;
             }
-            largest = fmaxf(largest, fmaxf(largest8(pack8<X>(v[0])), largest8(pack8<X>(v[1]))));
+            largest = fmaxf(largest, largest8(pack8<X>(v[0])));
+            if (GATED) largest = fmaxf(largest, largest8(pack8<X>(v[1])));
         }
         for (int c = 8 * eights + threadIdx.x; c < F; c += blockDim.x) {
-            const Gradient g = backward(load(d[c]), load(x.value(row, c)), load(x.value(row, F + c)));
+            const Gradient g = backward(load(d[c]), load(x.value(row, c)), GATED ? load(x.value(row, F + c)) : 1.0f);
             X dx[2];
             store(&dx[0], g.gate);
-            store(&dx[1], g.up);
+            store(&dx[1], GATED ? g.up : 0.0f);
             largest = fmaxf(largest, fmaxf(fabsf(load(dx[0])), fabsf(load(dx[1]))));
         }
     }
@@ -120,18 +159,18 @@ template <class Saved> __device__ __forceinline__ void backward_amax(float* amax
 }
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x, int rows, int F) {
-    backward_amax(amax, dy, Exact<X>{x, 2 * F}, rows, F);
+    backward_amax(amax, dy, Exact<X>{x, HALVES * F}, rows, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_backward_amax_compressed(float* amax, const X* __restrict__ dy, const e4m3* __restrict__ codes,
                                     const unsigned char* __restrict__ scale_inv, int rows, int F) {
-    backward_amax(amax, dy, Compressed<X>{codes, scale_inv, 2 * F}, rows, F);
+    backward_amax(amax, dy, Compressed<X>{codes, scale_inv, HALVES * F}, rows, F);
 }
 #else
 __device__ __forceinline__ Eight<X> activated(const Eight<X>& gate, const Eight<X>& up) {
     float v[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), load(up.at[i]));
+    for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), up_of(up.at[i]));
     return pack8<X>(v);
 }
 
@@ -141,8 +180,11 @@ struct Activations {
     bool wide;
     struct Raw { Eight<X> gate, up; };
     __device__ __forceinline__ Raw fetch(int row, int column) const {
-        const X* from = x + (u64)row * 2 * F + column;
-        return {fetch8(from, F - column, wide), fetch8(from + F, F - column, wide)};
+        const X* from = x + (u64)row * HALVES * F + column;
+        Raw raw;
+        raw.gate = fetch8(from, F - column, wide);
+        if (GATED) raw.up = fetch8(from + F, F - column, wide);
+        return raw;
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
@@ -152,21 +194,21 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, co
     quantize_tile<4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Also writes its input compressed: two neighbouring threads share a group of gates and one of ups.
+// Also writes its input compressed: two neighbouring threads share a group of gates, and one of ups.
 struct CompressedOnTheWay : Activations {
     e4m3* codes;
     unsigned char* scale_inv;
     __device__ __forceinline__ void keep(const Eight<X>& e, int row, int column) const {
         const u32 own = largest_bits8(e), pair = 3u << (threadIdx.x % 32 & 30);
         const u32 exponent = smallest_scale_inv(max(own, __shfl_xor_sync(pair, own, 1)));
-        const u64 at = (u64)row * 2 * F + column;
+        const u64 at = (u64)row * HALVES * F + column;
         store8(codes + at, compress8(e, exponent));
         if (column % 16 == 0) scale_inv[at / 16] = exponent;
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
         if (codes) {
             keep(raw.gate, row, column);
-            keep(raw.up, row, F + column);
+            if (GATED) keep(raw.up, row, F + column);
         }
         return Activations::values(raw, row, column);
     }
@@ -178,24 +220,24 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, SHARING == RowAmaxes ? nullptr : codes, scale_inv});
 }
 
-// Casts a tile of the gradient of the gates, one of the ups and, if `ACTIVATED`, one of the activation, in E4M3. F is a multiple of 16, and
+// Casts a tile of the gradient of the gates, one of the ups (if there are any) and, if `ACTIVATED`, one of the activation, in E4M3. F is a multiple of 16, and
 // of the block length with block scales.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
-    const int F = to.columns / 2, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
+    const int F = to.columns / HALVES, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
     Seen seen, activation_seen;
     // Each half is a separate destination, so that tiles end at the border.
     Destination left = to;
     left.columns = F;
     const Destination right = to.right_of(F);
     const TileCast<FORMAT> gates = {left, tiles_of_the_launch[0], seen, row0, column0};
-    const TileCast<FORMAT> ups = {right, tiles_of_the_launch[1], seen, row0, column0};
+    const TileCast<FORMAT> ups = {right, tiles_of_the_launch[GATED], seen, row0, column0};
     // The granularity that forward uses for the activation.
     constexpr Sharing OF_ACTIVATION = SHARING == MixedBlocks ? Blocks1x128 : SHARING;
-    const TileCast<e4m3, OF_ACTIVATION> activations = {activation, tiles_of_the_launch[2], activation_seen, row0, column0};
+    const TileCast<e4m3, OF_ACTIVATION> activations = {activation, tiles_of_the_launch[HALVES], activation_seen, row0, column0};
     const float scale = given_scale(to), activation_scale = given_scale(activation);
     gates.begin();
-    ups.begin();
+    if (GATED) ups.begin();
     if (ACTIVATED) activations.begin();
     if (SHARING == PerRow) __syncthreads();
 #pragma unroll 1
@@ -207,7 +249,7 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
             const int row = row0 + tile_row(sweep + k);
             if (row >= to.rows || column >= F) continue;
             gates_raw[k] = x.fetch(row, column);
-            ups_raw[k] = x.fetch(row, column + F);
+            if (GATED) ups_raw[k] = x.fetch(row, column + F);
             d[k] = load8(dy + (u64)row * F + column);
         }
 #pragma unroll
@@ -215,11 +257,11 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
             const int row = tile_row(sweep + k);
             Eight<X> dgate = {}, dup = {}, y = {};
             if (row0 + row < to.rows && column < F) {
-                const Eight<X> gate = x.values(gates_raw[k]), up = x.values(ups_raw[k]);
+                const Eight<X> gate = x.values(gates_raw[k]), up = GATED ? x.values(ups_raw[k]) : gate;
                 float v[2][8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    const Gradient g = backward(load(d[k].at[i]), load(gate.at[i]), load(up.at[i]));
+                    const Gradient g = backward(load(d[k].at[i]), load(gate.at[i]), up_of(up.at[i]));
                     v[0][i] = g.gate;
                     v[1][i] = g.up;
                 }
@@ -228,16 +270,16 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
                 if (ACTIVATED) y = activated(gate, up);
             }
             gates.cast(row, eight_column(), dgate, scale);
-            ups.cast(row, eight_column(), dup, scale);
+            if (GATED) ups.cast(row, eight_column(), dup, scale);
             if (ACTIVATED) activations.cast(row, eight_column(), y, activation_scale);
         }
     }
     gates.finish();
-    ups.finish();
+    if (GATED) ups.finish();
     if (ACTIVATED) activations.finish();
     measure(to, seen, [&] {
         gates.flush();
-        ups.flush();
+        if (GATED) ups.flush();
         if (ACTIVATED) activations.flush();
     });
     if (ACTIVATED) {
@@ -246,7 +288,7 @@ __device__ __forceinline__ void backward_tiles(const Destination& to, const Dest
     }
 }
 
-// Grid (F / 128, T / 128), 256 threads, two tiles. Tiles of values limit the blocks per multiprocessor.
+// Grid (F / 128, T / 128), 256 threads, a tile per half. Tiles of values limit the blocks per multiprocessor.
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
@@ -257,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
 }
 
-// As above with three tiles.
+// As above with a tile more.
 struct WithActivation { Destination gradient, activation; };
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 3)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {

@@ -1,20 +1,53 @@
-use super::{swiglu, swiglu_backward, swiglu_backward_to, swiglu_to};
+use super::Activation::{self, GeGlu, Gelu, SwiGlu};
+use super::{activation, activation_backward, activation_backward_to, activation_to};
 use crate::ops::destination::tests::{all, destinations, hostile};
 use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Granularity, Tensor};
 
+const GELUS: [Activation; 4] =
+    [Gelu(super::Gelu::Exact), Gelu(super::Gelu::Tanh), GeGlu(super::Gelu::Exact), GeGlu(super::Gelu::Tanh)];
+
 #[test]
-fn swiglu_agrees_across_devices() {
-    for (t, f) in [(1, 1), (3, 7), (65, 301), (5, 2056)] {
-        for dtype in [DType::F32, DType::BF16] {
-            let inputs = [normals("x", &[t, 2 * f], dtype), normals("dy", &[t, f], dtype)];
-            // The exponentials of CPU and GPU differ in the last bit.
-            let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
-            parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
-                Ok(vec![swiglu(&x[0])?, swiglu_backward(&x[1], &x[0])?])
-            });
+fn activations_agree_across_devices() {
+    for how in GELUS.into_iter().chain([SwiGlu]) {
+        for (t, f) in [(1, 1), (3, 7), (65, 301), (5, 2056)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let inputs = [normals("x", &[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
+                // The exponentials and error functions of CPU and GPU differ in the last bits.
+                let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
+                parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
+                    Ok(vec![activation(how, &x[0])?, activation_backward(how, &x[1], &x[0])?])
+                });
+            }
         }
+    }
+}
+
+/// `torch.nn.functional.gelu` of PyTorch 2.15 in F64 and its gradient: of the exact form, then of `approximate="tanh"`.
+#[test]
+fn gelu_is_that_of_pytorch() {
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 5], &[-6.0, -1.3, 0.0, 0.7, 4.0]).unwrap();
+    let ones = Tensor::from_slice(&Device::Cpu, &[1, 5], &[1.0; 5]).unwrap();
+    let (up, down) = (Tensor::from_slice(&Device::Cpu, &[1, 2], &[0.7, 3.0]).unwrap(), 0.7 * 0.758036347776927);
+    for (how, y, dx) in [
+        (
+            super::Gelu::Exact,
+            [-5.919525869479969e-09, -0.1258406299612934, 0.0, 0.5306254434438489, 3.9998733150326675],
+            [-3.546870945402639e-08, -0.12597868507653925, 0.5, 0.9766141011336599, 1.0005036496612265],
+        ),
+        (
+            super::Gelu::Tanh,
+            [-8.43964897967453e-11, -0.1260709876826906, 0.0, 0.5305701347051167, 3.9999297540518075],
+            [-7.709976012836329e-10, -0.12587806978401672, 0.5, 0.976357218656104, 1.000335123197122],
+        ),
+    ] {
+        let seen = [activation(Gelu(how), &x).unwrap(), activation_backward(Gelu(how), &ones, &x).unwrap()];
+        for (seen, expected) in seen.iter().map(values).zip([y, dx]) {
+            assert!(seen.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{how:?}: {seen:?}, {expected:?}");
+        }
+        let gated = values(&activation(GeGlu(how), &up).unwrap())[0];
+        assert!((gated - 3.0 * down).abs() < 1e-3, "{how:?}: {gated} of a gate of 0.7 and an up of 3");
     }
 }
 
@@ -22,8 +55,21 @@ fn swiglu_agrees_across_devices() {
 fn gates_are_the_first_half_of_a_row() {
     let x = Tensor::from_slice(&Device::Cpu, &[1, 4], &[0f64, 2.0, 5.0, 7.0]).unwrap();
     let expected = 2.0 / (1.0 + (-2f64).exp()) * 7.0;
-    let y = values(&swiglu(&x).unwrap());
+    let y = values(&activation(SwiGlu, &x).unwrap());
     assert!(y[0] == 0.0 && (y[1] - expected).abs() < 1e-12, "{y:?}");
+}
+
+#[test]
+fn gelus_write_to_every_destination() {
+    for how in GELUS {
+        for (t, f) in [(3, 7), (129, 144), (130, 301)] {
+            for dtype in [DType::F16, DType::BF16] {
+                let inputs = [hostile("x", &[t, how.inputs() * f], dtype), hostile("dy", &[t, f], dtype)];
+                destinations(&inputs, |x, output| activation_to(how, &x[0], output));
+                destinations(&inputs, |x, output| Ok(activation_backward_to(how, &x[1], &x[0], output, None)?.0));
+            }
+        }
+    }
 }
 
 #[test]
@@ -31,24 +77,26 @@ fn swiglu_writes_to_every_destination() {
     for (t, f) in [(1, 1), (3, 7), (17, 48), (129, 144), (131, 256), (130, 301), (257, 264)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)];
-            destinations(&inputs, |x, output| swiglu_to(&x[0], output));
-            destinations(&inputs, |x, output| Ok(swiglu_backward_to(&x[1], &x[0], output, None)?.0));
+            destinations(&inputs, |x, output| activation_to(SwiGlu, &x[0], output));
+            destinations(&inputs, |x, output| Ok(activation_backward_to(SwiGlu, &x[1], &x[0], output, None)?.0));
         }
     }
 }
 
 #[test]
 fn backward_recomputes_the_activation_of_forward() {
-    writes_the_activation(&[(129, 144), (130, 256), (257, 264), (130, 272)]);
+    writes_the_activation(SwiGlu, &[(129, 144), (130, 256), (257, 264), (130, 272)]);
+    GELUS.into_iter().for_each(|how| writes_the_activation(how, &[(130, 256)]));
 }
 
 /// A small case for race checkers, which slow kernels down a thousand times.
 #[test]
 fn backward_recomputes_a_small_activation() {
-    writes_the_activation(&[(3, 7), (17, 48)]);
+    writes_the_activation(SwiGlu, &[(3, 7), (17, 48)]);
+    GELUS.into_iter().for_each(|how| writes_the_activation(how, &[(17, 48)]));
 }
 
-fn writes_the_activation(shapes: &[(usize, usize)]) {
+fn writes_the_activation(which: Activation, shapes: &[(usize, usize)]) {
     let how = CurrentScaling::default();
     let own = |granularity| CastScale::Own(granularity, how);
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
@@ -68,7 +116,7 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
                 (DType::BF16, DType::E4M3, [gradient_scale, own(Granularity::Blocks1x128)]),
             ] {
                 for copies in [CodeCopies::Columns, CodeCopies::Both] {
-                    let [x, dy] = [hostile("x", &[t, 2 * f], dtype), hostile("dy", &[t, f], dtype)]
+                    let [x, dy] = [hostile("x", &[t, which.inputs() * f], dtype), hostile("dy", &[t, f], dtype)]
                         .map(|x| x.to_device(&device).unwrap());
                     let mut seen = [(); 4].map(|()| CastStatistics::new(&device, 2).unwrap());
                     let [gradient, both, activation, with_gradient] = &mut seen;
@@ -76,18 +124,20 @@ fn writes_the_activation(shapes: &[(usize, usize)]) {
                         |format, copies, scale, statistics| Fp8Output { format, scale, copies, statistics, slot: 1 };
 
                     let alone = Output::Fp8(to(DType::E5M2, CodeCopies::Both, scales[0], gradient));
-                    let alone = swiglu_backward_to(&dy, &x, alone, None).unwrap().0.fp8().unwrap();
+                    let alone = activation_backward_to(which, &dy, &x, alone, None).unwrap().0.fp8().unwrap();
                     let forward = Output::Fp8(to(format, copies, scales[1], activation));
-                    let forward = swiglu_to(&x, forward).unwrap().fp8().unwrap();
+                    let forward = activation_to(which, &x, forward).unwrap().fp8().unwrap();
                     let output = Output::Fp8(to(DType::E5M2, CodeCopies::Both, scales[0], both));
                     let again = to(format, copies, scales[1], with_gradient);
-                    let (dx, again) = swiglu_backward_to(&dy, &x, output, Some(again)).unwrap();
+                    let (dx, again) = activation_backward_to(which, &dy, &x, output, Some(again)).unwrap();
 
                     let [gradient, both, activation, with_gradient] = &seen;
                     let expected = all(&alone, gradient).into_iter().chain(all(&forward, activation));
                     let got = all(&dx.fp8().unwrap(), both).into_iter().chain(all(&again.unwrap(), with_gradient));
                     for (i, (expected, got)) in expected.zip(got).enumerate() {
-                        let what = format!("[{t}, {f}] {dtype} {format} {scales:?} {copies:?}, part {i} on {device}");
+                        let what = format!(
+                            "{which:?} [{t}, {f}] {dtype} {format} {scales:?} {copies:?}, part {i} on {device}"
+                        );
                         assert_close(&what, &expected, &got, Tolerance::Exact);
                     }
                 }
@@ -104,6 +154,6 @@ fn activated_with_an_amax_output_is_an_error() {
     let (format, copies) = (DType::E4M3, CodeCopies::Columns);
     let scale = CastScale::Given(&scale);
     let activated = Fp8Output { format, scale, copies, statistics: &mut seen, slot: 0 };
-    let error = swiglu_backward_to(&dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();
+    let error = activation_backward_to(SwiGlu, &dy, &x, Output::Amax { amax: &mut amax }, Some(activated)).unwrap_err();
     assert!(error.to_string().contains("amax alone"), "{error}");
 }
