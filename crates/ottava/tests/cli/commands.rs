@@ -151,7 +151,7 @@ fn plan_counts_communication_and_predicts_overlap() {
     }
     let plan = json(&run.succeed(&[&two[..], &["--step-ms", "5", "--json"]].concat()));
     let communication = &plan["communication"];
-    assert_eq!((&communication["zero"], &communication["units"]), (&2.into(), &3.into()));
+    assert_eq!((&communication["zero"], communication["units"].as_array().unwrap().len()), (&2.into(), 3));
     assert!(communication["traffic"]["all_gather"]["bytes"].as_u64().unwrap() > 0);
     let predictions = plan["predicted_overlap"]["predictions"].as_array().unwrap();
     let ranks: Vec<_> = predictions.iter().map(|prediction| prediction["ranks"].as_u64().unwrap()).collect();
