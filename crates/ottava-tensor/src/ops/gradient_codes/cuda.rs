@@ -9,6 +9,9 @@ kernel_source!(
     const GROUP: usize = 128
 );
 
+/// Blocks that keep a GPU busy. A slice takes one at least.
+const BLOCKS: usize = 1024;
+
 pub(super) fn encode(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -18,7 +21,7 @@ pub(super) fn encode(
 ) -> Result<()> {
     let slices = codes.shape()[0];
     let slice = x.len() / slices;
-    let blocks = (slice / GROUP).div_ceil(BLOCK as usize * 8 / GROUP).clamp(1, (SUMS / 2 / slices).max(1));
+    let blocks = (slice / GROUP).div_ceil(BLOCK as usize * 8 / GROUP).clamp(1, (BLOCKS / slices).max(1));
     let args = [
         Arg::Ptr(codes.device_ptr_mut()),
         Arg::Ptr(feedback.map_or(0, Tensor::device_ptr_mut)),

@@ -19,8 +19,11 @@ const GROUP: usize = 128;
 /// Slices lie at multiples of so many bytes.
 const ALIGNMENT: usize = 16;
 
+/// The most slices, each of which takes a block of threads at least.
+const MAX_SLICES: usize = 4096;
+
 /// Sums of squares of [`CodingError`]: two for each block of threads.
-const SUMS: usize = 2048;
+const SUMS: usize = 2 * MAX_SLICES;
 
 /// Types of gradients.
 const TYPES: &[DType] = &[DType::F32, DType::BF16];
@@ -33,7 +36,7 @@ pub fn gradient_code_bytes(elements: usize) -> usize {
 /// How far codes were from what they encode, over all calls of [`encode_gradients`] that got it.
 #[derive(Clone, Debug)]
 pub struct CodingError {
-    /// F64 `[1024, 2]`, to be added: squares of errors, and of values.
+    /// F64 `[4096, 2]`, to be added: squares of errors, and of values.
     sums: Tensor,
 }
 
@@ -55,7 +58,7 @@ impl CodingError {
     }
 }
 
-/// The codes of `x` (F32 or BF16), `slices` equal slices of a multiple of 256 elements, as E4M3
+/// The codes of `x` (F32 or BF16), at most 4096 equal `slices` of a multiple of 256 elements, as E4M3
 /// `[slices, `[`gradient_code_bytes`]`]`, of which the scales are not E4M3 but E8M0.
 ///
 /// A scale is the smallest power of two with which no code of the group exceeds 448; a group with an infinity or a NaN decodes to NaN.
@@ -71,6 +74,9 @@ pub fn encode_gradients(
     if slices == 0 || !x.len().is_multiple_of(slices * 2 * GROUP) {
         let (elements, slice) = (x.len(), 2 * GROUP);
         return Err(Error::Value(format!("{elements} gradients are not {slices} slices of a multiple of {slice}")));
+    }
+    if slices > MAX_SLICES {
+        return Err(Error::Value(format!("gradients of {slices} slices, and at most {MAX_SLICES} are sent")));
     }
     if let Some(feedback) = &feedback {
         feedback.expect_dtype("encode_gradients: feedback", &[DType::BF16])?;

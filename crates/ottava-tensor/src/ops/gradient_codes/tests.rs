@@ -139,6 +139,7 @@ fn sizes_that_do_not_fit_are_errors() {
     assert_eq!(fails(&x(384), 1, None), "384 gradients are not 1 slices of a multiple of 256");
     assert_eq!(fails(&x(512), 4, None), "512 gradients are not 4 slices of a multiple of 256");
     assert!(fails(&x(512), 2, Some(256)).contains("256 elements, expected 512"));
+    assert_eq!(fails(&x(4097 * 256), 4097, None), "gradients of 4097 slices, and at most 4096 are sent");
     let (codes, _) = encode(&x(512), 2);
     assert!(sum_gradient_codes(&codes, 512, DType::F32).unwrap_err().to_string().contains("expected"));
 }
