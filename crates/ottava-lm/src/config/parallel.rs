@@ -37,7 +37,7 @@ impl ParallelConfig {
         let sent = self.reduce_dtype.unwrap_or(gradients);
         if sent != gradients && sent != Gradients::Float8 {
             return Some(format!(
-                "`parallel.reduce_dtype` is {}, and gradients are {}; set `optimizer.gradient_dtype`, or send them as they are or as float8",
+                "`parallel.reduce_dtype` is {}, and gradients are {}; set `optimizer.gradient_dtype`, or `parallel.reduce_dtype` to \"auto\" or \"float8\"",
                 sent.as_str(),
                 gradients.as_str()
             ));

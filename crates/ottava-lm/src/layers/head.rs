@@ -24,7 +24,8 @@ pub struct Head {
 const CHUNK: usize = 2048;
 
 impl Head {
-    /// A head for `vocabulary` tokens behind a norm, whose logits are multiplied by `logit_scale`; where it is `tied`, its weight is the table of the embedding called so.
+    /// A head for `vocabulary` tokens behind a norm, whose logits are multiplied by `logit_scale`; where it is `tied`, its weight is the
+    /// table of the embedding called so.
     pub fn new(
         build: &mut Builder,
         norm: Norm,

@@ -96,8 +96,9 @@ impl AdamWOptimizer {
         Ok(Some(Tensor::join(amaxes)?))
     }
 
-    /// One update of `params`, of which the first is number `start` of the model, with gradients clipped by `norm` from [`AdamWOptimizer::grad_norm`]; a norm that is not finite
-    /// changes no weight. The new weights are cast for the products of the next step: where the scale is known, in the same pass.
+    /// One update of `params`, of which the first is number `start` of the model, with gradients clipped by `norm` from
+    /// [`AdamWOptimizer::grad_norm`]; a norm that is not finite changes no weight. The new weights are cast for the products of the next
+    /// step: where the scale is known, in the same pass.
     ///
     /// `amaxes` are those of [`AdamWOptimizer::amaxes`] for whole parameters of which these are slices. Without them they are found here.
     pub fn step(

@@ -63,11 +63,7 @@ impl Partition {
                         }
                     }
                     if !matrices.is_empty() {
-                        let mut unit = Unit::new(matrices, codes, &ranks, zero, reduction)?;
-                        // The embedding and the first block, whose gathers no earlier block hides.
-                        unit.part = part;
-                        unit.early = part < 2 && matches!(zero, Zero::OptimizerStates | Zero::Gradients);
-                        units.push(unit);
+                        units.push(Unit::new(part, matrices, codes, &ranks, zero, reduction)?);
                     }
                 }
             }
@@ -146,35 +142,49 @@ impl Partition {
             false => None,
         };
         let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
-        if let Some(amaxes) = amaxes.map(of_whole).transpose()? {
-            self.lend(&mut params, &casts, true)?;
-            optimizer.step(&mut params, 0, &mut casts, norm, Some(amaxes))?;
-            return self.collect(&mut params, &mut casts);
-        }
-        // What the next forward begins with comes first, and is gathered while the rest is updated.
-        let is_early = |param: &&mut Param| self.units().iter().any(|unit| unit.early && unit.has_any(&[param]));
-        let early = params.iter().rposition(is_early).map_or(0, |last| last + 1);
+        let amaxes = amaxes.map(of_whole).transpose()?;
+        // What the next forward begins with comes first, and is gathered while the rest is updated; amaxes are those of all at once.
+        let is_early =
+            |param: &&mut Param| self.units().iter().any(|unit| self.is_early(unit) && unit.has_any(&[param]));
+        let early = match amaxes {
+            Some(_) => 0,
+            None => params.iter().rposition(is_early).map_or(0, |last| last + 1),
+        };
         let (first, rest) = params.split_at_mut(early);
         let mut gathers = Vec::new();
-        for (start, params) in [(0, first), (early, rest)] {
-            if params.is_empty() {
-                continue;
-            }
-            self.lend(params, &casts, true)?;
-            optimizer.step(params, start, &mut casts, norm, None)?;
-            self.collect(params, &mut casts)?;
-            if start == 0 && early > 0 {
-                for (i, unit) in self.units().iter_mut().enumerate().filter(|(_, unit)| unit.early) {
-                    let buffer = unit.weights.take(self.ranks.rank())?;
-                    gathers.push((i, self.ranks.comm().all_gather(unit.name(), buffer)?));
-                }
+        if early > 0 {
+            self.update_part(first, 0, optimizer, &mut casts, norm, None)?;
+            for (i, unit) in self.units().iter_mut().enumerate().filter(|(_, unit)| self.is_early(unit)) {
+                let buffer = unit.weights.take(self.ranks.rank())?;
+                gathers.push((i, self.ranks.comm().all_gather(unit.name(), buffer)?));
             }
         }
+        self.update_part(rest, early, optimizer, &mut casts, norm, amaxes)?;
         for (i, gather) in gathers {
             let unit = &mut self.units()[i];
             unit.weights = Stored::Gathered(gather.wait()?.split(unit.slices.matrices())?);
         }
         Ok(())
+    }
+
+    /// Updates `params`, of which the first is number `start` of the model, and casts them.
+    fn update_part(
+        &self,
+        params: &mut [&mut Param],
+        start: usize,
+        optimizer: &mut AdamWOptimizer,
+        casts: &mut Casts,
+        norm: &Tensor,
+        amaxes: Option<Tensor>,
+    ) -> Result<()> {
+        self.lend(params, casts, true)?;
+        optimizer.step(params, start, casts, norm, amaxes)?;
+        self.collect(params, casts)
+    }
+
+    /// Whether the update gathers a unit for the next forward: the embedding and the first block, whose gathers no earlier block hides.
+    fn is_early(&self, unit: &Unit) -> bool {
+        unit.part < 2 && matches!(self.zero, Zero::OptimizerStates | Zero::Gradients)
     }
 
     /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
@@ -192,7 +202,7 @@ impl Partition {
     /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
     /// stays.
     pub fn begin_step(&self) -> Result<()> {
-        for unit in self.units().iter_mut().filter(|unit| !unit.early) {
+        for unit in self.units().iter_mut().filter(|unit| !self.is_early(unit)) {
             if matches!(unit.weights, Stored::Gathered(_)) {
                 unit.weights = Stored::Buffer(unit.weights.take(self.ranks.rank())?);
             }

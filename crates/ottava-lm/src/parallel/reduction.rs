@@ -1,6 +1,7 @@
 //! The format in which ranks send gradients to each other.
 
-/// The format in which ranks send gradients of matrices to each other. Those of norms and biases are always sent as they are.
+/// The format in which ranks send gradients of matrices to each other. Those of norms and biases are always sent in
+/// the type in which backward adds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReduceFormat {
     /// The type in which backward adds them.

@@ -18,8 +18,6 @@ pub(super) struct Unit {
     pub(super) slices: Slices,
     /// Whether the matrices are read as codes, and not as values.
     codes: bool,
-    /// Whether the next forward begins with them.
-    pub(super) early: bool,
     /// The part of the model, counted in the order of forward: the embedding, a block, or a head of its own.
     pub(super) part: usize,
     /// Bytes of a gathered element, and type of gradients.
@@ -68,8 +66,9 @@ impl Unit {
         &self.names[0]
     }
 
-    /// A unit of `matrices`, of which each rank keeps a slice if `zero` says so.
+    /// A unit of `matrices` of a `part`, of which each rank keeps a slice if `zero` says so.
     pub(super) fn new(
+        part: usize,
         mut matrices: Vec<&mut Param>,
         codes: bool,
         ranks: &DataParallel,
@@ -104,8 +103,7 @@ impl Unit {
             names,
             slices,
             codes,
-            early: false,
-            part: 0,
+            part,
             element,
             gradients,
             weights: Stored::None,

@@ -77,7 +77,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// Alone a collective takes 2 s and compute 3 s. Beside each other the collective takes 4 s, in which compute does 3.2 s of its work.
+    /// A collective of 2 s takes 4 s beside compute, which does 3.2 s of its work in that time.
     #[test]
     fn both_slow_down_while_both_run() {
         let begin = || Timeline::new(Contention { products: 1.25, collectives: 2.0 });

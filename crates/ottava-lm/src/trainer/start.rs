@@ -46,8 +46,8 @@ pub fn build<T>(
     Ok(made)
 }
 
-/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether they are others than in a run of the same settings that `saved`
-/// its casts by name.
+/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether they are others than in
+/// a run of the same settings that `saved` its casts by name.
 pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
     let description = model.description();
     let difference = saved.and_then(|casts| description.difference(casts));

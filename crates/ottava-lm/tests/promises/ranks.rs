@@ -111,7 +111,7 @@ fn on_threads(
     first
 }
 
-/// Gradients travel as they are.
+/// Gradients are sent in the type in which backward adds them.
 fn plain(zero: Zero) -> Division {
     (zero, ReduceFormat::Stored)
 }
@@ -256,7 +256,8 @@ fn gathers_of_codes_move_half_the_bytes() {
 }
 
 /// Gradients that travel as FP8 codes: stages that divide the model make the same sums, every rank has the same weights (in
-/// [`on_threads`]), and training stays near that with gradients as they are.
+/// [`on_threads`]), and training stays near that with gradients in the type in which
+/// backward adds them.
 #[test]
 fn gradients_sent_in_fp8_train_as_others_do() {
     let (sizes, ranks) = (tiny_llama(), 4);
