@@ -249,7 +249,7 @@ JSON
     }
     saving=(--set parallel.zero=1 --set val_set_size=0 --set save_total_limit=1 --set async_save=true)
     model "${SAVE_LAYERS:-8}"
-    model 8
+    model 2
     large=("${saving[@]}" --set "model.path=$work/${SAVE_LAYERS:-8}.json")
     # Ends once one checkpoint is complete, since a disk may not have room for two.
     patience=240 drill saves KILL 1 5 "error: rank 1 (pid" 20 'saved saves' "${large[@]}" --set save_steps=150
@@ -258,7 +258,8 @@ JSON
     verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
     speeds "$out/saves-metrics.jsonl"
     rm -rf "$work/saves"
-    large=("${saving[@]}" --set "model.path=$work/8.json")
+    # A model that is read again in seconds, and written slowly enough to be killed meanwhile.
+    large=("${saving[@]}" --set "model.path=$work/2.json")
     if drill killed-in-a-save KILL 1 5 "error: rank 1 (pid" 10 'saving killed-in-a-save' "${large[@]}" --set save_steps=10; then
         verdict "one checkpoint is complete" eval 'ls -d "$work"/killed-in-a-save/checkpoints/checkpoint-*'
         arguments killed-in-a-save
