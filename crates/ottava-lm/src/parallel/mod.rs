@@ -10,7 +10,7 @@ mod zero;
 
 pub use data::DataParallel;
 pub use exchange::Exchange;
-pub use partition::Partition;
+pub use partition::{BufferBytes, Partition};
 pub use reduction::ReduceFormat;
 pub use slices::{GRANULE, Slices};
 pub use zero::Zero;

@@ -22,6 +22,17 @@ use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 use std::rc::Rc;
 
+/// Bytes of the buffers of a part of a model that ranks exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BufferBytes {
+    /// What ranks gather.
+    pub gathered: u64,
+    /// What of that are FP8 codes, whose transpose each rank makes.
+    pub codes: u64,
+    /// Gradients that ranks sum.
+    pub reduced: u64,
+}
+
 /// How the ranks of a run divide a model.
 pub struct Partition {
     ranks: Rc<DataParallel>,
@@ -91,15 +102,18 @@ impl Partition {
         self.ranks.size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
-    /// Bytes of the buffers that ranks gather and sum for each part of the model, in the order of forward: the embedding, the blocks, and a
-    /// head of its own.
-    pub fn buffer_bytes(&self) -> Vec<[u64; 2]> {
-        let mut parts: Vec<[u64; 2]> = Vec::new();
+    /// The buffers that ranks gather and sum for each part of the model, in the order of forward: the embedding, the blocks, and a head of
+    /// its own.
+    pub fn buffer_bytes(&self) -> Vec<BufferBytes> {
+        let mut parts: Vec<BufferBytes> = Vec::new();
         for unit in self.units().iter() {
-            parts.resize(parts.len().max(unit.part + 1), [0; 2]);
-            let gathered = if self.divides() { unit.gathered_bytes() } else { 0 };
-            parts[unit.part][0] += gathered as u64;
-            parts[unit.part][1] += unit.reduced_bytes(self.reduction, self.ranks.size()) as u64;
+            parts.resize(parts.len().max(unit.part + 1), BufferBytes::default());
+            let part = &mut parts[unit.part];
+            if self.divides() {
+                part.gathered += unit.gathered_bytes() as u64;
+                part.codes += if unit.gathers_codes() { unit.gathered_bytes() as u64 } else { 0 };
+            }
+            part.reduced += unit.reduced_bytes(self.reduction, self.ranks.size()) as u64;
         }
         parts
     }

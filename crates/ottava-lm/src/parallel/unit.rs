@@ -119,6 +119,11 @@ impl Unit {
         self.slices.padded_len() * self.element
     }
 
+    /// Whether those are FP8 codes.
+    pub(super) fn gathers_codes(&self) -> bool {
+        self.codes
+    }
+
     /// Bytes of the buffer of gradients that ranks sum, sent as `reduction`.
     pub(super) fn reduced_bytes(&self, reduction: ReduceFormat, ranks: usize) -> usize {
         match reduction {

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
 use crate::optim::optimizer_tensors;
-use crate::parallel::Zero;
+use crate::parallel::{BufferBytes, Zero};
 use crate::param::Param;
 use crate::run::Run;
 use ottava_tensor::comm::Traffic;
@@ -30,7 +30,7 @@ pub struct CommunicationPlan {
     pub tokens: u64,
     /// Calls and bytes that each rank sends, by kind of collective.
     pub traffic: Traffic,
-    /// Bytes that an update of the whole model reads and writes.
+    /// Bytes that an update of the whole model reads and writes, beside FP8 codes.
     pub update_bytes: u64,
 }
 
@@ -39,6 +39,8 @@ pub struct CommunicationPlan {
 pub struct UnitPlan {
     /// Bytes of the buffer that ranks gather.
     pub gathered_bytes: u64,
+    /// What of those are FP8 codes, whose transpose each rank makes.
+    pub transposed_bytes: u64,
     /// Bytes of the buffer of gradients that ranks sum.
     pub reduced_bytes: u64,
     /// Whether those are FP8 codes.
@@ -104,10 +106,15 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     let head = model.head.iter().map(|head| 6.0 * (head.outputs * head.inputs) as f64).sum::<f64>();
     let head = head / model.flops_per_token(seq_len);
     let buffers = partition.buffer_bytes();
-    let of_part = |(part, &[gathered_bytes, reduced_bytes]): (usize, &[u64; 2])| {
+    let of_part = |(part, buffer): (usize, &BufferBytes)| {
         let block = if (1..=layers).contains(&part) { (1.0 - head) / layers as f64 } else { 0.0 };
-        let compute = block + if part + 1 == buffers.len() { head } else { 0.0 };
-        UnitPlan { gathered_bytes, reduced_bytes, codes_reduced: partition.sends_codes(), compute }
+        UnitPlan {
+            gathered_bytes: buffer.gathered,
+            transposed_bytes: buffer.codes,
+            reduced_bytes: buffer.reduced,
+            codes_reduced: partition.sends_codes(),
+            compute: block + if part + 1 == buffers.len() { head } else { 0.0 },
+        }
     };
     buffers.iter().enumerate().map(of_part).collect()
 }

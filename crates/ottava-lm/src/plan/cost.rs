@@ -5,7 +5,7 @@
 
 use super::communication::{CommunicationPlan, UnitPlan};
 use super::memory::GPUS_PER_NODE;
-use super::timeline::{Brings, Contention, Timeline};
+use super::timeline::{Brings, Collective, Timeline};
 use crate::parallel::Zero;
 use ottava_tensor::comm::Sent;
 use serde::Serialize;
@@ -31,13 +31,35 @@ impl Ring {
     }
 }
 
+/// A kind of collective: its ring alone, and its time beside products over that.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Kind {
+    /// With nothing beside it.
+    pub ring: Ring,
+    /// Time beside products, over its time alone.
+    pub beside_products: f64,
+}
+
+/// The links of so many GPUs of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct NodeLinks {
+    /// Gathers.
+    pub gather: Kind,
+    /// Sums.
+    pub reduce: Kind,
+    /// Exchanges of FP8 gradients.
+    pub exchange: Kind,
+    /// Time of a product beside collectives, over its time alone.
+    pub products: f64,
+}
+
 /// The links of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Links {
-    /// Gathers within a node.
-    pub gather: Ring,
-    /// Sums within a node.
-    pub reduce: Ring,
+    /// Within a node, of which a job has two GPUs.
+    pub of_two: NodeLinks,
+    /// Within a node, of which a job has more.
+    pub of_more: NodeLinks,
     /// All collectives between nodes, for each GPU.
     pub between: Ring,
     /// GPUs of a node.
@@ -45,40 +67,65 @@ pub struct Links {
 }
 
 impl Links {
-    /// H200 with NVLink: latencies of 2 and 4, bandwidths of 4 with 256 MiB (`ottava bench comm`, docs/parallelism.md). Assumed: 8 GPUs per
-    /// node, and between nodes 45 of the 50 GB/s of one NDR adapter per GPU, with the largest latency of `graph/tuning.cc` of NCCL.
-    pub const H200: Links = Links {
-        gather: Ring { start: 14.0e-6, hop: 1.4e-6, bandwidth: 255e9 },
-        reduce: Ring { start: 12.1e-6, hop: 2.0e-6, bandwidth: 265e9 },
-        between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 },
-        gpus_per_node: GPUS_PER_NODE,
+    /// H200 with NVLink: bandwidths of 256 MiB on 2 and 4, latencies, and contention of 200 MB beside FP8 products (`ottava bench comm`,
+    /// docs/parallelism.md). Assumed: contention of exchanges, 8 GPUs per node, and between nodes 45 of the 50 GB/s of one NDR adapter per
+    /// GPU, with the largest latency of `graph/tuning.cc` of NCCL.
+    pub const H200: Links = {
+        const fn kind([start, hop, bandwidth, beside_products]: [f64; 4]) -> Kind {
+            Kind { ring: Ring { start, hop, bandwidth }, beside_products }
+        }
+        Links {
+            of_two: NodeLinks {
+                gather: kind([14.0e-6, 1.4e-6, 221e9, 1.68]),
+                reduce: kind([12.1e-6, 2.0e-6, 203e9, 2.05]),
+                exchange: kind([11.6e-6, 2.0e-6, 150e9, 1.68]),
+                products: 1.17,
+            },
+            of_more: NodeLinks {
+                gather: kind([14.0e-6, 1.4e-6, 255e9, 1.38]),
+                reduce: kind([12.1e-6, 2.0e-6, 265e9, 1.48]),
+                exchange: kind([11.6e-6, 2.0e-6, 216e9, 1.38]),
+                products: 1.17,
+            },
+            between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 },
+            gpus_per_node: GPUS_PER_NODE,
+        }
     };
 
-    /// Seconds of a collective over a buffer of `bytes` with rings `within` a node, on `ranks` ranks.
-    fn collective(&self, within: &Ring, bytes: f64, ranks: usize) -> f64 {
+    /// The links within a node that a job of `ranks` has.
+    fn within(&self, ranks: usize) -> &NodeLinks {
+        if ranks.min(self.gpus_per_node) <= 2 { &self.of_two } else { &self.of_more }
+    }
+
+    /// Seconds of a collective over a buffer of `bytes` on `ranks` ranks, of a `kind` within a node.
+    fn collective(&self, kind: &Kind, bytes: f64, ranks: usize) -> f64 {
         if ranks <= 1 || bytes == 0.0 {
             return 0.0;
         }
         let gpus = ranks.min(self.gpus_per_node.max(1));
         let nodes = ranks.div_ceil(gpus) as f64;
         let gpus = gpus as f64;
-        self.between.seconds(bytes / gpus, nodes) + within.seconds(bytes, gpus)
+        self.between.seconds(bytes / gpus, nodes) + kind.ring.seconds(bytes, gpus)
     }
 
     /// Seconds of `sent.calls` equal calls, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks. The buffers are the same
     /// on any number of ranks.
-    fn seconds(&self, within: &Ring, sent: Sent, counted: usize, ranks: usize) -> f64 {
+    fn seconds(&self, kind: &Kind, sent: Sent, counted: usize, ranks: usize) -> f64 {
         if sent.calls == 0 || counted <= 1 {
             return 0.0;
         }
         let calls = sent.calls as f64;
         let buffer = sent.bytes as f64 / calls * counted as f64 / (counted - 1) as f64;
-        calls * self.collective(within, buffer, ranks)
+        calls * self.collective(kind, buffer, ranks)
     }
 }
 
 /// Bytes per second that AdamW reads and writes on an H200: `optimizer` of `ottava bench train`, Llama-2-7B on two and on four.
 const UPDATE: f64 = 3.86e12;
+
+/// Bytes of FP8 codes per second whose transpose an H200 makes; it reads and writes twice as many (`transpose, FP8` of `ottava bench
+/// kernels`).
+const TRANSPOSE: f64 = 3.48e12 / 2.0;
 
 /// The share of compute that is forward: one of three products of each linear.
 const FORWARD: f64 = 1.0 / 3.0;
@@ -101,7 +148,7 @@ pub struct PredictedStep {
     pub exposed_seconds: f64,
     /// Seconds by which communication slows the compute that hides it.
     pub slowdown_seconds: f64,
-    /// Seconds of the step: compute, the update, and both of these.
+    /// Seconds of the step: compute, the update, transposes of gathered codes, and both of these.
     pub seconds: f64,
     /// Tokens that each rank trains on per second.
     pub tokens_per_second: f64,
@@ -111,30 +158,30 @@ pub struct PredictedStep {
 /// with ZeRO 1 to 3 each rank updates its share.
 ///
 /// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the update before
-/// hides those of the first two units, and in each forward and backward with ZeRO 3. Reductions run behind the last backward with ZeRO 0
-/// and 1 and behind each with ZeRO 2 and 3. Compute waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes
-/// at the end.
-pub fn predict(
-    plan: &CommunicationPlan,
-    ranks: usize,
-    links: &Links,
-    contention: &Contention,
-    compute: Option<f64>,
-) -> Prediction {
-    let seconds = |ring, sent| links.seconds(ring, sent, plan.ranks, ranks);
-    let t = &plan.traffic;
-    let gathers = seconds(&links.gather, t.all_gather + t.broadcast) + seconds(&links.gather, t.all_to_all);
-    let scatters = seconds(&links.reduce, t.reduce_scatter);
+/// hides those of the first two units, and in each forward and backward with ZeRO 3. Codes are transposed once for each gather that a
+/// backward follows without another. Reductions run behind the last backward with ZeRO 0 and 1 and behind each with ZeRO 2 and 3. Compute
+/// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end.
+pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: Option<f64>) -> Prediction {
+    let seconds = |kind, sent| links.seconds(kind, sent, plan.ranks, ranks);
+    let (t, within) = (&plan.traffic, links.within(ranks));
+    let gathers = seconds(&within.gather, t.all_gather + t.broadcast) + seconds(&within.exchange, t.all_to_all);
+    let scatters = seconds(&within.reduce, t.reduce_scatter);
     // Half of the bytes of an all-reduce are those of a reduce-scatter, half those of a gather.
     let half = Sent { bytes: t.all_reduce.bytes / 2, ..t.all_reduce };
-    let all_reduces = seconds(&links.reduce, half) + seconds(&links.gather, half);
-    let end = if plan.zero == Zero::Nothing { 0.0 } else { all_reduces };
+    let all_reduces = seconds(&within.reduce, half) + seconds(&within.gather, half);
+    let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {
-        let whole = (plan.update_bytes as f64 / UPDATE).min(alone);
-        let (compute, update) = (alone - whole, if plan.zero == Zero::Nothing { whole } else { whole / ranks as f64 });
-        let timeline = simulate(plan, ranks, links, contention, compute);
-        let (exposed, slowdown) = (timeline.exposed + end, timeline.slowdown);
-        let seconds = compute + update + exposed + slowdown;
+        // One GPU alone writes codes and their transpose in its update.
+        let codes: u64 = plan.units.iter().map(|unit| unit.transposed_bytes).sum();
+        let whole = ((plan.update_bytes + 2 * codes) as f64 / UPDATE).min(alone);
+        let update = match divides {
+            true => (plan.update_bytes + codes) as f64 / UPDATE / ranks as f64,
+            false => whole,
+        };
+        let timeline = simulate(plan, ranks, links, alone - whole);
+        let (end, slowdown) = (if divides { all_reduces } else { 0.0 }, timeline.slowdown);
+        let exposed = timeline.exposed + end;
+        let seconds = timeline.computed + update + exposed + slowdown;
         PredictedStep {
             exposed_seconds: exposed,
             slowdown_seconds: slowdown,
@@ -146,23 +193,26 @@ pub fn predict(
 }
 
 /// Forward and backward of all micro-batches, whose compute takes so many seconds alone.
-fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, contention: &Contention, compute: f64) -> Timeline {
-    let mut timeline = Timeline::new(*contention);
-    let gather = |bytes: u64| links.collective(&links.gather, bytes as f64, ranks);
-    let reduce = |unit: &UnitPlan| match (unit.codes_reduced, plan.zero) {
-        // An all-to-all, and a gather of the sums.
-        (true, Zero::Nothing) => 2.0 * gather(unit.reduced_bytes),
-        (true, _) => gather(unit.reduced_bytes),
-        (false, zero) => {
-            let scatter = links.collective(&links.reduce, unit.reduced_bytes as f64, ranks);
-            scatter + if zero == Zero::Nothing { gather(unit.reduced_bytes) } else { 0.0 }
+fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64) -> Timeline {
+    let within = links.within(ranks);
+    let mut timeline = Timeline::new(within.products);
+    let of = |kind: &Kind, bytes: u64| {
+        let seconds = links.collective(kind, bytes as f64, ranks);
+        Collective { seconds, beside_products: kind.beside_products }
+    };
+    let reduce = |timeline: &mut Timeline, unit: &UnitPlan| {
+        let kind = if unit.codes_reduced { &within.exchange } else { &within.reduce };
+        timeline.start(Brings::Gradients, of(kind, unit.reduced_bytes));
+        if plan.zero == Zero::Nothing {
+            timeline.start(Brings::Gradients, of(&within.gather, unit.reduced_bytes));
         }
     };
     let start = |timeline: &mut Timeline, unit: Option<(usize, &UnitPlan)>| {
         if let Some((i, unit)) = unit.filter(|(_, unit)| unit.gathered_bytes > 0) {
-            timeline.start(Brings::Weights(i), gather(unit.gathered_bytes));
+            timeline.start(Brings::Weights(i), of(&within.gather, unit.gathered_bytes));
         }
     };
+    let transpose = |unit: &UnitPlan| if ranks > 1 { unit.transposed_bytes as f64 / TRANSPOSE } else { 0.0 };
     let each = compute / plan.micro_batches as f64;
     let units: Vec<_> = plan.units.iter().enumerate().collect();
     for pass in 0..plan.micro_batches {
@@ -173,7 +223,8 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, contention: &
         for &(i, unit) in &units {
             start(&mut timeline, order(i + 1));
             timeline.wait(Brings::Weights(i));
-            timeline.compute(unit.compute * each * FORWARD);
+            let transposes = if first && !always { transpose(unit) } else { 0.0 };
+            timeline.compute(unit.compute * each * FORWARD + transposes);
         }
         let reduces = plan.zero >= Zero::Gradients || pass + 1 == plan.micro_batches;
         let order = |i: Option<usize>| i.filter(|_| always).map(|i| units[i]);
@@ -181,9 +232,9 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, contention: &
         for &(i, unit) in units.iter().rev() {
             start(&mut timeline, order(i.checked_sub(1)));
             timeline.wait(Brings::Weights(i));
-            timeline.compute(unit.compute * each * (1.0 - FORWARD));
+            timeline.compute(unit.compute * each * (1.0 - FORWARD) + if always { transpose(unit) } else { 0.0 });
             if reduces {
-                timeline.start(Brings::Gradients, reduce(unit));
+                reduce(&mut timeline, unit);
             }
         }
     }
@@ -206,7 +257,7 @@ mod tests {
             kinds in proptest::array::uniform5(sent()),
             ranks in 2..64usize,
             units in proptest::collection::vec((0..1u64 << 30, 0..1u64 << 30, 0.0..1.0), 1..40),
-            codes_reduced in proptest::bool::ANY,
+            [codes_gathered, codes_reduced] in proptest::array::uniform2(proptest::bool::ANY),
             micro_batches in 1..9usize,
             zero in 0..4usize,
         ) -> CommunicationPlan {
@@ -215,7 +266,8 @@ mod tests {
             let (zero, update_bytes) = (Zero::ALL[zero], 1 << 30);
             let all: f64 = units.iter().map(|(.., compute)| compute).sum::<f64>().max(1e-9);
             let unit = |(gathered_bytes, reduced_bytes, compute)| {
-                UnitPlan { gathered_bytes, reduced_bytes, codes_reduced, compute: compute / all }
+                let transposed_bytes = if codes_gathered { gathered_bytes } else { 0 };
+                UnitPlan { gathered_bytes, transposed_bytes, reduced_bytes, codes_reduced, compute: compute / all }
             };
             let units = units.into_iter().map(unit).collect();
             CommunicationPlan { ranks, units, micro_batches, zero, tokens: 4096, traffic, update_bytes }
@@ -223,7 +275,7 @@ mod tests {
     }
 
     fn on_h200(plan: &CommunicationPlan, ranks: usize, compute: f64) -> (Prediction, PredictedStep) {
-        let prediction = predict(plan, ranks, &Links::H200, &Contention::H200, Some(compute));
+        let prediction = predict(plan, ranks, &Links::H200, Some(compute));
         (prediction, prediction.step.unwrap())
     }
 
@@ -238,8 +290,10 @@ mod tests {
             let (_, nothing_hides) = on_h200(&plan, ranks, 0.0);
             prop_assert!(step.exposed_seconds >= 0.0 && step.slowdown_seconds >= 0.0);
             prop_assert!(at_most(step.exposed_seconds, nothing_hides.exposed_seconds), "{all:?}");
-            prop_assert!(at_most(step.slowdown_seconds, compute * (Contention::H200.products - 1.0)), "{all:?}");
-            let without = predict(&plan, ranks, &Links::H200, &Contention::H200, None);
+            let computed = step.seconds - step.exposed_seconds - step.slowdown_seconds;
+            let most = computed * (Links::H200.within(ranks).products - 1.0);
+            prop_assert!(at_most(step.slowdown_seconds, most), "{all:?}");
+            let without = predict(&plan, ranks, &Links::H200, None);
             prop_assert_eq!((without.communication_seconds, without.step), (all.communication_seconds, None));
         }
 
@@ -247,7 +301,7 @@ mod tests {
         fn one_rank_communicates_nothing(plan in plans(), compute in 1e-3..10.0) {
             let (all, step) = on_h200(&plan, 1, compute);
             prop_assert_eq!((all.communication_seconds, step.exposed_seconds, step.slowdown_seconds), (0.0, 0.0, 0.0));
-            prop_assert_eq!(step.seconds, compute);
+            prop_assert!((step.seconds - compute).abs() <= 1e-9 * compute, "{} s", step.seconds);
         }
 
         #[test]
@@ -271,10 +325,15 @@ mod tests {
         fn slower_links_take_longer(plan in plans(), ranks in 2..4097usize, factor in 1.0..20.0, compute in 1e-3..10.0) {
             let (all, step) = on_h200(&plan, ranks, compute);
             let slower = |ring: Ring| Ring { start: ring.start * factor, hop: ring.hop * factor, ..ring };
-            let Links { gather, reduce, between, gpus_per_node } = Links::H200;
+            let kind = |kind: Kind| Kind { ring: slower(kind.ring), ..kind };
+            let node = |of: NodeLinks| {
+                let (gather, reduce, exchange) = (kind(of.gather), kind(of.reduce), kind(of.exchange));
+                NodeLinks { gather, reduce, exchange, ..of }
+            };
+            let Links { of_two, of_more, between, gpus_per_node } = Links::H200;
             let links =
-                Links { gather: slower(gather), reduce: slower(reduce), between: slower(between), gpus_per_node };
-            let more = predict(&plan, ranks, &links, &Contention::H200, Some(compute));
+                Links { of_two: node(of_two), of_more: node(of_more), between: slower(between), gpus_per_node };
+            let more = predict(&plan, ranks, &links, Some(compute));
             prop_assert!(at_most(all.communication_seconds, more.communication_seconds));
             prop_assert!(at_most(step.exposed_seconds, more.step.unwrap().exposed_seconds));
             prop_assert!(at_most(step.seconds, more.step.unwrap().seconds));
@@ -285,9 +344,10 @@ mod tests {
     #[test]
     fn nodes_exchange_a_share_for_each_gpu() {
         let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
-        let links = Links { gather: ring(200e9), reduce: ring(100e9), between: ring(50e9), gpus_per_node: 8 };
+        let links = Links { between: ring(50e9), gpus_per_node: 8, ..Links::H200 };
+        let gather = Kind { ring: ring(200e9), beside_products: 1.0 };
         let sent = Sent { calls: 4, bytes: 4 * 1_500_000_000 };
-        let seconds = links.seconds(&links.gather, sent, 16, 16);
+        let seconds = links.seconds(&gather, sent, 16, 16);
         assert!((seconds - 4.0 * (0.1 / 50.0 + 1.4 / 200.0)).abs() < 1e-12, "{seconds}");
     }
 }

@@ -12,11 +12,10 @@ mod timeline;
 
 pub use changes::{Change, Effect, changes};
 pub use communication::{CommunicationPlan, UnitPlan};
-pub use cost::{Links, PredictedStep, Prediction, Ring, predict};
+pub use cost::{Kind, Links, NodeLinks, PredictedStep, Prediction, Ring, predict};
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use resolve::ResolvedRun;
-pub use timeline::Contention;
 
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};

@@ -5,7 +5,7 @@ use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::source;
 use ottava_lm::models::{ConfigFile, decoder_config};
-use ottava_lm::plan::{CommunicationPlan, Contention, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
+use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::{Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -46,7 +46,6 @@ const MOST_RANKS: usize = 4096;
 #[derive(Serialize)]
 struct Overlap {
     links: Links,
-    contention: Contention,
     /// The ranks of the plan, and powers of two if the compute time is known.
     predictions: Vec<Prediction>,
 }
@@ -54,13 +53,13 @@ struct Overlap {
 impl Overlap {
     /// `step_ms`: milliseconds of the compute of a step.
     fn new(plan: &CommunicationPlan, step_ms: Option<f64>) -> Overlap {
-        let (links, contention, compute) = (Links::H200, Contention::H200, step_ms.map(|ms| ms * 1e-3));
+        let (links, compute) = (Links::H200, step_ms.map(|ms| ms * 1e-3));
         let powers = (1..).map(|i| 1 << i).take_while(|&ranks| compute.is_some() && ranks <= MOST_RANKS);
         let mut ranks: Vec<_> = powers.chain([plan.ranks]).collect();
         ranks.sort_unstable();
         ranks.dedup();
-        let predict = |ranks| predict(plan, ranks, &links, &contention, compute);
-        Overlap { links, contention, predictions: ranks.into_iter().map(predict).collect() }
+        let predict = |ranks| predict(plan, ranks, &links, compute);
+        Overlap { links, predictions: ranks.into_iter().map(predict).collect() }
     }
 }
 
@@ -159,7 +158,7 @@ fn print_communication(plan: &CommunicationPlan, overlap: &Overlap) {
     out!(
         "\nPredicted overlap, by a model (docs/parallelism.md): {} GPUs per node, {:.0} GB/s within, {:.0} GB/s per GPU between nodes\n",
         links.gpus_per_node,
-        links.gather.bandwidth / 1e9,
+        links.of_more.gather.ring.bandwidth / 1e9,
         links.between.bandwidth / 1e9
     );
     let step = overlap.predictions.iter().any(|prediction| prediction.step.is_some());
