@@ -24,15 +24,15 @@ __device__ __forceinline__ void put(float* rstd, int rows, int row, Statistics o
 __device__ __forceinline__ Statistics get(const float* rstd, int rows, int row) {
     return {rstd[row], CENTERED ? rstd[rows + row] : 0.0f};
 }
-__device__ __forceinline__ Statistics of_lane(Statistics s, int lane) {
-    s.rstd = __shfl_sync(0xFFFFFFFF, s.rstd, lane);
-    if (CENTERED) s.mean = __shfl_sync(0xFFFFFFFF, s.mean, lane);
-    return s;
-}
 __device__ __forceinline__ float normed(float v, Statistics s) { return (CENTERED ? v - s.mean : v) * s.rstd; }
 __device__ __forceinline__ float affine(float v, Statistics s, float weight, float bias) {
-    const float y = normed(v, s) * weight;
-    return CENTERED ? y + bias : y;
+    return CENTERED ? fmaf(normed(v, s), weight, bias) : normed(v, s) * weight;
+}
+__device__ __forceinline__ Eight<X> affine8(const Eight<X>& x, Statistics s, const Eight<X>& weight, const Eight<X>& bias) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = affine(load(x.at[i]), s, load(weight.at[i]), CENTERED ? load(bias.at[i]) : 0.0f);
+    return pack8<X>(v);
 }
 // Eight elements of the bias. Without one they are negative zeros, which change no sum.
 __device__ __forceinline__ Eight<X> bias8(const X* bias, int c, int valid = 8, bool wide = true) {
@@ -62,57 +62,114 @@ __device__ __forceinline__ float sum_of_256(float sum) {
     return sum;
 }
 
-// Rows that a group of threads processes at a time, eight channels per thread; and maximum warps per group.
+// Rows that a group of threads processes at a time, eight channels per thread; lanes of a warp per row; and maximum warps per group.
 #define ROWS (8 / (int)sizeof(X))
+#define LANES (32 / ROWS)
 #define WARPS 32
 
-// Sums over ROWS rows of `part(row)` of each thread of a group of whole warps; lane k of each warp gets that of row k. `sums` (WARPS per
-// row) belong to the group, start at zero and alternate between calls; `barrier` is the group's named barrier.
-template <class Part>
-__device__ __forceinline__ float sums_of_rows(Part part, float* sums, int threads, int barrier, int C) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % threads / 32;
+// `sum_of_256` of ROWS rows at once: the halves of a warp exchange rows. Lane `l` gets that of row `l / LANES`.
+__device__ __forceinline__ float sums_of_256(float (&v)[ROWS]) {
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        const float sum = sum_of_256(part(k));
-        if (lane == 0) sums[k * WARPS + warp] = sum;
-    }
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-    float total = 0.0f;
-    if (lane < ROWS) {
-        // Four at a time; sums beyond the last are zero.
-        for (int i = 0; i < (C + 1023) / 1024; i++) {
-            const float4 four = ((const float4*)(sums + lane * WARPS))[i];
-            total = total + four.x + four.y + four.z + four.w;
+    for (int rows = ROWS / 2, offset = 16; rows > 0; rows /= 2, offset /= 2) {
+        const bool upper = threadIdx.x & offset;
+#pragma unroll
+        for (int k = 0; k < rows; k++) {
+            const float kept = upper ? v[k + rows] : v[k], sent = upper ? v[k] : v[k + rows];
+            v[k] = kept + __shfl_xor_sync(0xFFFFFFFF, sent, offset);
         }
     }
-    return total;
-}
-
-// Statistics of ROWS rows held by a group of whole warps; lane k of each warp gets those of row k. `mine` says whether the thread has
-// channels. Calls alternate `sums` and `other_sums` for RMSNorm; LayerNorm, which uses both, does not.
-__device__ __forceinline__ Statistics statistics_of_rows(const Eight<X>* rows, bool mine, float* sums, float* other_sums, int threads,
-                                                         int barrier, int C, float eps) {
-    float mean = 0.0f, means[ROWS] = {};
-    if constexpr (CENTERED) {
-        mean = sums_of_rows([&](int k) {
-            float v[8];
-            unpack8(rows[k], v);
-            return sum8(v);
-        }, other_sums, threads, barrier, C) / C;
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) means[k] = __shfl_sync(0xFFFFFFFF, mean, k);
-    }
-    const float squares = sums_of_rows([&](int k) {
-        float v[8];
-        unpack8(rows[k], v);
-        return CENTERED && !mine ? 0.0f : squares8(v, means[k]);
-    }, sums, threads, barrier, C);
-    return {rstd_of(squares, C, eps), mean};
+    for (int offset = LANES / 2; offset > 0; offset /= 2) v[0] += __shfl_xor_sync(0xFFFFFFFF, v[0], offset);
+    return v[0];
 }
 
-// Clears the `n` sums of a block.
-__device__ __forceinline__ void clear(float* sums, int n) {
-    for (int i = threadIdx.x; i < n; i += blockDim.x) sums[i] = 0.0f;
+// Channels of the `i`th 256 of a row, and the reciprocal.
+__device__ __forceinline__ float channels_of(int i, int C) { return max(0, min(256, C - 256 * i)); }
+__device__ __forceinline__ float per_channel_of(int i, int C) { return 1.0f / fmaxf(1.0f, channels_of(i, C)); }
+
+// Statistics of a row from those of each 256 of its channels: sums of squares, for LayerNorm of distances from the mean of the 256, and
+// these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do.
+__device__ __forceinline__ Statistics statistics_of(const float* squares, const float* means, int C, float eps) {
+    const int parts = (C + 255) / 256;
+    if constexpr (CENTERED) {
+        const auto of_lanes = [](float v) {
+#pragma unroll
+            for (int offset = LANES / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset);
+            return v;
+        };
+        const int first = threadIdx.x % LANES;
+        float sum = 0.0f, square = 0.0f;
+#pragma unroll 1
+        for (int i = first; i < parts; i += LANES) sum += channels_of(i, C) * means[i];
+        const float mean = of_lanes(sum) * (1.0f / C);
+#pragma unroll 1
+        for (int i = first; i < parts; i += LANES) {
+            const float distance = means[i] - mean;
+            square += squares[i] + channels_of(i, C) * distance * distance;
+        }
+        return {rstd_of(of_lanes(square), C, eps), mean};
+    }
+    float total = 0.0f;
+    // Four at a time; sums beyond the last are zero.
+    for (int i = 0; i < parts; i += 4) {
+        const float4 four = *(const float4*)(squares + i);
+        total = total + four.x + four.y + four.z + four.w;
+    }
+    return {rstd_of(total, C, eps), 0.0f};
+}
+
+// Sums of each 256 channels, padded so that lanes that read several rows do so from different banks. They start at zero.
+struct Sums { float squares[ROWS][WARPS + 4], means[CENTERED ? ROWS : 1][WARPS + 4]; };
+
+// Statistics of ROWS rows held by a group of whole warps, whose sums start at `first` in those of the block, for `of_row`; the first warp
+// writes those of rows `row0..` below `all`. `mine` says whether the thread has channels. Calls alternate between two `sums`.
+__device__ __forceinline__ Statistics statistics_of_rows(float* rstd, int row0, int all, const Eight<X>* rows, bool mine, Sums& sums, int first,
+                                                         int threads, int barrier, int C, float eps) {
+    const int lane = threadIdx.x % 32, row = lane / LANES, warp = threadIdx.x % threads / 32;
+    const auto wait = [&] { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); };
+    float v[8], of_thread[ROWS], means[ROWS] = {};
+    if constexpr (CENTERED) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            unpack8(rows[k], v);
+            of_thread[k] = sum8(v);
+        }
+        const float mean = sums_of_256(of_thread) * per_channel_of(warp, C);
+        if (lane % LANES == 0) sums.means[row][first + warp] = mean;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) means[k] = __shfl_sync(0xFFFFFFFF, mean, k * LANES);
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        unpack8(rows[k], v);
+        of_thread[k] = CENTERED && !mine ? 0.0f : squares8(v, means[k]);
+    }
+    const float squares = sums_of_256(of_thread);
+    if (lane % LANES == 0) sums.squares[row][first + warp] = squares;
+    wait();
+    // Merging takes a LayerNorm longer than another barrier, so one warp does it, and puts the statistics in place of the first sums.
+    Statistics s = {};
+    if (!CENTERED || warp == 0) s = statistics_of(sums.squares[row] + first, sums.means[CENTERED ? row : 0] + first, C, eps);
+    if (warp == 0 && lane % LANES == 0 && row0 + row < all) put(rstd, all, row0 + row, s);
+    if constexpr (CENTERED) {
+        if (warp == 0 && lane % LANES == 0) {
+            sums.squares[row][first] = s.rstd;
+            sums.means[row][first] = s.mean;
+        }
+        wait();
+    }
+    return s;
+}
+
+// Those of the `k`th row.
+__device__ __forceinline__ Statistics of_row(Statistics s, const Sums& sums, int first, int k) {
+    if constexpr (CENTERED) return {sums.squares[k][first], sums.means[k][first]};
+    return {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), 0.0f};
+}
+
+// Clears the sums of a block.
+__device__ __forceinline__ void clear(Sums (&sums)[2]) {
+    for (int i = threadIdx.x; i < sizeof(sums) / sizeof(float); i += blockDim.x) ((float*)sums)[i] = 0.0f;
     __syncthreads();
 }
 
@@ -122,14 +179,13 @@ __device__ __forceinline__ void clear(float* sums, int n) {
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight AND_BIAS, int rows, int C,
                  float eps) {
-    __shared__ alignas(16) float sums[2][ROWS][WARPS];
+    __shared__ alignas(16) Sums sums[2];
     extern __shared__ uint4 columns_of_the_launch[];
     const int lane = threadIdx.x % 32, c = 8 * threadIdx.x;
     const bool mine = c < C;
-    Eight<X> next[ROWS] = {}, in_columns = {};
-    float w[8] = {}, b[8] = {}, largest = 0.0f;
-    if (mine) unpack8(load8(weight + c), w);
-    if (mine && CENTERED) unpack8(bias8(BIAS, c), b);
+    Eight<X> w = {}, b = {}, next[ROWS] = {}, in_columns = {};
+    float largest = 0.0f;
+    if (mine && !CENTERED) w = load8(weight + c);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -137,23 +193,23 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     };
     int turn = 0;
     fetch(blockIdx.x * ROWS);
-    clear(sums[0][0], 2 * ROWS * WARPS);
-    for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= !CENTERED) {
+    clear(sums);
+    for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= 1) {
         Eight<X> now[ROWS];
 #pragma unroll
         for (int k = 0; k < ROWS; k++) now[k] = next[k];
         fetch(row0 + gridDim.x * ROWS);
-        const Statistics of_rows = statistics_of_rows(now, mine, sums[turn][0], sums[turn ^ 1][0], blockDim.x, 0, C, eps);
-        if (threadIdx.x < ROWS && row0 + lane < rows) put(rstd, rows, row0 + lane, of_rows);
+        const Statistics of_rows = statistics_of_rows(rstd, row0, rows, now, mine, sums[turn], 0, blockDim.x, 0, C, eps);
+        // Read for each ROWS rows: a LayerNorm has no registers to keep them.
+        if (mine && CENTERED) {
+            w = load8(weight + c);
+            b = bias8(BIAS, c);
+        }
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const Statistics s = of_lane(of_rows, k);
+            const Statistics s = of_row(of_rows, sums[turn], 0, k);
             if (row0 + k >= rows) continue;
-            float v[8];
-            unpack8(now[k], v);
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = affine(v[i], s, w[i], b[i]);
-            const Eight<X> y = pack8<X>(v);
+            const Eight<X> y = affine8(now[k], s, w, b);
             const float of_row = mine ? largest8(y) : 0.0f;
             largest = fmaxf(largest, of_row);
             if (column_amax) in_columns = larger8(in_columns, y);
@@ -184,40 +240,30 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     const u64 row = (u64)blockIdx.x * C;
     float largest = 0.0f;
     if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, x, weight, BIAS)) {
-        __shared__ float sums[1 + CENTERED][16 * PLACES];
+        __shared__ alignas(16) float squares[16 * PLACES], means[CENTERED ? 16 * PLACES : 1];
         Eight<X> v[PLACES], w[PLACES];
-        Statistics s = {};
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
             const int c = 8 * (threadIdx.x + k * blockDim.x);
             v[k] = {};
             if (c < C) v[k] = load8(x + row + c);
         }
-        if constexpr (CENTERED) {
-#pragma unroll
-            for (int k = 0; k < PLACES; k++) {
-                float a[8];
-                unpack8(v[k], a);
-                const float total = sum_of_256(sum8(a));
-                if (threadIdx.x % 32 == 0) sums[CENTERED][(threadIdx.x + k * blockDim.x) / 32] = total;
-            }
-            __syncthreads();
-            for (int i = 0; i < (C + 255) / 256; i++) s.mean += sums[CENTERED][i];
-            s.mean /= C;
-        }
 #pragma unroll
         for (int k = 0; k < PLACES; k++) {
-            const int c = 8 * (threadIdx.x + k * blockDim.x);
-            float a[8];
+            const int part = threadIdx.x / 32 + k * (blockDim.x / 32), c = 8 * (threadIdx.x + k * blockDim.x);
+            float a[8], mean = 0.0f;
             unpack8(v[k], a);
             if ((y || amax) && c < C) w[k] = load8(weight + c);
-            const float total = sum_of_256(CENTERED && c >= C ? 0.0f : squares8(a, s.mean));
-            if (threadIdx.x % 32 == 0) sums[0][(threadIdx.x + k * blockDim.x) / 32] = total;
+            if constexpr (CENTERED) {
+                mean = sum_of_256(sum8(a)) * per_channel_of(part, C);
+                if (threadIdx.x % 32 == 0) means[part] = mean;
+            }
+            const float of_part = sum_of_256(CENTERED && c >= C ? 0.0f : squares8(a, mean));
+            if (threadIdx.x % 32 == 0) squares[part] = of_part;
         }
+        for (int part = blockDim.x / 32 * PLACES + threadIdx.x; part < 16 * PLACES; part += blockDim.x) squares[part] = 0.0f;
         __syncthreads();
-        float squares = 0.0f;
-        for (int i = 0; i < (C + 255) / 256; i++) squares += sums[0][i];
-        s.rstd = rstd_of(squares, C, eps);
+        const Statistics s = statistics_of(squares, means, C, eps);
         if (threadIdx.x == 0) put(rstd, gridDim.x, blockIdx.x, s);
         if (!y && !amax) return;
 #pragma unroll
@@ -427,12 +473,7 @@ struct Normed {
     __device__ __forceinline__ Raw fetch(int row, int column) const {
         return {fetch8(x + (u64)row * C + column, C - column, wide), get(rstd, T, row)};
     }
-    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const {
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = affine(load(raw.x.at[i]), raw.of_row, load(weight.at[i]), CENTERED ? load(bias.at[i]) : 0.0f);
-        return pack8<X>(v);
-    }
+    __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return affine8(raw.x, raw.of_row, weight, bias); }
 };
 
 // Grid (C / 128, T / 128), 256 threads.
@@ -456,8 +497,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_strips(float* rstd, const X* x, const X* weight AND_BIAS, float eps, int group_threads, const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
-    // Per group; there are 8, 4, 2 or 1.
-    __shared__ alignas(16) float sums[2][ROWS][WARPS];
+    // Those of 8, 4, 2 or 1 groups lie side by side.
+    __shared__ alignas(16) Sums sums[2];
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
     const float scale = *to.scale;
     const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
@@ -467,8 +508,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const int pitch = (columns + 127) / 128 * 32;
     const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
     Eight<X> w = {}, b = {}, next[ROWS] = {};
-    if (mine) w = load8(weight + c);
-    if (mine && CENTERED) b = bias8(BIAS, c);
+    if (mine && !CENTERED) w = load8(weight + c);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -478,31 +518,30 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     // Backward, as `first_row`.
     int turn_of_sums = 0, strip0 = ((padded_rows - 1) / STRIP - (int)blockIdx.x) * STRIP;
     fetch(strip0 + group * ROWS);
-    clear(sums[0][0], 2 * ROWS * WARPS);
+    clear(sums);
     for (; strip0 >= 0; strip0 -= gridDim.x * STRIP) {
 #pragma unroll 1
-        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= !CENTERED) {
+        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= 1) {
             Eight<X> now[ROWS];
 #pragma unroll
             for (int k = 0; k < ROWS; k++) now[k] = next[k];
             fetch(row + step < STRIP ? strip0 + row + step : strip0 - (int)gridDim.x * STRIP + group * ROWS);
-            float *const own = &sums[turn_of_sums][0][WARPS / groups * group], *const other = &sums[turn_of_sums ^ 1][0][WARPS / groups * group];
-            const Statistics of_rows = statistics_of_rows(now, mine, own, other, group_threads, 1 + group, columns, eps);
-            if (c < 8 * ROWS && strip0 + row + lane < rows) put(rstd, rows, strip0 + row + lane, of_rows);
+            Sums& own = sums[turn_of_sums];
+            const int first = WARPS / groups * group;
+            const Statistics of_rows = statistics_of_rows(rstd, strip0 + row, rows, now, mine, own, first, group_threads, 1 + group, columns, eps);
+            // Read for each ROWS rows: a LayerNorm has no registers to keep them.
+            if (mine && CENTERED) {
+                w = load8(weight + c);
+                b = bias8(BIAS, c);
+            }
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const Statistics s = of_lane(of_rows, k);
+                const Statistics s = of_row(of_rows, own, first, k);
                 const int out = strip0 + row + k;
                 if (!mine || out >= padded_rows) continue;
                 uint2 eight = make_uint2(0, 0);
                 if (out < rows) {
-                    float v[8], weights[8], biases[8];
-                    unpack8(now[k], v);
-                    unpack8(w, weights);
-                    unpack8(b, biases);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) v[i] = affine(v[i], s, weights[i], biases[i]);
-                    eight = encode8<FORMAT>(pack8<X>(v), scale, seen);
+                    eight = encode8<FORMAT>(affine8(now[k], s, w, b), scale, seen);
                 }
                 if (to.codes) *(uint2*)(to.codes + (u64)out * columns + c) = eight;
                 if (to.transposed) *(uint2*)at(row + k, c / 4) = eight;
