@@ -42,6 +42,24 @@ pub fn print(text: Arguments) {
     }
 }
 
+/// Prints a line of texts, of which some are marked: in colour on a terminal, unless `NO_COLOR` is set, else in brackets.
+pub fn print_marked(parts: &[(&str, bool)]) {
+    let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut line = String::new();
+    for &(text, marked) in parts {
+        line += &match (marked, colour) {
+            (false, _) => visible(text).into_owned(),
+            (true, false) => format!("[{}]", visible(text)),
+            (true, true) => format!("\u{1b}[32m{}\u{1b}[0m", visible(text)),
+        };
+    }
+    line.push('\n');
+    let mut stdout = io::stdout().lock();
+    if let Err(error) = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()) {
+        let _ = LOST.set(error);
+    }
+}
+
 /// Implements [`note!`].
 pub fn complain(text: Arguments) {
     let _ = Stderr.write_all(format!("{}\n", visible(&text.to_string())).as_bytes());

@@ -157,6 +157,17 @@ impl FolderTemplate {
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec() })
     }
 
+    /// The same with the chat template in the file `path` instead of the folder's, if it is not empty.
+    pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
+        const NAME: &str = "chat_template.jinja";
+        if !path.as_os_str().is_empty() {
+            let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
+            self.companions.retain(|(name, _)| *name != NAME);
+            self.companions.push((NAME, text.into()));
+        }
+        Ok(self)
+    }
+
     fn eos(&self) -> Value {
         match self.eos_ids.as_slice() {
             [] => Value::Null,

@@ -12,7 +12,9 @@ use crate::checkpoint::{
     Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
-use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{
+    BatchLoader, EvalLoader, LoaderState, Packing, Shard, Split, TokenDataset, Tokenizer, loader, prepare,
+};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
@@ -79,6 +81,7 @@ impl Trainer {
         config.share(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
+        config.resolve_data()?;
         let mut resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
         let is_async = resolved.config.training.async_save == Some(true);
@@ -128,7 +131,19 @@ impl Trainer {
             )));
         }
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
-        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
+        let layout = config.layout();
+        let truncated = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
+        if ranks.leads() {
+            tracing::info!("{}", tokenizer.describe_edges());
+            if truncated > 0 {
+                let (all, most) = (split.train_len(), layout.seq_len);
+                tracing::warn!(
+                    "{truncated} of {all} documents are longer than `data.max_length` and cut to {most} tokens"
+                );
+            }
+        }
+        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
+            .with_chat_template(&config.data.chat_template_path)?;
         let sizes = decoder_config(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;
         if let Some(resumed) = &resumed {
@@ -143,7 +158,8 @@ impl Trainer {
             (None, WeightInit::Random) => None,
         };
         let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
-            Run::new(&config, &sizes, device, weights, ranks.clone())
+            let run = Run::new(&config, &sizes, device, weights, ranks.clone())?;
+            run.with_documents(layout.max_documents(&dataset, &split))
         })?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
@@ -160,11 +176,12 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, ranks.shard())?;
+        let batches = BatchLoader::new(dataset.clone(), split, layout, state, ranks.shard())?;
         let max_steps = match config.training.max_steps {
             0 => {
-                let tokens = loader::train_tokens(&dataset, &split) as f64 * config.training.num_train_epochs;
-                (tokens / config.tokens_per_step() as f64).floor().max(1.0) as u64
+                let rows =
+                    loader::train_rows(&dataset, &split, &layout, config.seed) * config.training.num_train_epochs;
+                (rows / config.training.sequences() as f64).floor().max(1.0) as u64
             }
             steps => steps,
         };
@@ -392,12 +409,20 @@ impl Trainer {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
-        let batches =
-            EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
+        let (dataset, layout) = (self.dataset.clone(), self.config.layout());
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
         let mut weights = Exchange::of_weights(step.partition());
-        let evaluation = evaluate(model, batches, bytes, precision, &mut weights)?;
+        let evaluation = match layout.packing {
+            Packing::Wrapped | Packing::Auto => {
+                let batches = EvalLoader::new(dataset, self.split, layout.seq_len, rows, Shard::WHOLE);
+                evaluate(model, batches, bytes, precision, &mut weights)?
+            }
+            Packing::Bfd | Packing::None => {
+                let batches = loader::whole_validation(dataset, self.split, layout, rows);
+                evaluate(model, batches, bytes, precision, &mut weights)?
+            }
+        };
         Ok(self.ranks.leads().then_some(evaluation))
     }
 

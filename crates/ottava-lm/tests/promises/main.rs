@@ -21,6 +21,7 @@ mod referee;
 mod resume;
 mod saves;
 mod setup;
+mod sft;
 mod smooth;
 mod stages;
 mod steps;

@@ -70,7 +70,8 @@ impl Eval {
             )));
         }
         let documents = if self.lines { Documents::Line } else { Documents::File };
-        let options = SourceOptions { text_documents: documents, text_field: self.text_field };
+        let options =
+            SourceOptions { text_documents: documents, text_field: self.text_field, ..SourceOptions::default() };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
