@@ -23,6 +23,7 @@ struct Cli {
 enum Command {
     Train(commands::train::Train),
     Generate(commands::generate::Generate),
+    Chat(commands::chat::ChatCommand),
     Eval(commands::eval::Eval),
     Prepare(commands::prepare::Prepare),
     Inspect(commands::inspect::Inspect),
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(command) => command.run(),
         Command::Generate(command) => command.run(),
+        Command::Chat(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Prepare(command) => command.run(),
         Command::Inspect(command) => command.run(),

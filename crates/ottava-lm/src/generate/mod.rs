@@ -45,10 +45,19 @@ pub fn generate(
     capacity: usize,
     how: &Sampling,
 ) -> Result<String> {
+    complete(model, tokenizer, tokenizer.encode_prompt(prompt)?, capacity, how, &mut |_| ())
+}
+
+/// [`generate`] from the ids of a prompt, which calls `stream` with each new piece of the text.
+pub fn complete(
+    model: &Decoder,
+    tokenizer: &Tokenizer,
+    mut ids: Vec<u32>,
+    capacity: usize,
+    how: &Sampling,
+    stream: &mut dyn FnMut(&str),
+) -> Result<String> {
     how.check()?;
-    let mut ids = tokenizer.encode(prompt)?;
-    // An empty prompt starts as a document does: after the end of the one before.
-    ids.extend(tokenizer.eos_id().filter(|_| ids.is_empty()));
     if ids.is_empty() {
         return Err(Error::Config(
             "the prompt is empty and the tokenizer has no token that ends a text; give a prompt".into(),
@@ -61,6 +70,7 @@ pub fn generate(
     let prompt_len = ids.len();
     let mut session = model.session(capacity)?;
     let mut done = 0;
+    let mut text = String::new();
     let mut draws = Draws(how.seed);
     while ids.len() < capacity && ids.len() - prompt_len < how.max_new_tokens {
         interrupt::check("generating")?;
@@ -80,8 +90,16 @@ pub fn generate(
             break;
         }
         ids.push(next);
+        let whole = tokenizer.decode(&ids[prompt_len..])?;
+        // The bytes of a character may be in several tokens, and decode to this one until the last of them is there.
+        if let Some(new) = whole.strip_prefix(&text).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER)) {
+            stream(new);
+            text = whole;
+        }
     }
-    tokenizer.decode(&ids[prompt_len..])
+    let whole = tokenizer.decode(&ids[prompt_len..])?;
+    stream(whole.strip_prefix(&text).unwrap_or_default());
+    Ok(whole)
 }
 
 /// Errors when a token has no row in the model's embedding.
