@@ -5,7 +5,7 @@ use super::*;
 use crate::data::{Documents, SourceOptions, Tokenizer, prepare};
 
 /// Documents of very different lengths. Small enough that a few batches cross an epoch.
-fn dataset(documents: usize) -> Arc<TokenDataset> {
+pub(in crate::data) fn dataset(documents: usize) -> Arc<TokenDataset> {
     let folder = tempfile::tempdir().unwrap();
     let text: Vec<_> = (0..documents).map(|i| "word ".repeat(1 + i * i % 17) + &i.to_string()).collect();
     let source: PathBuf = folder.path().join("a.txt");
@@ -104,42 +104,4 @@ fn a_place_that_does_not_exist_is_an_error() {
         let error = BatchLoader::new(dataset.clone(), split, 16, state, Shard::WHOLE).err().unwrap();
         assert!(matches!(&error, Error::Checkpoint(text) if text.contains("does not exist among 8 documents")));
     }
-}
-
-#[test]
-fn evaluation_predicts_every_validation_token_once() {
-    let dataset = dataset(30);
-    for val_set_size in [1.0, 7.0, 29.0] {
-        let split = Split::new(30, val_set_size).unwrap();
-        let documents = (0..split.validation_len()).map(|i| split.validation(i));
-        let expected: Vec<i32> =
-            documents.clone().flat_map(|i| dataset.document(i).unwrap()).map(|id| id as i32).collect();
-        let bytes: u64 = documents.map(|i| u64::from(dataset.document_bytes(i))).sum();
-        assert_eq!(validation_bytes(&dataset, &split), bytes);
-        for (rows, world) in [(1, 1), (4, 1), (2, 3)] {
-            let mut ranks: Vec<_> = (0..world)
-                .map(|rank| {
-                    EvalLoader::new(dataset.clone(), split, 16, rows, Shard { rank, world })
-                        .map(Result::unwrap)
-                        .collect::<Vec<_>>()
-                })
-                .collect();
-            let batches = EvalLoader::new(dataset.clone(), split, 16, rows, Shard::WHOLE).batches().div_ceil(world);
-            assert!(ranks.iter().all(|rank| rank.len() == batches), "ranks get the same number of batches");
-            let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-            for row in 0..batches * rows * world {
-                let rank = &mut ranks[row % world];
-                let batch = &rank[row / world / rows];
-                let at = row / world % rows * 16;
-                inputs.extend_from_slice(&batch.inputs[at..at + 16]);
-                targets.extend_from_slice(&batch.targets[at..at + 16]);
-            }
-            let (real, padding) = targets.split_at(expected.len());
-            assert_eq!(real, expected);
-            assert_eq!((inputs[0], &inputs[1..expected.len()]), (0, &expected[..expected.len() - 1]));
-            assert!(padding.len() < rows * world * 16 && padding.iter().all(|&target| target == IGNORE_INDEX));
-        }
-    }
-    let none = Split::new(30, 0.0).unwrap();
-    assert_eq!(EvalLoader::new(dataset, none, 16, 4, Shard::WHOLE).count(), 0);
 }

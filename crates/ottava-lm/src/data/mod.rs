@@ -1,5 +1,6 @@
 //! Training data: text files, cached tokens, and batches in a computed order.
 
+mod eval_loader;
 pub mod loader;
 pub mod order;
 mod pieces;
@@ -8,7 +9,8 @@ pub mod shards;
 pub mod source;
 pub mod tokenizer;
 
-pub use loader::{Batch, BatchLoader, EvalLoader, LoaderState, Shard};
+pub use eval_loader::EvalLoader;
+pub use loader::{Batch, BatchLoader, LoaderState, Shard};
 pub use order::Split;
 pub use prepare::prepare;
 pub use shards::TokenDataset;
