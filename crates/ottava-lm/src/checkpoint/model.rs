@@ -214,7 +214,7 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
 }
 
 /// JSON with two spaces of indentation, as Hugging Face writes it.
-fn as_json(value: Value) -> Arc<[u8]> {
+pub(crate) fn as_json(value: Value) -> Arc<[u8]> {
     let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
     text.into_bytes().into()
 }

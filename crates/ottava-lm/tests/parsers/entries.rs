@@ -3,11 +3,13 @@
 use ottava_lm::checkpoint::slices::SliceFiles;
 use ottava_lm::checkpoint::{Manifest, ModelFiles, Verify, verify};
 use ottava_lm::config::RunConfig;
+use ottava_lm::convert::convert;
 use ottava_lm::data::source::documents;
 use ottava_lm::data::{SourceOptions, Tokenizer};
 use ottava_lm::hash::seal;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::report::Summary;
+use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -86,6 +88,12 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         text("run.toml", "run.toml", run, |path| drop(RunConfig::load(path, &[]))),
         text("jsonl", "a.jsonl", records.as_bytes(), |path| {
             documents(path, &SourceOptions::default()).unwrap().for_each(drop);
+        }),
+        text("gguf", "x.gguf", include_bytes!("../data/llama.gguf"), |path| {
+            let output = path.with_extension("folder");
+            if convert(path, &output, DType::BF16).is_ok() {
+                std::fs::remove_dir_all(output).unwrap();
+            }
         }),
         text("metrics.jsonl", "metrics.jsonl", metrics.as_bytes(), |path| drop(Summary::read(path))),
         parser("tokenizer.json", "tokenizer.json", tokenizer, |path| {

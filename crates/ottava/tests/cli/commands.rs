@@ -88,6 +88,17 @@ fn eval_and_generate_read_a_checkpoint() {
 }
 
 #[test]
+fn a_model_of_llama_cpp_is_converted_and_read() {
+    let run = Run::new();
+    run.write("a.gguf", include_bytes!("../../../ottava-lm/tests/data/llama.gguf"));
+    let converted = json(&run.succeed(&["convert", "a.gguf", "new", "--json"]));
+    assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&55_968.into(), &2.into()));
+    run.succeed(&["generate", "new", "--prompt", "ab 12", "--max-new-tokens", "2", "--device", "cpu"]);
+    run.fail(&["convert", "a.gguf", "new"], 1, &["new: this exists already; name a new folder"]);
+    run.fail(&["convert", "model/tokenizer.json", "other"], 1, &["tokenizer.json: this is not a GGUF file"]);
+}
+
+#[test]
 fn a_model_runs_in_the_precision_of_its_run() {
     let run = Run::new();
     let train = |name: &str, settings: &[&str]| {
