@@ -9,7 +9,7 @@ pub mod shards;
 pub mod source;
 pub mod tokenizer;
 
-pub use eval_loader::EvalLoader;
+pub use eval_loader::{EvalLoader, Windows};
 pub use loader::{Batch, BatchLoader, LoaderState, Shard};
 pub use order::Split;
 pub use prepare::prepare;

@@ -5,8 +5,7 @@ use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::models::{Decoder, Logits};
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{Device, Tensor};
 
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +33,8 @@ impl Sampling {
     }
 }
 
-/// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
+/// Completes `prompt` and returns the new text, and calls `on_token` with each new token. Stops at the end of text or at the end of the model's
+/// positions, `capacity`.
 ///
 /// # Errors
 /// [`Error::Config`] for settings or a prompt that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
@@ -44,6 +44,7 @@ pub fn generate(
     prompt: &str,
     capacity: usize,
     how: &Sampling,
+    on_token: &mut dyn FnMut(u32),
 ) -> Result<String> {
     how.check()?;
     let mut ids = tokenizer.encode(prompt)?;
@@ -68,7 +69,7 @@ pub fn generate(
         let new = Tensor::from_slice(model.device(), &[new.len()], &new)?;
         let logits = model.logits(&new, &mut session, Logits::Last)?;
         done = ids.len();
-        let logits = cast(&logits, DType::F32)?.to_device(&Device::Cpu)?.to_vec::<f32>()?;
+        let logits = logits.to_device(&Device::Cpu)?.to_vec::<f32>()?;
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
             return Err(Error::NonFinite(format!(
                 "a logit of token {} is {bad}: the model's weights or activations are not finite",
@@ -80,6 +81,7 @@ pub fn generate(
             break;
         }
         ids.push(next);
+        on_token(next);
     }
     tokenizer.decode(&ids[prompt_len..])
 }

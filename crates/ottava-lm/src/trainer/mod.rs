@@ -12,7 +12,7 @@ use crate::checkpoint::{
     Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
-use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{BatchLoader, EvalLoader, LoaderState, Split, TokenDataset, Tokenizer, Windows, loader, prepare};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
@@ -28,7 +28,9 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, read_losses};
+use start::{
+    Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, missing_folders, read_losses, remove_empty,
+};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -89,7 +91,11 @@ impl Trainer {
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| resolved.explain(error))
+        let made = missing_folders(&checkpoints(&resolved.config.output_dir));
+        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| {
+            remove_empty(&made);
+            resolved.explain(error)
+        })
     }
 
     fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start, ranks: Rc<DataParallel>) -> Result<Trainer> {
@@ -142,7 +148,7 @@ impl Trainer {
             }
             (None, WeightInit::Random) => None,
         };
-        let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
+        let mut run = build(weights, config.seed, device, &sizes, |weights| {
             Run::new(&config, &sizes, device, weights, ranks.clone())
         })?;
         if ranks.leads() {
@@ -392,12 +398,12 @@ impl Trainer {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
-        let batches =
-            EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
+        let windows = Windows::blocks(self.config.data.max_length);
+        let batches = EvalLoader::new(self.dataset.clone(), self.split, windows, rows);
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
         let mut weights = Exchange::of_weights(step.partition());
-        let evaluation = evaluate(model, batches, bytes, precision, &mut weights)?;
+        let evaluation = evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?;
         Ok(self.ranks.leads().then_some(evaluation))
     }
 

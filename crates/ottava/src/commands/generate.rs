@@ -1,7 +1,7 @@
 //! `ottava generate`.
 
 use super::inference::{Inference, with_model};
-use crate::output::print_json;
+use crate::output::{Meter, print_json};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::data::Tokenizer;
@@ -57,7 +57,12 @@ impl Generate {
             top_p: self.top_p,
             seed: self.seed,
         };
-        let text = generate(&model, &tokenizer, &self.prompt, capacity, &how)?;
+        let (mut tokens, mut meter) = (0, Meter::new("generated", self.max_new_tokens as u64));
+        let text = generate(&model, &tokenizer, &self.prompt, capacity, &how, &mut |_| {
+            tokens += 1;
+            meter.at(tokens);
+        })?;
+        meter.finish(tokens);
         match self.json {
             true => print_json(&json!({"prompt": self.prompt, "text": text})),
             false => out!("{}{text}", self.prompt),
