@@ -24,14 +24,15 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates in `precision` on all `batches`, which together are `bytes` of text. Errors with [`Error::NonFinite`]
-/// when the loss is infinite or NaN.
+/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each with the number of
+/// tokens predicted so far. Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
 pub fn evaluate(
     model: &mut Decoder,
     batches: impl IntoIterator<Item = Result<Batch>>,
     bytes: u64,
     precision: StepPrecision,
     units: &mut dyn Units,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
     for batch in batches {
@@ -49,6 +50,7 @@ pub fn evaluate(
         };
         sum += total(&model.losses(&inputs, &targets, &sequences, precision, units)?)?;
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
+        progress(tokens);
     }
     let loss = sum / tokens.max(1) as f64;
     if !loss.is_finite() {

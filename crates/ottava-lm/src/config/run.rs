@@ -142,7 +142,7 @@ pub struct TrainingConfig {
     pub global_batch_size: usize,
     /// Highest learning rate.
     pub learning_rate: f64,
-    /// Lowest learning rate, where the schedule ends.
+    /// Lowest learning rate, one step after the end of the schedule.
     pub min_learning_rate: f64,
     /// `cosine`, `linear`, `constant` or `warmup_stable_decay`.
     pub lr_scheduler_type: SchedulerType,

@@ -1,4 +1,4 @@
-//! Batches for training and evaluation.
+//! Batches for training.
 //!
 //! Rows are cut from one endless stream of documents, or each holds whole documents ([`Layout`]); the order is another in each epoch. A
 //! row of `seq_len + 1` tokens of the stream gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row starts with the

@@ -20,7 +20,7 @@ pub mod tokenizer;
 
 pub use chat::{Chat, ChatTemplate};
 pub use clock::Clock;
-pub use eval_loader::EvalLoader;
+pub use eval_loader::{EvalLoader, Windows};
 pub use loader::{Batch, BatchLoader, LoaderState, Shard};
 pub use order::Split;
 pub use packing::{ExcessLength, Layout, Packing};

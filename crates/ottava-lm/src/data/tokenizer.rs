@@ -195,7 +195,16 @@ impl Tokenizer {
 }
 
 fn read_capped(path: &Path) -> Result<Vec<u8>> {
-    input::read(path, MAX_FILE_BYTES).map_err(|e| Error::Model(format!("{}: {e}", path.display())))
+    input::read(path, MAX_FILE_BYTES).map_err(|e| {
+        let others = ["vocab.json", "tokenizer.model"].map(|name| path.with_file_name(name));
+        let remedy = others.iter().find(|other| other.exists() && !path.exists()).map(|other| {
+            format!(
+                "; {} alone is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json",
+                other.file_name().unwrap_or_default().display()
+            )
+        });
+        Error::Model(format!("{}: {e}{}", path.display(), remedy.unwrap_or_default()))
+    })
 }
 
 #[cfg(test)]

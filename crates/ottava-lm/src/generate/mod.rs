@@ -5,8 +5,7 @@ use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::models::{Decoder, Logits};
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{Device, Tensor};
 
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,28 +33,18 @@ impl Sampling {
     }
 }
 
-/// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
+/// Completes a text that begins with the tokens `ids`, and returns the new text. Calls `on_token` after each token with the text that it
+/// completes, which is empty within a character. Stops at the end of text or at the end of the model's positions, `capacity`.
 ///
 /// # Errors
-/// [`Error::Config`] for settings or a prompt that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
+/// [`Error::Config`] for settings or a beginning that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
 pub fn generate(
-    model: &Decoder,
-    tokenizer: &Tokenizer,
-    prompt: &str,
-    capacity: usize,
-    how: &Sampling,
-) -> Result<String> {
-    complete(model, tokenizer, tokenizer.encode_prompt(prompt)?, capacity, how, &mut |_| ())
-}
-
-/// [`generate`] from the ids of a prompt, which calls `stream` with each new piece of the text.
-pub fn complete(
     model: &Decoder,
     tokenizer: &Tokenizer,
     mut ids: Vec<u32>,
     capacity: usize,
     how: &Sampling,
-    stream: &mut dyn FnMut(&str),
+    on_token: &mut dyn FnMut(&str),
 ) -> Result<String> {
     how.check()?;
     if ids.is_empty() {
@@ -78,7 +67,7 @@ pub fn complete(
         let new = Tensor::from_slice(model.device(), &[new.len()], &new)?;
         let logits = model.logits(&new, &mut session, Logits::Last)?;
         done = ids.len();
-        let logits = cast(&logits, DType::F32)?.to_device(&Device::Cpu)?.to_vec::<f32>()?;
+        let logits = logits.to_device(&Device::Cpu)?.to_vec::<f32>()?;
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
             return Err(Error::NonFinite(format!(
                 "a logit of token {} is {bad}: the model's weights or activations are not finite",
@@ -92,13 +81,17 @@ pub fn complete(
         ids.push(next);
         let whole = tokenizer.decode(&ids[prompt_len..])?;
         // The bytes of a character may be in several tokens, and decode to this one until the last of them is there.
-        if let Some(new) = whole.strip_prefix(&text).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER)) {
-            stream(new);
+        let new = whole.strip_prefix(&text).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER));
+        on_token(new.unwrap_or_default());
+        if new.is_some() {
             text = whole;
         }
     }
     let whole = tokenizer.decode(&ids[prompt_len..])?;
-    stream(whole.strip_prefix(&text).unwrap_or_default());
+    // A character that was cut off.
+    if let Some(rest) = whole.strip_prefix(&text).filter(|rest| !rest.is_empty()) {
+        on_token(rest);
+    }
     Ok(whole)
 }
 

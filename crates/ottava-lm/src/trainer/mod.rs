@@ -13,7 +13,7 @@ use crate::checkpoint::{
 };
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{
-    BatchLoader, EvalLoader, LoaderState, Packing, Shard, Split, TokenDataset, Tokenizer, loader, prepare,
+    BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader, prepare,
 };
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
@@ -30,7 +30,9 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, read_losses};
+use start::{
+    Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, missing_folders, read_losses, remove_empty,
+};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -92,7 +94,11 @@ impl Trainer {
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| resolved.explain(error))
+        let made = missing_folders(&checkpoints(&resolved.config.output_dir));
+        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| {
+            remove_empty(&made);
+            resolved.explain(error)
+        })
     }
 
     fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start, ranks: Rc<DataParallel>) -> Result<Trainer> {
@@ -157,7 +163,7 @@ impl Trainer {
             }
             (None, WeightInit::Random) => None,
         };
-        let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
+        let mut run = build(weights, config.seed, device, &sizes, |weights| {
             let run = Run::new(&config, &sizes, device, weights, ranks.clone())?;
             run.with_documents(layout.max_documents(&dataset, &split))
         })?;
@@ -415,12 +421,12 @@ impl Trainer {
         let mut weights = Exchange::of_weights(step.partition());
         let evaluation = match layout.packing {
             Packing::Wrapped | Packing::Auto => {
-                let batches = EvalLoader::new(dataset, self.split, layout.seq_len, rows, Shard::WHOLE);
-                evaluate(model, batches, bytes, precision, &mut weights)?
+                let batches = EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows);
+                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
             }
             Packing::Bfd | Packing::None => {
                 let batches = loader::whole_validation(dataset, self.split, layout, rows);
-                evaluate(model, batches, bytes, precision, &mut weights)?
+                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
             }
         };
         Ok(self.ranks.leads().then_some(evaluation))

@@ -16,6 +16,7 @@ mod memory;
 mod model_gradients;
 mod products;
 mod ranks;
+mod real_model;
 mod recompute;
 mod referee;
 mod resume;

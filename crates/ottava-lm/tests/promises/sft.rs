@@ -2,7 +2,7 @@
 
 use crate::setup::{Seeded, batch, config, gradients, on_device, recipe, tiny_llama};
 use ottava_lm::context::Sequences;
-use ottava_lm::data::{Batch, Layout, Packing, SourceOptions, Split, Tokenizer, loader, prepare};
+use ottava_lm::data::{Batch, EvalLoader, Layout, Packing, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -132,7 +132,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let mut loss = |packing, document_mask| {
         let layout = Layout { seq_len: 48, packing, document_mask };
         let batches = loader::whole_validation(data.clone(), split, layout, 4);
-        let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &mut Resident).unwrap();
+        let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &mut Resident, &mut |_| {}).unwrap();
         (found.loss, found.tokens)
     };
     let (alone, tokens) = loss(Packing::None, true);
@@ -140,5 +140,9 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let (leaking, _) = loss(Packing::Bfd, false);
     assert_eq!((tokens, packed_tokens), (data.meta().target_tokens, data.meta().target_tokens));
     assert!((alone - packed).abs() <= 1e-5 * alone, "{alone} and {packed}");
+    // A stream leaks as well, and leaves out the same targets.
+    let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4);
+    let stream = evaluate(&mut model, stream, 1, StepPrecision::Recipe, &mut Resident, &mut |_| {}).unwrap();
+    assert_eq!(stream.tokens, tokens);
     assert!((alone - leaking).abs() > 1e-4 * alone, "a leak between documents is noticed: {alone} and {leaking}");
 }

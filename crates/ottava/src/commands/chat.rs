@@ -3,7 +3,7 @@
 use super::inference::{Inference, with_model};
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
-use ottava_lm::generate::{Sampling, complete};
+use ottava_lm::generate::{Sampling, generate};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
 use std::io::{self, BufRead, IsTerminal};
@@ -69,7 +69,7 @@ impl ChatCommand {
                     seed: self.seed.wrapping_add(turn),
                 };
                 let ids = chat_prompt(&template, &tokenizer, &chat)?;
-                let answer = complete(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;
+                let answer = generate(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;
                 out!();
                 chat.messages.push(Chat::message("assistant", &answer));
             }

@@ -2,14 +2,15 @@
 
 use super::chat::{chat_prompt, chat_template};
 use super::inference::{Inference, with_model};
-use crate::output::print_json;
+use crate::output::{Meter, print_json};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::data::{Chat, Tokenizer};
-use ottava_lm::generate::{Sampling, complete};
+use ottava_lm::generate::{Sampling, generate};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Complete a text with a model.
 #[derive(Args)]
@@ -70,15 +71,26 @@ impl Generate {
             seed: self.seed,
         };
         if self.json {
-            let text = complete(&model, &tokenizer, ids, capacity, &how, &mut |_| ())?;
+            let (mut tokens, mut meter) = (0, Meter::new("generated", self.max_new_tokens as u64));
+            let text = generate(&model, &tokenizer, ids, capacity, &how, &mut |_| {
+                tokens += 1;
+                meter.at(tokens);
+            })?;
+            meter.finish(tokens);
             print_json(&json!({"prompt": self.prompt, "text": text}));
             return Ok(());
         }
         if !self.chat {
             out_part!("{}", self.prompt);
         }
-        complete(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;
+        let (begin, mut tokens) = (Instant::now(), 0);
+        generate(&model, &tokenizer, ids, capacity, &how, &mut |text| {
+            tokens += 1;
+            out_part!("{text}");
+        })?;
         out!();
+        let seconds = begin.elapsed().as_secs_f64();
+        note!("generated {tokens} tokens in {seconds:.1} s, {:.0} tokens/s", f64::from(tokens) / seconds);
         Ok(())
     }
 }
