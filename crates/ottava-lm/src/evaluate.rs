@@ -1,7 +1,7 @@
 //! Loss on held-out text.
 
 use crate::context::Sequences;
-use crate::data::{Batch, EvalLoader};
+use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
@@ -24,23 +24,33 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates in `precision` on all batches of `loader`, which together are `bytes` of text. Errors with [`Error::NonFinite`]
-/// when the loss is infinite or NaN.
+/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each with the number of
+/// tokens predicted so far. Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
 pub fn evaluate(
     model: &mut Decoder,
-    loader: EvalLoader,
+    batches: impl IntoIterator<Item = Result<Batch>>,
     bytes: u64,
     precision: StepPrecision,
     units: &mut dyn Units,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
     let (mut sum, mut tokens) = (0.0, 0);
-    for batch in loader {
+    for batch in batches {
         interrupt::check("evaluating")?;
         let batch = batch?;
         let (inputs, targets) = to_device(&batch, model.device())?;
-        let sequences = Sequences::new(model.device(), batch.rows, batch.seq_len)?;
+        let sequences = match &batch.documents {
+            None => Sequences::new(model.device(), batch.rows, batch.seq_len)?,
+            Some(lengths) => {
+                let most = lengths.len().max(batch.rows);
+                let mut packed = Sequences::packed(model.device(), batch.rows, batch.seq_len, most)?;
+                packed.set_documents(lengths)?;
+                packed
+            }
+        };
         sum += total(&model.losses(&inputs, &targets, &sequences, precision, units)?)?;
         tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
+        progress(tokens);
     }
     let loss = sum / tokens.max(1) as f64;
     if !loss.is_finite() {

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod context;
+pub mod convert;
 pub mod data;
 pub mod error;
 pub mod evaluate;

@@ -45,6 +45,14 @@ impl Run {
         Ok(Run { model, optimizer, step })
     }
 
+    /// The same, with rows of several documents, at most `max_documents` in each; `None` leaves each row one document.
+    pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
+        match max_documents {
+            Some(most) => Ok(Run { step: self.step.with_documents(most)?, ..self }),
+            None => Ok(self),
+        }
+    }
+
     /// Casts the weights with the current scales, before the first step.
     pub fn quantize_weights(&mut self) -> Result<()> {
         self.step.partition().quantize_weights(&mut self.model)

@@ -16,8 +16,8 @@ use ottava_tensor::{DType, Device, Tensor};
 
 /// The tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
-    /// How the tokens of every micro-batch lie.
-    sequences: Sequences,
+    /// How the tokens of each micro-batch lie: one for all where each row is one document.
+    sequences: Vec<Sequences>,
     /// Of each micro-batch: I32 `[T]`.
     inputs: Vec<Tensor>,
     targets: Vec<Tensor>,
@@ -129,7 +129,7 @@ impl TrainStep {
         partition: Partition,
     ) -> Result<TrainStep> {
         let (device, tokens) = (model.device(), rows * seq_len);
-        let sequences = Sequences::new(device, rows, seq_len)?;
+        let sequences = vec![Sequences::new(device, rows, seq_len)?];
         let ids = || (0..passes).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>();
         let real = real_type(model.recipe().compute);
         let losses = Tensor::empty(device, &[passes, tokens], real)?;
@@ -156,6 +156,14 @@ impl TrainStep {
         })
     }
 
+    /// The same, with rows that hold several documents, at most `max_documents` each.
+    pub fn with_documents(self, max_documents: usize) -> Result<TrainStep> {
+        let Sequences { batch, seq_len, positions, .. } = &self.sequences[0];
+        let packed = |_| Sequences::packed(positions.device(), *batch, *seq_len, batch * max_documents);
+        let sequences = self.inputs.iter().map(packed).collect::<Result<_>>()?;
+        Ok(TrainStep { sequences, ..self })
+    }
+
     /// How the ranks of its steps divide the model.
     pub fn partition(&self) -> &Partition {
         &self.partition
@@ -178,6 +186,11 @@ impl TrainStep {
     pub fn load(&mut self, pass: usize, batch: &Batch) -> Result<()> {
         self.inputs[pass].write_bytes(bytemuck::cast_slice(&batch.inputs))?;
         self.targets[pass].write_bytes(bytemuck::cast_slice(&batch.targets))?;
+        match (&batch.documents, self.sequences[0].cu_seqlens.is_some()) {
+            (Some(lengths), true) => self.sequences[pass].set_documents(lengths)?,
+            (None, false) => {}
+            _ => unreachable!("batches have documents if and only if the step was made for them"),
+        }
         self.target_tokens[pass] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         Ok(())
     }
@@ -282,7 +295,7 @@ impl TrainStep {
             if pass + 1 == self.inputs.len() {
                 exchange.expect_last();
             }
-            let sequences = &self.sequences;
+            let sequences = sequences_of(&self.sequences, pass);
             let of_pass = model.losses_and_gradients(inputs, targets, sequences, scale, precision, &mut exchange)?;
             losses.copy_from(pass, &of_pass)?;
         }
@@ -302,11 +315,11 @@ impl TrainStep {
     /// once more, since an update leaves no gradients behind.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let scale = &self.loss_scale.per_token;
-        for (inputs, targets) in self.inputs.iter().zip(&self.targets) {
+        for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
             model.losses_and_gradients(
                 inputs,
                 targets,
-                &self.sequences,
+                sequences_of(&self.sequences, pass),
                 scale,
                 precision,
                 &mut Exchange::of_weights(&self.partition),
@@ -324,6 +337,11 @@ impl TrainStep {
         }
         Ok(bad)
     }
+}
+
+/// How the tokens of a micro-batch lie.
+fn sequences_of(sequences: &[Sequences], pass: usize) -> &Sequences {
+    sequences.get(pass).unwrap_or(&sequences[0])
 }
 
 #[cfg(test)]

@@ -23,8 +23,10 @@ struct Cli {
 enum Command {
     Train(commands::train::Train),
     Generate(commands::generate::Generate),
+    Chat(commands::chat::ChatCommand),
     Eval(commands::eval::Eval),
     Prepare(commands::prepare::Prepare),
+    Convert(commands::convert::Convert),
     Inspect(commands::inspect::Inspect),
     Plan(commands::plan::PlanCommand),
     Doctor(commands::doctor::Doctor),
@@ -45,8 +47,10 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(command) => command.run(),
         Command::Generate(command) => command.run(),
+        Command::Chat(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Prepare(command) => command.run(),
+        Command::Convert(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Doctor(command) => command.run(),

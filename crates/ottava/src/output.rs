@@ -12,6 +12,7 @@ use std::fmt::{Arguments, Write as _};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Prints a line to standard output, as `println!` does, but never panics.
 macro_rules! out {
@@ -38,6 +39,24 @@ pub fn print(text: Arguments) {
     let mut stdout = io::stdout().lock();
     let text = if stdout.is_terminal() { visible(&text) } else { Cow::from(text) };
     if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        let _ = LOST.set(error);
+    }
+}
+
+/// Prints a line of texts, of which some are marked: in colour on a terminal, unless `NO_COLOR` is set, else in brackets.
+pub fn print_marked(parts: &[(&str, bool)]) {
+    let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let mut line = String::new();
+    for &(text, marked) in parts {
+        line += &match (marked, colour) {
+            (false, _) => visible(text).into_owned(),
+            (true, false) => format!("[{}]", visible(text)),
+            (true, true) => format!("\u{1b}[32m{}\u{1b}[0m", visible(text)),
+        };
+    }
+    line.push('\n');
+    let mut stdout = io::stdout().lock();
+    if let Err(error) = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()) {
         let _ = LOST.set(error);
     }
 }
@@ -180,6 +199,55 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.abandon();
         }
+    }
+}
+
+/// Tokens per second of one pass over a text: a progress bar on a terminal, elsewhere a line every [`PAUSE`] and one at the end.
+pub struct Meter {
+    bar: Option<ProgressBar>,
+    /// What is done, as "evaluated".
+    done: &'static str,
+    total: u64,
+    begin: Instant,
+    /// When the last line was printed.
+    told: Instant,
+}
+
+/// Time between lines of progress.
+const PAUSE: Duration = Duration::from_secs(10);
+
+impl Meter {
+    /// Starts now, for `total` tokens.
+    pub fn new(done: &'static str, total: u64) -> Meter {
+        let bar = io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} tokens [{elapsed}<{eta}] {per_sec}");
+            ProgressBar::new(total).with_style(style.expect("the template is valid"))
+        });
+        Meter { bar, done, total, begin: Instant::now(), told: Instant::now() }
+    }
+
+    /// Shows that `tokens` are done.
+    pub fn at(&mut self, tokens: u64) {
+        match &self.bar {
+            Some(bar) => bar.set_position(tokens),
+            None if self.told.elapsed() >= PAUSE && tokens < self.total => {
+                self.told = Instant::now();
+                note!("{} {tokens} of {} tokens, {}", self.done, self.total, self.speed(tokens));
+            }
+            None => {}
+        }
+    }
+
+    /// Prints how long `tokens` took.
+    pub fn finish(self, tokens: u64) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        note!("{} {tokens} tokens in {:.1} s, {}", self.done, self.begin.elapsed().as_secs_f64(), self.speed(tokens));
+    }
+
+    fn speed(&self, tokens: u64) -> String {
+        format!("{:.0} tokens/s", tokens as f64 / self.begin.elapsed().as_secs_f64())
     }
 }
 

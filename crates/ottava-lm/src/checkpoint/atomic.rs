@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::fs::{Fs, FsFile, create_dirs, set_aside};
+use super::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
 use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
 use crate::hash::hex;
 use crate::{Error, Result};
@@ -41,7 +41,8 @@ impl FileStart {
 /// Several processes write files of one checkpoint: one begins it, the others join it at its path, and the first one lists the files of all.
 pub struct CheckpointWriter<'a> {
     fs: &'a dyn Fs,
-    folder: PathBuf,
+    /// Its path when it is complete.
+    target: PathBuf,
     temporary: PathBuf,
     step: u64,
     files: BTreeMap<String, FileEntry>,
@@ -58,10 +59,25 @@ impl<'a> CheckpointWriter<'a> {
         for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
             fs.remove(&leftover).map_err(Error::io(&leftover))?;
         }
-        create_dirs(fs, folder)?;
-        let folder = folder.to_path_buf();
+        CheckpointWriter::begin_at(fs, folder.join(name(step)), temporary, step)
+    }
+
+    /// Starts a plain model folder at `path`, which [`CheckpointWriter::finish_folder`] finishes.
+    pub fn begin_folder(fs: &'a dyn Fs, path: &Path) -> Result<CheckpointWriter<'a>> {
+        let name = path.file_name().ok_or_else(|| {
+            Error::Config(format!("{}: this is not the name of a new folder; name one", path.display()))
+        })?;
+        let temporary = path.with_file_name(format!("{TEMPORARY}{}", name.to_string_lossy()));
+        if temporary.symlink_metadata().is_ok() {
+            fs.remove(&temporary).map_err(Error::io(&temporary))?;
+        }
+        CheckpointWriter::begin_at(fs, path.to_path_buf(), temporary, 0)
+    }
+
+    fn begin_at(fs: &'a dyn Fs, target: PathBuf, temporary: PathBuf, step: u64) -> Result<CheckpointWriter<'a>> {
+        create_dirs(fs, parent(&target))?;
         let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
-        let writer = CheckpointWriter { fs, folder, temporary, step, files, subfolders, discards: true };
+        let writer = CheckpointWriter { fs, target, temporary, step, files, subfolders, discards: true };
         fs.create_dir(&writer.temporary).map_err(Error::io(&writer.temporary))?;
         Ok(writer)
     }
@@ -70,7 +86,7 @@ impl<'a> CheckpointWriter<'a> {
     pub fn join(fs: &'a dyn Fs, temporary: &Path, step: u64, subfolders: &[&str]) -> CheckpointWriter<'a> {
         CheckpointWriter {
             fs,
-            folder: PathBuf::new(),
+            target: PathBuf::new(),
             temporary: temporary.to_path_buf(),
             step,
             files: BTreeMap::new(),
@@ -142,17 +158,21 @@ impl<'a> CheckpointWriter<'a> {
         let files = std::mem::take(&mut self.files);
         let manifest = Manifest { format: FORMAT, ottava, step: self.step, files, extra };
         self.write(FILE_NAME, |file| file.write(manifest.render().as_bytes()))?;
+        if self.target.symlink_metadata().is_ok() {
+            set_aside(self.fs, &self.target)?;
+        }
+        self.finish_folder()
+    }
+
+    /// Renames the folder and returns its final path, where nothing is.
+    pub fn finish_folder(mut self) -> Result<PathBuf> {
         for folder in self.subfolders.iter().chain([&self.temporary]) {
             self.fs.sync_dir(folder).map_err(Error::io(folder))?;
         }
-        let path = self.folder.join(name(self.step));
-        if path.symlink_metadata().is_ok() {
-            set_aside(self.fs, &path)?;
-        }
-        self.fs.rename(&self.temporary, &path).map_err(Error::io(&path))?;
+        self.fs.rename(&self.temporary, &self.target).map_err(Error::io(&self.target))?;
         self.discards = false;
-        self.fs.sync_dir(&self.folder).map_err(Error::io(&self.folder))?;
-        Ok(path)
+        sync_parent(self.fs, &self.target)?;
+        Ok(std::mem::take(&mut self.target))
     }
 
     fn write(&self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<FileEntry> {

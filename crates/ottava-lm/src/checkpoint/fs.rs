@@ -92,9 +92,14 @@ pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The folder that `path` lies in.
+pub fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Flushes the entry of `path` in its folder to the disk.
 pub fn sync_parent(fs: &dyn Fs, path: &Path) -> Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent(path);
     fs.sync_dir(parent).map_err(Error::io(parent))
 }
 

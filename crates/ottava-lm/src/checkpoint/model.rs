@@ -3,7 +3,7 @@
 use super::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
-use crate::models::{ConfigFile, Decoder, Positions, RopeScaling};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
 use crate::param::{Init, Layout, Part, WeightSource};
 use crate::{input, interrupt};
 use ottava_tensor::ops::{cast, normal, transpose};
@@ -17,6 +17,9 @@ use std::sync::Arc;
 /// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
 const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
+/// The name of a head's weight.
+const HEAD: &str = "lm_head.weight";
+
 /// Weights of a model folder.
 pub struct FolderWeights {
     files: ModelFiles,
@@ -29,19 +32,43 @@ impl FolderWeights {
         Ok(FolderWeights { files: ModelFiles::open(folder)?, used: BTreeSet::new() })
     }
 
-    /// Errors when the folder holds weights that the model did not read; known leftovers of older writers are ignored.
-    pub fn finish(self, tied: bool) -> Result<()> {
+    /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, and a
+    /// second copy of a tied head.
+    pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || (tied && name == "lm_head.weight")
+                || (sizes.tied && name == HEAD)
         };
-        match self.files.names().into_iter().find(|name| !expected(name)) {
-            Some(name) => Err(Error::Model(format!(
+        if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
+            return Err(Error::Model(format!(
                 "the model folder holds a tensor `{name}` that config.json has no place for; is config.json of another model?"
-            ))),
-            None => Ok(()),
+            )));
         }
+        let table = format!("{}.weight", sizes.names.embedding);
+        let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
+        match table.filter(|_| sizes.tied && self.files.names().any(|name| name == HEAD)) {
+            Some(table) if self.values(table)?.read_bytes()? != self.values(HEAD)?.read_bytes()? => {
+                Err(Error::Model(format!(
+                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{HEAD}`; set \
+                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{HEAD}`"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A tensor in F32.
+    fn values(&self, name: &str) -> Result<Tensor> {
+        let info = self.files.info(name)?;
+        if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
+            return Err(Error::Model(format!(
+                "tensor `{name}` is {}; weights must be floats of 16 bits or more",
+                info.dtype
+            )));
+        }
+        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
+        Ok(cast(&stored, DType::F32)?)
     }
 }
 
@@ -59,15 +86,8 @@ impl WeightSource for FolderWeights {
                 part.stored_shape()
             )));
         }
-        if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-            return Err(Error::Model(format!(
-                "tensor `{name}` is {}; weights must be floats of 16 bits or more",
-                info.dtype
-            )));
-        }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
+        let values = self.values(name)?;
         self.used.insert(name.to_string());
-        let values = cast(&stored, DType::F32)?;
         Ok(match part.layout {
             Layout::Same => values,
             Layout::Transposed => transpose(&values)?,
@@ -157,6 +177,17 @@ impl FolderTemplate {
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec() })
     }
 
+    /// The same with the chat template in the file `path` instead of the folder's, if it is not empty.
+    pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
+        const NAME: &str = "chat_template.jinja";
+        if !path.as_os_str().is_empty() {
+            let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
+            self.companions.retain(|(name, _)| *name != NAME);
+            self.companions.push((NAME, text.into()));
+        }
+        Ok(self)
+    }
+
     fn eos(&self) -> Value {
         match self.eos_ids.as_slice() {
             [] => Value::Null,
@@ -214,7 +245,7 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
 }
 
 /// JSON with two spaces of indentation, as Hugging Face writes it.
-fn as_json(value: Value) -> Arc<[u8]> {
+pub(crate) fn as_json(value: Value) -> Arc<[u8]> {
     let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
     text.into_bytes().into()
 }

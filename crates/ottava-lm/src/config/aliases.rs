@@ -33,6 +33,18 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("clip_grad", Is("max_grad_norm")),
     ("grad_clip", Is("max_grad_norm")),
     ("keep_latest_k", Is("save_total_limit")),
+    // Data of TRL, Axolotl, LLaMA-Factory and Megatron; formatting, packing and train_on_inputs are ours as well.
+    ("assistant_only_loss", Values("train_on_inputs", NEGATED)),
+    ("completion_only_loss", Values("train_on_inputs", NEGATED)),
+    ("train_on_prompt", Is("train_on_inputs")),
+    ("packing", Values("packing", PACKED)),
+    ("sample_packing", Values("packing", PACKED)),
+    ("packing_strategy", Is("packing")),
+    ("neat_packing", Is("document_mask")),
+    ("reset_attention_mask", Is("document_mask")),
+    ("reset_position_ids", Is("document_mask")),
+    ("dataset_text_field", Is("text_field")),
+    ("chat_template_jinja", Not("write the template into a file and name it in `chat_template_path` under [data]")),
     ("model_name_or_path", Is("path")),
     ("base_model", Is("path")),
     // Transformer Engine and Accelerate; amax_history_len, amax_compute_algo, margin and interval are ours as well.
@@ -138,6 +150,9 @@ const FORMATS: &[(&str, Result<&str, &str>)] = &[
         ),
     ),
 ];
+
+const NEGATED: &[(&str, Result<&str, &str>)] = &[("true", Ok("false")), ("false", Ok("true"))];
+const PACKED: &[(&str, Result<&str, &str>)] = &[("true", Ok("\"bfd\"")), ("false", Ok("\"none\""))];
 
 const MEGATRON_RECIPES: &[(&str, Result<&str, &str>)] = &[
     ("delayed", Ok("\"fp8-delayed\"")),

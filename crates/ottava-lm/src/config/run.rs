@@ -4,7 +4,8 @@ use super::auto;
 use super::keys::flatten;
 use super::memory::{MemoryConfig, OptimizerConfig};
 use super::parallel::ParallelConfig;
-use crate::data::source::{Documents, SourceOptions};
+use crate::data::source::{Documents, SourceOptions, formatting};
+use crate::data::{ExcessLength, Formatting, Layout, Packing};
 use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::DecoderConfig;
@@ -104,6 +105,19 @@ pub struct DataConfig {
     pub text_documents: Documents,
     /// The field of a JSON line that holds the text.
     pub text_field: String,
+    /// The fields of JSON lines: `auto` (by the first one), `text`, `messages`, `prompt_completion`, `alpaca` or `sharegpt`.
+    pub formatting: Formatting,
+    /// A file with a chat template; empty means that of the tokenizer's folder.
+    pub chat_template_path: PathBuf,
+    /// Whether the loss is taken of prompts too, instead of answers and completions alone.
+    pub train_on_inputs: bool,
+    /// `auto`, `wrapped` (a stream of documents), `bfd` (whole documents, several in a row) or `none` (a document in each row).
+    pub packing: Packing,
+    /// Whether attention ends at the edges of documents; `None`, written `auto`, where documents are whole.
+    #[serde(with = "auto")]
+    pub document_mask: Option<bool>,
+    /// What becomes of a whole document that is longer than a row: `truncate` or `raise`.
+    pub excess_length_strategy: ExcessLength,
     /// Documents held out for validation: a share below 1, or a number.
     pub val_set_size: f64,
     /// Tokens per sequence.
@@ -128,7 +142,7 @@ pub struct TrainingConfig {
     pub global_batch_size: usize,
     /// Highest learning rate.
     pub learning_rate: f64,
-    /// Lowest learning rate, where the schedule ends.
+    /// Lowest learning rate, one step after the end of the schedule.
     pub min_learning_rate: f64,
     /// `cosine`, `linear`, `constant` or `warmup_stable_decay`.
     pub lr_scheduler_type: SchedulerType,
@@ -261,6 +275,12 @@ impl Default for DataConfig {
             train_files: Vec::new(),
             text_documents: Documents::default(),
             text_field: "text".into(),
+            formatting: Formatting::Auto,
+            chat_template_path: PathBuf::new(),
+            train_on_inputs: false,
+            packing: Packing::Auto,
+            document_mask: None,
+            excess_length_strategy: ExcessLength::Truncate,
             val_set_size: 0.01,
             max_length: 1024,
             cache_dir: PathBuf::new(),
@@ -432,7 +452,38 @@ impl RunConfig {
 
     /// The options for reading text.
     pub fn source_options(&self) -> SourceOptions {
-        SourceOptions { text_documents: self.data.text_documents, text_field: self.data.text_field.clone() }
+        SourceOptions {
+            text_documents: self.data.text_documents,
+            text_field: self.data.text_field.clone(),
+            formatting: self.data.formatting,
+            train_on_inputs: self.data.train_on_inputs,
+            chat_template_path: self.data.chat_template_path.clone(),
+        }
+    }
+
+    /// Resolves `data.packing` and `data.document_mask` by the first records of the files, whose formattings it returns.
+    ///
+    /// Errors with [`Error::Data`] when a file or its first record cannot be read.
+    pub fn resolve_data(&mut self) -> Result<Vec<Formatting>> {
+        let options = self.source_options();
+        let formattings =
+            self.data.train_files.iter().map(|path| formatting(path, &options)).collect::<Result<Vec<_>>>()?;
+        if self.data.packing == Packing::Auto {
+            let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+            self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };
+        }
+        self.data.document_mask.get_or_insert(self.data.packing != Packing::Wrapped);
+        Ok(formattings)
+    }
+
+    /// How rows are made of documents. Where `auto` is not resolved, documents are one stream.
+    pub fn layout(&self) -> Layout {
+        let packing = match self.data.packing {
+            Packing::Auto => Packing::Wrapped,
+            packing => packing,
+        };
+        let document_mask = self.data.document_mask.unwrap_or(packing != Packing::Wrapped);
+        Layout { seq_len: self.data.max_length, packing, document_mask }
     }
 
     /// The folder of prepared tokens.

@@ -128,6 +128,24 @@ fn names_with_our_meaning_are_understood() {
 }
 
 #[test]
+fn names_of_fine_tuning_are_understood() {
+    for (theirs, ours) in [
+        ("assistant_only_loss = false", "train_on_inputs = true"),
+        ("train_on_prompt = true", "train_on_inputs = true"),
+        ("sample_packing = true", "packing = \"bfd\""),
+        ("packing = false", "packing = \"none\""),
+        ("packing_strategy = \"wrapped\"", "packing = \"wrapped\""),
+        ("reset_attention_mask = true", "document_mask = true"),
+        ("dataset_text_field = \"body\"", "text_field = \"body\""),
+    ] {
+        let expected = load(&format!("{SMALL}{ours}\n"), &[]).unwrap();
+        assert_eq!(load(&format!("{SMALL}{theirs}\n"), &[]).unwrap(), expected, "{theirs}");
+        assert_eq!(load(SMALL, &[theirs]).unwrap(), expected, "--set {theirs}");
+        assert_ne!(expected, load(SMALL, &[]).unwrap(), "{ours} says something");
+    }
+}
+
+#[test]
 fn names_at_the_value_ottava_implements_are_accepted() {
     let lines = [
         "override_linear_precision = [false, false, false]",

@@ -1,17 +1,17 @@
-//! Batches for training and evaluation.
+//! Batches for training.
 //!
-//! Documents are concatenated into one endless stream, in another order each epoch, and the stream is cut into rows.
-//! A row of `seq_len + 1` tokens gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row
-//! starts with the last token of this one, so every token is a target exactly once.
+//! Rows are cut from one endless stream of documents, or each holds whole documents ([`Layout`]); the order is another in each epoch. A
+//! row of `seq_len + 1` tokens of the stream gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row starts with the
+//! last token of this one, so every token is a target exactly once. Of a whole document, every token but the last is an input.
 
 use std::sync::Arc;
 
+use ottava_tensor::ops::IGNORE_INDEX;
 use serde::{Deserialize, Serialize};
 
 use super::order::{Permutation, Split};
+use super::packing::{Layout, Packing, Window};
 use super::shards::TokenDataset;
-use ottava_tensor::ops::IGNORE_INDEX;
-
 use crate::{Error, Result};
 
 /// Inputs and targets, `[rows, seq_len]` each, row after row.
@@ -19,18 +19,22 @@ use crate::{Error, Result};
 pub struct Batch {
     /// Token ids.
     pub inputs: Vec<i32>,
-    /// The token that follows each input, or [`IGNORE_INDEX`].
+    /// The token that follows each input, or [`ottava_tensor::ops::IGNORE_INDEX`].
     pub targets: Vec<i32>,
     /// Number of rows.
     pub rows: usize,
     /// Tokens in a row.
     pub seq_len: usize,
+    /// The lengths of the documents in the order of the tokens, each within one row, with the padding at the end of a row as a document of
+    /// its own; `None` where attention does not see their edges.
+    pub documents: Option<Vec<usize>>,
 }
 
 impl Batch {
-    fn with_capacity(rows: usize, seq_len: usize) -> Batch {
+    /// An empty batch with room for `rows` rows.
+    pub(super) fn with_capacity(rows: usize, seq_len: usize) -> Batch {
         let size = rows * seq_len;
-        Batch { inputs: Vec::with_capacity(size), targets: Vec::with_capacity(size), rows, seq_len }
+        Batch { inputs: Vec::with_capacity(size), targets: Vec::with_capacity(size), rows, seq_len, documents: None }
     }
 }
 
@@ -56,9 +60,9 @@ pub struct LoaderState {
     pub seed: u64,
     /// How many times all documents were seen.
     pub epoch: u64,
-    /// The current document's place in the order of this epoch.
+    /// The place in the order of this epoch of the current document, or of the first document that is packed with those of the next row.
     pub document: u64,
-    /// The next input token within that document.
+    /// The next input token within that document, or the next row of those packed together.
     pub offset: u64,
 }
 
@@ -73,38 +77,66 @@ impl LoaderState {
 pub struct BatchLoader {
     dataset: Arc<TokenDataset>,
     split: Split,
-    seq_len: usize,
+    layout: Layout,
     shard: Shard,
     cursor: Cursor,
 }
 
+/// A position in the rows.
+enum Cursor {
+    Stream(Stream),
+    Whole(WholeDocuments),
+}
+
 impl BatchLoader {
-    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when `seq_len`
-    /// is 0 or the rank is not below the world: bugs of the caller.
+    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when rows have
+    /// no token, the packing is `auto` or the rank is not below the world: bugs of the caller.
     pub fn new(
         dataset: Arc<TokenDataset>,
         split: Split,
-        seq_len: usize,
+        layout: Layout,
         state: LoaderState,
         shard: Shard,
     ) -> Result<BatchLoader> {
-        assert!(seq_len > 0 && shard.rank < shard.world, "seq_len {seq_len}, {shard:?}");
+        assert!(layout.seq_len > 0 && shard.rank < shard.world, "{layout:?}, {shard:?}");
         let documents = split.train_len();
-        let cursor = Cursor { state, order: Permutation::new(documents, state.seed, state.epoch) };
-        if state.document >= documents || state.offset >= cursor.document_len(&dataset, &split) {
-            return Err(Error::Checkpoint(format!(
-                "the saved place in the data (token {} of document {}) does not exist among {documents} documents; \
+        let missing = || {
+            Err(Error::Checkpoint(format!(
+                "the saved place in the data ({} of document {}) does not exist among {documents} documents; \
                  the data or val_set_size has changed",
                 state.offset, state.document
-            )));
+            )))
+        };
+        if state.document >= documents {
+            return missing();
         }
-        Ok(BatchLoader { dataset, split, seq_len, shard, cursor })
+        let order = Permutation::new(documents, state.seed, state.epoch);
+        let cursor = match layout.packing {
+            Packing::Auto => unreachable!("`auto` is resolved before data are loaded"),
+            Packing::Wrapped => {
+                let stream = Stream { state, order };
+                if state.offset >= stream.document_len(&dataset, &split) {
+                    return missing();
+                }
+                Cursor::Stream(stream)
+            }
+            Packing::Bfd | Packing::None => {
+                let mut documents = WholeDocuments { state, window: window(&layout, &dataset, &split, state) };
+                if state.offset > 0 && state.offset >= documents.window.len() {
+                    return missing();
+                }
+                documents.skip_empty(&layout, &dataset, &split);
+                Cursor::Whole(documents)
+            }
+        };
+        Ok(BatchLoader { dataset, split, layout, shard, cursor })
     }
 
     /// The next `rows` rows of this rank. All ranks have to ask for the same numbers of rows. Errors with
     /// [`Error::Data`] when a file of tokens can no longer be read.
     pub fn next_batch(&mut self, rows: usize) -> Result<Batch> {
-        let mut batch = Batch::with_capacity(rows, self.seq_len);
+        let mut batch = Batch::with_capacity(rows, self.layout.seq_len);
+        batch.documents = self.layout.document_mask.then(Vec::new);
         for _ in 0..rows {
             self.skip(self.shard.rank)?;
             self.row(&mut batch)?;
@@ -115,39 +147,124 @@ impl BatchLoader {
 
     /// The start of the next batch.
     pub fn state(&self) -> LoaderState {
-        self.cursor.state
+        match &self.cursor {
+            Cursor::Stream(stream) => stream.state,
+            Cursor::Whole(documents) => documents.state,
+        }
     }
 
     /// Skips rows of other ranks without reading their tokens.
     fn skip(&mut self, rows: usize) -> Result<()> {
-        self.cursor.advance(&self.dataset, &self.split, (rows * self.seq_len) as u64, |_, _| Ok(()))
+        let tokens = (rows * self.layout.seq_len) as u64;
+        match &mut self.cursor {
+            Cursor::Stream(stream) => stream.advance(&self.dataset, &self.split, tokens, |_, _| Ok(())),
+            Cursor::Whole(documents) => {
+                (0..rows).for_each(|_| drop(documents.next_row(&self.layout, &self.dataset, &self.split)));
+                Ok(())
+            }
+        }
     }
 
     fn row(&mut self, batch: &mut Batch) -> Result<()> {
-        let (dataset, split, seq_len) = (&self.dataset, &self.split, self.seq_len);
-        let mut tokens = Vec::with_capacity(seq_len + 1);
-        let mut take = |document, range| {
-            tokens.extend(dataset.ids(document, range)?.into_iter().map(|id| id as i32));
-            Ok(())
-        };
-        self.cursor.advance(dataset, split, seq_len as u64, &mut take)?;
-        // One token more, which the next row reads again as its first input.
-        let mut ahead = self.cursor;
-        ahead.advance(dataset, split, 1, &mut take)?;
-        batch.inputs.extend_from_slice(&tokens[..seq_len]);
-        batch.targets.extend_from_slice(&tokens[1..]);
-        Ok(())
+        match &mut self.cursor {
+            Cursor::Stream(stream) => stream.row(&self.dataset, &self.split, self.layout.seq_len, batch),
+            Cursor::Whole(documents) => {
+                let row = documents.next_row(&self.layout, &self.dataset, &self.split);
+                whole_documents(&self.dataset, &self.layout, &row, batch)
+            }
+        }
+    }
+}
+
+/// Appends a row of whole documents to `batch`, padded to its end with inputs that are no targets.
+pub(super) fn whole_documents(
+    dataset: &TokenDataset,
+    layout: &Layout,
+    documents: &[u64],
+    batch: &mut Batch,
+) -> Result<()> {
+    let end = batch.inputs.len() + layout.seq_len;
+    for &document in documents {
+        let document = document as usize;
+        let inputs = layout.inputs(dataset.document_len(document));
+        let tokens = dataset.tokens(document, 0..inputs + 1)?;
+        batch.inputs.extend(tokens[..inputs].iter().map(|&token| dataset.id(token) as i32));
+        batch.targets.extend(tokens[1..].iter().map(|&token| dataset.target(token)));
+        batch.documents.iter_mut().for_each(|lengths| lengths.push(inputs));
+    }
+    let padding = end - batch.inputs.len();
+    if padding > 0 {
+        batch.inputs.resize(end, dataset.meta().eos_id as i32);
+        batch.targets.resize(end, IGNORE_INDEX);
+        batch.documents.iter_mut().for_each(|lengths| lengths.push(padding));
+    }
+    Ok(())
+}
+
+/// A place among rows of whole documents; always on an existing row.
+struct WholeDocuments {
+    state: LoaderState,
+    /// The window that begins at the state's document.
+    window: Window,
+}
+
+/// The window that begins at the document of `state`.
+fn window(layout: &Layout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Window {
+    let LoaderState { seed, epoch, document, .. } = state;
+    let order = Permutation::new(split.train_len(), seed, epoch);
+    Window::new(layout, dataset, |place| split.train(order.get(place)), split.train_len(), (seed, epoch, document))
+}
+
+impl WholeDocuments {
+    /// The documents of the next row.
+    fn next_row(&mut self, layout: &Layout, dataset: &TokenDataset, split: &Split) -> Vec<u64> {
+        let row = self.window.row(self.state.offset).to_vec();
+        self.state.offset += 1;
+        self.skip_empty(layout, dataset, split);
+        row
+    }
+
+    /// Goes on to the next window that has rows, from the end of one or from one that has none. An epoch always has rows.
+    fn skip_empty(&mut self, layout: &Layout, dataset: &TokenDataset, split: &Split) {
+        while self.state.offset == self.window.len() {
+            self.state.offset = 0;
+            self.state.document = self.window.end;
+            if self.state.document == split.train_len() {
+                (self.state.document, self.state.epoch) = (0, self.state.epoch + 1);
+            }
+            self.window = window(layout, dataset, split, self.state);
+        }
     }
 }
 
 /// A position in the endless stream; always on an existing token.
 #[derive(Clone, Copy)]
-struct Cursor {
+struct Stream {
     state: LoaderState,
     order: Permutation,
 }
 
-impl Cursor {
+impl Stream {
+    /// Appends the next row to `batch`.
+    fn row(&mut self, dataset: &TokenDataset, split: &Split, seq_len: usize, batch: &mut Batch) -> Result<()> {
+        let mut tokens = Vec::with_capacity(seq_len + 1);
+        let lengths = &mut batch.documents;
+        self.advance(dataset, split, seq_len as u64, |document, range| {
+            lengths.iter_mut().for_each(|lengths| lengths.push(range.len()));
+            tokens.extend(dataset.tokens(document, range)?);
+            Ok(())
+        })?;
+        // One token more, which the next row reads again as its first input.
+        let mut ahead = *self;
+        ahead.advance(dataset, split, 1, |document, range| {
+            tokens.extend(dataset.tokens(document, range)?);
+            Ok(())
+        })?;
+        batch.inputs.extend(tokens[..seq_len].iter().map(|&token| dataset.id(token) as i32));
+        batch.targets.extend(tokens[1..].iter().map(|&token| dataset.target(token)));
+        Ok(())
+    }
+
     fn document(&self, split: &Split) -> usize {
         split.train(self.order.get(self.state.document))
     }
@@ -189,84 +306,6 @@ impl Cursor {
     }
 }
 
-/// The validation documents in batches: every token of them is a target exactly once.
-///
-/// The stream starts with an end-of-sequence token as the context of the first document, as all others have it. What
-/// is left of the last batch is filled with rows that the loss ignores, so that every rank gets the same number of
-/// batches of the same shape.
-pub struct EvalLoader {
-    dataset: Arc<TokenDataset>,
-    split: Split,
-    seq_len: usize,
-    rows: usize,
-    shard: Shard,
-    tokens: u64,
-    /// The next batch, counted over all ranks together.
-    batch: usize,
-    /// The place of the next token to predict: a validation document and an offset in it.
-    next: (u64, usize),
-    /// The token before it.
-    last: u32,
-}
-
-impl EvalLoader {
-    /// Batches of `rows` rows for this rank. With an empty validation set there are none.
-    pub fn new(dataset: Arc<TokenDataset>, split: Split, seq_len: usize, rows: usize, shard: Shard) -> EvalLoader {
-        assert!(seq_len > 0 && rows > 0 && shard.rank < shard.world, "seq_len {seq_len}, {rows} rows, {shard:?}");
-        let tokens = validation_tokens(&dataset, &split);
-        let last = dataset.meta().eos_id;
-        EvalLoader { dataset, split, seq_len, rows, shard, tokens, batch: 0, next: (0, 0), last }
-    }
-
-    /// Number of batches that each rank gets.
-    pub fn batches(&self) -> usize {
-        self.tokens.div_ceil((self.seq_len * self.rows * self.shard.world) as u64) as usize
-    }
-
-    /// Appends the next row of the stream to `batch`.
-    fn row(&mut self, batch: &mut Batch) -> Result<()> {
-        let end = batch.targets.len() + self.seq_len;
-        while batch.targets.len() < end && self.next.0 < self.split.validation_len() {
-            let document = self.split.validation(self.next.0);
-            let len = self.dataset.document_len(document);
-            let stop = len.min(self.next.1 + end - batch.targets.len());
-            for id in self.dataset.ids(document, self.next.1..stop)? {
-                batch.inputs.push(self.last as i32);
-                batch.targets.push(id as i32);
-                self.last = id;
-            }
-            self.next = if stop == len { (self.next.0 + 1, 0) } else { (self.next.0, stop) };
-        }
-        batch.inputs.resize(end, self.dataset.meta().eos_id as i32);
-        batch.targets.resize(end, IGNORE_INDEX);
-        Ok(())
-    }
-
-    fn next_batch(&mut self) -> Result<Batch> {
-        let mut batch = Batch::with_capacity(self.rows, self.seq_len);
-        for row in 0..self.rows * self.shard.world {
-            if row % self.shard.world == self.shard.rank {
-                self.row(&mut batch)?;
-            } else {
-                self.row(&mut Batch::with_capacity(1, self.seq_len))?;
-            }
-        }
-        Ok(batch)
-    }
-}
-
-impl Iterator for EvalLoader {
-    type Item = Result<Batch>;
-
-    /// The next batch, or [`Error::Data`] when a file of tokens can no longer be read.
-    fn next(&mut self) -> Option<Result<Batch>> {
-        (self.batch < self.batches()).then(|| {
-            self.batch += 1;
-            self.next_batch()
-        })
-    }
-}
-
 /// Tokens of the validation documents.
 pub fn validation_tokens(dataset: &TokenDataset, split: &Split) -> u64 {
     (0..split.validation_len()).map(|i| dataset.document_len(split.validation(i)) as u64).sum()
@@ -277,11 +316,45 @@ pub fn validation_bytes(dataset: &TokenDataset, split: &Split) -> u64 {
     (0..split.validation_len()).map(|i| u64::from(dataset.document_bytes(split.validation(i)))).sum()
 }
 
-/// Tokens of one epoch of training.
-pub fn train_tokens(dataset: &TokenDataset, split: &Split) -> u64 {
-    dataset.total_tokens() - validation_tokens(dataset, split)
+/// Rows of one epoch of training; a part of a row counts as a part.
+pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &Layout, seed: u64) -> f64 {
+    if layout.packing == Packing::Wrapped {
+        return (dataset.total_tokens() - validation_tokens(dataset, split)) as f64 / layout.seq_len as f64;
+    }
+    let (mut rows, mut state) = (0, LoaderState::start(seed));
+    while state.document < split.train_len() {
+        let window = window(layout, dataset, split, state);
+        rows += window.len();
+        state.document = window.end;
+    }
+    rows as f64
+}
+
+/// The validation documents in batches of `rows` rows of whole documents. Rows without a document, which fill the last batch, have no
+/// targets.
+pub fn whole_validation(
+    dataset: Arc<TokenDataset>,
+    split: Split,
+    layout: Layout,
+    rows: usize,
+) -> impl Iterator<Item = Result<Batch>> {
+    let documents = |place| split.validation(place);
+    let (mut start, mut packed) = (0, Vec::new());
+    while start < split.validation_len() {
+        let window = Window::new(&layout, &dataset, documents, split.validation_len(), (0, 0, start));
+        packed.extend((0..window.len()).map(|row| window.row(row).to_vec()));
+        start = window.end;
+    }
+    (0..packed.len().div_ceil(rows)).map(move |batch| {
+        let mut filled = Batch::with_capacity(rows, layout.seq_len);
+        filled.documents = layout.document_mask.then(Vec::new);
+        for row in batch * rows..(batch + 1) * rows {
+            whole_documents(&dataset, &layout, packed.get(row).map_or(&[], Vec::as_slice), &mut filled)?;
+        }
+        Ok(filled)
+    })
 }
 
 #[cfg(test)]
 #[path = "loader_tests.rs"]
-mod tests;
+pub(super) mod tests;

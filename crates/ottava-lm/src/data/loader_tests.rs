@@ -2,10 +2,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::*;
-use crate::data::{Documents, SourceOptions, Tokenizer, prepare};
+use crate::data::{Documents, ExcessLength, SourceOptions, Tokenizer, prepare};
 
 /// Documents of very different lengths. Small enough that a few batches cross an epoch.
-fn dataset(documents: usize) -> Arc<TokenDataset> {
+pub(in crate::data) fn dataset(documents: usize) -> Arc<TokenDataset> {
     let folder = tempfile::tempdir().unwrap();
     let text: Vec<_> = (0..documents).map(|i| "word ".repeat(1 + i * i % 17) + &i.to_string()).collect();
     let source: PathBuf = folder.path().join("a.txt");
@@ -16,7 +16,7 @@ fn dataset(documents: usize) -> Arc<TokenDataset> {
 }
 
 fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: Shard) -> BatchLoader {
-    BatchLoader::new(dataset.clone(), split, 16, state, shard).unwrap()
+    BatchLoader::new(dataset.clone(), split, Layout::wrapped(16), state, shard).unwrap()
 }
 
 /// The documents of `split` in training order, for two epochs, straight from the definition.
@@ -33,7 +33,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     let expected = stream(&dataset, &split, 9);
-    let epoch_tokens = train_tokens(&dataset, &split) as usize;
+    let epoch_tokens = (train_rows(&dataset, &split, &Layout::wrapped(16), 9) * 16.0) as usize;
     let mut loader = loader(&dataset, split, LoaderState::start(9), Shard::WHOLE);
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while inputs.len() < epoch_tokens * 2 {
@@ -52,8 +52,10 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
 fn resuming_after_any_batch_gives_the_same_batches() {
     let dataset = dataset(20);
     let split = Split::new(20, 0.1).unwrap();
-    for shard in [Shard::WHOLE, Shard { rank: 1, world: 3 }] {
-        let mut unbroken = loader(&dataset, split, LoaderState::start(4), shard);
+    let shards = [Shard::WHOLE, Shard { rank: 1, world: 3 }];
+    for (layout, shard) in LAYOUTS.into_iter().flat_map(|layout| shards.map(|shard| (layout, shard))) {
+        let loader = |state| BatchLoader::new(dataset.clone(), split, layout, state, shard).unwrap();
+        let mut unbroken = loader(LoaderState::start(4));
         let mut batches = Vec::new();
         let mut states = Vec::new();
         while unbroken.state().epoch < 3 {
@@ -63,7 +65,7 @@ fn resuming_after_any_batch_gives_the_same_batches() {
         assert!(batches.len() > 5);
         for (k, state) in states.iter().enumerate() {
             let saved = serde_json::to_string(state).unwrap();
-            let mut resumed = loader(&dataset, split, serde_json::from_str(&saved).unwrap(), shard);
+            let mut resumed = loader(serde_json::from_str(&saved).unwrap());
             for batch in &batches[k..] {
                 assert_eq!(&resumed.next_batch(2).unwrap(), batch, "resumed after {k} batches");
             }
@@ -76,10 +78,10 @@ fn resuming_after_any_batch_gives_the_same_batches() {
 fn ranks_share_the_rows_of_one_process() {
     let dataset = dataset(30);
     let split = Split::new(30, 3.0).unwrap();
-    for world in [2, 3, 5] {
-        let mut alone = loader(&dataset, split, LoaderState::start(1), Shard::WHOLE);
-        let mut ranks: Vec<_> =
-            (0..world).map(|rank| loader(&dataset, split, LoaderState::start(1), Shard { rank, world })).collect();
+    for (layout, world) in LAYOUTS.into_iter().flat_map(|layout| [2, 3, 5].map(|world| (layout, world))) {
+        let loader = |shard| BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(1), shard).unwrap();
+        let mut alone = loader(Shard::WHOLE);
+        let mut ranks: Vec<_> = (0..world).map(|rank| loader(Shard { rank, world })).collect();
         for _ in 0..20 {
             let whole = alone.next_batch(2 * world).unwrap();
             for (rank, loader) in ranks.iter_mut().enumerate() {
@@ -88,10 +90,115 @@ fn ranks_share_the_rows_of_one_process() {
                     let at = (row * world + rank) * 16;
                     assert_eq!(batch.inputs[row * 16..(row + 1) * 16], whole.inputs[at..at + 16]);
                     assert_eq!(batch.targets[row * 16..(row + 1) * 16], whole.targets[at..at + 16]);
+                    assert_eq!(lengths(&batch, row), lengths(&whole, row * world + rank));
                 }
                 assert_eq!(loader.state(), alone.state(), "the place saved is the same on every rank");
             }
         }
+    }
+}
+
+/// Each way to make rows, with and without the edges of documents.
+const LAYOUTS: [Layout; 4] = [
+    Layout { seq_len: 16, packing: Packing::Wrapped, document_mask: false },
+    Layout { seq_len: 16, packing: Packing::Wrapped, document_mask: true },
+    Layout { seq_len: 16, packing: Packing::Bfd, document_mask: true },
+    Layout { seq_len: 16, packing: Packing::None, document_mask: false },
+];
+
+/// The lengths of the documents of one row of 16 tokens.
+fn lengths(batch: &Batch, row: usize) -> Vec<usize> {
+    let mut end = 0;
+    let within = |length: &usize| {
+        end += length;
+        (row * 16..(row + 1) * 16).contains(&(end - 1)).then_some(*length)
+    };
+    batch.documents.iter().flatten().filter_map(within).collect()
+}
+
+#[test]
+fn packed_rows_hold_every_document_whole_once_an_epoch() {
+    let dataset = dataset(40);
+    let split = Split::new(40, 5.0).unwrap();
+    for packing in [Packing::Bfd, Packing::None] {
+        let layout = Layout { seq_len: 16, packing, document_mask: true };
+        let rows = train_rows(&dataset, &split, &layout, 9) as usize;
+        let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(9), Shard::WHOLE).unwrap();
+        let mut epochs = Vec::new();
+        for epoch in 0..2 {
+            let mut seen = Vec::new();
+            for _ in 0..rows {
+                let batch = loader.next_batch(1).unwrap();
+                let (mut at, documents) = (0, batch.documents.unwrap());
+                assert!(documents.len() <= layout.max_documents(&dataset, &split).unwrap(), "{documents:?}");
+                for length in documents {
+                    let (inputs, targets) = (&batch.inputs[at..at + length], &batch.targets[at..at + length]);
+                    at += length;
+                    if targets[0] == IGNORE_INDEX {
+                        assert!(at == 16 && targets.iter().all(|&target| target == IGNORE_INDEX), "padding is last");
+                        continue;
+                    }
+                    assert_eq!(inputs[1..], targets[..length - 1], "targets stay within their document");
+                    seen.push([&inputs[..1], targets].concat());
+                }
+                assert_eq!(at, 16);
+            }
+            assert_eq!(
+                loader.state(),
+                LoaderState { epoch: epoch + 1, ..LoaderState::start(9) },
+                "an epoch ends with its last row"
+            );
+            epochs.push(seen);
+        }
+        assert_ne!(epochs[0], epochs[1], "epochs are in different orders");
+        let of_training = (0..split.train_len()).map(|i| dataset.document(split.train(i)).unwrap());
+        let mut expected: Vec<Vec<i32>> =
+            of_training.map(|ids| ids.into_iter().take(17).map(|id| id as i32).collect()).collect();
+        expected.sort();
+        for mut seen in epochs {
+            seen.sort();
+            assert_eq!(seen, expected);
+        }
+        assert!(packing == Packing::None || rows < 35, "{rows} rows of 35 documents");
+    }
+    let stream = Layout { document_mask: true, ..Layout::wrapped(16) };
+    let most = stream.max_documents(&dataset, &split).unwrap();
+    let mut loader = BatchLoader::new(dataset.clone(), split, stream, LoaderState::start(9), Shard::WHOLE).unwrap();
+    for _ in 0..100 {
+        let documents = loader.next_batch(1).unwrap().documents.unwrap();
+        assert!(documents.len() <= most && documents.iter().sum::<usize>() == 16, "{documents:?}, {most}");
+    }
+}
+
+#[test]
+fn long_documents_are_counted_or_refused() {
+    let dataset = dataset(40);
+    let split = Split::new(40, 5.0).unwrap();
+    let layout = Layout { packing: Packing::Bfd, ..Layout::wrapped(12) };
+    let long = (0..35).filter(|&i| dataset.document_len(split.train(i)) > 13).count() as u64;
+    assert!(long > 0);
+    assert_eq!(layout.check(&dataset, &split, ExcessLength::Truncate).unwrap(), long);
+    let error = layout.check(&dataset, &split, ExcessLength::Raise).unwrap_err().to_string();
+    assert!(error.contains("`data.max_length` is 12"), "{error}");
+    let layout = Layout { seq_len: 100, ..layout };
+    assert_eq!(layout.check(&dataset, &split, ExcessLength::Raise).unwrap(), 0);
+}
+
+#[test]
+fn packed_validation_predicts_every_token_once() {
+    let dataset = dataset(40);
+    let split = Split::new(40, 12.0).unwrap();
+    let layout = Layout { seq_len: 32, packing: Packing::Bfd, document_mask: true };
+    let batches: Vec<Batch> = whole_validation(dataset.clone(), split, layout, 3).map(Result::unwrap).collect();
+    let mut targets: Vec<i32> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();
+    targets.retain(|&target| target != IGNORE_INDEX);
+    let documents = (0..12).map(|i| dataset.document(split.validation(i)).unwrap());
+    let mut expected: Vec<i32> = documents.flat_map(|ids| ids.into_iter().skip(1)).map(|id| id as i32).collect();
+    targets.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(targets, expected);
+    for batch in batches {
+        assert_eq!((batch.inputs.len(), batch.documents.unwrap().iter().sum::<usize>()), (96, 96));
     }
 }
 
@@ -101,45 +208,7 @@ fn a_place_that_does_not_exist_is_an_error() {
     let split = Split::new(10, 2.0).unwrap();
     for (document, offset) in [(8, 0), (u64::MAX, 0), (0, 1000), (0, u64::MAX)] {
         let state = LoaderState { seed: 1, epoch: 0, document, offset };
-        let error = BatchLoader::new(dataset.clone(), split, 16, state, Shard::WHOLE).err().unwrap();
+        let error = BatchLoader::new(dataset.clone(), split, Layout::wrapped(16), state, Shard::WHOLE).err().unwrap();
         assert!(matches!(&error, Error::Checkpoint(text) if text.contains("does not exist among 8 documents")));
     }
-}
-
-#[test]
-fn evaluation_predicts_every_validation_token_once() {
-    let dataset = dataset(30);
-    for val_set_size in [1.0, 7.0, 29.0] {
-        let split = Split::new(30, val_set_size).unwrap();
-        let documents = (0..split.validation_len()).map(|i| split.validation(i));
-        let expected: Vec<i32> =
-            documents.clone().flat_map(|i| dataset.document(i).unwrap()).map(|id| id as i32).collect();
-        let bytes: u64 = documents.map(|i| u64::from(dataset.document_bytes(i))).sum();
-        assert_eq!(validation_bytes(&dataset, &split), bytes);
-        for (rows, world) in [(1, 1), (4, 1), (2, 3)] {
-            let mut ranks: Vec<_> = (0..world)
-                .map(|rank| {
-                    EvalLoader::new(dataset.clone(), split, 16, rows, Shard { rank, world })
-                        .map(Result::unwrap)
-                        .collect::<Vec<_>>()
-                })
-                .collect();
-            let batches = EvalLoader::new(dataset.clone(), split, 16, rows, Shard::WHOLE).batches().div_ceil(world);
-            assert!(ranks.iter().all(|rank| rank.len() == batches), "ranks get the same number of batches");
-            let (mut inputs, mut targets) = (Vec::new(), Vec::new());
-            for row in 0..batches * rows * world {
-                let rank = &mut ranks[row % world];
-                let batch = &rank[row / world / rows];
-                let at = row / world % rows * 16;
-                inputs.extend_from_slice(&batch.inputs[at..at + 16]);
-                targets.extend_from_slice(&batch.targets[at..at + 16]);
-            }
-            let (real, padding) = targets.split_at(expected.len());
-            assert_eq!(real, expected);
-            assert_eq!((inputs[0], &inputs[1..expected.len()]), (0, &expected[..expected.len() - 1]));
-            assert!(padding.len() < rows * world * 16 && padding.iter().all(|&target| target == IGNORE_INDEX));
-        }
-    }
-    let none = Split::new(30, 0.0).unwrap();
-    assert_eq!(EvalLoader::new(dataset, none, 16, 4, Shard::WHOLE).count(), 0);
 }

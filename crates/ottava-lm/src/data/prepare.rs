@@ -10,8 +10,9 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
-use super::shards::{BYTES, DOCUMENTS, FORMAT, Meta, SourceFile, TokenDataset, TokenType, shard_name};
-use super::source::{Document, SourceOptions, documents};
+use super::encode::{Encoded, Encoder};
+use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
+use super::source::{Document, SourceOptions, documents, formatting};
 use super::tokenizer::Tokenizer;
 use crate::checkpoint::fs::{Fs, RealFs, create_dirs, sync_parent};
 use crate::hash::{hex, seal, sha256, sha256_file};
@@ -28,7 +29,7 @@ const TEMPORARY: &str = ".tmp-";
 
 /// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
 ///
-/// Each document is tokenized separately and ends with the tokenizer's end-of-sequence token. Files and documents keep
+/// Each document is tokenized separately, with the tokenizer's tokens at its edges. Files and documents keep
 /// their order, whatever the number of cores. The folder appears by rename when it is complete.
 /// Errors with [`Error::Data`] when a file holds a bad record or all of them hold no text.
 pub fn prepare(
@@ -54,7 +55,10 @@ pub(super) fn prepare_sharded(
         )));
     };
     let files = describe(sources)?;
-    let key = key(&files, options, tokenizer, eos_id);
+    let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
+    let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+    let encoder = Encoder::new(tokenizer, options, prompts)?;
+    let key = key(&files, options, &encoder, eos_id);
     let folder = cache.join(format!("tokens-{}", &key[..16]));
     if folder.exists() {
         match TokenDataset::open(&folder) {
@@ -67,10 +71,11 @@ pub(super) fn prepare_sharded(
     }
     create_dirs(&RealFs, cache)?;
     let temporary = TemporaryFolder::create(cache, &key[..16])?;
-    let mut writer = TokenWriter::create(&temporary.path, tokenizer.vocab_size(), shard_bytes)?;
-    for (source, expected) in sources.iter().zip(&files) {
-        info!("tokenizing {}", source.display());
-        let (size, sha256) = tokenize(source, options, tokenizer, eos_id, &mut writer)?;
+    let dtype = if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) };
+    let mut writer = TokenWriter::create(&temporary.path, dtype, shard_bytes)?;
+    for ((source, expected), formatting) in sources.iter().zip(&files).zip(formattings) {
+        info!("tokenizing {} (records: {})", source.display(), formatting.as_str());
+        let (size, sha256) = tokenize(source, options, &encoder, &mut writer)?;
         if sha256 != expected.sha256 {
             return Err(Error::Data(format!(
                 "{}: the file was changed while it was read ({} bytes before, {size} now); run again when it is complete",
@@ -88,8 +93,10 @@ pub(super) fn prepare_sharded(
         key,
         documents: 0,
         tokens: 0,
+        target_tokens: 0,
+        loss_mask: encoder.loss_mask,
         bytes: 0,
-        dtype: TokenType::for_vocab(tokenizer.vocab_size()),
+        dtype,
         vocab_size: tokenizer.vocab_size(),
         eos_id,
         tokenizer_sha256: tokenizer.sha256().into(),
@@ -119,10 +126,12 @@ fn describe(sources: &[PathBuf]) -> Result<Vec<SourceFile>> {
 
 /// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
 /// format, not with its folder.
-fn key(files: &[SourceFile], options: &SourceOptions, tokenizer: &Tokenizer, eos_id: u32) -> String {
+fn key(files: &[SourceFile], options: &SourceOptions, encoder: &Encoder, eos_id: u32) -> String {
+    let tokenizer = encoder.tokenizer;
     let files: Vec<_> =
         files.iter().map(|f| (Path::new(&f.path).file_name().map(|n| n.to_string_lossy()), &f.sha256)).collect();
-    let parts = serde_json::json!([FORMAT, files, options, tokenizer.sha256(), eos_id]);
+    let edges = (tokenizer.start_ids(), eos_id);
+    let parts = serde_json::json!([FORMAT, files, options, tokenizer.sha256(), edges, encoder.template_sha256()]);
     sha256(parts.to_string().as_bytes())
 }
 
@@ -131,8 +140,7 @@ fn key(files: &[SourceFile], options: &SourceOptions, tokenizer: &Tokenizer, eos
 fn tokenize(
     source: &Path,
     options: &SourceOptions,
-    tokenizer: &Tokenizer,
-    eos_id: u32,
+    encoder: &Encoder,
     writer: &mut TokenWriter,
 ) -> Result<(u64, String)> {
     let mut reader = documents(source, options)?;
@@ -142,7 +150,7 @@ fn tokenize(
             interrupt::check("tokenizing")?;
             let Some(document) = reader.next().transpose()? else { break };
             // The overhead of a document counts too, so that many short ones end a chunk.
-            size += document.text.len() + 64;
+            size += document.bytes + 64;
             chunk.push(document);
         }
         if chunk.is_empty() {
@@ -150,16 +158,15 @@ fn tokenize(
         }
         let encode = |document: &Document| {
             interrupt::check("tokenizing")?;
-            let ids = tokenizer.encode(&document.text);
-            ids.map_err(|e| Error::Data(format!("{}:{}: {e}", source.display(), document.line)))
+            encoder.encode(document).map_err(|e| Error::Data(format!("{}:{}: {e}", source.display(), document.line)))
         };
         let mut rest = &chunk[..];
         while !rest.is_empty() {
-            let (together, others) = rest.split_at(fitting(rest, tokenizer, source)?);
-            let encoded: Result<Vec<Vec<u32>>> = together.par_iter().map(encode).collect();
-            for (document, mut ids) in together.iter().zip(encoded?) {
-                ids.push(eos_id);
-                writer.push(&ids, document.text.len())?;
+            let (together, others) = rest.split_at(fitting(rest, encoder, source)?);
+            // All are encoded before the first error is taken, which then is that of the lowest line.
+            let encoded: Vec<Result<Encoded>> = together.par_iter().map(encode).collect();
+            for encoded in encoded {
+                writer.push(&encoded?, encoder.loss_mask)?;
             }
             rest = others;
         }
@@ -168,9 +175,9 @@ fn tokenize(
 
 /// How many of `documents`, at least one, may be tokenized at once in the available memory. Errors with [`Error::Data`] when
 /// the first one alone does not fit.
-fn fitting(documents: &[Document], tokenizer: &Tokenizer, source: &Path) -> Result<usize> {
+fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<usize> {
     let available = limits::available_memory().unwrap_or(u64::MAX);
-    let needed = |document: &Document| tokenizer.memory_to_encode(&document.text);
+    let needed = |document: &Document| encoder.memory(document);
     let first = needed(&documents[0]);
     if first > available {
         return Err(Error::Data(format!(
@@ -178,7 +185,7 @@ fn fitting(documents: &[Document], tokenizer: &Tokenizer, source: &Path) -> Resu
              {:.1} GiB available; split it, or set text_documents = \"line\"",
             source.display(),
             documents[0].line,
-            documents[0].text.len() as f64 / f64::from(1 << 20),
+            documents[0].bytes as f64 / f64::from(1 << 20),
             first as f64 / f64::from(1 << 30),
             available as f64 / f64::from(1 << 30),
         )));
@@ -204,23 +211,26 @@ struct TokenWriter {
     /// The first token of each document, and at the end the number of tokens.
     starts: Vec<u64>,
     bytes: Vec<u32>,
+    target_tokens: u64,
 }
 
 impl TokenWriter {
-    fn create(folder: &Path, vocab_size: usize, shard_bytes: u64) -> Result<TokenWriter> {
+    fn create(folder: &Path, dtype: TokenType, shard_bytes: u64) -> Result<TokenWriter> {
         Ok(TokenWriter {
             folder: folder.to_path_buf(),
-            dtype: TokenType::for_vocab(vocab_size),
+            dtype,
             shard_bytes,
             shard: None,
             shards: Vec::new(),
             sha256: BTreeMap::new(),
             starts: vec![0],
             bytes: Vec::new(),
+            target_tokens: 0,
         })
     }
 
-    fn push(&mut self, ids: &[u32], bytes: usize) -> Result<()> {
+    /// Writes a document, whose tokens may have the bit of a loss mask.
+    fn push(&mut self, Encoded { tokens: ids, bytes }: &Encoded, loss_mask: bool) -> Result<()> {
         if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
             self.close_shard()?;
         }
@@ -232,6 +242,7 @@ impl TokenWriter {
                 self.shard.insert(output)
             }
         };
+        self.target_tokens += ids.iter().filter(|&&id| !loss_mask || id & MASKED == 0).count() as u64;
         for &id in ids {
             let id = id.to_le_bytes();
             shard.write(&id[..self.dtype.size()])?;
@@ -239,7 +250,7 @@ impl TokenWriter {
         let tokens = self.shards.last_mut().expect("a file was opened above");
         *tokens += ids.len() as u64;
         self.starts.push(self.starts[self.starts.len() - 1] + ids.len() as u64);
-        self.bytes.push(u32::try_from(bytes).expect("a document is smaller than 4 GiB"));
+        self.bytes.push(u32::try_from(*bytes).expect("a document is smaller than 4 GiB"));
         Ok(())
     }
 
@@ -268,6 +279,7 @@ impl TokenWriter {
         let meta = Meta {
             documents: self.bytes.len() as u64,
             tokens: self.starts[self.starts.len() - 1],
+            target_tokens: self.target_tokens,
             bytes: self.bytes.iter().map(|&length| u64::from(length)).sum(),
             shards: self.shards,
             sha256: self.sha256,

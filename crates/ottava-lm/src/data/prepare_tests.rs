@@ -1,7 +1,10 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::data::{Documents, SourceOptions, TokenDataset, Tokenizer};
+use std::sync::Arc;
+
+use crate::data::preview::{Part, preview};
+use crate::data::{Content, Documents, Layout, Packing, SourceOptions, Split, TokenDataset, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
@@ -146,9 +149,13 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
 
 #[test]
 fn documents_are_tokenized_together_as_far_as_memory_reaches() {
-    let document = |megabytes: usize| Document { text: "x".repeat(megabytes << 20), line: 1 };
-    let path = Path::new("a.txt");
-    let fitting = |documents: &[Document]| fitting(documents, &tokenizer(), path);
+    let document = |megabytes: usize| {
+        let content = Content::Text("x".repeat(megabytes << 20));
+        Document { content, bytes: megabytes << 20, line: 1 }
+    };
+    let (path, tokenizer) = (Path::new("a.txt"), tokenizer());
+    let encoder = Encoder::new(&tokenizer, &lines(), false).unwrap();
+    let fitting = |documents: &[Document]| fitting(documents, &encoder, path);
     assert_eq!(fitting(&[document(0), document(0)]).unwrap(), 2);
     let available = limits::available_memory().unwrap() >> 20;
     let large = (available / 270) as usize;
@@ -182,4 +189,87 @@ fn the_bundled_corpus_has_the_counts_that_its_readme_states() {
     let dataset = prepare(&[corpus], &lines(), &tokenizer(), cache.path()).unwrap();
     assert_eq!((dataset.len(), dataset.total_tokens()), (117_657, 3_233_620 + 117_657));
     assert_eq!(dataset.total_bytes(), 11_129_674);
+}
+
+/// The bundled tokenizer with a chat template, which ends turns with `!`.
+fn chat_tokenizer(folder: &Path) -> Tokenizer {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
+    std::fs::copy(bundled, folder.join("tokenizer.json")).unwrap();
+    let template = "{% for m in messages %}{{ m.role + ': ' + m.content + '!' }}{% endfor %}\
+                    {% if add_generation_prompt %}assistant:{% endif %}";
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    Tokenizer::load(folder).unwrap()
+}
+
+/// The text of a document, with brackets around what the loss is taken of.
+fn learned(dataset: &TokenDataset, tokenizer: &Tokenizer, i: usize) -> String {
+    let tokens = dataset.tokens(i, 0..dataset.document_len(i)).unwrap();
+    let groups = tokens.chunk_by(|a, b| (dataset.target(*a) < 0) == (dataset.target(*b) < 0));
+    let told = |group: &[u32]| {
+        let text = tokenizer.decode(&group.iter().map(|&token| dataset.id(token)).collect::<Vec<_>>()).unwrap();
+        if dataset.target(group[0]) < 0 { text } else { format!("[{text}]") }
+    };
+    groups.map(told).collect()
+}
+
+#[test]
+fn the_loss_is_taken_of_answers_and_completions_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = chat_tokenizer(folder.path());
+    let cache = folder.path().join("cache");
+    let chat =
+        r#"{"messages": [{"role": "user", "content": "why é?"}, {"role": "assistant", "content": "  so it  is"}, "#;
+    let chat = chat.to_string() + r#"{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}"#;
+    let sources = [
+        write(folder.path(), "chat.jsonl", &chat),
+        write(folder.path(), "pairs.jsonl", r#"{"prompt": "the cat", "completion": " sat"}"#),
+        write(folder.path(), "text.jsonl", r#"{"text": "plain"}"#),
+    ];
+    let options = SourceOptions::default();
+    let dataset = prepare(&sources, &options, &tokenizer, &cache).unwrap();
+    assert_eq!(learned(&dataset, &tokenizer, 0), "user: why é?!assistant:[   so it  is!]user: x!assistant:[ y!]");
+    assert_eq!(learned(&dataset, &tokenizer, 1), "the cat[ sat<|endoftext|>]");
+    assert_eq!(learned(&dataset, &tokenizer, 2), "[plain<|endoftext|>]");
+    assert_eq!(dataset.document_bytes(0), "   so it  is!".len() as u32 + 3);
+    assert!(dataset.meta().target_tokens < dataset.total_tokens() && dataset.meta().loss_mask);
+    let all = SourceOptions { train_on_inputs: true, ..options.clone() };
+    let whole = prepare(&sources, &all, &tokenizer, &cache).unwrap();
+    assert_eq!(learned(&whole, &tokenizer, 1), "[the cat sat<|endoftext|>]");
+    assert_eq!((whole.meta().target_tokens, whole.meta().loss_mask), (whole.total_tokens(), false));
+    assert_eq!(whole.document(0).unwrap(), dataset.document(0).unwrap());
+    // Tokens depend on the template.
+    std::fs::write(folder.path().join("chat_template.jinja"), "{{ 'no turns' }}").unwrap();
+    let error = prepare(&sources, &options, &tokenizer, &cache).err().unwrap().to_string();
+    assert!(error.contains("chat.jsonl:1: ") && error.contains("writes nothing for message 2"), "{error}");
+    std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+    let error = prepare(&sources, &options, &tokenizer, &cache).err().unwrap().to_string();
+    assert!(error.contains("chat.jsonl:1: ") && error.contains("has no chat template"), "{error}");
+}
+
+#[test]
+fn a_preview_shows_rows_as_they_are_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokenizer = chat_tokenizer(folder.path());
+    let pairs =
+        "{\"prompt\": \"the cat\", \"completion\": \" sat\"}\n{\"prompt\": \"a dog\", \"completion\": \" ran\"}\n";
+    let source = [write(folder.path(), "pairs.jsonl", pairs)];
+    let cache = folder.path().join("cache");
+    let dataset = Arc::new(prepare(&source, &SourceOptions::default(), &tokenizer, &cache).unwrap());
+    let split = Split::new(2, 0.0).unwrap();
+    let rows = |packing, seq_len| {
+        let layout = Layout { seq_len, packing, document_mask: false };
+        let rows = preview(&dataset, split, layout, 1, &tokenizer, 1).unwrap();
+        let told = |part: &Part| {
+            let start = if part.starts { "|" } else { "" };
+            if part.learned { format!("{start}[{}]", part.text) } else { format!("{start}{}", part.text) }
+        };
+        rows[0].iter().map(told).collect::<String>()
+    };
+    let (cat, dog) = ("|the cat[ sat<|endoftext|>]", "|a dog[ ran<|endoftext|>]");
+    let both = rows(Packing::Bfd, 32);
+    assert!(both == format!("{cat}{dog}") || both == format!("{dog}{cat}"), "{both}");
+    let one = rows(Packing::None, 32);
+    assert!(one == cat || one == dog, "{one}");
+    let stream = rows(Packing::Wrapped, dataset.total_tokens() as usize);
+    assert!(stream == both, "{stream}");
 }

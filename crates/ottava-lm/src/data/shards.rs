@@ -7,6 +7,8 @@
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //!
+//! With a loss mask, ids are u32 and the highest bit of a token says that it is not a target.
+//!
 //! Tokens are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS. The two tables are
 //! held in memory, 12 bytes per document.
 
@@ -16,6 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use ottava_tensor::ops::IGNORE_INDEX;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -24,7 +27,10 @@ use crate::hash::{hex, sha256, unseal};
 use crate::{Error, Result, input, interrupt};
 
 /// The version of the folder's layout that this program writes and reads.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
+
+/// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
+pub const MASKED: u32 = 1 << 31;
 
 /// The content of `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,15 +42,19 @@ pub struct Meta {
     pub key: String,
     /// Number of documents.
     pub documents: u64,
-    /// Number of tokens, one end-of-sequence token for each document included.
+    /// Number of tokens, with those at the edges of documents.
     pub tokens: u64,
-    /// Bytes of all texts in UTF-8, without what separates documents.
+    /// Tokens that the loss is taken of.
+    pub target_tokens: u64,
+    /// Whether some tokens are no targets.
+    pub loss_mask: bool,
+    /// Bytes of all texts that the loss is taken of, in UTF-8, without what separates documents.
     pub bytes: u64,
     /// The storage type of a token.
     pub dtype: TokenType,
     /// Ids are below this.
     pub vocab_size: usize,
-    /// The id that ends each document.
+    /// The id that ends a text.
     pub eos_id: u32,
     /// SHA-256 of the `tokenizer.json` that made the ids.
     pub tokenizer_sha256: String,
@@ -145,6 +155,9 @@ impl TokenDataset {
         {
             return Err(wrong("its counts of documents and tokens do not agree".into()));
         }
+        if meta.loss_mask && (meta.dtype != TokenType::U32 || meta.vocab_size > MASKED as usize) {
+            return Err(wrong("its tokens have no room for a loss mask".into()));
+        }
         let mut shards = Vec::with_capacity(meta.shards.len());
         let mut start = 0;
         for (index, &tokens) in meta.shards.iter().enumerate() {
@@ -204,10 +217,10 @@ impl TokenDataset {
                 .read_exact_at(&mut buffer, at * size as u64)
                 .map_err(|e| wrong(format!("cannot be read: {e}")))?;
             hasher.update(&buffer);
-            if let Some(bad) = decode(&buffer, size).position(|id| id as usize >= vocab) {
+            if let Some(bad) = decode(&buffer, size).position(|token| self.id(token) as usize >= vocab) {
                 let token = shard.start + at + bad as u64;
                 let document = self.starts.partition_point(|&start| start <= token) - 1;
-                let id = decode(&buffer[bad * size..], size).next().unwrap_or_default();
+                let id = self.id(decode(&buffer[bad * size..], size).next().unwrap_or_default());
                 let at = token - self.starts[document];
                 return Err(wrong(format!(
                     "document {document} has the id {id} at token {at}, the vocabulary has {vocab}"
@@ -230,7 +243,7 @@ impl TokenDataset {
         self.meta.documents as usize
     }
 
-    /// Number of tokens, end-of-sequence tokens included.
+    /// Number of tokens, with those at the edges of documents.
     pub fn total_tokens(&self) -> u64 {
         self.meta.tokens
     }
@@ -240,7 +253,7 @@ impl TokenDataset {
         self.meta.bytes
     }
 
-    /// Tokens of document `i` with its end-of-sequence token; at least 1.
+    /// Tokens of document `i` with those at its edges; at least 1.
     pub fn document_len(&self, i: usize) -> usize {
         (self.starts[i + 1] - self.starts[i]) as usize
     }
@@ -250,13 +263,28 @@ impl TokenDataset {
         self.bytes[i]
     }
 
-    /// The tokens of document `i`; the last one is the end-of-sequence token.
+    /// The tokens of document `i`.
     pub fn document(&self, i: usize) -> Result<Vec<u32>> {
         self.ids(i, 0..self.document_len(i))
     }
 
     /// The ids at `range` within document `i`. Errors with [`Error::Data`] when the file can no longer be read.
     pub fn ids(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
+        Ok(self.tokens(i, range)?.into_iter().map(|token| self.id(token)).collect())
+    }
+
+    /// The id of a stored token.
+    pub(super) fn id(&self, token: u32) -> u32 {
+        if self.meta.loss_mask { token & !MASKED } else { token }
+    }
+
+    /// The id of a stored token as a target, or [`IGNORE_INDEX`].
+    pub(super) fn target(&self, token: u32) -> i32 {
+        if self.meta.loss_mask && token & MASKED != 0 { IGNORE_INDEX } else { token as i32 }
+    }
+
+    /// The stored tokens at `range` within document `i`.
+    pub(super) fn tokens(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
         assert!(range.end <= self.document_len(i), "a range within document {i}");
         let start = self.starts[i];
         let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= start) - 1];

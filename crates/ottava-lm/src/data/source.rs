@@ -10,6 +10,7 @@ use flate2::read::MultiGzDecoder;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+use super::records::{Content, Formatting};
 use crate::hash::HashedFile;
 use crate::{Error, Result, input};
 
@@ -41,19 +42,34 @@ pub struct SourceOptions {
     pub text_documents: Documents,
     /// The field of a JSON record that holds its text.
     pub text_field: String,
+    /// The fields of JSON records.
+    pub formatting: Formatting,
+    /// Whether the loss is taken of prompts too.
+    pub train_on_inputs: bool,
+    /// A chat template instead of the tokenizer's; empty means that. Cached tokens depend on its content.
+    #[serde(skip)]
+    pub chat_template_path: PathBuf,
 }
 
 impl Default for SourceOptions {
     fn default() -> Self {
-        SourceOptions { text_documents: Documents::default(), text_field: "text".into() }
+        SourceOptions {
+            text_documents: Documents::default(),
+            text_field: "text".into(),
+            formatting: Formatting::Auto,
+            train_on_inputs: false,
+            chat_template_path: PathBuf::new(),
+        }
     }
 }
 
 /// One document and the line it starts on.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Document {
-    /// Its text, never empty, with `\n` line ends.
-    pub text: String,
+    /// What it is made of; a plain text has `\n` line ends.
+    pub content: Content,
+    /// Bytes of the record that it was read from.
+    pub bytes: usize,
     /// The line of the file on which it starts, from 1.
     pub line: u64,
 }
@@ -73,7 +89,7 @@ pub struct DocumentReader {
 enum Form {
     Lines,
     Whole,
-    Json { field: String },
+    Json { field: String, formatting: Formatting },
 }
 
 /// Errors with [`Error::Data`] unless `path` is a regular file with a supported extension.
@@ -87,7 +103,14 @@ fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let plain = name.strip_suffix(".gz");
     let form = match plain.unwrap_or(&name).rsplit_once('.').map(|(_, extension)| extension) {
-        Some("jsonl") => Form::Json { field: options.text_field.clone() },
+        Some("jsonl") => {
+            // A field that was asked for holds the text, whatever other fields there are.
+            let formatting = match options.formatting {
+                Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
+                formatting => formatting,
+            };
+            Form::Json { field: options.text_field.clone(), formatting }
+        }
         Some("txt" | "md") => match options.text_documents {
             Documents::Line => Form::Lines,
             Documents::File => Form::Whole,
@@ -100,6 +123,20 @@ fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
         }
     };
     Ok((form, plain.is_some()))
+}
+
+/// The formatting of the records of `path`, by the first of them; that of plain text for other files.
+pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
+    let mut reader = documents(path, options)?;
+    match reader.form {
+        Form::Lines | Form::Whole => return Ok(Formatting::Text),
+        Form::Json { formatting: Formatting::Auto, .. } => reader.next().transpose()?,
+        Form::Json { .. } => None,
+    };
+    match reader.form {
+        Form::Json { formatting, .. } if formatting != Formatting::Auto => Ok(formatting),
+        _ => Ok(Formatting::Text),
+    }
 }
 
 /// Opens `path` for reading its documents. The name says what it is; other names are an error.
@@ -174,12 +211,14 @@ impl DocumentReader {
             if piece.trim().is_empty() {
                 continue;
             }
-            let text = match &self.form {
-                Form::Lines | Form::Whole => piece,
-                Form::Json { field } => json_text(&piece, field).map_err(|reason| self.wrong(reason))?,
+            let bytes = piece.len();
+            let content = match &mut self.form {
+                Form::Lines | Form::Whole => Ok(Content::Text(piece)),
+                Form::Json { field, formatting } => json_content(&piece, field, formatting),
             };
-            if !text.is_empty() {
-                return Ok(Some(Document { text, line }));
+            match content.map_err(|reason| self.wrong(reason))? {
+                Content::Text(text) if text.is_empty() => {}
+                content => return Ok(Some(Document { content, bytes, line })),
             }
         }
         Ok(None)
@@ -204,12 +243,31 @@ fn lines_before(bytes: &[u8], at: usize) -> u64 {
     bytes[..at].iter().filter(|&&b| b == b'\n').count() as u64
 }
 
+/// The content of one JSON record of a file of this `formatting`, which the first record decides if it is not known.
+fn json_content(record: &str, field: &str, formatting: &mut Formatting) -> Result<Content, String> {
+    if *formatting == Formatting::Auto {
+        *formatting = Formatting::detect(record);
+    }
+    match *formatting {
+        Formatting::Text => Ok(Content::Text(json_text(record, field)?)),
+        formatting => {
+            let record = serde_json::from_str(record).map_err(|e| unusable(&e))?;
+            let content = formatting.read(&record);
+            content.map_err(|reason| format!("not a usable record of formatting `{}`: {reason}", formatting.as_str()))
+        }
+    }
+}
+
+/// The message for a record that is not JSON. The parser counts lines within the record; the caller names the line of the file.
+fn unusable(error: &serde_json::Error) -> String {
+    format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column "))
+}
+
 /// The text in `field` of one JSON record.
 fn json_text(record: &str, field: &str) -> Result<String, String> {
     let mut parser = serde_json::Deserializer::from_str(record);
     let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
-    // The parser counts lines within the record; the caller names the line of the file.
-    text.map_err(|e| format!("not a usable record: {}", e.to_string().replace(" at line 1 column ", " at column ")))
+    text.map_err(|e| unusable(&e))
 }
 
 /// Picks one string field out of an object without keeping the rest.

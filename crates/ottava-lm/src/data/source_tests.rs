@@ -4,7 +4,14 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::{Documents, HashedFile, SourceOptions, documents};
+use super::{Content, Document, Documents, Formatting, HashedFile, SourceOptions, documents, formatting};
+
+fn text(document: Document) -> String {
+    match document.content {
+        Content::Text(text) => text,
+        other => panic!("{other:?} is no text"),
+    }
+}
 
 fn lines() -> SourceOptions {
     SourceOptions { text_documents: Documents::Line, ..SourceOptions::default() }
@@ -23,7 +30,7 @@ fn read(name: &str, bytes: &[u8], options: &SourceOptions) -> Result<Vec<(u64, S
     std::fs::write(&path, bytes).unwrap();
     let all = documents(&path, options).and_then(|reader| reader.collect::<Result<Vec<_>, _>>());
     let all = all.map_err(|e| e.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
-    Ok(all.into_iter().map(|document| (document.line, document.text)).collect())
+    Ok(all.into_iter().map(|document| (document.line, text(document))).collect())
 }
 
 fn owned(documents: &[(u64, &str)]) -> Result<Vec<(u64, String)>, String> {
@@ -147,12 +154,41 @@ fn mutated_records_never_panic() {
             path: "a.jsonl".into(),
             input: Box::new(std::io::Cursor::new(bytes)),
             file: file.clone(),
-            form: super::Form::Json { field: "text".into() },
+            form: super::Form::Json { field: "text".into(), formatting: Formatting::Text },
             line: 0,
             finished: false,
         };
         for document in reader {
-            assert!(document.map_or_else(|e| e.to_string().starts_with("a.jsonl:"), |d| !d.text.is_empty()));
+            assert!(document.map_or_else(|e| e.to_string().starts_with("a.jsonl:"), |d| !text(d).is_empty()));
         }
     }
+}
+
+#[test]
+fn the_first_record_decides_how_the_others_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let chat = r#"{"messages": [{"role": "user", "content": "a"}]}"#;
+    let read = |text: &str, options: &SourceOptions| {
+        std::fs::write(&path, text).unwrap();
+        let all: Result<Vec<_>, _> = documents(&path, options).unwrap().collect();
+        (formatting(&path, options).map_err(|e| e.to_string()), all.map_err(|e| e.to_string()))
+    };
+    let auto = SourceOptions::default();
+    let (form, all) = read(&format!("\n{chat}\n{chat}"), &auto);
+    assert_eq!((form, all.unwrap().len()), (Ok(Formatting::Messages), 2));
+    let other = |text: &str, options: &SourceOptions| read(text, options).1.unwrap_err();
+    let reason = other(&format!("{chat}\n{{\"text\": \"b\"}}"), &auto);
+    assert!(
+        reason.ends_with("a.jsonl:2: not a usable record of formatting `messages`: field `messages` is missing"),
+        "{reason}"
+    );
+    let reason = other(&format!("{{\"text\": \"b\"}}\n{chat}"), &auto);
+    assert!(reason.contains("a.jsonl:2: ") && reason.contains("`text` is missing"), "{reason}");
+    let sharegpt = SourceOptions { formatting: Formatting::Sharegpt, ..SourceOptions::default() };
+    assert!(other(chat, &sharegpt).contains("formatting `sharegpt`: field `conversations` is missing"));
+    let body = SourceOptions { text_field: "body".into(), ..SourceOptions::default() };
+    let (form, all) = read(r#"{"messages": 1, "body": "x"}"#, &body);
+    assert_eq!((form, text(all.unwrap().remove(0))), (Ok(Formatting::Text), "x".into()));
+    assert_eq!(read("", &auto).0, Ok(Formatting::Text));
 }

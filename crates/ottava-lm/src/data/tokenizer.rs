@@ -2,13 +2,11 @@
 //!
 //! Crafted tokenizer files make the tokenizers crate panic; every call into it catches panics and returns them as errors.
 
-use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
-use serde_json::Value;
-
+use super::edges::Edges;
+use super::guard::catch_panics;
 use super::pieces::{cuts_at_spaces, pieces};
 use crate::hash::sha256;
 use crate::{Error, Result, input};
@@ -25,16 +23,13 @@ const BYTES_PER_BYTE: u64 = 250;
 /// Bytes of memory for the ids of a byte of text, with those of a piece and room to grow.
 const IDS_PER_BYTE: u64 = 16;
 
-/// Common names of end-of-text tokens, tried in this order if no file next to the tokenizer names one.
-const COMMON_EOS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
-
 /// A tokenizer and the ids that end a text.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     vocab_size: usize,
-    eos_ids: Vec<u32>,
+    edges: Edges,
     sha256: String,
     /// Whether long texts are cut.
     cuts: bool,
@@ -43,9 +38,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `path`: a `tokenizer.json`, or a folder that holds one.
     ///
-    /// The end-of-sequence ids come from the first of these beside it that names one: `eos_token_id` of
-    /// `generation_config.json` (a number or a list), of `config.json`, `eos_token` of `tokenizer_config.json`; else
-    /// from the first common name in the vocabulary (`<|endoftext|>`, `</s>`, ...).
+    /// The files beside it decide which tokens begin and end a document, as docs/data.md says.
     /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
     /// Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
@@ -60,12 +53,30 @@ impl Tokenizer {
         let highest = inner.get_vocab(true).into_values().max();
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
         let (sha256, cuts) = (sha256(&bytes), cuts_at_spaces(&inner));
-        let mut tokenizer = Tokenizer { inner, vocab_size, eos_ids: Vec::new(), sha256, cuts, path };
-        tokenizer.eos_ids = tokenizer.named_eos_ids()?;
-        if tokenizer.eos_ids.is_empty() {
-            tokenizer.eos_ids = COMMON_EOS.iter().find_map(|name| tokenizer.token_id(name)).into_iter().collect();
+        let edges = Edges::read(path.parent().unwrap_or(Path::new(".")), &inner)?;
+        Ok(Tokenizer { inner, vocab_size, edges, sha256, cuts, path })
+    }
+
+    /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
+    pub fn encode_document(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.with_start(self.encode(text)?);
+        ids.extend(self.edges.end.filter(|end| ids.last() != Some(end)));
+        Ok(ids)
+    }
+
+    /// The ids of the beginning of a document, for a model to complete. An empty one has the token that ends a document if nothing begins
+    /// one, since a document follows that in training.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.with_start(self.encode(text)?);
+        ids.extend(self.edges.end.filter(|_| ids.is_empty()));
+        Ok(ids)
+    }
+
+    fn with_start(&self, mut ids: Vec<u32>) -> Vec<u32> {
+        if !ids.starts_with(&self.edges.start) {
+            ids.splice(0..0, self.edges.start.iter().copied());
         }
-        Ok(tokenizer)
+        ids
     }
 
     /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
@@ -84,6 +95,23 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of `text`, each with whether it has a byte of the ranges `learned`.
+    pub(super) fn encode_learned(&self, text: &str, learned: &[Range<usize>]) -> Result<Vec<(u32, bool)>> {
+        let (mut tokens, mut start, mut end) = (Vec::new(), 0, 0);
+        for piece in self.pieces(text, PIECE_BYTES) {
+            let encoding = catch_panics(|| self.inner.encode(piece, false))
+                .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
+            for (&id, &(first, last)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+                // A token begins where the one before it ends: offsets may leave out white space.
+                let begin = end.min(start + first);
+                end = start + last;
+                tokens.push((id, learned.iter().any(|range| begin < range.end && end > range.start)));
+            }
+            start += piece.len();
+        }
+        Ok(tokens)
+    }
+
     /// `text` in pieces of at least `bytes` that have the ids of the whole; one piece, where that is not certain.
     pub(super) fn pieces<'a>(&self, text: &'a str, bytes: usize) -> impl Iterator<Item = &'a str> {
         pieces(text, if self.cuts { bytes } else { usize::MAX })
@@ -93,6 +121,11 @@ impl Tokenizer {
     pub fn memory_to_encode(&self, text: &str) -> u64 {
         let longest = self.pieces(text, PIECE_BYTES).map(str::len).max().unwrap_or(0);
         longest as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
+    }
+
+    /// Bytes of memory to encode a text of `bytes` in one piece.
+    pub(super) fn memory_to_encode_whole(bytes: usize) -> u64 {
+        bytes as u64 * (BYTES_PER_BYTE + IDS_PER_BYTE)
     }
 
     /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.
@@ -107,14 +140,31 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// The id that ends a document, if the tokenizer has one; see [`Tokenizer::load`] for where it comes from.
+    /// The ids that begin a document: usually one or none.
+    pub fn start_ids(&self) -> &[u32] {
+        &self.edges.start
+    }
+
+    /// The id that ends a document, if the tokenizer has one: the end of text, not the end of a turn of a chat.
     pub fn eos_id(&self) -> Option<u32> {
-        self.eos_ids.first().copied()
+        self.edges.end
     }
 
     /// Every id that ends a generated text; the first is [`Tokenizer::eos_id`].
     pub fn eos_ids(&self) -> &[u32] {
-        &self.eos_ids
+        &self.edges.stops
+    }
+
+    /// Which tokens begin and end a document and a generated text, as a sentence.
+    pub fn describe_edges(&self) -> String {
+        let name = |&id: &u32| format!("{} ({id})", self.inner.id_to_token(id).unwrap_or_default());
+        let names = |ids: &[u32]| ids.iter().map(name).collect::<Vec<_>>().join(", ");
+        let start = match self.edges.start.as_slice() {
+            [] => "no token of their own".to_string(),
+            ids => names(ids),
+        };
+        let end = self.edges.end.as_ref().map_or("no token, since none is known".to_string(), name);
+        format!("documents begin with {start} and end with {end}; generation stops at {}", names(&self.edges.stops))
     }
 
     /// Errors when ids reach beyond a model's `vocabulary`.
@@ -142,80 +192,19 @@ impl Tokenizer {
     pub fn path(&self) -> &Path {
         &self.path
     }
-
-    /// The ids that end a text by the files next to the tokenizer; empty if none names any.
-    fn named_eos_ids(&self) -> Result<Vec<u32>> {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        for (file, key) in [
-            ("generation_config.json", "eos_token_id"),
-            ("config.json", "eos_token_id"),
-            ("tokenizer_config.json", "eos_token"),
-        ] {
-            let path = folder.join(file);
-            if !path.exists() {
-                continue;
-            }
-            let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-            let config: Value =
-                serde_json::from_slice(&read_capped(&path)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
-            let ids = match config.get(key) {
-                None | Some(Value::Null) => continue,
-                Some(Value::Array(list)) => list.iter().map(|value| self.special_id(value)).collect(),
-                Some(value) => self.special_id(value).map(|id| vec![id]),
-            };
-            let ids: Vec<u32> = ids.map_err(|reason| wrong(format!("`{key}` {reason}")))?;
-            if !ids.is_empty() {
-                return Ok(ids);
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    /// One id from a configuration value: a number, a token's name, or an object with the name in `content`.
-    fn special_id(&self, value: &Value) -> Result<u32, String> {
-        let name = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
-        if let Some(name) = name {
-            return self.token_id(name).ok_or_else(|| format!("is {name:?}, which is not in tokenizer.json"));
-        }
-        let number = value.as_u64().ok_or_else(|| format!("is {value}; expected a token"))?;
-        // A model's table may be padded beyond the tokenizer, but a special id must mean something.
-        u32::try_from(number).ok().filter(|&id| self.inner.id_to_token(id).is_some()).ok_or_else(|| {
-            format!("is {number}, but tokenizer.json has no such id (its highest is {})", self.vocab_size - 1)
-        })
-    }
-}
-
-thread_local! {
-    /// True while panics of this thread are caught and not printed.
-    static GUARDED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a call into the tokenizers crate, and returns its errors and panics as text.
-fn catch_panics<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let print = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            if !GUARDED.get() {
-                print(panic)
-            }
-        }));
-    });
-    GUARDED.set(true);
-    let result = catch_unwind(AssertUnwindSafe(call));
-    GUARDED.set(false);
-    match result {
-        Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            Err(format!("the parser gave up ({text})"))
-        }
-    }
 }
 
 fn read_capped(path: &Path) -> Result<Vec<u8>> {
-    input::read(path, MAX_FILE_BYTES).map_err(|e| Error::Model(format!("{}: {e}", path.display())))
+    input::read(path, MAX_FILE_BYTES).map_err(|e| {
+        let others = ["vocab.json", "tokenizer.model"].map(|name| path.with_file_name(name));
+        let remedy = others.iter().find(|other| other.exists() && !path.exists()).map(|other| {
+            format!(
+                "; {} alone is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes tokenizer.json",
+                other.file_name().unwrap_or_default().display()
+            )
+        });
+        Error::Model(format!("{}: {e}{}", path.display(), remedy.unwrap_or_default()))
+    })
 }
 
 #[cfg(test)]

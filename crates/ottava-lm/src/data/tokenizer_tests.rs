@@ -1,5 +1,7 @@
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use super::Tokenizer;
 
 fn bundled() -> PathBuf {
@@ -42,16 +44,98 @@ fn any_text_comes_back_unchanged() {
 }
 
 #[test]
-fn ids_that_end_a_text_come_from_the_first_file_that_names_them() {
+fn generation_ends_at_every_token_that_a_file_names() {
     let eos_of = |files: &[(&str, &str)]| Tokenizer::load(folder_with(files).path()).unwrap().eos_ids().to_vec();
     let by_name = ("tokenizer_config.json", r#"{"eos_token": {"content": "!"}}"#);
     let by_id = ("config.json", r#"{"eos_token_id": 7}"#);
     let by_list = ("generation_config.json", r#"{"eos_token_id": [9, 7]}"#);
     assert_eq!(eos_of(&[]), [0], "the common name");
     assert_eq!(eos_of(&[by_name]), [1]);
-    assert_eq!(eos_of(&[by_name, by_id]), [7]);
-    assert_eq!(eos_of(&[by_name, by_id, by_list]), [9, 7]);
+    assert_eq!(eos_of(&[by_name, by_id]), [7, 1]);
+    assert_eq!(eos_of(&[by_name, by_id, by_list]), [9, 7, 1]);
     assert_eq!(eos_of(&[by_name, ("generation_config.json", r#"{"eos_token_id": null}"#)]), [1]);
+}
+
+/// The bundled tokenizer with more tokens, from id 4096 on, and with the post-processor that puts `start` before a text.
+fn chat_tokenizer(tokens: &[&str], start: Option<&str>, files: &[(&str, &str)]) -> Tokenizer {
+    let folder = folder_with(files);
+    let path = folder.path().join("tokenizer.json");
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (i, token) in tokens.iter().enumerate() {
+        value["added_tokens"].as_array_mut().unwrap().push(json!({"id": 4096 + i, "content": token,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}));
+    }
+    if let Some(start) = start {
+        let id = 4096 + tokens.iter().position(|token| *token == start).unwrap();
+        let (text, special) =
+            (json!({"Sequence": {"id": "A", "type_id": 0}}), json!({"SpecialToken": {"id": start, "type_id": 0}}));
+        value["post_processor"] = json!({"type": "TemplateProcessing", "single": [special, text], "pair": [text],
+            "special_tokens": {start: {"id": start, "ids": [id], "tokens": [start]}}});
+    }
+    std::fs::write(path, value.to_string()).unwrap();
+    Tokenizer::load(folder.path()).unwrap()
+}
+
+#[test]
+fn documents_end_with_the_end_of_text_and_not_with_that_of_a_turn() {
+    for (tokens, files, end, stops) in [
+        // SmolLM2-Instruct: the files know the turn's end alone.
+        (
+            &["<|im_start|>", "<|im_end|>"][..],
+            &[
+                ("generation_config.json", r#"{"eos_token_id": 4097}"#),
+                ("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#),
+            ][..],
+            0,
+            &[0, 4097][..],
+        ),
+        // Qwen2.5-Instruct lists the turn's end first.
+        (&["<|im_end|>"], &[("generation_config.json", r#"{"eos_token_id": [4096, 0]}"#)], 0, &[0, 4096]),
+        // Llama-3-Instruct.
+        (
+            &["<|end_of_text|>", "<|eot_id|>"],
+            &[
+                ("config.json", r#"{"eos_token_id": [4096, 4097]}"#),
+                ("tokenizer_config.json", r#"{"eos_token": "<|eot_id|>"}"#),
+            ],
+            4096,
+            &[4096, 4097],
+        ),
+    ] {
+        let tokenizer = chat_tokenizer(tokens, None, files);
+        assert_eq!((tokenizer.eos_id(), tokenizer.eos_ids()), (Some(end), stops));
+        assert_eq!(tokenizer.encode_document("!").unwrap(), [1, end]);
+    }
+}
+
+#[test]
+fn a_document_begins_once_with_the_beginning_of_text() {
+    let bos = "<|begin_of_text|>";
+    let config = |add: &str| format!(r#"{{"bos_token": "{bos}"{add}}}"#);
+    for (start, add, begins) in [
+        (Some(bos), "", true),
+        (None, "", false),
+        // The configuration overrules the post-processor.
+        (None, r#", "add_bos_token": true"#, true),
+        (Some(bos), r#", "add_bos_token": false"#, false),
+        (None, r#", "add_bos_token": null"#, false),
+    ] {
+        let tokenizer = chat_tokenizer(&[bos], start, &[("tokenizer_config.json", &config(add))]);
+        let expected: &[u32] = if begins { &[4096, 1, 0] } else { &[1, 0] };
+        assert_eq!(tokenizer.encode_document("!").unwrap(), expected);
+        assert_eq!(tokenizer.encode_prompt("!").unwrap(), expected[..expected.len() - 1]);
+        assert_eq!(tokenizer.encode("!").unwrap(), [1]);
+        assert_eq!(tokenizer.encode_prompt(&format!("{bos}!")).unwrap(), [4096, 1], "never two");
+        assert_eq!(tokenizer.encode_prompt("").unwrap(), [if begins { 4096 } else { 0 }]);
+        let says = if begins {
+            "begin with <|begin_of_text|> (4096) and end with <|endoftext|> (0)"
+        } else {
+            "begin with no token of their own"
+        };
+        assert!(tokenizer.describe_edges().contains(says), "{}", tokenizer.describe_edges());
+    }
+    let unknown = folder_with(&[("tokenizer_config.json", r#"{"bos_token": "<bos>", "add_bos_token": true}"#)]);
+    assert!(error(unknown.path()).contains("`bos_token` is \"<bos>\", which is not in tokenizer.json"));
 }
 
 #[test]

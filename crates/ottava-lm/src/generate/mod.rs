@@ -5,8 +5,7 @@ use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::models::{Decoder, Logits};
-use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{Device, Tensor};
 
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,21 +33,20 @@ impl Sampling {
     }
 }
 
-/// Completes `prompt` and returns the new text. Stops at the end of text or at the end of the model's positions, `capacity`.
+/// Completes a text that begins with the tokens `ids`, and returns the new text. Calls `on_token` after each token with the text that it
+/// completes, which is empty within a character. Stops at the end of text or at the end of the model's positions, `capacity`.
 ///
 /// # Errors
-/// [`Error::Config`] for settings or a prompt that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
+/// [`Error::Config`] for settings or a beginning that cannot be used, [`Error::NonFinite`] for logits that are infinite or NaN.
 pub fn generate(
     model: &Decoder,
     tokenizer: &Tokenizer,
-    prompt: &str,
+    mut ids: Vec<u32>,
     capacity: usize,
     how: &Sampling,
+    on_token: &mut dyn FnMut(&str),
 ) -> Result<String> {
     how.check()?;
-    let mut ids = tokenizer.encode(prompt)?;
-    // An empty prompt starts as a document does: after the end of the one before.
-    ids.extend(tokenizer.eos_id().filter(|_| ids.is_empty()));
     if ids.is_empty() {
         return Err(Error::Config(
             "the prompt is empty and the tokenizer has no token that ends a text; give a prompt".into(),
@@ -61,6 +59,7 @@ pub fn generate(
     let prompt_len = ids.len();
     let mut session = model.session(capacity)?;
     let mut done = 0;
+    let mut text = String::new();
     let mut draws = Draws(how.seed);
     while ids.len() < capacity && ids.len() - prompt_len < how.max_new_tokens {
         interrupt::check("generating")?;
@@ -68,7 +67,7 @@ pub fn generate(
         let new = Tensor::from_slice(model.device(), &[new.len()], &new)?;
         let logits = model.logits(&new, &mut session, Logits::Last)?;
         done = ids.len();
-        let logits = cast(&logits, DType::F32)?.to_device(&Device::Cpu)?.to_vec::<f32>()?;
+        let logits = logits.to_device(&Device::Cpu)?.to_vec::<f32>()?;
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
             return Err(Error::NonFinite(format!(
                 "a logit of token {} is {bad}: the model's weights or activations are not finite",
@@ -80,8 +79,20 @@ pub fn generate(
             break;
         }
         ids.push(next);
+        let whole = tokenizer.decode(&ids[prompt_len..])?;
+        // The bytes of a character may be in several tokens, and decode to this one until the last of them is there.
+        let new = whole.strip_prefix(&text).filter(|new| !new.ends_with(char::REPLACEMENT_CHARACTER));
+        on_token(new.unwrap_or_default());
+        if new.is_some() {
+            text = whole;
+        }
     }
-    tokenizer.decode(&ids[prompt_len..])
+    let whole = tokenizer.decode(&ids[prompt_len..])?;
+    // A character that was cut off.
+    if let Some(rest) = whole.strip_prefix(&text).filter(|rest| !rest.is_empty()) {
+        on_token(rest);
+    }
+    Ok(whole)
 }
 
 /// Errors when a token has no row in the model's embedding.

@@ -5,10 +5,10 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::param::{Builder, Fetched, Init, Param, Part};
 use crate::recipe::LinearSite;
-use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type, scale_columns,
 };
+use ottava_tensor::{DType, Tensor};
 
 /// The last norm, and the product that makes logits of its output. The head stays in high precision in every recipe.
 pub struct Head {
@@ -84,18 +84,18 @@ impl Head {
         all
     }
 
-    /// `x · Wᵀ`, `[T, V]`.
-    pub fn logits(x: &Tensor, weight: &Param, fetched: &Fetched) -> Result<Tensor> {
+    /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32.
+    pub fn logits(x: &Tensor, weight: &Param, fetched: &Fetched, out: DType) -> Result<Tensor> {
         let weight = weight.read(fetched)?;
         let (a, b) = (Operand::plain(x), Operand::plain(&weight));
-        Ok(gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)
+        Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
     }
 
     /// Losses of I32 `targets` `[T]`, `[T]`.
     pub fn losses(x: &Tensor, weight: &Param, fetched: &Fetched, targets: &Tensor) -> Result<Tensor> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let logits = Head::logits(&x.rows(start, end)?, weight, fetched)?;
+            let logits = Head::logits(&x.rows(start, end)?, weight, fetched, x.dtype())?;
             losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?)?)?;
         }
         Ok(losses)
@@ -113,7 +113,7 @@ impl Head {
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
             let x = x.rows(start, end)?;
-            let mut logits = Head::logits(&x, weight, fetched)?;
+            let mut logits = Head::logits(&x, weight, fetched, x.dtype())?;
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
             let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
             weight.add_product_to_grad(a, b, Accumulation::Exact)?;

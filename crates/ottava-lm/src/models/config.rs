@@ -18,13 +18,25 @@ pub struct ConfigFile {
 
 impl ConfigFile {
     /// Reads `config.json` of a model folder, or the file itself.
-    pub fn read(path: &Path) -> Result<ConfigFile> {
-        let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    pub fn read(folder: &Path) -> Result<ConfigFile> {
+        if folder.is_file() && folder.extension().is_none_or(|extension| extension != "json") {
+            let remedy = match folder.extension().is_some_and(|extension| extension == "gguf") {
+                true => "`ottava convert` makes a folder of it",
+                false => "name its folder",
+            };
+            let text = format!("{}: this is a file, and a model is a folder: {remedy}", folder.display());
+            return Err(Error::Model(text));
+        }
+        let path = if folder.is_dir() { folder.join("config.json") } else { folder.to_path_buf() };
         let text = input::read_text(&path, MAX_BYTES).map_err(|error| {
-            Error::Model(format!(
-                "{}: {error}; a model folder holds config.json, tokenizer.json and *.safetensors",
-                path.display()
-            ))
+            let remedy = match snapshot(folder) {
+                Some(snapshot) => format!(
+                    "this is a model of the Hugging Face cache, whose folders are under snapshots; name {}",
+                    snapshot.display()
+                ),
+                None => "a model folder holds config.json, tokenizer.json and *.safetensors".into(),
+            };
+            Error::Model(format!("{}: {error}; {remedy}", path.display()))
         })?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|e| Error::Model(format!("{}: not valid JSON: {e}", path.display())))?;
@@ -94,4 +106,11 @@ impl ConfigFile {
         serde_json::from_value(value.clone())
             .map_err(|_| self.error(&format!("`{key}` has the value {value}, which is not of its kind")))
     }
+}
+
+/// The newest snapshot in a `folder` of the Hugging Face cache, `models--OWNER--NAME`.
+fn snapshot(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder.join("snapshots")).ok()?;
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.max_by_key(|path| path.metadata().and_then(|metadata| metadata.modified()).ok())
 }

@@ -247,15 +247,15 @@ impl Decoder {
         Session::new(&self.device, self.recipe.compute, self.stage.blocks(), self.scaling.scales().len(), capacity)
     }
 
-    /// Logits `[V]` of each new token of I32 `ids` `[T]` of one sequence, `[T, V]`, or of the last alone, `[1, V]`; the session holds the
-    /// tokens before, and from then on the new ones too.
+    /// Logits `[V]` of each new token of I32 `ids` `[T]` of one sequence, `[T, V]`, or of the last alone, `[1, V]`, in F32 (F64 for F64): in
+    /// BF16, likely tokens would often have equal ones. The session holds the tokens before, and from then on the new ones too.
     pub fn logits(&self, ids: &Tensor, session: &mut Session, which: Logits) -> Result<Tensor> {
         let x = session.forward(&self.stage, self.scaling.scales(), ids)?;
         let x = match which {
             Logits::All => x,
             Logits::Last => x.rows(ids.len() - 1, ids.len())?,
         };
-        Head::logits(&x, self.head_weight()?, Fetched::none())
+        Head::logits(&x, self.head_weight()?, Fetched::none(), real_type(x.dtype()))
     }
 }
 

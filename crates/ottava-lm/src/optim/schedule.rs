@@ -37,8 +37,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The learning rate of `step`, counted from 1. The first step is not wasted on a rate of 0, and the last one reaches the
-    /// minimum.
+    /// The learning rate of `step`, counted from 1. No step is wasted on a rate of 0: the first one warms up already, and a decay, which
+    /// starts at the peak, would reach the minimum one step after the last. After the warm-up, rates are those of transformers.
     pub fn at(&self, step: u64) -> f64 {
         if step <= self.warmup_steps {
             return self.peak * step as f64 / self.warmup_steps as f64;
@@ -48,7 +48,7 @@ impl Schedule {
             _ => self.warmup_steps,
         };
         let span = self.max_steps.saturating_sub(from).max(1) as f64;
-        let done = (step.saturating_sub(from) as f64 / span).min(1.0);
+        let done = (step.saturating_sub(from + 1) as f64 / span).min(1.0);
         let left = match self.kind {
             SchedulerType::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
             SchedulerType::Linear | SchedulerType::WarmupStableDecay => 1.0 - done,
@@ -73,17 +73,24 @@ mod tests {
             [(Cosine, 0.55, 0.1), (Linear, 0.55, 0.1), (Constant, 1.0, 1.0), (WarmupStableDecay, 1.0, 0.1)]
         {
             let s = schedule(kind);
-            assert_eq!((s.at(1), s.at(5), s.at(10)), (0.1, 0.5, 1.0), "{kind:?}");
-            assert!((s.at(60) - middle).abs() < 1e-12, "{kind:?} in the middle: {}", s.at(60));
-            assert!((s.at(110) - end).abs() < 1e-12, "{kind:?} at the end: {}", s.at(110));
+            assert_eq!((s.at(1), s.at(5), s.at(10), s.at(11)), (0.1, 0.5, 1.0, 1.0), "{kind:?}");
+            assert!((s.at(61) - middle).abs() < 1e-12, "{kind:?} in the middle: {}", s.at(61));
+            assert!((s.at(111) - end).abs() < 1e-12, "{kind:?} after the end: {}", s.at(111));
         }
-        assert_eq!(schedule(WarmupStableDecay).at(90), 1.0);
-        assert!((schedule(WarmupStableDecay).at(100) - 0.55).abs() < 1e-12);
+        assert_eq!(schedule(WarmupStableDecay).at(91), 1.0);
+        assert!((schedule(WarmupStableDecay).at(101) - 0.55).abs() < 1e-12);
     }
 
     #[test]
-    fn a_run_without_warm_up_starts_near_the_peak() {
-        let s = Schedule { warmup_steps: 0, ..schedule(SchedulerType::Linear) };
-        assert!(s.at(1) > 0.99 && s.at(1) <= 1.0);
+    fn no_step_has_a_rate_of_zero() {
+        use SchedulerType::*;
+        for kind in [Cosine, Linear, Constant, WarmupStableDecay] {
+            for (warmup_steps, max_steps) in [(0, 1), (0, 2), (1, 2), (2, 2), (5, 2), (3, 30)] {
+                let s = Schedule { minimum: 0.0, warmup_steps, decay_steps: 4, max_steps, ..schedule(kind) };
+                (1..=max_steps).for_each(|step| assert!(s.at(step) > 0.0, "{kind:?}: step {step} of {s:?}"));
+            }
+            let alone = Schedule { warmup_steps: 0, max_steps: 1, decay_steps: 1, ..schedule(kind) };
+            assert_eq!(alone.at(1), 1.0, "{kind:?}: one step trains at the peak");
+        }
     }
 }

@@ -136,7 +136,10 @@ pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device
     config.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
     let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
-    Run::new(&config, sizes, device, weights, Rc::new(ranks))
+    let layout = config.layout();
+    // The data are not read here. The capacity is that of documents of 64 tokens; it decides 4 bytes per document.
+    let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
+    Run::new(&config, sizes, device, weights, Rc::new(ranks))?.with_documents(documents)
 }
 
 /// Peaks of a dry run.

@@ -12,7 +12,9 @@ use crate::checkpoint::{
     Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
-use crate::data::{BatchLoader, EvalLoader, LoaderState, Shard, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{
+    BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader, prepare,
+};
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
@@ -28,7 +30,9 @@ use ottava_tensor::Device;
 use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, read_losses};
+use start::{
+    Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, missing_folders, read_losses, remove_empty,
+};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -79,6 +83,7 @@ impl Trainer {
         config.share(ranks.size())?;
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
+        config.resolve_data()?;
         let mut resolved = ResolvedRun::new(&config, &sizes, device)?;
         resolved.expect_fit()?;
         let is_async = resolved.config.training.async_save == Some(true);
@@ -89,7 +94,11 @@ impl Trainer {
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| resolved.explain(error))
+        let made = missing_folders(&checkpoints(&resolved.config.output_dir));
+        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| {
+            remove_empty(&made);
+            resolved.explain(error)
+        })
     }
 
     fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start, ranks: Rc<DataParallel>) -> Result<Trainer> {
@@ -128,7 +137,19 @@ impl Trainer {
             )));
         }
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
-        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?;
+        let layout = config.layout();
+        let truncated = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
+        if ranks.leads() {
+            tracing::info!("{}", tokenizer.describe_edges());
+            if truncated > 0 {
+                let (all, most) = (split.train_len(), layout.seq_len);
+                tracing::warn!(
+                    "{truncated} of {all} documents are longer than `data.max_length` and cut to {most} tokens"
+                );
+            }
+        }
+        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
+            .with_chat_template(&config.data.chat_template_path)?;
         let sizes = decoder_config(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;
         if let Some(resumed) = &resumed {
@@ -142,8 +163,9 @@ impl Trainer {
             }
             (None, WeightInit::Random) => None,
         };
-        let mut run = build(weights, config.seed, device, sizes.tied, |weights| {
-            Run::new(&config, &sizes, device, weights, ranks.clone())
+        let mut run = build(weights, config.seed, device, &sizes, |weights| {
+            let run = Run::new(&config, &sizes, device, weights, ranks.clone())?;
+            run.with_documents(layout.max_documents(&dataset, &split))
         })?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
@@ -160,11 +182,12 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let batches = BatchLoader::new(dataset.clone(), split, config.data.max_length, state, ranks.shard())?;
+        let batches = BatchLoader::new(dataset.clone(), split, layout, state, ranks.shard())?;
         let max_steps = match config.training.max_steps {
             0 => {
-                let tokens = loader::train_tokens(&dataset, &split) as f64 * config.training.num_train_epochs;
-                (tokens / config.tokens_per_step() as f64).floor().max(1.0) as u64
+                let rows =
+                    loader::train_rows(&dataset, &split, &layout, config.seed) * config.training.num_train_epochs;
+                (rows / config.training.sequences() as f64).floor().max(1.0) as u64
             }
             steps => steps,
         };
@@ -392,12 +415,20 @@ impl Trainer {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
-        let batches =
-            EvalLoader::new(self.dataset.clone(), self.split, self.config.data.max_length, rows, Shard::WHOLE);
+        let (dataset, layout) = (self.dataset.clone(), self.config.layout());
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
         let mut weights = Exchange::of_weights(step.partition());
-        let evaluation = evaluate(model, batches, bytes, precision, &mut weights)?;
+        let evaluation = match layout.packing {
+            Packing::Wrapped | Packing::Auto => {
+                let batches = EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows);
+                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
+            }
+            Packing::Bfd | Packing::None => {
+                let batches = loader::whole_validation(dataset, self.split, layout, rows);
+                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
+            }
+        };
         Ok(self.ranks.leads().then_some(evaluation))
     }
 

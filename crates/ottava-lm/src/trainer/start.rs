@@ -31,18 +31,18 @@ pub(super) type Losses = Vec<(u64, f64)>;
 
 /// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`.
 ///
-/// Errors when the folder has tensors that the model, whose head may be `tied`, does not.
+/// Errors when the folder has tensors that a model of these `sizes` does not.
 pub fn build<T>(
     folder: Option<&Path>,
     seed: u64,
     device: &Device,
-    tied: bool,
+    sizes: &DecoderConfig,
     make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
 ) -> Result<T> {
     let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
     let mut weights = FolderWeights::open(folder)?;
     let made = make(&mut weights)?;
-    weights.finish(tied)?;
+    weights.finish(sizes)?;
     Ok(made)
 }
 
@@ -60,6 +60,27 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
     folder.join("checkpoints")
 }
 
+/// `folder` and those above it that do not exist, the lowest first.
+pub(super) fn missing_folders(folder: &Path) -> Vec<PathBuf> {
+    let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    missing.map(Path::to_path_buf).collect()
+}
+
+/// Removes the folders of a run that failed before its first file, as [`missing_folders`] listed them. Others that hold files stay.
+pub(super) fn remove_empty(folders: &[PathBuf]) {
+    for folder in folders {
+        // Its lock is the only file of a run that has not started.
+        let is_alone = |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() == LOCK);
+        if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_alone)) {
+            let _ = std::fs::remove_file(folder.join(LOCK));
+        }
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+/// The name of the file that a process locks in the folder of its run.
+const LOCK: &str = ".lock";
+
 /// The run's folder, held for this process.
 pub(super) struct RunLock {
     file: File,
@@ -69,7 +90,7 @@ pub(super) struct RunLock {
 impl RunLock {
     /// Takes the run's `folder`. Errors with [`Error::Config`] while another process holds it.
     pub(super) fn take(folder: &Path) -> Result<RunLock> {
-        let path = folder.join(".lock");
+        let path = folder.join(LOCK);
         refuse_link(&path).map_err(Error::io(&path))?;
         let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
         match file.try_lock() {

@@ -3,11 +3,13 @@
 use ottava_lm::checkpoint::slices::SliceFiles;
 use ottava_lm::checkpoint::{Manifest, ModelFiles, Verify, verify};
 use ottava_lm::config::RunConfig;
+use ottava_lm::convert::convert;
 use ottava_lm::data::source::documents;
 use ottava_lm::data::{SourceOptions, Tokenizer};
 use ottava_lm::hash::seal;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::report::Summary;
+use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -58,6 +60,11 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         "model": {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3, " ": 4}, "merges": [["a", "b"]]},
     });
     let records = "{\"text\": \"one \\u00e9\", \"n\": [1, {\"k\": null}]}\r\n\n{\"text\": \"two\"}\n".repeat(20);
+    let chat = json!({"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": null, "tool_calls": [{}]}],
+        "tools": "[{\"name\": \"x\"}]"});
+    let pairs =
+        json!({"prompt": [{"role": "user", "content": ""}], "completion": [{"role": "assistant", "content": "x"}]});
+    let chats = |record: &Value| format!("{record}\n").repeat(20);
     let metrics = "{\"step\":1,\"loss\":2.5,\"tokens\":5}\n{\"step\":2,\"loss\":null}\n".repeat(20);
     let run = include_bytes!("../../../../configs/reference.toml");
     vec![
@@ -85,6 +92,18 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         },
         text("run.toml", "run.toml", run, |path| drop(RunConfig::load(path, &[]))),
         text("jsonl", "a.jsonl", records.as_bytes(), |path| {
+            documents(path, &SourceOptions::default()).unwrap().for_each(drop);
+        }),
+        text("gguf", "x.gguf", include_bytes!("../data/llama.gguf"), |path| {
+            let output = path.with_extension("folder");
+            if convert(path, &output, DType::BF16).is_ok() {
+                std::fs::remove_dir_all(output).unwrap();
+            }
+        }),
+        text("chats", "chats.jsonl", chats(&chat).as_bytes(), |path| {
+            documents(path, &SourceOptions::default()).unwrap().for_each(drop);
+        }),
+        text("pairs of messages", "pairs.jsonl", chats(&pairs).as_bytes(), |path| {
             documents(path, &SourceOptions::default()).unwrap().for_each(drop);
         }),
         text("metrics.jsonl", "metrics.jsonl", metrics.as_bytes(), |path| drop(Summary::read(path))),

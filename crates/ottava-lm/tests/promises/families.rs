@@ -128,7 +128,7 @@ fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     let load = || {
         let mut weights = FolderWeights::open(&folder).unwrap();
         let loaded = values_of(&mut weights);
-        weights.finish(true).unwrap();
+        weights.finish(&sizes).unwrap();
         loaded
     };
     let initial = values_of(&mut RandomWeights { seed: run.seed, device: Device::Cpu });

@@ -153,6 +153,21 @@ fn greedy_text_is_that_of_pytorch() {
     }
 }
 
+/// Greedy text takes the first of equal logits, and likely tokens are often equal in BF16.
+#[test]
+fn logits_of_generation_are_not_rounded_to_the_compute_type() {
+    for device in devices() {
+        for name in [RecipeName::Bf16, RecipeName::Fp8Current] {
+            let decoder = decoder("llama", name, &device);
+            let ids = Tensor::from_slice(&device, &[5], &[1, 2, 3, 4, 5]).unwrap();
+            let logits = logits(&decoder, &ids);
+            assert_eq!(logits.dtype(), DType::F32, "{} on {device}", name.as_str());
+            let rounded = values(&logits).into_iter().filter(|v| f64::from(half::bf16::from_f64(*v)) == *v).count();
+            assert!(rounded * 10 < logits.len(), "{rounded} of {} are BF16 values", logits.len());
+        }
+    }
+}
+
 /// Losses of fifty steps from the recorded weights, on the recorded batches.
 fn train(model: &'static str, name: RecipeName, device: &Device) -> Vec<f64> {
     let mut training = Training::new(decoder(model, name, device));

@@ -1,14 +1,15 @@
 //! `ottava eval`.
 
 use super::inference::{Inference, with_model};
-use crate::output::{print_json, stop_on_signals};
+use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
-use ottava_lm::data::{Documents, EvalLoader, Shard, SourceOptions, Split, Tokenizer, loader, prepare};
-use ottava_lm::evaluate::evaluate;
+use ottava_lm::data::{Documents, EvalLoader, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
+use ottava_lm::evaluate::{Evaluation, evaluate};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::param::Resident;
 use ottava_lm::{Error, Result};
+use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,7 +21,9 @@ const MAX_TOKENS: usize = 1 << 24;
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
   ottava eval runs/quickstart --data held-out.txt
-  ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json")]
+  ottava eval model/ --data test.txt --seq-len 1024 --stride 512
+  ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json
+  ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false")]
 pub struct Eval {
     /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
     model: PathBuf,
@@ -30,6 +33,10 @@ pub struct Eval {
     /// Tokens per sequence; by default the model's positions, at most 1024.
     #[arg(long, value_parser = super::count)]
     seq_len: Option<usize>,
+    /// Tokens from the start of a sequence to that of the next: below --seq-len they overlap, and each counts its last STRIDE tokens, the
+    /// first one all. By default --seq-len: blocks.
+    #[arg(long, value_parser = super::count)]
+    stride: Option<usize>,
     /// Sequences at a time.
     #[arg(long, default_value_t = 8, value_parser = super::count)]
     batch_size: usize,
@@ -41,9 +48,21 @@ pub struct Eval {
     text_field: String,
     #[command(flatten)]
     how: Inference,
-    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte` and `tokens`.
+    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens`, and the convention: `seq_len`, `stride` and
+    /// `preceding_id`.
     #[arg(long)]
     json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    evaluation: Evaluation,
+    seq_len: usize,
+    stride: usize,
+    /// The token before the first one.
+    preceding_id: u32,
 }
 
 impl Eval {
@@ -69,22 +88,35 @@ impl Eval {
                 self.batch_size.saturating_mul(seq_len)
             )));
         }
+        let stride = self.stride.unwrap_or(seq_len);
+        if stride > seq_len {
+            return Err(Error::Config(format!(
+                "--stride is {stride}, and --seq-len {seq_len}: a larger stride would leave tokens out"
+            )));
+        }
         let documents = if self.lines { Documents::Line } else { Documents::File };
-        let options = SourceOptions { text_documents: documents, text_field: self.text_field };
+        let options =
+            SourceOptions { text_documents: documents, text_field: self.text_field, ..SourceOptions::default() };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
         let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split);
-        let batches = EvalLoader::new(dataset, split, seq_len, self.batch_size, Shard::WHOLE);
-        let result = evaluate(&mut model, batches, bytes, StepPrecision::Recipe, &mut Resident)?;
-        match self.json {
-            true => print_json(&result),
+        let preceding_id = dataset.meta().eos_id;
+        let batches = EvalLoader::new(dataset, split, Windows { seq_len, stride }, self.batch_size);
+        let mut meter = Meter::new("evaluated", batches.tokens());
+        let mut progress = |tokens| meter.at(tokens);
+        let evaluation = evaluate(&mut model, batches, bytes, StepPrecision::Recipe, &mut Resident, &mut progress)?;
+        meter.finish(evaluation.tokens);
+        if self.json {
+            print_json(&Report { evaluation, seq_len, stride, preceding_id });
+            return Ok(());
+        }
+        let Evaluation { loss, perplexity, bits_per_byte, tokens } = evaluation;
+        out!("loss {loss:.5}  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}  tokens {tokens}");
+        match stride == seq_len {
+            true => out!("in blocks of {seq_len} tokens that do not overlap; token {preceding_id} precedes the text"),
             false => out!(
-                "loss {:.5}  perplexity {:.4}  bits per byte {:.5}  tokens {}",
-                result.loss,
-                result.perplexity,
-                result.bits_per_byte,
-                result.tokens
+                "in windows of {seq_len} tokens, of which the last {stride} are counted; token {preceding_id} precedes the text"
             ),
         }
         Ok(())

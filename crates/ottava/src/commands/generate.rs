@@ -1,19 +1,22 @@
 //! `ottava generate`.
 
+use super::chat::{chat_prompt, chat_template};
 use super::inference::{Inference, with_model};
-use crate::output::print_json;
+use crate::output::{Meter, print_json};
 use clap::Args;
 use ottava_lm::Result;
-use ottava_lm::data::Tokenizer;
+use ottava_lm::data::{Chat, Tokenizer};
 use ottava_lm::generate::{Sampling, generate};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Complete a text with a model.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava generate runs/quickstart --prompt 'otter (noun):'
+  ottava generate model/ --chat --prompt 'What is an otter?'
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200")]
 pub struct Generate {
     /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
@@ -21,6 +24,9 @@ pub struct Generate {
     /// The beginning of the text.
     #[arg(long)]
     prompt: String,
+    /// Take the prompt as a message to a chat model, rendered by the chat template of its folder.
+    #[arg(long)]
+    chat: bool,
     /// Tokens at most.
     #[arg(long, default_value_t = 128)]
     max_new_tokens: usize,
@@ -42,14 +48,21 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let (model, tokenizer, capacity) = with_model(&self.model, |folder| {
+        let (model, tokenizer, ids, capacity) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
             let sizes = decoder_config(&config)?;
+            let ids = match self.chat {
+                true => {
+                    let messages = vec![Chat::message("user", &self.prompt)];
+                    chat_prompt(&chat_template(folder)?, &tokenizer, &Chat { messages, ..Chat::default() })?
+                }
+                false => tokenizer.encode_prompt(&self.prompt)?,
+            };
             // Positions beyond what is asked for would only cost memory.
-            let wanted = (tokenizer.encode(&self.prompt)?.len() + 1).saturating_add(self.max_new_tokens);
+            let wanted = ids.len().saturating_add(self.max_new_tokens);
             let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-            Ok((self.how.load(folder, &config, capacity)?, tokenizer, capacity))
+            Ok((self.how.load(folder, &config, capacity)?, tokenizer, ids, capacity))
         })?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
@@ -57,11 +70,27 @@ impl Generate {
             top_p: self.top_p,
             seed: self.seed,
         };
-        let text = generate(&model, &tokenizer, &self.prompt, capacity, &how)?;
-        match self.json {
-            true => print_json(&json!({"prompt": self.prompt, "text": text})),
-            false => out!("{}{text}", self.prompt),
+        if self.json {
+            let (mut tokens, mut meter) = (0, Meter::new("generated", self.max_new_tokens as u64));
+            let text = generate(&model, &tokenizer, ids, capacity, &how, &mut |_| {
+                tokens += 1;
+                meter.at(tokens);
+            })?;
+            meter.finish(tokens);
+            print_json(&json!({"prompt": self.prompt, "text": text}));
+            return Ok(());
         }
+        if !self.chat {
+            out_part!("{}", self.prompt);
+        }
+        let (begin, mut tokens) = (Instant::now(), 0);
+        generate(&model, &tokenizer, ids, capacity, &how, &mut |text| {
+            tokens += 1;
+            out_part!("{text}");
+        })?;
+        out!();
+        let seconds = begin.elapsed().as_secs_f64();
+        note!("generated {tokens} tokens in {seconds:.1} s, {:.0} tokens/s", f64::from(tokens) / seconds);
         Ok(())
     }
 }

@@ -17,6 +17,9 @@ pub struct Inference {
     /// the run kept in high precision stay so.
     #[arg(long)]
     recipe: Option<RecipeName>,
+    /// Change a setting of [precision], as `train` does: a dotted path, or a bare key that is unique.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -56,14 +59,21 @@ impl Inference {
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
         verify_model(folder)?;
         let (run, casts) = RunConfig::saved_in(folder)?.unzip();
-        let mut run = run.unwrap_or_default();
-        let same = self.recipe.is_none_or(|recipe| recipe == run.precision.recipe);
+        let saved = run.unwrap_or_default();
+        let mut run = saved.with_precision(&self.settings)?;
         run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
+        let same = run.precision == saved.precision;
+        let mut plain = saved.clone();
+        plain.precision.recipe = run.precision.recipe;
+        let known = plain.without_effect();
+        for text in run.without_effect().into_iter().filter(|text| !known.contains(text)) {
+            tracing::warn!("{text}");
+        }
         tracing::info!("recipe: {}", run.precision.recipe.as_str());
         let device = crate::device::open(self.device)?;
         let recipe = run.recipe_on(&device);
         let sizes = decoder_config(config)?;
-        let mut model = build(Some(folder), 0, &device, sizes.tied, |weights| {
+        let mut model = build(Some(folder), 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
         log_exceptions(&model, casts.as_deref().filter(|_| same));

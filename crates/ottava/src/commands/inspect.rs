@@ -5,8 +5,11 @@ use clap::Args;
 use ottava_lm::checkpoint::fs::{RealFs, replace_file};
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::RunConfig;
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::report::{CastTable, Outlier, Share, Summary, cast_maps};
 use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
+use ottava_tensor::cuda::GpuModel;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -71,6 +74,19 @@ impl Inspect {
     }
 }
 
+/// Why the recipe of a run casts nothing to FP8. A run on a CPU casts what is slow in FP8 on a GPU, so a run without casts went by that.
+fn why_nothing_is_cast(config: &RunConfig, checkpoint: Option<&Path>) -> Result<String> {
+    let nothing = format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str());
+    let recipe = config.recipe_on(&Device::dry_gpu(GpuModel::h200()));
+    let model = checkpoint.unwrap_or(&config.model.path);
+    if recipe.casts.is_none() || !model.exists() {
+        return Ok(nothing);
+    }
+    let description = Decoder::describe(&decoder_config(&ConfigFile::read(model)?)?, &recipe)?;
+    let reasons = description.exceptions(&recipe).join("; ");
+    Ok(format!("{nothing} here: {reasons}"))
+}
+
 impl Found {
     fn read(run: &Path) -> Result<Found> {
         let (metrics, config) = (run.join("metrics.jsonl"), run.join("config.toml"));
@@ -87,9 +103,7 @@ impl Found {
         let every = config.training.cast_statistics_steps;
         let casts = match table.is_empty() {
             false => Ok(table),
-            true if summary.casts.is_none() => {
-                Err(format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str()))
-            }
+            true if summary.casts.is_none() => Err(why_nothing_is_cast(&config, checkpoint.as_deref())?),
             true if every == 0 => Err(
                 "statistics of single casts were not kept; set `training.cast_statistics_steps` to the steps between them, as 100".into(),
             ),

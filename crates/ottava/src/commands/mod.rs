@@ -1,6 +1,8 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
 pub mod bench;
+pub mod chat;
+pub mod convert;
 pub mod doctor;
 pub mod eval;
 pub mod generate;

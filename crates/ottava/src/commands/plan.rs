@@ -1,20 +1,23 @@
 //! `ottava plan`.
 
-use crate::output::print_json;
+use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::data::source;
+use ottava_lm::data::preview::{Part, preview};
+use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::{Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Show what a run would do: configuration, casts and their reasons, counts, memory, communication. Needs no GPU and reads no weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava plan configs/quickstart.toml
   ottava plan run.toml --set recipe=fp8-current --json
+  ottava plan run.toml --show-data 3
   ottava plan run.toml --device cuda --gpu-memory 80
   ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
 
@@ -34,9 +37,60 @@ pub struct PlanCommand {
     /// Predict steps of several ranks from the milliseconds that a step of one rank's micro-batches takes on one GPU alone.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
+    /// Tokenize the data, as `prepare` does, and show the first ROWS rows that the run trains on: what the loss is taken of is coloured, or in
+    /// brackets with NO_COLOR or without a terminal.
+    #[arg(long, value_name = "ROWS", num_args = 0..=1, default_missing_value = "3", value_parser = super::count)]
+    show_data: Option<usize>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// The data of a run.
+#[derive(Serialize)]
+struct Data {
+    documents: usize,
+    tokens: u64,
+    /// Tokens that the loss is taken of.
+    target_tokens: u64,
+    /// Rows of one epoch.
+    rows: f64,
+    /// Documents that are cut, since they are longer than a row.
+    truncated: u64,
+    /// The first rows, in parts.
+    shown: Vec<Vec<Part>>,
+}
+
+impl Data {
+    /// Tokenizes the data of `config`, to show so many rows.
+    fn read(config: &RunConfig, rows: usize) -> Result<Data> {
+        stop_on_signals("stopping")?;
+        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let prepared = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
+        let (dataset, layout) = (Arc::new(prepared), config.layout());
+        let split = Split::new(dataset.len(), config.data.val_set_size)?;
+        Ok(Data {
+            documents: dataset.len(),
+            tokens: dataset.total_tokens(),
+            target_tokens: dataset.meta().target_tokens,
+            rows: loader::train_rows(&dataset, &split, &layout, config.seed),
+            truncated: layout.check(&dataset, &split, config.data.excess_length_strategy)?,
+            shown: preview(&dataset, split, layout, config.seed, &tokenizer, rows)?,
+        })
+    }
+
+    fn print(&self) {
+        let share = self.target_tokens as f64 / self.tokens as f64 * 100.0;
+        out!("\n  {} documents, {} tokens, {share:.1} % with loss", self.documents, self.tokens);
+        out!("  {:.1} rows an epoch, {} documents cut to a row", self.rows, self.truncated);
+        for (i, row) in self.shown.iter().enumerate() {
+            out!("\n  Row {}", i + 1);
+            for document in row.chunk_by(|_, next| !next.starts) {
+                let parts: Vec<_> = document.iter().map(|part| (part.text.as_str(), part.learned)).collect();
+                print_marked(&parts);
+            }
+        }
+    }
 }
 
 /// The most ranks that are predicted.
@@ -69,6 +123,12 @@ struct Printed<'a> {
     #[serde(flatten)]
     plan: &'a Plan,
     predicted_overlap: &'a Option<Overlap>,
+    /// The formatting of each file.
+    formattings: &'a [Formatting],
+    /// Which tokens begin and end a document.
+    edges: &'a str,
+    /// With `--show-data`.
+    data: &'a Option<Data>,
 }
 
 impl PlanCommand {
@@ -82,6 +142,13 @@ impl PlanCommand {
         let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;
+        let formattings = config.resolve_data()?;
+        let edges = match Tokenizer::load(config.model.tokenizer_path()) {
+            Ok(tokenizer) => tokenizer.describe_edges(),
+            // Shapes alone can be planned.
+            Err(error) => format!("the tokens at the edges of documents are not known: {error}"),
+        };
+        let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
         let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
         let resolved = ResolvedRun::new(&config, &sizes, &device)?;
         let plan = Plan::new(&resolved, &sizes, &device)?;
@@ -90,9 +157,16 @@ impl PlanCommand {
         }
         let overlap = plan.communication.as_ref().map(|communication| Overlap::new(communication, self.step_ms));
         match self.json {
-            true => print_json(&Printed { plan: &plan, predicted_overlap: &overlap }),
+            true => print_json(&Printed {
+                plan: &plan,
+                predicted_overlap: &overlap,
+                formattings: &formattings,
+                edges: &edges,
+                data: &data,
+            }),
             false => {
-                print(&resolved.config, &plan);
+                print(&resolved.config, &plan, &formattings, &edges);
+                data.iter().for_each(Data::print);
                 if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
                     print_communication(plan, overlap);
                 }
@@ -102,11 +176,16 @@ impl PlanCommand {
     }
 }
 
-fn print(config: &RunConfig, plan: &Plan) {
+fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &str) {
     out!("Configuration\n");
     for line in config.to_toml().lines() {
         out!("  {line}");
     }
+    out!("\nData\n");
+    for (path, formatting) in config.data.train_files.iter().zip(formattings) {
+        out!("  {}: {}", path.display(), formatting.as_str());
+    }
+    out!("  {edges}");
     out!("\nModel\n");
     out!(
         "  {} parameters, {:.2} MFLOP per token, {} tokens a step",

@@ -124,7 +124,9 @@ fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
                 top_p: g.top_p,
                 seed: config.seed.wrapping_add(i as u64),
             };
-            let text = generate(&trainer.run.model, &trainer.tokenizer, prompt, config.data.max_length, &how)?;
+            let Trainer { run, tokenizer, .. } = &*trainer;
+            let ids = tokenizer.encode_prompt(prompt)?;
+            let text = generate(&run.model, tokenizer, ids, config.data.max_length, &how, &mut |_| {})?;
             Ok(format!("{prompt}{text}"))
         })
         .collect()

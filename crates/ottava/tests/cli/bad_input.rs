@@ -45,6 +45,50 @@ fn mistakes_in_a_model_folder_are_named() {
 }
 
 #[test]
+fn folders_that_are_almost_a_model_are_explained() {
+    let run = Run::new();
+    let eval =
+        |model: &str, words: &str| run.fail(&["eval", model, "--data", "text.txt", "--device", "cpu"], 1, &[words]);
+    run.write("weights/model.safetensors", b"");
+    eval("weights/model.safetensors", "this is a file, and a model is a folder: name its folder");
+    run.write("a.gguf", b"GGUF");
+    eval("a.gguf", "this is a file, and a model is a folder: `ottava convert` makes a folder of it");
+    run.write("models--a--b/snapshots/0123abc/config.json", b"{}");
+    eval("models--a--b", "name models--a--b/snapshots/0123abc");
+    std::fs::rename(run.path("model/tokenizer.json"), run.path("model/vocab.json")).unwrap();
+    eval("model", "vocab.json alone is not read");
+    run.fail(&["train", "run.toml"], 1, &["vocab.json alone is not read"]);
+    assert!(!run.path("run").exists(), "a run that did not start leaves no folder");
+}
+
+#[test]
+fn a_tied_head_with_other_weights_is_an_error() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint();
+    let folder = checkpoint.to_str().unwrap();
+    std::fs::remove_file(run.path(&format!("{folder}/manifest.json"))).unwrap();
+    let config = format!("{folder}/config.json");
+    run.replace(&config, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    let eval = ["eval", folder, "--data", "text.txt", "--device", "cpu", "--seq-len", "8"];
+    let words = "config.json ties the head to `model.embed_tokens.weight` (`tie_word_embeddings`), and the folder holds another";
+    run.fail(&eval, 1, &[words, "set `tie_word_embeddings` to false to use both, as transformers does"]);
+    // A copy of the table is fine, as older writers left it.
+    let weights = format!("{folder}/model.safetensors");
+    let bytes = std::fs::read(run.path(&weights)).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let range = |name: &str| {
+        let offsets = &header[name]["data_offsets"];
+        let at = |i: usize| 8 + length + offsets[i].as_u64().unwrap() as usize;
+        at(0)..at(1)
+    };
+    let mut same = bytes.clone();
+    same.copy_within(range("model.embed_tokens.weight"), range("lm_head.weight").start);
+    run.write(&weights, &same);
+    run.succeed(&eval);
+}
+
+#[test]
 fn damaged_weights_are_named() {
     let run = Run::new();
     let checkpoint = run.checkpoint();

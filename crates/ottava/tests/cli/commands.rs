@@ -73,6 +73,24 @@ fn eval_and_generate_read_a_checkpoint() {
         let other = eval(&["--recipe", recipe])["loss"].as_f64().unwrap();
         assert!((other - loss).abs() < 0.02 && other != loss, "{recipe}: {other} against {loss}");
     }
+    let set = |settings: &[&str]| eval(settings)["loss"].as_f64().unwrap();
+    assert_eq!(set(&["--set", "recipe=fp8-current"]), set(&["--recipe", "fp8-current"]));
+    let kept = set(&["--recipe", "fp8-current", "--set", "first_layers_bf16=1"]);
+    assert_eq!(kept, set(&["--recipe", "bf16"]), "the one block stays in BF16");
+    // Each token has 8 tokens before it or more, where it had none at the start of each block; the model knows too little for a lower loss.
+    let strided = eval(&["--recipe", "fp32", "--stride", "8"]);
+    assert_eq!((&strided["tokens"], &strided["stride"], &full["stride"]), (&full["tokens"], &8.into(), &16.into()));
+    assert_ne!(strided["loss"], full["loss"]);
+    let args = ["eval", checkpoint, "--data", "text.txt", "--device", "cpu"];
+    let refused = |more: &[&str], words: &[&str]| run.fail(&[&args[..], more].concat(), 1, words);
+    refused(&["--seq-len", "16", "--stride", "17"], &["a larger stride would leave tokens out"]);
+    refused(&["--seq-len", "1000000"], &["--seq-len is 1000000, and config.json gives the model 64 positions"]);
+    refused(&["--set", "max_steps=3"], &["only keys of [precision] are set here"]);
+    refused(&["--set", "recipes=bf16"], &["`recipes` is not a setting; did you mean"]);
+    let said = run.ottava(&[&args[..], &["--seq-len", "16", "--stride", "8", "--set", "interval=2"]].concat());
+    let (said, text) = (String::from_utf8(said.stderr).unwrap(), String::from_utf8(said.stdout).unwrap());
+    assert!(said.contains("`precision.interval = 2` has no effect") && said.contains("tokens/s"), "{said}");
+    assert!(text.contains("in windows of 16 tokens, of which the last 8 are counted; token 0 precedes"), "{text}");
     let generate = |extra: &[&str]| {
         let args = [
             &["generate", checkpoint, "--prompt", "line 4", "--device", "cpu", "--max-new-tokens", "8", "--json"],
@@ -85,6 +103,30 @@ fn eval_and_generate_read_a_checkpoint() {
     let warm = ["--temperature", "5", "--seed"];
     assert_eq!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["1"]].concat()));
     assert_ne!(generate(&[&warm[..], &["1"]].concat()), generate(&[&warm[..], &["2"]].concat()));
+}
+
+#[test]
+fn a_model_of_llama_cpp_is_converted_and_read() {
+    let run = Run::new();
+    run.write("a.gguf", include_bytes!("../../../ottava-lm/tests/data/llama.gguf"));
+    let converted = json(&run.succeed(&["convert", "a.gguf", "new", "--json"]));
+    assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&55_968.into(), &2.into()));
+    run.succeed(&["generate", "new", "--prompt", "ab 12", "--max-new-tokens", "2", "--device", "cpu"]);
+    run.fail(&["convert", "a.gguf", "new"], 1, &["new: this exists already; name a new folder"]);
+    run.fail(&["convert", "model/tokenizer.json", "other"], 1, &["tokenizer.json: this is not a GGUF file"]);
+}
+
+#[test]
+fn a_short_text_takes_no_longer_where_the_model_has_many_positions() {
+    let run = Run::new();
+    run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1000000");
+    run.checkpoint();
+    run.write("short.txt", b"seven.");
+    let eval = ["eval", "run", "--data", "short.txt", "--device", "cpu", "--json", "--seq-len"];
+    // A row of 1,000,000 tokens would take hours.
+    let [long, short] =
+        ["1000000", "16"].map(|seq_len| json(&run.succeed(&[&eval[..], &[seq_len]].concat()))["loss"].clone());
+    assert_eq!(long, short);
 }
 
 #[test]

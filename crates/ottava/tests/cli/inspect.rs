@@ -43,6 +43,10 @@ fn a_run_without_statistics_says_how_to_get_them() {
     train(&run, &["output_dir=plain"]);
     let report = json(&run.succeed(&["inspect", "plain", "--json"]));
     assert_eq!(report["no_statistics"], "recipe bf16 casts nothing to FP8");
+    train(&run, &["output_dir=high", "recipe=fp8-delayed", "first_layers_bf16=1"]);
+    let text = run.succeed(&["inspect", "high"]);
+    let reason = "recipe fp8-delayed casts nothing to FP8 here: 4 of 4 linears stay in bfloat16: first_layers_bf16 = 1";
+    assert!(text.contains(reason), "{text}");
     run.fail(&["inspect", "model"], 1, &["this is not the folder of a run", "output_dir"]);
     run.write("plain/metrics.jsonl", b"{}\n");
     run.fail(&["inspect", "plain"], 2, &["metrics.jsonl:1: not a line of metrics"]);

@@ -1,6 +1,7 @@
 //! The program as users run it: commands, results, and errors on bad input.
 
 mod bad_input;
+mod chat;
 mod commands;
 mod exceptions;
 mod hostile;

@@ -48,6 +48,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("layers", 4),
             ("models", 5),
             ("checkpoint", 6),
+            ("convert", 6),
             ("data", 6),
             ("evaluate", 6),
             ("generate", 6),

@@ -1,0 +1,130 @@
+//! Block formats of GGUF, as `ggml-quants.c` of llama.cpp and `gguf.quants` define them.
+//!
+//! Scales are F16. Values are computed in F32, in the order of operations of those two, so they have the same bits.
+
+use half::{bf16, f16};
+
+/// How elements are stored: in blocks of the same number of bytes.
+#[derive(Debug)]
+pub struct BlockType {
+    /// Its number in files.
+    id: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Elements of a block.
+    pub elements: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    /// Computes the values of one block.
+    decode: fn(&[u8], &mut [f32]),
+}
+
+/// The types that are read.
+const TYPES: &[BlockType] = &[
+    BlockType { id: 0, name: "F32", elements: 1, bytes: 4, decode: f32 },
+    BlockType { id: 1, name: "F16", elements: 1, bytes: 2, decode: |block, out| out[0] = half(block, 0) },
+    BlockType { id: 30, name: "BF16", elements: 1, bytes: 2, decode: bf16 },
+    BlockType { id: 2, name: "Q4_0", elements: 32, bytes: 18, decode: q4_0 },
+    BlockType { id: 3, name: "Q4_1", elements: 32, bytes: 20, decode: q4_1 },
+    BlockType { id: 6, name: "Q5_0", elements: 32, bytes: 22, decode: q5_0 },
+    BlockType { id: 8, name: "Q8_0", elements: 32, bytes: 34, decode: q8_0 },
+    BlockType { id: 14, name: "Q6_K", elements: 256, bytes: 210, decode: q6_k },
+];
+
+/// Names of other types in use, for messages.
+const OTHERS: &[(u32, &str)] = &[
+    (7, "Q5_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (12, "Q4_K"),
+    (13, "Q5_K"),
+    (20, "IQ4_NL"),
+    (23, "IQ4_XS"),
+    (39, "MXFP4"),
+];
+
+/// The type of this number, or why it is not read.
+pub fn block_type(id: u32) -> Result<&'static BlockType, String> {
+    TYPES.iter().find(|kind| kind.id == id).ok_or_else(|| {
+        let name =
+            OTHERS.iter().find(|other| other.0 == id).map_or(format!("number {id}"), |other| other.1.to_string());
+        let known: Vec<_> = TYPES.iter().map(|kind| kind.name).collect();
+        format!("has the type {name}, which is not read; {} are", known.join(", "))
+    })
+}
+
+impl BlockType {
+    /// The values of whole blocks.
+    pub fn values(&self, bytes: &[u8]) -> Vec<f32> {
+        let mut values = vec![0.0; bytes.len() / self.bytes * self.elements];
+        for (block, out) in bytes.chunks_exact(self.bytes).zip(values.chunks_exact_mut(self.elements)) {
+            (self.decode)(block, out);
+        }
+        values
+    }
+}
+
+/// The F16 at byte `at`.
+fn half(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn f32(block: &[u8], out: &mut [f32]) {
+    out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+}
+
+fn bf16(block: &[u8], out: &mut [f32]) {
+    out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32();
+}
+
+/// Four bits of element `i` of 32: the first 16 elements are the low halves of 16 bytes, the others the high ones.
+fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i % 16] >> (i / 16 * 4) & 15
+}
+
+/// Scale; 16 bytes of nibbles. `scale · (q − 8)`.
+fn q4_0(block: &[u8], out: &mut [f32]) {
+    let scale = half(block, 0);
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = scale * (f32::from(nibble(&block[2..], i)) - 8.0);
+    }
+}
+
+/// Scale; minimum; 16 bytes of nibbles. `scale · q + minimum`.
+fn q4_1(block: &[u8], out: &mut [f32]) {
+    let (scale, minimum) = (half(block, 0), half(block, 2));
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = scale * f32::from(nibble(&block[4..], i)) + minimum;
+    }
+}
+
+/// Scale; the fifth bits of 32 elements; 16 bytes of nibbles. `scale · (q − 16)`.
+fn q5_0(block: &[u8], out: &mut [f32]) {
+    let scale = half(block, 0);
+    for (i, out) in out.iter_mut().enumerate() {
+        let fifth = block[2 + i / 8] >> (i % 8) & 1;
+        *out = scale * (f32::from(nibble(&block[6..], i) | fifth << 4) - 16.0);
+    }
+}
+
+/// Scale; 32 signed bytes. `scale · q`.
+fn q8_0(block: &[u8], out: &mut [f32]) {
+    let scale = half(block, 0);
+    for (out, &q) in out.iter_mut().zip(&block[2..]) {
+        *out = scale * f32::from(q as i8);
+    }
+}
+
+/// 128 bytes of nibbles; 64 bytes of two upper bits each; 16 signed scales of 16 elements; one scale of all.
+/// `scale · scales · (q − 32)`.
+fn q6_k(block: &[u8], out: &mut [f32]) {
+    let (low, high, scales, scale) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
+    for (i, out) in out.iter_mut().enumerate() {
+        // Two halves of 128 elements, each of four runs of 32.
+        let (part, run, lane) = (i / 128, i / 32 % 4, i % 32);
+        let low = low[part * 64 + run % 2 * 32 + lane] >> (run / 2 * 4) & 15;
+        let high = high[part * 32 + lane] >> (run * 2) & 3;
+        let scale = scale * f32::from(scales[i / 16] as i8);
+        *out = scale * (f32::from(low | high << 4) - 32.0);
+    }
+}

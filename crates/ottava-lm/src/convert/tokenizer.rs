@@ -1,0 +1,169 @@
+//! The tokenizer of a GGUF file as the files that Hugging Face's libraries read.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::gguf::Gguf;
+use super::source::Files;
+use crate::Result;
+use crate::checkpoint::model::as_json;
+
+/// Kinds of tokens in `tokenizer.ggml.token_type`.
+mod kinds {
+    pub const UNKNOWN: i64 = 2;
+    pub const CONTROL: i64 = 3;
+    pub const USER_DEFINED: i64 = 4;
+    pub const UNUSED: i64 = 5;
+}
+
+/// How text is cut before it is merged into tokens.
+struct PreTokenizer {
+    /// Its name in `tokenizer.ggml.pre`.
+    name: &'static str,
+    /// Whether each digit is a piece.
+    digits: bool,
+    /// The pattern of a piece; without it that of GPT-2.
+    pattern: Option<&'static str>,
+    /// Whether a piece in the vocabulary is a token, whatever its merges.
+    ignore_merges: bool,
+    /// Whether texts begin with BOS in files that do not say so.
+    bos: bool,
+}
+
+const PRE_TOKENIZERS: &[PreTokenizer] = &[
+    PreTokenizer { name: "gpt-2", digits: false, pattern: None, ignore_merges: false, bos: false },
+    PreTokenizer { name: "smollm", digits: true, pattern: None, ignore_merges: false, bos: false },
+    PreTokenizer {
+        name: "llama-bpe",
+        digits: false,
+        pattern: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: true,
+        bos: true,
+    },
+];
+
+/// The files of the tokenizer in `gguf`, by name, for a model of `positions`; `bos` and `eos` ids are in the config of generation.
+pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
+    let model = gguf.text("tokenizer.ggml.model")?.unwrap_or("none");
+    if model != "gpt2" {
+        return Err(gguf.error(&format!(
+            "the tokenizer is of the kind `{model}`; only byte-level BPE is converted, which llama.cpp calls `gpt2`"
+        )));
+    }
+    let pre = gguf.text("tokenizer.ggml.pre")?.unwrap_or("none");
+    let Some(pre) = PRE_TOKENIZERS.iter().find(|known| known.name == pre) else {
+        let known: Vec<_> = PRE_TOKENIZERS.iter().map(|known| known.name).collect();
+        return Err(gguf.error(&format!(
+            "the tokenizer cuts text as `{pre}` (`tokenizer.ggml.pre`), which is not one of {}",
+            known.join(", ")
+        )));
+    };
+    let tokens = Tokens::read(gguf)?;
+    let special = |name: &str| tokens.special(gguf, name);
+    let (bos, eos, unknown, padding) = (special("bos")?, special("eos")?, special("unknown")?, special("padding")?);
+    let add_bos = gguf.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(pre.bos);
+    let begin = bos.filter(|_| add_bos);
+    let config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": begin.is_some(),
+        "add_eos_token": false,
+        "add_prefix_space": false,
+        "bos_token": bos.map(|token| token.1),
+        "eos_token": eos.map(|token| token.1),
+        "unk_token": unknown.map(|token| token.1),
+        "pad_token": padding.map(|token| token.1),
+        "clean_up_tokenization_spaces": false,
+        "model_max_length": positions,
+    });
+    let ids = [("bos", bos), ("eos", eos), ("pad", padding)];
+    let ids = ids.into_iter().filter_map(|(name, token)| Some((format!("{name}_token_id"), json!(token?.0))));
+    let generation: Map<String, Value> = ids.collect();
+    let mut files = vec![
+        ("tokenizer.json", as_json(tokens.tokenizer(pre, begin))),
+        ("tokenizer_config.json", as_json(config)),
+        ("generation_config.json", as_json(generation.into())),
+    ];
+    if let Some(template) = gguf.text("tokenizer.chat_template")? {
+        files.push(("chat_template.jinja", template.as_bytes().into()));
+    }
+    Ok(files)
+}
+
+/// The vocabulary of a file.
+struct Tokens<'a> {
+    tokens: &'a [String],
+    kinds: &'a [i64],
+    merges: &'a [String],
+}
+
+impl<'a> Tokens<'a> {
+    fn read(gguf: &'a Gguf) -> Result<Tokens<'a>> {
+        let missing = |key: &str| gguf.error(&format!("the key `{key}` is missing"));
+        let [names, kinds, pairs] = ["tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"];
+        let tokens = gguf.texts(names)?.ok_or_else(|| missing(names))?;
+        let kinds = gguf.integers(kinds)?.ok_or_else(|| missing(kinds))?;
+        let merges = gguf.texts(pairs)?.ok_or_else(|| missing(pairs))?;
+        if kinds.len() != tokens.len() {
+            return Err(gguf.error(&format!("there are {} tokens and {} types of them", tokens.len(), kinds.len())));
+        }
+        if let Some(merge) = merges.iter().find(|merge| merge.split(' ').filter(|part| !part.is_empty()).count() != 2) {
+            return Err(gguf.error(&format!("`{pairs}` has {merge:?}, which is not two tokens")));
+        }
+        Ok(Tokens { tokens, kinds, merges })
+    }
+
+    /// Id and name of a special token.
+    fn special(&self, gguf: &Gguf, name: &str) -> Result<Option<(usize, &'a str)>> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let Some(id) = gguf.count(&key)? else { return Ok(None) };
+        match self.tokens.get(id) {
+            Some(token) => Ok(Some((id, token))),
+            None => Err(gguf.error(&format!("`{key}` is {id}, and there are {} tokens", self.tokens.len()))),
+        }
+    }
+
+    /// The `tokenizer.json`; texts start with `begin`, if there is one.
+    fn tokenizer(&self, pre: &PreTokenizer, begin: Option<(usize, &str)>) -> Value {
+        let all = || self.tokens.iter().zip(self.kinds).enumerate();
+        let used = all().filter(|(_, (_, kind))| **kind != kinds::UNUSED);
+        let vocabulary: Map<String, Value> = used.map(|(id, (token, _))| (token.clone(), json!(id))).collect();
+        let added = all().filter(|(_, (_, kind))| [kinds::UNKNOWN, kinds::CONTROL, kinds::USER_DEFINED].contains(kind));
+        let added: Vec<_> = added
+            .map(|(id, (token, kind))| {
+                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": *kind != kinds::USER_DEFINED})
+            })
+            .collect();
+        let digits = pre.digits.then(|| json!({"type": "Digits", "individual_digits": true}));
+        let split = pre.pattern.map(
+            |pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
+        );
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split.is_none()});
+        let steps: Vec<_> = digits.into_iter().chain(split).chain([bytes]).collect();
+        let template = begin.map(|(id, token)| {
+            let (bos, text) = (json!({"SpecialToken": {"id": token, "type_id": 0}}), |name: &str, kind: u32| {
+                json!({"Sequence": {"id": name, "type_id": kind}})
+            });
+            let second = json!({"SpecialToken": {"id": token, "type_id": 1}});
+            json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)], "pair": [bos, text("A", 0), second, text("B", 1)],
+                "special_tokens": BTreeMap::from([(token, json!({"id": token, "ids": [id], "tokens": [token]}))])})
+        });
+        json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": null,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "post_processor": template,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.ignore_merges,
+                "vocab": vocabulary, "merges": self.merges},
+        })
+    }
+}

@@ -1,0 +1,310 @@
+//! Chats, and the templates that turn them into text, rendered as transformers renders them.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use minijinja::value::{Kwargs, Value as Template};
+use minijinja::{Environment, ErrorKind, Output, State, context};
+use minijinja_contrib::pycompat;
+use serde_json::{Map, Value};
+
+use super::clock::Clock;
+use super::edges::read_json;
+use super::python::{self, Json};
+use crate::hash::sha256;
+use crate::{Error, Result, input};
+
+/// The largest template file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Instructions of a template per rendering; a conversation takes some tens per message.
+const FUEL: u64 = 20_000_000;
+
+/// Calls within calls of a template.
+const RECURSION: usize = 100;
+
+/// The largest text that a template may render, in bytes.
+const MAX_TEXT_BYTES: usize = 64 << 20;
+
+/// Mark the text of `{% generation %}` blocks: two code points that Unicode keeps for internal use, which no text contains.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// The tokens of `tokenizer_config.json` that templates write by name.
+const SPECIAL_TOKENS: [&str; 8] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+    "additional_special_tokens",
+];
+
+/// A conversation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    /// Objects with a `role`, and `content` or other fields that the template reads.
+    pub messages: Vec<Value>,
+    /// Descriptions of functions; `null` for none.
+    pub tools: Value,
+    /// The loss is taken of messages from this one on.
+    pub learned_from: usize,
+}
+
+impl Chat {
+    /// A message as templates read it.
+    pub fn message(role: &str, content: &str) -> Value {
+        serde_json::json!({"role": role, "content": content})
+    }
+}
+
+/// A text with the ranges of bytes that a model is trained to write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Ranges of it, in order.
+    pub learned: Vec<Range<usize>>,
+}
+
+/// A chat template with the special tokens that it writes.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    path: PathBuf,
+    /// Whether the template marks the turns of the assistant.
+    generation: bool,
+    special_tokens: Map<String, Value>,
+    sha256: String,
+}
+
+impl ChatTemplate {
+    /// Reads the template of `folder`: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`, a text or a list of named
+    /// ones, of which `default` is taken, and `tool_use` for conversations with tools. `other` is a file to take instead.
+    ///
+    /// Returns `None` where there is no template. Errors with [`Error::Model`] for one that cannot be parsed.
+    pub fn load(folder: &Path, other: Option<&Path>, clock: Clock) -> Result<Option<ChatTemplate>> {
+        let config_path = folder.join("tokenizer_config.json");
+        let config = read_json(&config_path)?;
+        let own = folder.join("chat_template.jinja");
+        let file = other.map(Path::to_path_buf).or_else(|| own.exists().then_some(own));
+        let wrong = |path: &Path, reason: String| Error::Model(format!("{}: {reason}", path.display()));
+        let (path, templates) = match (file, config.get("chat_template")) {
+            (Some(path), _) => {
+                let bytes = input::read(&path, MAX_FILE_BYTES).map_err(|e| wrong(&path, e.to_string()))?;
+                let text = String::from_utf8(bytes).map_err(|_| wrong(&path, "it is not UTF-8".into()))?;
+                (path, vec![("default".to_string(), text)])
+            }
+            (None, None | Some(Value::Null)) => return Ok(None),
+            (None, Some(Value::String(text))) => (config_path, vec![("default".to_string(), text.clone())]),
+            (None, Some(Value::Array(list))) => {
+                let named = |entry: &Value| Some((entry["name"].as_str()?.into(), entry["template"].as_str()?.into()));
+                let named: Option<Vec<(String, String)>> = list.iter().map(named).collect();
+                (config_path, named.unwrap_or_default())
+            }
+            (None, Some(_)) => (config_path, Vec::new()),
+        };
+        if !templates.iter().any(|(name, _)| name == "default") {
+            return Err(wrong(
+                &path,
+                "`chat_template` is neither a text nor a list with a template named `default`".into(),
+            ));
+        }
+        let mut special_tokens = Map::new();
+        for source in [config, read_json(&folder.join("special_tokens_map.json"))?] {
+            for key in SPECIAL_TOKENS {
+                let value = source.get(key).map(|value| value.get("content").unwrap_or(value));
+                if let Some(value) = value.filter(|value| !value.is_null() && !special_tokens.contains_key(key)) {
+                    special_tokens.insert(key.into(), value.clone());
+                }
+            }
+        }
+        let mut environment = environment(clock);
+        let generation = templates.iter().any(|(_, text)| text.contains("endgeneration"));
+        let sha256 = sha256(serde_json::json!([templates, special_tokens]).to_string().as_bytes());
+        for (name, text) in templates {
+            environment.add_template_owned(name, mark_generation(&text)).map_err(|e| wrong(&path, describe(&e)))?;
+        }
+        Ok(Some(ChatTemplate { environment, path, generation, special_tokens, sha256 }))
+    }
+
+    /// The file that it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// SHA-256 of template and special tokens.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Renders `chat`; with `prompt`, up to where the assistant begins to write. Errors with the reason.
+    pub fn render(&self, chat: &Chat, prompt: bool) -> Result<String, String> {
+        self.render_marked(&chat.messages, &chat.tools, prompt).map(|rendered| rendered.text)
+    }
+
+    /// Renders `chat` with the ranges of its assistant's turns: those of `{% generation %}` blocks, or, where the template has none, what
+    /// each turn adds to the rendering of the turns before it.
+    ///
+    /// Errors where a turn changes how turns before it are rendered, since then it has no range.
+    pub fn render_learned(&self, chat: &Chat) -> Result<Rendered, String> {
+        let whole = self.render_marked(&chat.messages, &chat.tools, false)?;
+        if self.generation && chat.learned_from == 0 {
+            return match whole.learned.is_empty() {
+                true => Err("the chat template marks no turn of the assistant in this conversation".into()),
+                false => Ok(whole),
+            };
+        }
+        let turns = chat.messages.iter().enumerate().skip(chat.learned_from);
+        let mut learned = Vec::new();
+        for (i, _) in turns.filter(|(_, message)| message["role"] == "assistant") {
+            let before = self.render(&Chat { messages: chat.messages[..i].to_vec(), ..chat.clone() }, true)?;
+            let through = match i + 1 == chat.messages.len() {
+                true => whole.text.clone(),
+                false => self.render(&Chat { messages: chat.messages[..=i].to_vec(), ..chat.clone() }, false)?,
+            };
+            if !(whole.text.starts_with(&through) && through.starts_with(&before)) {
+                return Err(format!(
+                    "the chat template renders what precedes message {} differently once more messages follow, so the text of \
+                     that turn cannot be found; mark turns with {{% generation %}} in a template of `data.chat_template_path`, or set \
+                     `data.train_on_inputs = true`",
+                    i + 1
+                ));
+            }
+            if before.len() == through.len() {
+                return Err(format!("the chat template writes nothing for message {}, a turn of the assistant", i + 1));
+            }
+            learned.push(before.len()..through.len());
+        }
+        match learned.is_empty() {
+            true => Err("the conversation has no turn of the assistant, so there is nothing to learn".into()),
+            false => Ok(Rendered { text: whole.text, learned }),
+        }
+    }
+
+    fn render_marked(&self, messages: &[Value], tools: &Value, prompt: bool) -> Result<Rendered, String> {
+        if serde_json::to_string(messages).is_ok_and(|text| text.contains(MARKS)) {
+            return Err("a message has a code point that Unicode keeps for internal use (U+FDD0 or U+FDD1)".into());
+        }
+        let name = match !tools.is_null() && self.environment.get_template("tool_use").is_ok() {
+            true => "tool_use",
+            false => "default",
+        };
+        let failed = |error: minijinja::Error| format!("chat template {}: {}", self.path.display(), describe(&error));
+        let template = self.environment.get_template(name).map_err(failed)?;
+        let chat = context! { messages, tools, documents => (), add_generation_prompt => prompt };
+        let context = context! { ..chat, ..Template::from_serialize(&self.special_tokens) };
+        let mut text = Text(Vec::new());
+        template.render_captured_to(context, &mut text).map_err(failed)?;
+        Ok(unmark(&String::from_utf8(text.0).expect("a template renders text")))
+    }
+}
+
+/// A text of at most [`MAX_TEXT_BYTES`].
+struct Text(Vec<u8>);
+
+impl std::io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_TEXT_BYTES {
+            return Err(std::io::Error::other(format!("it renders more than {} MiB", MAX_TEXT_BYTES >> 20)));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The settings, functions and filters that transformers gives a template.
+fn environment(clock: Clock) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.set_formatter(|out: &mut Output, state: &State, value: &Template| match python::text(value) {
+        Some(text) => Ok(out.write_str(&text)?),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+    environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", move |format: String| {
+        clock.format(&format).map_err(|reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason))
+    });
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("generation", |text: String| format!("{}{text}{}", MARKS[0], MARKS[1]));
+    environment
+}
+
+fn to_json(value: Template, kwargs: Kwargs) -> Result<String, minijinja::Error> {
+    let indent: Option<usize> = kwargs.get("indent")?;
+    let ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    kwargs.assert_all_used()?;
+    let comma = if indent.is_some() { "," } else { ", " };
+    let separators = separators.unwrap_or_else(|| vec![comma.into(), ": ".into()]);
+    let separators = separators
+        .try_into()
+        .map_err(|_| minijinja::Error::new(ErrorKind::InvalidOperation, "tojson: `separators` are two texts"))?;
+    Ok(Json { indent, ensure_ascii: ensure_ascii.unwrap_or_default(), separators }.write(&value))
+}
+
+/// Writes `{% generation %}` blocks as blocks of the filter that marks them.
+fn mark_generation(template: &str) -> String {
+    let (mut out, mut rest) = (String::new(), template);
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let name = tag.trim_start_matches(['-', '+']).trim_start();
+        let lead = &tag[..tag.len() - name.len()];
+        let ends = |word: &str| {
+            let after = name.strip_prefix(word)?;
+            after.trim_start().trim_start_matches(['-', '+']).starts_with("%}").then_some(after)
+        };
+        out.push_str(lead);
+        rest = match (ends("generation"), ends("endgeneration")) {
+            (Some(after), _) => {
+                out.push_str("filter generation");
+                after
+            }
+            (_, Some(after)) => {
+                out.push_str("endfilter");
+                after
+            }
+            _ => name,
+        };
+    }
+    out + rest
+}
+
+/// Takes the marks out of a text.
+fn unmark(marked: &str) -> Rendered {
+    let mut rendered = Rendered::default();
+    let mut start = 0;
+    for part in marked.split_inclusive(MARKS) {
+        rendered.text.push_str(part.trim_end_matches(MARKS));
+        match part.chars().next_back() {
+            Some(mark) if mark == MARKS[0] => start = rendered.text.len(),
+            Some(mark) if mark == MARKS[1] => rendered.learned.push(start..rendered.text.len()),
+            _ => {}
+        }
+    }
+    rendered
+}
+
+/// An error of a template with its line.
+fn describe(error: &minijinja::Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_string);
+    let line = error.line().map_or(String::new(), |line| format!(" (line {line})"));
+    let source = std::error::Error::source(error).map_or(String::new(), |source| format!(": {source}"));
+    format!("{detail}{line}{source}")
+}
+
+#[cfg(test)]
+#[path = "chat_tests.rs"]
+mod tests;

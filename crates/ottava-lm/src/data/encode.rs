@@ -1,0 +1,98 @@
+//! A document as the tokens that are stored of it.
+
+use std::path::Path;
+
+use super::chat::ChatTemplate;
+use super::clock::Clock;
+use super::records::Content;
+use super::shards::MASKED;
+use super::source::{Document, SourceOptions};
+use super::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Turns documents into tokens.
+pub(super) struct Encoder<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    /// Renders chats.
+    template: Option<ChatTemplate>,
+    /// Whether all tokens are targets.
+    train_on_inputs: bool,
+    /// Whether tokens have a bit that says that they are no targets.
+    pub(super) loss_mask: bool,
+}
+
+/// The tokens of a document.
+pub(super) struct Encoded {
+    /// Ids, with [`MASKED`] where the loss leaves them out.
+    pub(super) tokens: Vec<u32>,
+    /// Bytes of the text that the loss is taken of.
+    pub(super) bytes: usize,
+}
+
+impl<'a> Encoder<'a> {
+    /// An encoder of documents, of which some are chats or completions if `prompts`.
+    pub(super) fn new(tokenizer: &'a Tokenizer, options: &SourceOptions, prompts: bool) -> Result<Encoder<'a>> {
+        let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
+        let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let template = if prompts { ChatTemplate::load(folder, other, Clock::Fixed)? } else { None };
+        let loss_mask = prompts && !options.train_on_inputs;
+        Ok(Encoder { tokenizer, template, train_on_inputs: options.train_on_inputs, loss_mask })
+    }
+
+    /// SHA-256 of the chat template, if there is one.
+    pub(super) fn template_sha256(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::sha256)
+    }
+
+    /// The tokens of `document`. Errors with the reason.
+    pub(super) fn encode(&self, document: &Document) -> Result<Encoded> {
+        match &document.content {
+            Content::Text(text) => Ok(Encoded { tokens: self.tokenizer.encode_document(text)?, bytes: text.len() }),
+            Content::Completion { prompt, completion: answer } => {
+                let text = format!("{prompt}{answer}");
+                let learned = if self.train_on_inputs { 0 } else { prompt.len() };
+                let completion = learned..text.len();
+                let mut tokens = self.tokenizer.encode_learned(&text, std::slice::from_ref(&completion))?;
+                let start = self.tokenizer.start_ids();
+                if !tokens.iter().map(|token| &token.0).take(start.len()).eq(start) {
+                    tokens.splice(0..0, start.iter().map(|&id| (id, self.train_on_inputs)));
+                }
+                let end = self.tokenizer.eos_id().filter(|&end| tokens.last().is_none_or(|last| last.0 != end));
+                tokens.extend(end.map(|end| (end, true)));
+                Ok(self.masked(tokens, completion.len()))
+            }
+            Content::Chat(chat) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
+                    Error::Data(format!(
+                        "{} has no chat template for this conversation; name a file with one in `data.chat_template_path`",
+                        folder.display()
+                    ))
+                })?;
+                let (text, learned) = match self.train_on_inputs {
+                    true => template.render(chat, false).map(|text| {
+                        let all = 0..text.len();
+                        (text, vec![all])
+                    }),
+                    false => template.render_learned(chat).map(|rendered| (rendered.text, rendered.learned)),
+                }
+                .map_err(Error::Data)?;
+                let bytes = learned.iter().map(ExactSizeIterator::len).sum();
+                Ok(self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes))
+            }
+        }
+    }
+
+    fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
+        let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
+        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes }
+    }
+
+    /// Bytes of memory to encode `document`.
+    pub(super) fn memory(&self, document: &Document) -> u64 {
+        match &document.content {
+            Content::Text(text) => self.tokenizer.memory_to_encode(text),
+            Content::Chat(_) | Content::Completion { .. } => Tokenizer::memory_to_encode_whole(document.bytes),
+        }
+    }
+}

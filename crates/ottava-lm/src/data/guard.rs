@@ -1,0 +1,34 @@
+//! Panics of the tokenizers crate as errors.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+thread_local! {
+    /// True while panics of this thread are caught and not printed.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a call into the tokenizers crate, and returns its errors and panics as text.
+pub(super) fn catch_panics<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !GUARDED.get() {
+                print(panic)
+            }
+        }));
+    });
+    GUARDED.set(true);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(false);
+    match result {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            Err(format!("the parser gave up ({text})"))
+        }
+    }
+}

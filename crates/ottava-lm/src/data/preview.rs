@@ -1,0 +1,65 @@
+//! The first rows of a run, as text.
+
+use std::sync::Arc;
+
+use ottava_tensor::ops::IGNORE_INDEX;
+use serde::Serialize;
+
+use super::loader::{BatchLoader, LoaderState, Shard};
+use super::order::Split;
+use super::packing::{Layout, Packing};
+use super::shards::TokenDataset;
+use super::tokenizer::Tokenizer;
+use crate::Result;
+
+/// A part of a document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Its text.
+    pub text: String,
+    /// Whether the loss is taken of it.
+    pub learned: bool,
+    /// Whether a document begins with it.
+    pub starts: bool,
+}
+
+/// The first `rows` rows that a run trains on. The first token of a document, which nothing in its row predicts, counts as not learned, and
+/// padding is left out.
+pub fn preview(
+    dataset: &Arc<TokenDataset>,
+    split: Split,
+    layout: Layout,
+    seed: u64,
+    tokenizer: &Tokenizer,
+    rows: usize,
+) -> Result<Vec<Vec<Part>>> {
+    // Edges are shown whether attention sees them or not.
+    let layout = Layout { document_mask: true, ..layout };
+    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), Shard::WHOLE)?;
+    (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
+}
+
+/// The documents of the next row. The last target of one belongs to it if documents are `whole`, and else to the next one.
+fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<Vec<Part>> {
+    let batch = loader.next_batch(1)?;
+    let (mut at, mut parts) = (0, Vec::new());
+    for length in batch.documents.unwrap_or_default() {
+        let (inputs, targets) = (&batch.inputs[at..at + length], &batch.targets[at..at + length]);
+        at += length;
+        let last = targets[length - 1];
+        let mut tokens = vec![(inputs[0], false)];
+        tokens.extend(inputs[1..].iter().zip(targets).map(|(&id, &target)| (id, target != IGNORE_INDEX)));
+        if whole && last != IGNORE_INDEX {
+            tokens.push((last, true));
+        }
+        if at == batch.inputs.len() && targets.iter().all(|&target| target == IGNORE_INDEX) {
+            // Padding, or a document whose targets were all cut off.
+            break;
+        }
+        for (i, group) in tokens.chunk_by(|a, b| a.1 == b.1).enumerate() {
+            let ids: Vec<u32> = group.iter().map(|&(id, _)| id as u32).collect();
+            parts.push(Part { text: tokenizer.decode(&ids)?, learned: group[0].1, starts: i == 0 });
+        }
+    }
+    Ok(parts)
+}

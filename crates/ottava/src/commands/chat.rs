@@ -1,0 +1,96 @@
+//! `ottava chat`.
+
+use super::inference::{Inference, with_model};
+use clap::Args;
+use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
+use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::{Error, Result};
+use std::io::{self, BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
+
+/// Talk to a chat model: a line of standard input is a message, and the end of input ends the conversation.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava chat model/
+  ottava chat runs/chat --system 'Answer in one sentence.' --temperature 0.7 --top-p 0.9
+  echo 'What is an otter?' | ottava chat model/")]
+pub struct ChatCommand {
+    /// A Hugging Face model folder with a chat template; or the folder of a run, for its newest checkpoint.
+    model: PathBuf,
+    /// What the model is told before the conversation.
+    #[arg(long)]
+    system: Option<String>,
+    /// Tokens of the whole conversation; at most the model's positions.
+    #[arg(long, default_value_t = 4096, value_parser = super::count)]
+    max_length: usize,
+    /// Tokens of an answer at most.
+    #[arg(long, default_value_t = 512)]
+    max_new_tokens: usize,
+    /// 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f64,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Decides the draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    how: Inference,
+}
+
+impl ChatCommand {
+    pub fn run(self) -> Result<()> {
+        let (model, tokenizer, template, capacity) = with_model(&self.model, |folder| {
+            let config = ConfigFile::read(folder)?;
+            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder)?);
+            let sizes = decoder_config(&config)?;
+            let capacity = self.max_length.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
+            Ok((self.how.load(folder, &config, capacity)?, tokenizer, template, capacity))
+        })?;
+        let mut chat = Chat::default();
+        chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
+        let asks = io::stdin().is_terminal() && io::stdout().is_terminal();
+        let ask = || {
+            if asks {
+                out_part!("> ");
+            }
+        };
+        ask();
+        for (turn, line) in (0..).zip(io::stdin().lock().lines()) {
+            let line = line.map_err(Error::io("standard input"))?;
+            if !line.trim().is_empty() {
+                chat.messages.push(Chat::message("user", &line));
+                let how = Sampling {
+                    max_new_tokens: self.max_new_tokens,
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    seed: self.seed.wrapping_add(turn),
+                };
+                let ids = chat_prompt(&template, &tokenizer, &chat)?;
+                let answer = generate(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;
+                out!();
+                chat.messages.push(Chat::message("assistant", &answer));
+            }
+            ask();
+        }
+        Ok(())
+    }
+}
+
+/// The chat template of a model folder.
+pub fn chat_template(folder: &Path) -> Result<ChatTemplate> {
+    ChatTemplate::load(folder, None, Clock::Now)?.ok_or_else(|| {
+        Error::Model(format!(
+            "{}: there is no chat template (chat_template.jinja, or `chat_template` in tokenizer_config.json); \
+             this may be no chat model",
+            folder.display()
+        ))
+    })
+}
+
+/// The ids of a conversation up to where the model answers.
+pub fn chat_prompt(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>> {
+    tokenizer.encode(&template.render(chat, true).map_err(Error::Config)?)
+}
