@@ -32,6 +32,8 @@ pub struct TrainBench {
     pub layers: Option<usize>,
     /// Tokens per sequence.
     pub seq_len: usize,
+    /// Tokens of the documents that each sequence holds and attention keeps apart, if it is not one.
+    pub document_len: Option<usize>,
     /// Sequences per step.
     pub micro_batch: usize,
     /// Steps whose median is reported.
@@ -97,11 +99,19 @@ impl RankMemory {
 }
 
 impl TrainBench {
+    /// The documents of a sequence; the last may be shorter.
+    fn document_lengths(&self) -> Option<Vec<usize>> {
+        let most = self.document_len?;
+        Some((0..self.seq_len).step_by(most).map(|start| most.min(self.seq_len - start)).collect())
+    }
+
     /// Times `recipe` on `device`, with the optimizer at `level`. All of `ranks` call it, each with a micro-batch and a device of its own.
     pub fn run(&self, recipe: RecipeName, level: Level, device: &Device, ranks: &Rc<DataParallel>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
-        if self.steps == 0 || self.seq_len == 0 || self.micro_batch == 0 || self.layers == Some(0) {
-            return Err(Error::Config("steps, sequence length, micro-batch and layers must be at least 1".into()));
+        let sizes_given =
+            [Some(self.steps), Some(self.seq_len), Some(self.micro_batch), self.layers, self.document_len];
+        if sizes_given.contains(&Some(0)) {
+            return Err(Error::Config("steps, lengths, micro-batch and layers must be at least 1".into()));
         }
         let sizes = DecoderConfig { layers: self.layers.unwrap_or(sizes.layers), ..sizes };
         if let Device::Cuda(gpu) = device {
@@ -111,7 +121,12 @@ impl TrainBench {
         let mut config = RunConfig {
             precision: Precision { recipe, ..self.config.precision.clone() },
             optimizer: OptimizerConfig { level, ..self.config.optimizer.clone() },
-            data: DataConfig { max_length: self.seq_len, val_set_size: 0.0, ..DataConfig::default() },
+            data: DataConfig {
+                max_length: self.seq_len,
+                val_set_size: 0.0,
+                document_mask: Some(self.document_len.is_some()),
+                ..DataConfig::default()
+            },
             training: TrainingConfig { per_device_train_batch_size: self.micro_batch, ..TrainingConfig::default() },
             ..self.config.clone()
         };
@@ -121,7 +136,9 @@ impl TrainBench {
         resolved.expect_fit()?;
         resolved.prepare_device();
         let ResolvedRun { config, memory: planned, .. } = resolved;
-        let mut run = Run::new(&config, &sizes, device, &mut weights, ranks.clone())?;
+        let (lengths, seen) = (self.document_lengths(), self.document_len.unwrap_or(self.seq_len).min(self.seq_len));
+        let run = Run::new(&config, &sizes, device, &mut weights, ranks.clone())?;
+        let mut run = run.with_documents(lengths.as_ref().map(Vec::len))?;
         log_exceptions(&run.model, None);
         device.synchronize()?;
         if let Device::Cuda(gpu) = device {
@@ -131,7 +148,8 @@ impl TrainBench {
         run.quantize_weights()?;
         let mut tokens = RandomTokens { state: 7 + ranks.rank() as u64, vocabulary: sizes.vocabulary as u64 };
         let mut step = || -> Result<(f64, f64)> {
-            run.step.load(0, &tokens.draw(self.micro_batch, self.seq_len))?;
+            let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
+            run.step.load(0, &Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) })?;
             let begin = Instant::now();
             let done = run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             Ok((begin.elapsed().as_secs_f64(), done.loss))
@@ -164,7 +182,7 @@ impl TrainBench {
             level,
             tokens_per_second,
             step_milliseconds: median * 1e3,
-            model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(self.seq_len),
+            model_flops_per_second: tokens_per_second * run.model.description().flops_per_token(seen),
             planned_peak_bytes: planned.peak_bytes,
             peak_memory_bytes: memory.peak as u64,
             reserved_memory_bytes: memory.reserved as u64,

@@ -10,8 +10,8 @@ pub(super) use backend::report;
 use super::driver::{Context, Stream, library_error};
 use crate::error::{Error, Result};
 use backend::{
-    ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, IDENTITY, LOG, MAX, MUL, Node, On, Plan, SUB, SUM,
-    Session, Slot, api, row_major, transposed,
+    ADD, Api, BF16, DIV, DeviceDescription, Dims, EXP, F32, Graph, I32, I64, IDENTITY, LOG, MAX, MUL, Node, On, Plan,
+    SUB, SUM, Session, Slot, Tokens, api, row_major, transposed,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Tokens of each sequence.
     pub seq: usize,
+    /// Documents that the sequences may be divided into, which attention keeps apart; 0 where each sequence is one document.
+    pub documents: usize,
     /// Elements of a head: a multiple of 8, at most 128.
     pub head_dim: usize,
     /// Elements from one token's queries to the next one's; the same for `dq`.
@@ -52,6 +54,7 @@ impl AttentionShape {
             heads,
             kv_heads,
             seq,
+            documents: 0,
             head_dim,
             q_stride: row,
             k_stride: row,
@@ -59,6 +62,11 @@ impl AttentionShape {
             o_stride: heads * head_dim,
             deterministic: false,
         }
+    }
+
+    /// Whether the gradients of keys and values by each query head are tensors of ours.
+    pub(super) fn sums_heads(&self) -> bool {
+        self.documents > 0 && self.heads != self.kv_heads
     }
 
     /// Elements of the log-sum-exp, `[B, H, T]` in F32.
@@ -85,15 +93,25 @@ impl AttentionShape {
                 return wrong(format!("the stride of {name} is {stride}, not a multiple of 8 of at least {row}"));
             }
         }
+        if self.documents > 0
+            && (self.deterministic || self.q_stride != self.k_stride || self.k_stride != self.v_stride)
+        {
+            return wrong("documents need one stride of queries, keys and values, and atomic additions".into());
+        }
         Ok(())
     }
 
+    /// What softmax runs over: documents, of which a sequence may be one.
+    fn entries(&self) -> usize {
+        if self.documents > 0 { self.documents } else { self.batch }
+    }
+
     fn q_dims(&self) -> Dims {
-        [self.batch, self.heads, self.seq, self.head_dim].map(|dim| dim as i64)
+        [self.entries(), self.heads, self.seq, self.head_dim].map(|dim| dim as i64)
     }
 
     fn kv_dims(&self) -> Dims {
-        [self.batch, self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
+        [self.entries(), self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
     }
 
     /// Strides of `[B, H, T, D]` with `row` elements between tokens.
@@ -102,12 +120,68 @@ impl AttentionShape {
     }
 
     fn score_dims(&self) -> Dims {
-        [self.batch, self.heads, self.seq, self.seq].map(|dim| dim as i64)
+        [self.entries(), self.heads, self.seq, self.seq].map(|dim| dim as i64)
     }
 
     /// One value per query and head.
     fn row_dims(&self) -> Dims {
-        [self.batch, self.heads, self.seq, 1].map(|dim| dim as i64)
+        [self.entries(), self.heads, self.seq, 1].map(|dim| dim as i64)
+    }
+
+    /// Strides of those: `[B, H, T]`, and `[B · T, H]` of documents.
+    fn row_strides(&self) -> Dims {
+        if self.documents == 0 {
+            return row_major(self.row_dims());
+        }
+        [self.seq * self.heads, 1, self.heads, 1].map(|stride| stride as i64)
+    }
+
+    /// Strides of an F32 `[B, H, T, D]`, and `[B · T, H, D]` of documents.
+    fn sum_strides(&self) -> Dims {
+        if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.heads * self.head_dim) }
+    }
+}
+
+/// Device pointers of documents, of which there may be `documents`: their lengths, I32, and where they begin in tensors of fused rows, of
+/// rows of the output and of rows with a value per head, I64 `[documents + 1]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DocumentPointers {
+    pub(crate) lengths: u64,
+    pub(crate) fused: u64,
+    pub(crate) output: u64,
+    pub(crate) rows: u64,
+}
+
+impl DocumentPointers {
+    fn bindings(&self) -> [(Slot, u64); 4] {
+        let DocumentPointers { lengths, fused, output, rows } = *self;
+        let slots = [Slot::Lengths, Slot::FusedOffsets, Slot::OutputOffsets, Slot::RowOffsets];
+        let pointers = [lengths, fused, output, rows];
+        std::array::from_fn(|i| (slots[i], pointers[i]))
+    }
+}
+
+/// The tensors of [`DocumentPointers`] in a graph; all `None` where sequences are documents.
+struct Documents {
+    lengths: Option<Node>,
+    fused: Option<Node>,
+    output: Option<Node>,
+    rows: Option<Node>,
+}
+
+impl Documents {
+    fn new(g: &mut Graph, shape: &AttentionShape) -> Result<Documents> {
+        if shape.documents == 0 {
+            return Ok(Documents { lengths: None, fused: None, output: None, rows: None });
+        }
+        let documents = shape.documents as i64;
+        let mut vector = |slot, dtype, len| g.input(slot, dtype, [len, 1, 1, 1], [1; 4]).map(Some);
+        Ok(Documents {
+            lengths: vector(Slot::Lengths, I32, documents)?,
+            fused: vector(Slot::FusedOffsets, I64, documents + 1)?,
+            output: vector(Slot::OutputOffsets, I64, documents + 1)?,
+            rows: vector(Slot::RowOffsets, I64, documents + 1)?,
+        })
     }
 }
 
@@ -119,6 +193,8 @@ pub(crate) struct AttentionForward {
     pub(crate) v: u64,
     pub(crate) o: u64,
     pub(crate) lse: u64,
+    /// Of a shape with documents.
+    pub(crate) documents: DocumentPointers,
 }
 
 /// Device pointers of the backward pass: reads all of the forward pass and `d_o`; writes `dq`, `dk`, `dv`.
@@ -134,17 +210,23 @@ pub(crate) struct AttentionBackward {
 /// `S = scale · Q Kᵀ`, masked; `P = softmax(S)`; `O = P V`; `lse = log Σ exp S`.
 fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let mut g = Graph::new(api);
+    let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
     let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
-    let q = g.input(Slot::Q, BF16, q_dims, shape.strides(shape.q_stride))?;
-    let k = g.input(Slot::K, BF16, transposed(kv_dims), transposed(shape.strides(shape.k_stride)))?;
-    let v = g.input(Slot::V, BF16, kv_dims, shape.strides(shape.v_stride))?;
-    let o = g.input(Slot::O, BF16, q_dims, shape.strides(shape.o_stride))?;
-    let lse = g.input(Slot::Lse, F32, row_dims, row_major(row_dims))?;
+    let q = g.packed_input(Slot::Q, BF16, q_dims, shape.strides(shape.q_stride), fused)?;
+    let k_strides = transposed(shape.strides(shape.k_stride));
+    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), k_strides, fused)?;
+    let v = g.packed_input(Slot::V, BF16, kv_dims, shape.strides(shape.v_stride), fused)?;
+    let o = g.packed_input(Slot::O, BF16, q_dims, shape.strides(shape.o_stride), output)?;
+    let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
 
     let scores = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(q, k, scores)?;
+    g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
     let scores = g.pointwise(MUL, scores, Some(scale))?;
+    let scores = match lengths {
+        Some(lengths) => g.within(scores, lengths, negative_infinity)?,
+        None => scores,
+    };
     let scores = g.causal(scores, negative_infinity)?;
     let largest = g.reduce(MAX, scores, row_dims)?;
     let shifted = g.pointwise(SUB, scores, Some(largest))?;
@@ -154,7 +236,7 @@ fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     g.pointwise_into(ADD, F32, None, largest, Some(log), None, lse)?;
     let p = g.intermediate(BF16, shape.score_dims())?;
     g.pointwise_into(DIV, F32, None, exponentials, Some(sum), None, p)?;
-    g.matmul_into(p, v, o)?;
+    g.matmul_into(p, v, o, Tokens::RowsAndContracted, lengths)?;
     Ok(g)
 }
 
@@ -162,19 +244,20 @@ fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
 /// `dQ = dS K`; key heads sum over the query heads that share them.
 fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let mut g = Graph::new(api);
+    let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
     let (q_dims, kv_dims, row_dims) = (shape.q_dims(), shape.kv_dims(), shape.row_dims());
     let (q_strides, o_strides) = (shape.strides(shape.q_stride), shape.strides(shape.o_stride));
     let (k_strides, v_strides) = (shape.strides(shape.k_stride), shape.strides(shape.v_stride));
-    let q = g.input(Slot::Q, BF16, q_dims, q_strides)?;
-    let k = g.input(Slot::K, BF16, transposed(kv_dims), transposed(k_strides))?;
-    let v = g.input(Slot::V, BF16, transposed(kv_dims), transposed(v_strides))?;
-    let o = g.input(Slot::O, BF16, q_dims, o_strides)?;
-    let d_o = g.input(Slot::DO, BF16, q_dims, o_strides)?;
-    let lse = g.input(Slot::Lse, F32, row_dims, row_major(row_dims))?;
-    let dq = g.input(Slot::DQ, BF16, q_dims, q_strides)?;
-    let dk = g.input(Slot::DK, BF16, kv_dims, k_strides)?;
-    let dv = g.input(Slot::DV, BF16, kv_dims, v_strides)?;
-    let row_sum = g.input(Slot::RowSum, F32, row_dims, row_major(row_dims))?;
+    let q = g.packed_input(Slot::Q, BF16, q_dims, q_strides, fused)?;
+    let k = g.packed_input(Slot::K, BF16, transposed(kv_dims), transposed(k_strides), fused)?;
+    let v = g.packed_input(Slot::V, BF16, transposed(kv_dims), transposed(v_strides), fused)?;
+    let o = g.packed_input(Slot::O, BF16, q_dims, o_strides, output)?;
+    let d_o = g.packed_input(Slot::DO, BF16, q_dims, o_strides, output)?;
+    let lse = g.packed_input(Slot::Lse, F32, row_dims, shape.row_strides(), rows)?;
+    let dq = g.packed_input(Slot::DQ, BF16, q_dims, q_strides, fused)?;
+    let dk = g.packed_input(Slot::DK, BF16, kv_dims, k_strides, fused)?;
+    let dv = g.packed_input(Slot::DV, BF16, kv_dims, v_strides, fused)?;
+    let row_sum = g.packed_input(Slot::RowSum, F32, row_dims, shape.row_strides(), rows)?;
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let one = g.scalar(Slot::One)?;
     // The transposed score matrix.
@@ -186,41 +269,60 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     g.pointwise_into(MUL, F32, None, sum, Some(one), None, row_sum)?;
 
     let scores = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(q, k, scores)?;
+    g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
     let scores = g.pointwise(MUL, scores, Some(scale))?;
+    let scores = match lengths {
+        Some(lengths) => g.within(scores, lengths, negative_infinity)?,
+        None => scores,
+    };
     let shifted = g.pointwise(SUB, scores, Some(lse))?;
     let masked = g.causal(shifted, negative_infinity)?;
     let p = g.pointwise(EXP, masked, None)?;
 
-    let sum_over_group = |g: &mut Graph, a: Node, b: Node, out: Node| {
+    let over_tokens = Tokens::RowsAndContracted;
+    let sum_over_group = |g: &mut Graph, a: Node, b: Node, out: Node, heads: Slot| {
         if shape.heads == shape.kv_heads {
-            return g.matmul_into(a, b, out);
+            return g.matmul_into(a, b, out, over_tokens, lengths);
         }
-        let per_head = g.intermediate(BF16, q_dims)?;
-        g.matmul_into(a, b, per_head)?;
+        let per_head = match output {
+            // cuDNN would make room for as many tokens in each document as a sequence has.
+            Some(output) => g.packed_input(heads, BF16, q_dims, o_strides, Some(output))?,
+            None => g.intermediate(BF16, q_dims)?,
+        };
+        g.matmul_into(a, b, per_head, over_tokens, lengths)?;
         g.reduce_into(SUM, per_head, out)
     };
     let p_by_columns = g.transpose(p, by_columns)?;
-    sum_over_group(&mut g, p_by_columns, d_o, dv)?;
+    sum_over_group(&mut g, p_by_columns, d_o, dv, Slot::DVHeads)?;
 
     let dp = g.intermediate(F32, shape.score_dims())?;
-    g.matmul_into(d_o, v, dp)?;
+    g.matmul_into(d_o, v, dp, Tokens::RowsAndColumns, lengths)?;
     let ds = g.pointwise(SUB, dp, Some(row_sum))?;
     let ds = g.pointwise(MUL, ds, Some(p))?;
     let ds = g.pointwise(MUL, ds, Some(scale))?;
     let ds_by_columns = g.transpose(ds, by_columns)?;
-    sum_over_group(&mut g, ds_by_columns, q, dk)?;
+    sum_over_group(&mut g, ds_by_columns, q, dk, Slot::DKHeads)?;
 
-    let k_rows = g.transpose(k, k_strides)?;
+    let k_rows = g.transpose_packed(k, k_strides, fused)?;
     // Without `dq_sum`, cuDNN chooses an engine that stores the gradient of the scores and needs no atomic additions.
     if shape.deterministic {
-        g.matmul_into(ds, k_rows, dq)?;
+        g.matmul_into(ds, k_rows, dq, over_tokens, lengths)?;
     } else {
-        let dq_sum = g.input(Slot::DQSum, F32, q_dims, row_major(q_dims))?;
-        g.matmul_into(ds, k_rows, dq_sum)?;
+        let dq_sum = g.packed_input(Slot::DQSum, F32, q_dims, shape.sum_strides(), output)?;
+        g.matmul_into(ds, k_rows, dq_sum, over_tokens, lengths)?;
         g.pointwise_into(IDENTITY, F32, None, dq_sum, None, None, dq)?;
     }
     Ok(g)
+}
+
+/// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; F32 `[B, H, T, D]`, null if deterministic; and with
+/// documents whose query heads share keys, BF16 `[B · T, H, D]` twice, else null.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionSums {
+    pub rows: u64,
+    pub dq: u64,
+    pub dk_heads: u64,
+    pub dv_heads: u64,
 }
 
 /// Forward or backward.
@@ -299,8 +401,11 @@ impl Attention {
         pointers: &AttentionForward,
         workspace: u64,
     ) -> Result<()> {
-        let AttentionForward { q, k, v, o, lse } = *pointers;
-        let bindings = [(Slot::Q, q), (Slot::K, k), (Slot::V, v), (Slot::O, o), (Slot::Lse, lse)];
+        let AttentionForward { q, k, v, o, lse, documents } = *pointers;
+        let mut bindings = vec![(Slot::Q, q), (Slot::K, k), (Slot::V, v), (Slot::O, o), (Slot::Lse, lse)];
+        if shape.documents > 0 {
+            bindings.extend(documents.bindings());
+        }
         // SAFETY: the caller's promise.
         unsafe { self.enqueue(shape, Pass::Forward, scale, &bindings, workspace) }
     }
@@ -308,13 +413,13 @@ impl Attention {
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
     ///
     /// # Safety
-    /// As for [`Attention::forward`]; `row_sum` is `[B, H, T]` and `dq_sum`, unused if deterministic, `[B, H, T, D]`, both F32.
+    /// As for [`Attention::forward`], and for [`AttentionSums`].
     pub(super) unsafe fn backward(
         &mut self,
         shape: &AttentionShape,
         scale: f32,
         pointers: &AttentionBackward,
-        sums: [u64; 2],
+        sums: &AttentionSums,
         workspace: u64,
     ) -> Result<()> {
         if shape.deterministic {
@@ -327,9 +432,9 @@ impl Attention {
         match clears {
             Some(true) => {}
             // SAFETY: the caller's promise.
-            Some(false) => unsafe { self.context.fill(sums[1], 0, bytes)? },
+            Some(false) => unsafe { self.context.fill(sums.dq, 0, bytes)? },
             // SAFETY: as above.
-            None => unsafe { self.context.fill(sums[1], 0xff, bytes)? },
+            None => unsafe { self.context.fill(sums.dq, 0xff, bytes)? },
         }
         // SAFETY: as above.
         unsafe { self.enqueue_backward(shape, scale, pointers, sums, workspace)? };
@@ -358,11 +463,12 @@ impl Attention {
         shape: &AttentionShape,
         scale: f32,
         pointers: &AttentionBackward,
-        [row_sum, dq_sum]: [u64; 2],
+        sums: &AttentionSums,
         workspace: u64,
     ) -> Result<()> {
-        let AttentionBackward { forward: AttentionForward { q, k, v, o, lse }, d_o, dq, dk, dv } = *pointers;
-        let bindings = [
+        let AttentionBackward { forward, d_o, dq, dk, dv } = *pointers;
+        let AttentionForward { q, k, v, o, lse, documents } = forward;
+        let mut bindings = vec![
             (Slot::Q, q),
             (Slot::K, k),
             (Slot::V, v),
@@ -372,12 +478,19 @@ impl Attention {
             (Slot::DQ, dq),
             (Slot::DK, dk),
             (Slot::DV, dv),
-            (Slot::RowSum, row_sum),
-            (Slot::DQSum, dq_sum),
+            (Slot::RowSum, sums.rows),
         ];
-        let bound = if shape.deterministic { &bindings[..bindings.len() - 1] } else { &bindings };
+        if !shape.deterministic {
+            bindings.push((Slot::DQSum, sums.dq));
+        }
+        if shape.documents > 0 {
+            bindings.extend(documents.bindings());
+        }
+        if shape.sums_heads() {
+            bindings.extend([(Slot::DKHeads, sums.dk_heads), (Slot::DVHeads, sums.dv_heads)]);
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, Pass::Backward, scale, bound, workspace) }
+        unsafe { self.enqueue(shape, Pass::Backward, scale, &bindings, workspace) }
     }
 
     /// # Safety

@@ -2,7 +2,7 @@
 
 use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
-use super::cudnn::{AttentionBackward, AttentionForward, AttentionShape, Pass};
+use super::cudnn::{AttentionBackward, AttentionForward, AttentionShape, AttentionSums, Pass};
 use super::device::{Backend, CudaDevice};
 use super::dry::DryGpu;
 use super::kernel::{Arg, Kernel};
@@ -104,12 +104,18 @@ impl CudaDevice {
         self.trace(|| format!("attention backward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
-        let dq_sum = self.alloc(if shape.deterministic { 0 } else { shape.lse_len() * shape.head_dim * 4 })?;
+        let (sums, heads) = (shape.lse_len() * shape.head_dim * 4, shape.lse_len() * shape.head_dim * 2);
+        let dq_sum = self.alloc(if shape.deterministic { 0 } else { sums })?;
+        let of_heads = if shape.sums_heads() { heads } else { 0 };
+        let (dk_heads, dv_heads) = (self.alloc(of_heads)?, self.alloc(of_heads)?);
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
         gpu.with_attention(|attention| {
             self.profile.time(&gpu.context, Call::AttentionBackward, || {
+                let [rows, dq, dk_heads, dv_heads] =
+                    [&row_sum, &dq_sum, &dk_heads, &dv_heads].map(|buffer| buffer.ptr());
+                let sums = AttentionSums { rows, dq, dk_heads, dv_heads };
                 // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
-                unsafe { attention.backward(shape, scale, pointers, [row_sum.ptr(), dq_sum.ptr()], workspace.ptr()) }
+                unsafe { attention.backward(shape, scale, pointers, &sums, workspace.ptr()) }
             })
         })
     }

@@ -496,7 +496,7 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     let (o, lse) = (unset(tokens * o_stride * 2), unset(shape.lse_len() * 4));
     let parts = |buffers: &[DeviceBuffer]| places.map(|(which, column)| buffers[which].ptr() + 2 * column as u64);
     let ([q, k, v], [dq, dk, dv]) = (parts(&uploads), parts(&gradients));
-    let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr() };
+    let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr(), documents: Default::default() };
     let backward = AttentionBackward { forward, d_o: d_o.ptr(), dq, dk, dv };
     let scale = 1.0 / (head_dim as f32).sqrt();
     // SAFETY: the buffers were made for this shape.
@@ -595,7 +595,14 @@ fn graph_replay_is_bit_identical() {
     let shape = AttentionShape::fused([1, 64], 2, 1, 32);
     let qkv = upload(&device, &random.elements(BF16, 64 * shape.q_stride));
     let (o, lse) = (device.alloc(64 * 64 * 2).expect("memory"), device.alloc(shape.lse_len() * 4).expect("memory"));
-    let forward = AttentionForward { q: qkv.ptr(), k: qkv.ptr() + 128, v: qkv.ptr() + 192, o: o.ptr(), lse: lse.ptr() };
+    let forward = AttentionForward {
+        q: qkv.ptr(),
+        k: qkv.ptr() + 128,
+        v: qkv.ptr() + 192,
+        o: o.ptr(),
+        lse: lse.ptr(),
+        documents: Default::default(),
+    };
     let work = || {
         // SAFETY: the buffers were made for the spec and the shape, and `reverse` is given 1000 floats.
         unsafe {
@@ -666,7 +673,7 @@ fn rates() {
     let lse = device.alloc(shape.lse_len() * 4).expect("memory");
     let parts = |buffer: &DeviceBuffer| [0, 1, 2].map(|part| buffer.ptr() + part * 2 * 4096);
     let ([q, k, v], [dq, dk, dv]) = (parts(&qkv), parts(&dqkv));
-    let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr() };
+    let forward = AttentionForward { q, k, v, o: o.ptr(), lse: lse.ptr(), documents: Default::default() };
     let backward = AttentionBackward { forward, d_o: o.ptr(), dq, dk, dv };
     // SAFETY: the buffers were made for the shape.
     let time = seconds(&|| unsafe { device.attention_forward(&shape, 0.088, &forward).expect("attention") });

@@ -147,6 +147,9 @@ struct Train {
     /// Tokens per sequence.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     seq_len: usize,
+    /// Tokens of the documents that are packed in each sequence, which attention keeps apart.
+    #[arg(long, value_parser = super::count)]
+    document_len: Option<usize>,
     /// Sequences per step, of each rank.
     #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
@@ -421,6 +424,7 @@ impl Train {
             model: self.model,
             layers: self.layers,
             seq_len: self.seq_len,
+            document_len: self.document_len,
             micro_batch: self.micro_batch,
             steps: self.steps,
             config,

@@ -70,6 +70,7 @@ mod attribute {
     pub const TENSOR_ID: i32 = 906;
     pub const TENSOR_VIRTUAL: i32 = 907;
     pub const TENSOR_BY_VALUE: i32 = 908;
+    pub const TENSOR_RAGGED_OFFSET: i32 = 913;
     pub const PACK_IDS: i32 = 1000;
     pub const PACK_POINTERS: i32 = 1001;
     pub const PACK_WORKSPACE: i32 = 1003;
@@ -78,6 +79,9 @@ mod attribute {
     pub const MATMUL_B: i32 = 1521;
     pub const MATMUL_C: i32 = 1522;
     pub const MATMUL_OPERATION: i32 = 1523;
+    pub const MATMUL_ROWS: i32 = 1525;
+    pub const MATMUL_COLUMNS: i32 = 1526;
+    pub const MATMUL_CONTRACTED: i32 = 1527;
     pub const REDUCTION_OPERATOR: i32 = 1600;
     pub const REDUCTION_PRECISION: i32 = 1601;
     pub const REDUCTION_X: i32 = 1610;
@@ -105,8 +109,9 @@ enum As {
 
 /// Element types, `cudnnDataType_t`.
 pub(super) const F32: i32 = 0;
-const I32: i32 = 4;
+pub(super) const I32: i32 = 4;
 pub(super) const BF16: i32 = 9;
+pub(super) const I64: i32 = 10;
 const BOOL: i32 = 11;
 
 /// `cudnnPointwiseMode_t`.
@@ -118,6 +123,8 @@ pub(super) const EXP: i32 = 13;
 pub(super) const LOG: i32 = 15;
 pub(super) const IDENTITY: i32 = 21;
 const GREATER_OR_EQUAL: i32 = 303;
+const LESS: i32 = 304;
+const AND: i32 = 400;
 const INDEX: i32 = 501;
 const SELECT: i32 = 601;
 
@@ -233,6 +240,14 @@ pub(super) enum Slot {
     DV,
     RowSum,
     DQSum,
+    // Gradients of keys and values by each query head.
+    DKHeads,
+    DVHeads,
+    // Of packed documents.
+    Lengths,
+    FusedOffsets,
+    OutputOffsets,
+    RowOffsets,
     // Host scalars, read when the graph is enqueued.
     Scale,
     NegativeInfinity,
@@ -249,6 +264,15 @@ pub(super) struct Node {
     dims: Dims,
 }
 
+/// The dimensions of a product that are tokens.
+#[derive(Clone, Copy)]
+pub(super) enum Tokens {
+    /// Scores of queries and keys.
+    RowsAndColumns,
+    /// Sums over tokens.
+    RowsAndContracted,
+}
+
 /// A graph under construction. Every method adds an operation and returns its result.
 pub(super) struct Graph {
     api: &'static Api,
@@ -263,11 +287,18 @@ impl Graph {
         Graph { api, tensors: Vec::new(), operations: Vec::new(), parts: Vec::new() }
     }
 
-    fn tensor(&mut self, dtype: i32, dims: Dims, strides: Dims, slot: Option<Slot>) -> Result<Node> {
+    fn tensor(
+        &mut self,
+        dtype: i32,
+        dims: Dims,
+        strides: Dims,
+        slot: Option<Slot>,
+        offsets: Option<Node>,
+    ) -> Result<Node> {
         let index = self.tensors.len();
         let id = slot.map_or(FIRST_VIRTUAL + index as i64, |slot| slot as i64);
         let by_value = matches!(slot, Some(Slot::Scale | Slot::NegativeInfinity | Slot::One));
-        let tensor = Descriptor::new(self.api, kind::TENSOR)?
+        let mut tensor = Descriptor::new(self.api, kind::TENSOR)?
             .set(attribute::TENSOR_TYPE, As::DataType, &[dtype])?
             .set(attribute::TENSOR_DIMS, As::I64, &dims)?
             .set(attribute::TENSOR_STRIDES, As::I64, &strides)?
@@ -275,20 +306,35 @@ impl Graph {
             .set(attribute::TENSOR_ALIGNMENT, As::I64, &[16i64])?
             .set(attribute::TENSOR_VIRTUAL, As::Bool, &[u8::from(slot.is_none())])?
             .set(attribute::TENSOR_BY_VALUE, As::Bool, &[u8::from(by_value)])?;
+        if let Some(offsets) = offsets {
+            tensor = tensor.set(attribute::TENSOR_RAGGED_OFFSET, As::Descriptor, &[self.raw(offsets)])?;
+        }
         self.tensors.push(tensor.finish("a tensor")?);
         Ok(Node { index, dims })
     }
 
     pub(super) fn input(&mut self, slot: Slot, dtype: i32, dims: Dims, strides: Dims) -> Result<Node> {
-        self.tensor(dtype, dims, strides, Some(slot))
+        self.tensor(dtype, dims, strides, Some(slot), None)
+    }
+
+    /// As [`Graph::input`]; with `offsets`, document `d` of the batch starts `offsets[d]` elements behind the first.
+    pub(super) fn packed_input(
+        &mut self,
+        slot: Slot,
+        dtype: i32,
+        dims: Dims,
+        strides: Dims,
+        offsets: Option<Node>,
+    ) -> Result<Node> {
+        self.tensor(dtype, dims, strides, Some(slot), offsets)
     }
 
     pub(super) fn scalar(&mut self, slot: Slot) -> Result<Node> {
-        self.tensor(F32, [1; 4], [1; 4], Some(slot))
+        self.tensor(F32, [1; 4], [1; 4], Some(slot), None)
     }
 
     pub(super) fn intermediate(&mut self, dtype: i32, dims: Dims) -> Result<Node> {
-        self.tensor(dtype, dims, row_major(dims), None)
+        self.tensor(dtype, dims, row_major(dims), None, None)
     }
 
     fn raw(&self, node: Node) -> Handle {
@@ -335,15 +381,32 @@ impl Graph {
         Ok(y)
     }
 
-    pub(super) fn matmul_into(&mut self, a: Node, b: Node, c: Node) -> Result<()> {
+    /// `c = a · b`. `lengths`, one for each of the batch, replaces the sizes of the `tokens` dimensions.
+    pub(super) fn matmul_into(
+        &mut self,
+        a: Node,
+        b: Node,
+        c: Node,
+        tokens: Tokens,
+        lengths: Option<Node>,
+    ) -> Result<()> {
         let part = Descriptor::new(self.api, kind::MATMUL)?
             .set(attribute::MATMUL_PRECISION, As::DataType, &[F32])?
             .finish("a product's type")?;
-        let operation = Descriptor::new(self.api, kind::MATMUL_OPERATION)?
+        let mut operation = Descriptor::new(self.api, kind::MATMUL_OPERATION)?
             .set(attribute::MATMUL_A, As::Descriptor, &[self.raw(a)])?
             .set(attribute::MATMUL_B, As::Descriptor, &[self.raw(b)])?
             .set(attribute::MATMUL_C, As::Descriptor, &[self.raw(c)])?
             .set(attribute::MATMUL_OPERATION, As::Descriptor, &[part.raw])?;
+        if let Some(lengths) = lengths {
+            let second = match tokens {
+                Tokens::RowsAndColumns => attribute::MATMUL_COLUMNS,
+                Tokens::RowsAndContracted => attribute::MATMUL_CONTRACTED,
+            };
+            for place in [attribute::MATMUL_ROWS, second] {
+                operation = operation.set(place, As::Descriptor, &[self.raw(lengths)])?;
+            }
+        }
         self.parts.push(part);
         self.operations.push(operation.finish("a product")?);
         Ok(())
@@ -371,7 +434,12 @@ impl Graph {
 
     /// A view of `x` with its last two dimensions exchanged, in BF16.
     pub(super) fn transpose(&mut self, x: Node, strides: Dims) -> Result<Node> {
-        let y = self.tensor(BF16, transposed(x.dims), strides, None)?;
+        self.transpose_packed(x, strides, None)
+    }
+
+    /// As [`Graph::transpose`], of a tensor with offsets of documents.
+    pub(super) fn transpose_packed(&mut self, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
+        let y = self.tensor(BF16, transposed(x.dims), strides, None, offsets)?;
         let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
             .set(attribute::RESHAPE_X, As::Descriptor, &[self.raw(x)])?
             .set(attribute::RESHAPE_Y, As::Descriptor, &[self.raw(y)])?;
@@ -381,13 +449,33 @@ impl Graph {
 
     /// The causal mask: scores of later keys become minus infinity.
     pub(super) fn causal(&mut self, scores: Node, negative_infinity: Node) -> Result<Node> {
-        let dims = scores.dims;
-        let (row, column) = (self.intermediate(I32, dims)?, self.intermediate(I32, dims)?);
+        let [row, column] = self.indices(scores)?;
+        let seen = self.intermediate(BOOL, scores.dims)?;
+        self.pointwise_into(GREATER_OR_EQUAL, BOOL, None, row, Some(column), None, seen)?;
+        self.where_seen(scores, seen, negative_infinity)
+    }
+
+    /// Scores beyond the length of their document become minus infinity.
+    pub(super) fn within(&mut self, scores: Node, lengths: Node, negative_infinity: Node) -> Result<Node> {
+        let both = [self.intermediate(BOOL, scores.dims)?, self.intermediate(BOOL, scores.dims)?];
+        for (index, inside) in self.indices(scores)?.into_iter().zip(both) {
+            self.pointwise_into(LESS, BOOL, None, index, Some(lengths), None, inside)?;
+        }
+        let seen = self.intermediate(BOOL, scores.dims)?;
+        self.pointwise_into(AND, BOOL, None, both[0], Some(both[1]), None, seen)?;
+        self.where_seen(scores, seen, negative_infinity)
+    }
+
+    /// The row and the column of each score.
+    fn indices(&mut self, scores: Node) -> Result<[Node; 2]> {
+        let (row, column) = (self.intermediate(I32, scores.dims)?, self.intermediate(I32, scores.dims)?);
         self.pointwise_into(INDEX, F32, Some(2), scores, None, None, row)?;
         self.pointwise_into(INDEX, F32, Some(3), scores, None, None, column)?;
-        let seen = self.intermediate(BOOL, dims)?;
-        self.pointwise_into(GREATER_OR_EQUAL, BOOL, None, row, Some(column), None, seen)?;
-        let masked = self.intermediate(F32, dims)?;
+        Ok([row, column])
+    }
+
+    fn where_seen(&mut self, scores: Node, seen: Node, negative_infinity: Node) -> Result<Node> {
+        let masked = self.intermediate(F32, scores.dims)?;
         self.pointwise_into(SELECT, F32, None, scores, Some(negative_infinity), Some(seen), masked)?;
         Ok(masked)
     }

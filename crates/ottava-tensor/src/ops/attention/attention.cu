@@ -147,3 +147,15 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
         store(&dv[(sequence + j) * stride + kv * dim + d], sum_v[c]);
     }
 }
+
+// Lengths of documents, and where they begin, in elements, in tensors whose rows have `fused`, `output` and `heads` elements.
+extern "C" __global__ void document_offsets(int* lengths, long long* of_fused, long long* of_output, long long* of_rows, const int* at,
+                                            int documents, int fused, int output, int heads) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i <= documents; i += gridDim.x * blockDim.x) {
+        const long long start = at[i];
+        if (i < documents) lengths[i] = at[i + 1] - at[i];
+        of_fused[i] = start * fused;
+        of_output[i] = start * output;
+        of_rows[i] = start * heads;
+    }
+}

@@ -1,5 +1,8 @@
 use super::{AttentionBackend, AttentionLayout};
-use crate::cuda::{Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, Kernel};
+use crate::cuda::{
+    Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, DocumentPointers,
+    Kernel,
+};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
@@ -12,9 +15,46 @@ fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
     [column(0), column(l.heads), column(l.heads + l.kv_heads)]
 }
 
-fn fused(l: AttentionLayout) -> AttentionShape {
+fn fused(l: AttentionLayout, cu_seqlens: Option<&Tensor>) -> AttentionShape {
     let shape = AttentionShape::fused([l.batch, l.seq_len], l.heads, l.kv_heads, l.head_dim);
-    AttentionShape { deterministic: l.deterministic, ..shape }
+    AttentionShape { deterministic: l.deterministic, documents: cu_seqlens.map_or(0, |at| at.len() - 1), ..shape }
+}
+
+/// What cuDNN reads of documents.
+struct Documents {
+    lengths: Tensor,
+    /// I64, in elements: of fused rows, of rows of the output, and of rows with a value per head.
+    offsets: [Tensor; 3],
+}
+
+impl Documents {
+    fn new(gpu: &Arc<CudaDevice>, at: &Tensor, l: AttentionLayout) -> Result<Documents> {
+        let documents = at.len() - 1;
+        let vector = |words| Tensor::empty(at.device(), &[words], DType::I32);
+        let mut lengths = vector(documents)?;
+        let mut offsets = [vector(2 * at.len())?, vector(2 * at.len())?, vector(2 * at.len())?];
+        let kernel = Kernel { source: &SOURCE, defines: launch::storage(DType::BF16)?, entry: "document_offsets" };
+        let [fused, output, rows] = offsets.each_mut().map(|offsets| Arg::Ptr(offsets.device_ptr_mut()));
+        let args = [
+            Arg::Ptr(lengths.device_ptr_mut()),
+            fused,
+            output,
+            rows,
+            Arg::Ptr(at.device_ptr()),
+            Arg::I32(documents as i32),
+            Arg::I32(l.qkv_width() as i32),
+            Arg::I32(l.output_width() as i32),
+            Arg::I32(l.heads as i32),
+        ];
+        // SAFETY: `at` and the offsets, of two words each, have an element more than there are documents, `lengths` one per document.
+        unsafe { gpu.launch(&kernel, launch::elements(gpu, at.len()), BLOCK, 0, &args)? };
+        Ok(Documents { lengths, offsets })
+    }
+
+    fn pointers(&self) -> DocumentPointers {
+        let [fused, output, rows] = self.offsets.each_ref().map(Tensor::device_ptr);
+        DocumentPointers { lengths: self.lengths.device_ptr(), fused, output, rows }
+    }
 }
 
 fn shared(floats: usize) -> Result<u32> {
@@ -50,9 +90,11 @@ pub(super) fn attention(
 ) -> Result<()> {
     let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
     if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
-        let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut() };
-        // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout.
-        return unsafe { gpu.attention_forward(&fused(l), l.scale() as f32, &pointers) };
+        let found = cu_seqlens.map(|at| Documents::new(gpu, at, l)).transpose()?;
+        let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
+        let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut(), documents };
+        // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout, and documents lie within it.
+        return unsafe { gpu.attention_forward(&fused(l, cu_seqlens), l.scale() as f32, &pointers) };
     }
     let kernel = Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry: "attention" };
     let args = [
@@ -86,10 +128,12 @@ pub(super) fn attention_backward(
     let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
     let [dq, dk, dv] = parts(dqkv.device_ptr_mut(), qkv.dtype(), l);
     if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
+        let found = cu_seqlens.map(|at| Documents::new(gpu, at, l)).transpose()?;
+        let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
-        let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse }, d_o, dq, dk, dv };
-        // SAFETY: the op has checked that all tensors have the sizes of the layout.
-        return unsafe { gpu.attention_backward(&fused(l), l.scale() as f32, &pointers) };
+        let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse, documents }, d_o, dq, dk, dv };
+        // SAFETY: the op has checked that all tensors have the sizes of the layout, and documents lie within it.
+        return unsafe { gpu.attention_backward(&fused(l, cu_seqlens), l.scale() as f32, &pointers) };
     }
     if l.head_dim > 4 * BLOCK as usize {
         return Err(Error::Value(format!("attention: heads of {} are larger than 1024", l.head_dim)));

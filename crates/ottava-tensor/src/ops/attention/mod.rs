@@ -47,10 +47,10 @@ impl AttentionLayout {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    /// The backend of one call: cuDNN's graph knows no documents.
+    /// The backend of one call. The deterministic form of cuDNN would store the scores of each document as if it filled a sequence.
     fn backend(&self, qkv: &Tensor, cu_seqlens: Option<&Tensor>) -> AttentionBackend {
         match AttentionBackend::choose(qkv.device(), qkv.dtype(), self.head_dim) {
-            AttentionBackend::CuDnn if cu_seqlens.is_some() => AttentionBackend::Plain,
+            AttentionBackend::CuDnn if cu_seqlens.is_some() && self.deterministic => AttentionBackend::Plain,
             backend => backend,
         }
     }
@@ -106,7 +106,7 @@ impl AttentionBackend {
 }
 
 /// `o = softmax(q·kᵀ/√D, causal)·v` per head, `[B·S, H·D]`, and `lse`, the logarithm of each softmax's denominator, `[B, H, S]` in F32
-/// (F64 for F64), which backward needs.
+/// (F64 for F64), which backward needs; in BF16 on a GPU, with `cu_seqlens`, its elements lie as in `[B·S, H]`.
 ///
 /// With `cu_seqlens`, I32 `[documents + 1]` on the device, a token sees its own document alone: document `d` has the tokens
 /// `cu_seqlens[d]..cu_seqlens[d + 1]` of the `B·S`, and lies within one sequence. Unused entries at the end are `B·S`, so that one tensor of
