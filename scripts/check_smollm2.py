@@ -61,7 +61,7 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as work:
     logits = model(ids[None]).logits[0]
     save_file({"ids": ids.int(), "logits": logits.contiguous()}, folder / "transformers.safetensors")
 
-    prompt = "The capital of France"
+    prompt = "Once upon a time there was a small otter who"
     start = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
     greedy = model.generate(**start, do_sample=False, max_new_tokens=64)[0, start["input_ids"].shape[1] :]
     theirs = tokenizer.decode(greedy, skip_special_tokens=True)

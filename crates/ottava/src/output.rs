@@ -247,7 +247,7 @@ impl Meter {
     }
 
     fn speed(&self, tokens: u64) -> String {
-        format!("{:.0} tokens/s", tokens as f64 / self.begin.elapsed().as_secs_f64())
+        format!("{:.1} tokens/s", tokens as f64 / self.begin.elapsed().as_secs_f64())
     }
 }
 
