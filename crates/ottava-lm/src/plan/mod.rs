@@ -52,12 +52,17 @@ impl Plan {
         let ResolvedRun { config, memory, choice, .. } = resolved;
         let recipe = config.recipe_on(device);
         let model = Decoder::describe(sizes, &recipe)?;
-        let attention = match AttentionBackend::choose(device, recipe.compute, sizes.head_dim) {
+        let documents = config.layout().document_mask;
+        let backend = AttentionBackend::choose(device, recipe.compute, sizes.head_dim, documents, recipe.deterministic);
+        let attention = match backend {
             AttentionBackend::Cpu => "the reference on the CPU".to_string(),
             AttentionBackend::CuDnn => "cuDNN, bfloat16".to_string(),
             AttentionBackend::Plain => format!(
-                "plain kernels: cuDNN takes bfloat16 with heads of a multiple of 8 up to 128, these are {} of {}",
-                recipe.compute, sizes.head_dim
+                "plain kernels: cuDNN takes bfloat16 with heads of a multiple of {} up to 128{}, these are {} of {}",
+                if documents { 16 } else { 8 },
+                if documents { ", and keeps documents apart where `deterministic` is false" } else { "" },
+                recipe.compute,
+                sizes.head_dim
             ),
         };
         Ok(Plan {

@@ -64,9 +64,16 @@ impl AttentionShape {
         }
     }
 
-    /// Whether the gradients of keys and values by each query head are tensors of ours.
-    pub(super) fn sums_heads(&self) -> bool {
-        self.documents > 0 && self.heads != self.kv_heads
+    /// Elements from one token's gradients of keys, or of values, by each query head to the next one's, with documents. cuDNN takes them to
+    /// lie as those of the key heads do, in rows as many times as long as query heads share a key head.
+    fn heads_stride(&self) -> usize {
+        self.k_stride * (self.heads / self.kv_heads)
+    }
+
+    /// Bytes of the gradients of keys, or of values, by each query head, where they are a tensor of ours.
+    pub(super) fn heads_bytes(&self) -> usize {
+        let ours = self.documents > 0 && self.heads != self.kv_heads;
+        if ours { self.batch * self.seq * self.heads_stride() * 2 } else { 0 }
     }
 
     /// Elements of the log-sum-exp, `[B, H, T]` in F32.
@@ -136,9 +143,15 @@ impl AttentionShape {
         [self.seq * self.heads, 1, self.heads, 1].map(|stride| stride as i64)
     }
 
-    /// Strides of an F32 `[B, H, T, D]`, and `[B · T, H, D]` of documents.
+    /// Strides of `dq_sum`, F32 `[B, H, T, D]`. With documents cuDNN takes it to lie as `dq` does.
     fn sum_strides(&self) -> Dims {
-        if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.heads * self.head_dim) }
+        if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.q_stride) }
+    }
+
+    /// Bytes of `dq_sum`.
+    pub(super) fn sum_bytes(&self) -> usize {
+        let of_token = if self.documents == 0 { self.heads * self.head_dim } else { self.q_stride };
+        if self.deterministic { 0 } else { self.batch * self.seq * of_token * 4 }
     }
 }
 
@@ -284,9 +297,9 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
         if shape.heads == shape.kv_heads {
             return g.matmul_into(a, b, out, over_tokens, lengths);
         }
-        let per_head = match output {
-            // cuDNN would make room for as many tokens in each document as a sequence has.
-            Some(output) => g.packed_input(heads, BF16, q_dims, o_strides, Some(output))?,
+        let per_head = match fused {
+            // cuDNN would make room for as many tokens in each document as a sequence has. It multiplies offsets of the key heads.
+            Some(fused) => g.packed_input(heads, BF16, q_dims, shape.strides(shape.heads_stride()), Some(fused))?,
             None => g.intermediate(BF16, q_dims)?,
         };
         g.matmul_into(a, b, per_head, over_tokens, lengths)?;
@@ -308,15 +321,15 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     if shape.deterministic {
         g.matmul_into(ds, k_rows, dq, over_tokens, lengths)?;
     } else {
-        let dq_sum = g.packed_input(Slot::DQSum, F32, q_dims, shape.sum_strides(), output)?;
+        let dq_sum = g.packed_input(Slot::DQSum, F32, q_dims, shape.sum_strides(), fused)?;
         g.matmul_into(ds, k_rows, dq_sum, over_tokens, lengths)?;
         g.pointwise_into(IDENTITY, F32, None, dq_sum, None, None, dq)?;
     }
     Ok(g)
 }
 
-/// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; F32 `[B, H, T, D]`, null if deterministic; and with
-/// documents whose query heads share keys, BF16 `[B · T, H, D]` twice, else null.
+/// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; [`AttentionShape::sum_bytes`] in F32; and
+/// [`AttentionShape::heads_bytes`] in BF16, twice. Null where there are none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionSums {
     pub rows: u64,
@@ -428,7 +441,7 @@ impl Attention {
         }
         // Most plans clear `dq_sum`, but cuDNN does not document it. The first run fills it with NaN to find out.
         let clears = self.clears_dq_sum.get(shape).copied();
-        let bytes = shape.lse_len() * shape.head_dim * 4;
+        let bytes = shape.sum_bytes();
         match clears {
             Some(true) => {}
             // SAFETY: the caller's promise.
@@ -486,7 +499,7 @@ impl Attention {
         if shape.documents > 0 {
             bindings.extend(documents.bindings());
         }
-        if shape.sums_heads() {
+        if shape.heads_bytes() > 0 {
             bindings.extend([(Slot::DKHeads, sums.dk_heads), (Slot::DVHeads, sums.dv_heads)]);
         }
         // SAFETY: the caller's promise.

@@ -134,7 +134,8 @@ impl DryGpu {
         let scores = if shape.deterministic { shape.batch * shape.heads * tiles * 2 } else { 0 };
         match pass {
             Pass::Forward => 256,
-            Pass::Backward if shape.heads != shape.kv_heads => 256 + scores + 2 * per_head,
+            // With documents they are tensors of ours.
+            Pass::Backward if shape.heads != shape.kv_heads && shape.documents == 0 => 256 + scores + 2 * per_head,
             Pass::Backward => 256 + scores,
         }
     }

@@ -104,10 +104,8 @@ impl CudaDevice {
         self.trace(|| format!("attention backward {shape:?} scale={scale}"));
         let workspace = self.attention_workspace(shape, Pass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
-        let (sums, heads) = (shape.lse_len() * shape.head_dim * 4, shape.lse_len() * shape.head_dim * 2);
-        let dq_sum = self.alloc(if shape.deterministic { 0 } else { sums })?;
-        let of_heads = if shape.sums_heads() { heads } else { 0 };
-        let (dk_heads, dv_heads) = (self.alloc(of_heads)?, self.alloc(of_heads)?);
+        let dq_sum = self.alloc(shape.sum_bytes())?;
+        let (dk_heads, dv_heads) = (self.alloc(shape.heads_bytes())?, self.alloc(shape.heads_bytes())?);
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
         gpu.with_attention(|attention| {
             self.profile.time(&gpu.context, Call::AttentionBackward, || {

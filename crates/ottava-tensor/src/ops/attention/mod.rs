@@ -47,12 +47,8 @@ impl AttentionLayout {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    /// The backend of one call. The deterministic form of cuDNN would store the scores of each document as if it filled a sequence.
     fn backend(&self, qkv: &Tensor, cu_seqlens: Option<&Tensor>) -> AttentionBackend {
-        match AttentionBackend::choose(qkv.device(), qkv.dtype(), self.head_dim) {
-            AttentionBackend::CuDnn if cu_seqlens.is_some() && self.deterministic => AttentionBackend::Plain,
-            backend => backend,
-        }
+        AttentionBackend::choose(qkv.device(), qkv.dtype(), self.head_dim, cu_seqlens.is_some(), self.deterministic)
     }
 
     fn check_documents(&self, cu_seqlens: Option<&Tensor>, device: &Device) -> Result<()> {
@@ -86,20 +82,28 @@ impl AttentionLayout {
 pub enum AttentionBackend {
     /// The CPU reference.
     Cpu,
-    /// cuDNN's fused kernels: BF16, head sizes that are multiples of 8 up to 128.
+    /// cuDNN's fused kernels: BF16, head sizes that are multiples of 8 up to 128. With documents multiples of 16 and not deterministic:
+    /// gradients of other sizes are wrong (cuDNN 9.14), and the deterministic form would store the scores of each document as if it
+    /// filled a sequence.
     CuDnn,
     /// Plain kernels for all other types and shapes on a GPU.
     Plain,
 }
 
 impl AttentionBackend {
-    /// The fastest backend that supports this type and layout.
-    pub fn choose(device: &Device, dtype: crate::DType, head_dim: usize) -> AttentionBackend {
+    /// The fastest backend that supports this type and size of heads, with `documents` that it keeps apart or without.
+    pub fn choose(
+        device: &Device,
+        dtype: DType,
+        head_dim: usize,
+        documents: bool,
+        deterministic: bool,
+    ) -> AttentionBackend {
+        let fits = dtype == DType::BF16 && head_dim.is_multiple_of(8) && head_dim <= 128;
+        let keeps_apart = !deterministic && head_dim.is_multiple_of(16);
         match device {
             Device::Cpu | Device::DryCpu(_) => AttentionBackend::Cpu,
-            Device::Cuda(_) if dtype == crate::DType::BF16 && head_dim.is_multiple_of(8) && head_dim <= 128 => {
-                AttentionBackend::CuDnn
-            }
+            Device::Cuda(_) if fits && (keeps_apart || !documents) => AttentionBackend::CuDnn,
             Device::Cuda(_) => AttentionBackend::Plain,
         }
     }

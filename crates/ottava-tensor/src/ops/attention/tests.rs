@@ -138,7 +138,8 @@ fn packed_documents_agree_across_devices() {
         at.resize(12, 900);
         let inputs =
             [normals("qkv", &[900, l.qkv_width()], DType::BF16), normals("do", &[900, l.output_width()], DType::BF16)];
-        parity(&inputs, Tolerance::Steps(DType::BF16, 6.0), |x| {
+        // cuDNN rounds the gradients of keys and values of each query head before it adds those that share a key head.
+        parity(&inputs, Tolerance::Steps(DType::BF16, 12.0), |x| {
             let cu_seqlens = Tensor::from_slice(x[0].device(), &[at.len()], &at)?;
             let (o, lse) = attention(&x[0], Some(&cu_seqlens), l)?;
             let dqkv = attention_backward(&x[1], &x[0], &o, &lse, Some(&cu_seqlens), l)?;

@@ -109,7 +109,8 @@ unsafe fn raise_amaxes(
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     let [source, _] = sources(weights.kind);
     let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
-    let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
+    let of_kind = if weights.kind == NormKind::Layer { 4 } else { 8 };
+    let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), of_kind / x.dtype().size());
     let at_once = gpu.sm_count() * (1024 / threads as usize);
     let mut args = vec![
         Arg::Ptr(rstd),

@@ -62,8 +62,9 @@ __device__ __forceinline__ float sum_of_256(float sum) {
     return sum;
 }
 
-// Rows that a group of threads processes at a time, eight channels per thread; lanes of a warp per row; and maximum warps per group.
-#define ROWS (8 / (int)sizeof(X))
+// Rows that a group of threads processes at a time, eight channels per thread, as cuda.rs knows; LayerNorm has registers for half as many.
+// Lanes of a warp per row, and maximum warps per group.
+#define ROWS (8 / (int)sizeof(X) / (1 + CENTERED))
 #define LANES (32 / ROWS)
 #define WARPS 32
 
@@ -121,10 +122,10 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
 // Sums of each 256 channels, padded so that lanes that read several rows do so from different banks. They start at zero.
 struct Sums { float squares[ROWS][WARPS + 4], means[CENTERED ? ROWS : 1][WARPS + 4]; };
 
-// Statistics of ROWS rows held by a group of whole warps, whose sums start at `first` in those of the block, for `of_row`; the first warp
-// writes those of rows `row0..` below `all`. `mine` says whether the thread has channels. Calls alternate between two `sums`.
-__device__ __forceinline__ Statistics statistics_of_rows(float* rstd, int row0, int all, const Eight<X>* rows, bool mine, Sums& sums, int first,
-                                                         int threads, int barrier, int C, float eps) {
+// Statistics of ROWS rows held by a group of whole warps, whose sums start at `first` in those of the block; the first warp writes those of
+// rows `row0..` below `all`. `mine` says whether the thread has channels. Calls alternate between two `sums`.
+__device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], float* rstd, int row0, int all, const Eight<X>* rows, bool mine,
+                                                   Sums& sums, int first, int threads, int barrier, int C, float eps) {
     const int lane = threadIdx.x % 32, row = lane / LANES, warp = threadIdx.x % threads / 32;
     const auto wait = [&] { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); };
     float v[8], of_thread[ROWS], means[ROWS] = {};
@@ -158,13 +159,11 @@ __device__ __forceinline__ Statistics statistics_of_rows(float* rstd, int row0, 
         }
         wait();
     }
-    return s;
-}
-
-// Those of the `k`th row.
-__device__ __forceinline__ Statistics of_row(Statistics s, const Sums& sums, int first, int k) {
-    if constexpr (CENTERED) return {sums.squares[k][first], sums.means[k][first]};
-    return {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), 0.0f};
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        if constexpr (CENTERED) of_rows[k] = {sums.squares[k][first], sums.means[k][first]};
+        else of_rows[k] = {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), 0.0f};
+    }
 }
 
 // Clears the sums of a block.
@@ -185,7 +184,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const bool mine = c < C;
     Eight<X> w = {}, b = {}, next[ROWS] = {}, in_columns = {};
     float largest = 0.0f;
-    if (mine && !CENTERED) w = load8(weight + c);
+    if (mine) w = load8(weight + c);
+    if (mine && CENTERED) b = bias8(BIAS, c);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -199,17 +199,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 #pragma unroll
         for (int k = 0; k < ROWS; k++) now[k] = next[k];
         fetch(row0 + gridDim.x * ROWS);
-        const Statistics of_rows = statistics_of_rows(rstd, row0, rows, now, mine, sums[turn], 0, blockDim.x, 0, C, eps);
-        // Read for each ROWS rows: a LayerNorm has no registers to keep them.
-        if (mine && CENTERED) {
-            w = load8(weight + c);
-            b = bias8(BIAS, c);
-        }
+        Statistics of_rows[ROWS];
+        statistics_of_rows(of_rows, rstd, row0, rows, now, mine, sums[turn], 0, blockDim.x, 0, C, eps);
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            const Statistics s = of_row(of_rows, sums[turn], 0, k);
             if (row0 + k >= rows) continue;
-            const Eight<X> y = affine8(now[k], s, w, b);
+            const Eight<X> y = affine8(now[k], of_rows[k], w, b);
             const float of_row = mine ? largest8(y) : 0.0f;
             largest = fmaxf(largest, of_row);
             if (column_amax) in_columns = larger8(in_columns, y);
@@ -508,7 +503,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const int pitch = (columns + 127) / 128 * 32;
     const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
     Eight<X> w = {}, b = {}, next[ROWS] = {};
-    if (mine && !CENTERED) w = load8(weight + c);
+    if (mine) w = load8(weight + c);
+    if (mine && CENTERED) b = bias8(BIAS, c);
     const auto fetch = [&](int row0) {
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -526,22 +522,16 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 #pragma unroll
             for (int k = 0; k < ROWS; k++) now[k] = next[k];
             fetch(row + step < STRIP ? strip0 + row + step : strip0 - (int)gridDim.x * STRIP + group * ROWS);
-            Sums& own = sums[turn_of_sums];
-            const int first = WARPS / groups * group;
-            const Statistics of_rows = statistics_of_rows(rstd, strip0 + row, rows, now, mine, own, first, group_threads, 1 + group, columns, eps);
-            // Read for each ROWS rows: a LayerNorm has no registers to keep them.
-            if (mine && CENTERED) {
-                w = load8(weight + c);
-                b = bias8(BIAS, c);
-            }
+            Statistics of_rows[ROWS];
+            statistics_of_rows(of_rows, rstd, strip0 + row, rows, now, mine, sums[turn_of_sums], WARPS / groups * group, group_threads, 1 + group,
+                               columns, eps);
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const Statistics s = of_row(of_rows, own, first, k);
                 const int out = strip0 + row + k;
                 if (!mine || out >= padded_rows) continue;
                 uint2 eight = make_uint2(0, 0);
                 if (out < rows) {
-                    eight = encode8<FORMAT>(affine8(now[k], s, w, b), scale, seen);
+                    eight = encode8<FORMAT>(affine8(now[k], of_rows[k], w, b), scale, seen);
                 }
                 if (to.codes) *(uint2*)(to.codes + (u64)out * columns + c) = eight;
                 if (to.transposed) *(uint2*)at(row + k, c / 4) = eight;
