@@ -27,7 +27,7 @@ with warnings.catch_warnings(record=True) as caught:
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, adapter).eval()
-complaints += [str(w.message) for w in caught if "transformers" in str(w.filename) or "peft" in str(w.filename)]
+complaints += [str(w.message) for w in caught if "transformers" in str(w.filename) and not (adapter and w.category is FutureWarning)]
 complaints += [f"{kind}: {keys}" for kind, keys in info.items() if keys]
 print("warnings while loading:", complaints or "none")
 
@@ -36,8 +36,7 @@ command += ["--adapter", adapter] if adapter else []
 ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 # As `ottava eval` does: the end of the text before is the context of the first token, and the text is cut into windows.
-eos = model.generation_config.eos_token_id
-eos = eos[0] if isinstance(eos, list) else eos
+eos = ours["preceding_id"]
 with open(text_file, encoding="utf-8") as file:
     ids = [eos] + tokenizer(file.read(), add_special_tokens=False)["input_ids"] + [eos]
 total, count = 0.0, 0

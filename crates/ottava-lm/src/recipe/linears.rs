@@ -60,7 +60,7 @@ impl Decision {
             if let Scaling::Delayed { .. } = casts.weight.scaling {
                 casts.weight.scaling = Scaling::Current(CurrentScaling::default());
             }
-            self.reason += "; frozen beside adapters: its weight is cast once, by its own amax, and has no gradient";
+            self.reason += "; frozen beside adapters: W is cast once, by its own amax";
         }
     }
 }

@@ -13,10 +13,12 @@ use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_lm::trainer::{Start, build};
+use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
@@ -191,6 +193,53 @@ fn adapters_have_the_same_gradients_whatever_is_recomputed() {
             let losses = |step: &[(String, Vec<f64>)]| step.last().expect("losses").1.clone();
             assert!(losses(&compressed) == losses(&all), "{name}: forward does not read what it saves");
         }
+    }
+}
+
+/// Frozen weights have no gradients, master weights or moments: planned for a GPU, whose code runs up to the launch.
+#[test]
+fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    let plan = |lora: LoraConfig, recipe: RecipeName| {
+        let mut config = config(Path::new("none"), Path::new("none"), recipe);
+        config.training.async_save = Some(false);
+        config.lora = lora;
+        let sizes = DecoderConfig { lora: config.lora.adapters(), hidden: 512, ..tiny_llama() };
+        let plan = MemoryPlan::new(&config, &sizes, &gpu).unwrap();
+        let of = |what: &str| plan.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum();
+        let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
+        (trained, plan.peak_bytes)
+    };
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let (all, whole) = plan(LoraConfig::default(), recipe);
+        let (adapters, peak) = plan(LoraConfig { r: 2, ..LoraConfig::default() }, recipe);
+        eprintln!("{}: {all:?} of {whole}, with adapters {adapters:?} of {peak}", recipe.as_str());
+        assert!(all.iter().zip(adapters).all(|(all, adapters)| adapters * 10 < *all), "{all:?} and {adapters:?}");
+        assert!(2 * peak < whole, "{}: {peak} of {whole}", recipe.as_str());
+    }
+}
+
+#[test]
+fn settings_that_adapters_cannot_have_are_errors() {
+    let inputs = tempfile::tempdir().unwrap();
+    let path = inputs.path().join("run.toml");
+    std::fs::write(&path, "[model]\npath = \"m\"\n[data]\ntrain_files = [\"t.txt\"]\n[lora]\nlora_r = 8\n").unwrap();
+    let load = |setting: &str| RunConfig::load(&path, &[setting.to_string()]);
+    let plain = load("lora_target=[\"q_proj\"]").unwrap();
+    assert_eq!(plain.lora.adapters().unwrap().targets, Targets::Names(vec!["q_proj".into()]));
+    for (setting, words) in [
+        ("init=random", "`model.init` is \"random\""),
+        ("level=O2", "`optimizer.level = \"O0\"` alone"),
+        ("zero=1", "`parallel.zero` is not 0"),
+        ("offload_parameters=0.5", "`memory.offload_parameters` must be 0"),
+        ("smooth_swiglu=true", "`precision.smooth_swiglu` is true"),
+        ("lora_dropout=0.1", "dropout is not implemented"),
+        ("target_modules=q_proj", "write \"all-linear\", or a list of names"),
+        ("target_modules=[]", "names no linear"),
+        ("lora_alpha=0", "must be above 0"),
+    ] {
+        let error = load(setting).unwrap_err().to_string();
+        assert!(error.contains(words), "{setting}: {error}");
     }
 }
 
