@@ -14,7 +14,7 @@ use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
 use ottava_lm::plan::MemoryPlan;
-use ottava_lm::recipe::{Fp8Format, RecipeName};
+use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
 use ottava_lm::trainer::{Start, build};
@@ -263,6 +263,8 @@ fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName) ->
     let mut config = config(inputs, output, recipe);
     config.model.path = base.to_path_buf();
     config.model.init = WeightInit::Pretrained;
+    // Frozen weights are cast before the first step alone, and not by a scale of 1.
+    config.precision.first_step = FirstStep::Unscaled;
     config.lora = LoraConfig { r: 3, lora_alpha: 4.0, ..LoraConfig::default() };
     config
 }
