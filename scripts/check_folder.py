@@ -1,6 +1,6 @@
-"""Loads a model folder with transformers, without a warning, and compares its loss with that of `ottava eval`.
+"""Loads a model folder with transformers, and an adapter with peft if one is named, without a warning, and compares its loss with that of `ottava eval`.
 
-usage: check_folder.py OTTAVA_BINARY MODEL_FOLDER TEXT_FILE SEQ_LEN [DEVICE]
+usage: check_folder.py OTTAVA_BINARY MODEL_FOLDER TEXT_FILE SEQ_LEN [DEVICE [ADAPTER]]
 """
 import json
 import logging
@@ -13,6 +13,7 @@ import transformers
 
 binary, folder, text_file, seq_len = sys.argv[1:4] + [int(sys.argv[4])]
 device = sys.argv[5] if len(sys.argv) > 5 else "cpu"
+adapter = sys.argv[6] if len(sys.argv) > 6 else None
 
 complaints = []
 handler = logging.Handler(logging.WARNING)
@@ -22,16 +23,20 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-complaints += [str(w.message) for w in caught if "transformers" in str(w.filename)]
+    if adapter:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter).eval()
+complaints += [str(w.message) for w in caught if "transformers" in str(w.filename) and not (adapter and w.category is FutureWarning)]
 complaints += [f"{kind}: {keys}" for kind, keys in info.items() if keys]
 print("warnings while loading:", complaints or "none")
 
 command = [binary, "eval", folder, "--data", text_file, "--seq-len", str(seq_len), "--recipe", "fp32", "--device", device, "--json"]
+command += ["--adapter", adapter] if adapter else []
 ours = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 # As `ottava eval` does: the end of the text before is the context of the first token, and the text is cut into windows.
-eos = model.generation_config.eos_token_id
-eos = eos[0] if isinstance(eos, list) else eos
+eos = ours["preceding_id"]
 with open(text_file, encoding="utf-8") as file:
     ids = [eos] + tokenizer(file.read(), add_special_tokens=False)["input_ids"] + [eos]
 total, count = 0.0, 0

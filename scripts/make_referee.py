@@ -158,5 +158,6 @@ def main(file):
     print(f"{path}: {path.stat().st_size} bytes, torch {torch.__version__}")
 
 
-for file in sys.argv[1:] or sys.exit(__doc__):
-    main(file)
+if __name__ == "__main__":
+    for file in sys.argv[1:] or sys.exit(__doc__):
+        main(file)

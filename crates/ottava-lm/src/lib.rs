@@ -17,6 +17,7 @@ pub mod launch;
 pub mod layers;
 pub mod level;
 pub mod limits;
+pub mod lora;
 pub mod mode;
 pub mod models;
 pub mod operand;

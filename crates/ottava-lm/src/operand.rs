@@ -36,6 +36,8 @@ pub enum View {
     Value(Tensor),
     /// In FP8.
     Codes(QuantizedTensor),
+    /// In FP8 for the product of the linear, and in the compute type for its adapter.
+    CodesAndValue(QuantizedTensor, Tensor),
 }
 
 impl View {
@@ -43,7 +45,7 @@ impl View {
     pub fn rows(&self) -> Operand<'_> {
         match self {
             View::Value(x) => Operand::plain(x),
-            View::Codes(x) => Operand::Rows(x),
+            View::Codes(x) | View::CodesAndValue(x, _) => Operand::Rows(x),
         }
     }
 
@@ -51,7 +53,17 @@ impl View {
     pub fn columns(&self) -> Operand<'_> {
         match self {
             View::Value(x) => Operand::plain_transposed(x),
-            View::Codes(x) => Operand::Columns(x),
+            View::Codes(x) | View::CodesAndValue(x, _) => Operand::Columns(x),
+        }
+    }
+
+    /// The matrix in the compute type, as an adapter reads it.
+    ///
+    /// Panics if it was cast for a linear without adapters.
+    pub fn value(&self) -> &Tensor {
+        match self {
+            View::Value(x) | View::CodesAndValue(_, x) => x,
+            View::Codes(_) => unreachable!("operands of linears with adapters keep their values"),
         }
     }
 }

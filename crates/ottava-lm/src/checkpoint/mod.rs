@@ -1,8 +1,10 @@
 //! Checkpoints: Hugging Face model folders with training state, written atomically.
 
+pub mod adapter;
 pub mod atomic;
 pub mod fs;
 pub mod manifest;
+pub mod merge;
 pub mod model;
 pub mod safetensors;
 pub mod safetensors_write;
@@ -10,9 +12,11 @@ pub mod save;
 pub mod slices;
 pub mod training;
 
+pub use adapter::AdapterFolder;
 pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
 pub use manifest::{Manifest, Verify, verify, verify_model};
-pub use model::{FolderTemplate, FolderWeights, RandomWeights};
+pub use merge::merge;
+pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};
 pub use save::{Saved, Saver};

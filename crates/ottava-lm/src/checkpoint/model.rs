@@ -1,8 +1,10 @@
 //! Hugging Face model folders: loading weights and writing them.
 
-use super::{ModelFiles, TensorInfo};
+use super::{AdapterFolder, ModelFiles, TensorInfo, adapter};
+use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
+use crate::lora::{Lora, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
 use crate::param::{Init, Layout, Part, WeightSource};
 use crate::{input, interrupt};
@@ -11,7 +13,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
@@ -58,16 +60,22 @@ impl FolderWeights {
         }
     }
 
-    /// A tensor in F32.
     fn values(&self, name: &str) -> Result<Tensor> {
-        let info = self.files.info(name)?;
+        self.files.values(name)
+    }
+}
+
+impl ModelFiles {
+    /// A weight in F32, on the CPU.
+    pub fn values(&self, name: &str) -> Result<Tensor> {
+        let info = self.info(name)?;
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
             return Err(Error::Model(format!(
                 "tensor `{name}` is {}; weights must be floats of 16 bits or more",
                 info.dtype
             )));
         }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.files.read(name)?)?;
+        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.read(name)?)?;
         Ok(cast(&stored, DType::F32)?)
     }
 }
@@ -110,11 +118,58 @@ impl WeightSource for RandomWeights {
         Ok(match init {
             Init::Normal(std) => normal(&self.device, &part.shape, std, name_hash(self.seed, &part.name))?,
             Init::Zeros => Tensor::zeros(&self.device, &part.shape, DType::F32)?,
+            Init::Uniform(bound) => {
+                let start = name_hash(self.seed, &part.name);
+                let draw = |i: usize| (mix(start.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32;
+                let elements = 0..part.shape.iter().product();
+                let values: Vec<f32> = elements.map(|i| bound * (draw(i) / (1 << 23) as f32 - 1.0)).collect();
+                Tensor::from_slice(&self.device, &part.shape, &values)?
+            }
             Init::Ones => {
                 let ones = vec![1f32; part.shape.iter().product()];
                 Tensor::from_slice(&self.device, &part.shape, &ones)?
             }
         })
+    }
+}
+
+/// Weights of a model from `base`, with adapters from a folder, or new ones from a seed.
+pub struct AdaptedWeights<'a> {
+    base: &'a mut dyn WeightSource,
+    adapter: Option<AdapterFolder>,
+    /// Names of the matrices that were read.
+    used: BTreeSet<String>,
+    new: RandomWeights,
+}
+
+impl<'a> AdaptedWeights<'a> {
+    /// Weights with the adapters of a folder, or with those that `new` makes.
+    pub fn new(
+        base: &'a mut dyn WeightSource,
+        adapter: Option<AdapterFolder>,
+        new: RandomWeights,
+    ) -> AdaptedWeights<'a> {
+        AdaptedWeights { base, adapter, used: BTreeSet::new(), new }
+    }
+
+    /// Errors when the adapters' folder has matrices that were not read.
+    pub fn finish(&self) -> Result<()> {
+        self.adapter.as_ref().map_or(Ok(()), |adapter| adapter.expect_used(&self.used))
+    }
+}
+
+impl WeightSource for AdaptedWeights<'_> {
+    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
+        if !part.name.starts_with(adapter::PREFIX) {
+            return self.base.weight(part, init);
+        }
+        match &self.adapter {
+            Some(adapter) => {
+                self.used.insert(part.name.clone());
+                adapter.values(&part.name)
+            }
+            None => self.new.weight(part, init),
+        }
     }
 }
 
@@ -129,10 +184,10 @@ pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, Range<usiz
 }
 
 /// The largest of [`COMPANIONS`]; those in common use have some 35 MB.
-const MAX_COMPANION_BYTES: u64 = 256 << 20;
+pub(super) const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
 /// Files of a model folder that are copied unchanged.
-const COMPANIONS: &[&str] = &[
+pub(super) const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -155,6 +210,8 @@ pub struct FolderTemplate {
     pub generation: Option<Map<String, Value>>,
     /// Ids that end a text.
     pub eos_ids: Vec<u32>,
+    /// The folder that it was read from.
+    base: PathBuf,
 }
 
 impl FolderTemplate {
@@ -174,7 +231,7 @@ impl FolderTemplate {
                 companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
             }
         }
-        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec() })
+        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base: model.to_path_buf() })
     }
 
     /// The same with the chat template in the file `path` instead of the folder's, if it is not empty.
@@ -196,8 +253,13 @@ impl FolderTemplate {
         }
     }
 
-    /// The files of a folder that `transformers` loads, other than the weights of `model`, by name.
+    /// The files of a folder that `transformers` loads, or PEFT if `model` has adapters, other than the weights of `model`, by name.
     pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
+        let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
+        if let Some(lora) = &model.config().lora {
+            let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base));
+            return companions.chain([config]).collect();
+        }
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
         config.insert("dtype".into(), json!(dtype.name()));
@@ -213,9 +275,37 @@ impl FolderTemplate {
         let generation = self.generation.clone().unwrap_or_else(own);
         let mut files =
             vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
-        files.extend(self.companions.iter().map(|(name, bytes)| (*name, bytes.clone())));
+        files.extend(companions);
         files
     }
+}
+
+/// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.
+fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
+    let linears = model.description().linears.iter().flat_map(|(site, _)| &site.parts);
+    let targets: BTreeSet<&str> = match &lora.targets {
+        Targets::AllLinear => linears.map(|name| last_name(name)).collect(),
+        Targets::Names(names) => names.iter().map(String::as_str).collect(),
+    };
+    let base = base.canonicalize().unwrap_or(base.to_path_buf());
+    as_json(json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": lora.use_rslora,
+        "use_dora": false,
+        "target_modules": targets,
+        "fan_in_fan_out": model.config().names.transposed,
+        "bias": "none",
+        "init_lora_weights": true,
+        "inference_mode": true,
+        "modules_to_save": null,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }))
 }
 
 /// Errors with [`Error::NonFinite`] when a weight, of which these are the bytes, is infinite or NaN.

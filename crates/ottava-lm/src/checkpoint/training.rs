@@ -3,7 +3,7 @@
 use super::model::{expect_finite, rows_of};
 use super::safetensors_write::MAX_FILE_BYTES;
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
-use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, write_model};
+use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_model, write_tensors};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
@@ -59,6 +59,8 @@ pub struct Contents {
     files: Vec<(&'static str, Arc<[u8]>)>,
     /// Whole weights in the compute type, in the order of the parameters.
     weights: Vec<TensorInfo>,
+    /// Whether these are the matrices of adapters.
+    adapters: bool,
     scaling: Vec<TensorInfo>,
     /// Master weights and optimizer states that are not divided among ranks.
     whole: Vec<TensorInfo>,
@@ -77,7 +79,7 @@ impl Contents {
     ) -> Result<(Contents, LiveTensors<'a>)> {
         let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
         let ranges_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
-        let mut contents = Contents { ranges_file, ..Contents::default() };
+        let mut contents = Contents { ranges_file, adapters: model.config().lora.is_some(), ..Contents::default() };
         let (mut rows, mut others) = (HashMap::new(), HashMap::new());
         let arrays = if ranks.leads() { model.scaling().arrays()? } else { Vec::new() };
         for (name, array) in arrays {
@@ -153,11 +155,15 @@ impl Contents {
         self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
         self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
         if !self.weights.is_empty() {
-            write_model(writer, &self.weights, MAX_FILE_BYTES, |info| {
+            let finite = |info: &TensorInfo| {
                 let bytes = fetch(&info.name)?;
                 expect_finite(info, bytes.as_ref())?;
                 Ok(bytes)
-            })?;
+            };
+            match self.adapters {
+                true => write_tensors(writer, adapter::WEIGHTS_FILE, &self.weights, finite)?,
+                false => write_model(writer, &self.weights, MAX_FILE_BYTES, finite)?,
+            }
         }
         let (mut slices, mut fetch) = (SliceWriter::default(), |info: &TensorInfo| fetch(&info.name));
         for (file, tensors) in [(SCALING, &self.scaling), (OPTIMIZER, &self.whole)] {

@@ -47,6 +47,11 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("chat_template_jinja", Not("write the template into a file and name it in `chat_template_path` under [data]")),
     ("model_name_or_path", Is("path")),
     ("base_model", Is("path")),
+    // Axolotl and LLaMA-Factory; lora_alpha and lora_dropout are ours as well.
+    ("lora_r", Is("r")),
+    ("lora_rank", Is("r")),
+    ("lora_target_modules", Is("target_modules")),
+    ("lora_target", Is("target_modules")),
     // Transformer Engine and Accelerate; amax_history_len, amax_compute_algo, margin and interval are ours as well.
     ("fp8_format", Values("fp8_format", FORMATS)),
     ("override_linear_precision", Values("high_precision_products", OVERRIDES)),

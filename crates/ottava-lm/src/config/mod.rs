@@ -2,9 +2,11 @@
 
 mod aliases;
 mod auto;
+mod conflicts;
 mod effects;
 mod keys;
 mod load;
+mod lora;
 mod memory;
 mod names;
 mod parallel;
@@ -13,6 +15,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
+pub use lora::LoraConfig;
 pub use memory::{MemoryConfig, OptimizerConfig};
 pub use parallel::ParallelConfig;
 pub use precision::formats;

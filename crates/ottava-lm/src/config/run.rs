@@ -2,13 +2,14 @@
 
 use super::auto;
 use super::keys::flatten;
+use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig};
 use super::parallel::ParallelConfig;
 use crate::data::source::{Documents, SourceOptions, formatting};
 use crate::data::{ExcessLength, Formatting, Layout, Packing};
 use crate::error::{Error, Result};
 use crate::level::Share;
-use crate::models::DecoderConfig;
+use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{AdamWConfig, Schedule, SchedulerType};
 use crate::param::{MemoryPolicy, Purpose};
 use crate::recipe::{Precision, Recipe};
@@ -36,6 +37,8 @@ pub struct RunConfig {
     pub seed: u64,
     /// The model.
     pub model: ModelConfig,
+    /// Adapters that are trained instead of the model.
+    pub lora: LoraConfig,
     /// The training data.
     pub data: DataConfig,
     /// Steps, batches and learning rate.
@@ -258,6 +261,7 @@ impl Default for RunConfig {
             device: DeviceChoice::Auto,
             seed: 42,
             model: ModelConfig::default(),
+            lora: LoraConfig::default(),
             data: DataConfig::default(),
             training: TrainingConfig::default(),
             precision: Precision::default(),
@@ -345,6 +349,7 @@ impl RunConfig {
     /// All problems of the values, a sentence each.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = self.format_problems();
+        problems.extend(self.lora_problems());
         let mut demand = |holds: bool, text: &str| {
             if !holds {
                 problems.push(text.to_string());
@@ -436,6 +441,12 @@ impl RunConfig {
         demand(from_zero(self.generation.temperature), "`generation.temperature` must not be negative or infinite");
         demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");
         problems
+    }
+
+    /// The sizes of the model of `model.path`, with its adapters.
+    pub fn decoder_config(&self) -> Result<DecoderConfig> {
+        let sizes = decoder_config(&ConfigFile::read(&self.model.path)?)?;
+        Ok(DecoderConfig { lora: self.lora.adapters(), ..sizes })
     }
 
     /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.

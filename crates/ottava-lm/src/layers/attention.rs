@@ -86,7 +86,8 @@ impl HeadNorm {
 
     fn backward(&mut self, dy: &Tensor, qkv: &Tensor) -> Result<Tensor> {
         let (q, k) = (&self.q.value()?, &self.k.value()?);
-        let (dq, dk) = (self.q.grad_mut()?, self.k.grad_mut()?);
+        let (mut unread_q, mut unread_k) = (None, None);
+        let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
         Ok(head_norm_backward(dy, qkv, HeadNormWeights { q, k }, self.layout, self.eps, dq, dk)?)
     }
 }

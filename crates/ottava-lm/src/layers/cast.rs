@@ -20,6 +20,8 @@ pub struct OperandCast {
     products: [ProductPrecision; 2],
     /// Whether the value is needed too, as for the gradient of a bias.
     needs_value: bool,
+    /// Whether views of codes have the value too, for an adapter.
+    for_adapter: bool,
 }
 
 /// An input as fprop reads it, and what backward saves of it.
@@ -53,11 +55,17 @@ impl SavedOperand {
 
 impl OperandCast {
     /// No cast: both products read the value.
-    pub const NONE: OperandCast = OperandCast { slot: None, products: [ProductPrecision::High; 2], needs_value: false };
+    pub const NONE: OperandCast =
+        OperandCast { slot: None, products: [ProductPrecision::High; 2], needs_value: false, for_adapter: false };
 
     /// The cast in `slot` for those of `products` that read codes.
     pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
-        OperandCast { slot: Some(slot), products, needs_value }
+        OperandCast { slot: Some(slot), products, needs_value, for_adapter: false }
+    }
+
+    /// The same cast of an operand whose value an adapter reads.
+    pub fn for_adapter(self) -> OperandCast {
+        OperandCast { needs_value: true, for_adapter: true, ..self }
     }
 
     /// The slot for a producer that writes codes directly; `None` if the value is needed too.
@@ -102,9 +110,9 @@ impl OperandCast {
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
         let codes = codes.map(|(codes, _)| codes);
         let [first, second] = self.reads_codes(casts.mode);
-        let rows = view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
+        let rows = self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows));
         let columns =
-            (copies == CodeCopies::Both).then(|| view(second, &x, codes.map(QuantizedTensor::only_transposed)));
+            (copies == CodeCopies::Both).then(|| self.view(second, &x, codes.map(QuantizedTensor::only_transposed)));
         Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
     }
 
@@ -135,8 +143,8 @@ impl OperandCast {
         let [first, second] = self.reads_codes(casts.mode);
         let codes = self.requantize(&x, [first, second], frozen, casts)?;
         Ok(Views {
-            rows: view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
-            columns: view(second, &x, codes.map(QuantizedTensor::only_transposed)),
+            rows: self.view(first, &x, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: self.view(second, &x, codes.map(QuantizedTensor::only_transposed)),
         })
     }
 
@@ -144,7 +152,7 @@ impl OperandCast {
     pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<View> {
         let [_, second] = self.reads_codes(casts.mode);
         let codes = self.requantize(&x, [false, second], frozen, casts)?;
-        Ok(view(second, &x, codes.map(QuantizedTensor::only_transposed)))
+        Ok(self.view(second, &x, codes.map(QuantizedTensor::only_transposed)))
     }
 
     /// Runs an op that produces an output gradient, and casts the gradient.
@@ -173,9 +181,17 @@ impl OperandCast {
         let codes = self.quantize(dy, CodeCopies::Both, casts)?.map(|(codes, _)| codes);
         let [first, second] = self.reads_codes(casts.mode);
         Ok(Views {
-            rows: view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
-            columns: view(second, dy, codes.map(QuantizedTensor::only_transposed)),
+            rows: self.view(first, dy, codes.as_ref().map(QuantizedTensor::only_rows)),
+            columns: self.view(second, dy, codes.map(QuantizedTensor::only_transposed)),
         })
+    }
+
+    fn view(&self, reads_codes: bool, x: &Tensor, codes: Option<QuantizedTensor>) -> View {
+        match codes {
+            Some(codes) if reads_codes && self.for_adapter => View::CodesAndValue(codes, x.clone()),
+            Some(codes) if reads_codes => View::Codes(codes),
+            _ => View::Value(x.clone()),
+        }
     }
 
     /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. The copy for wgrad is written
@@ -225,13 +241,6 @@ pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
         [true, false] => Some(CodeCopies::Rows),
         [false, true] => Some(CodeCopies::Columns),
         [false, false] => None,
-    }
-}
-
-fn view(reads_codes: bool, x: &Tensor, codes: Option<QuantizedTensor>) -> View {
-    match codes {
-        Some(codes) if reads_codes => View::Codes(codes),
-        _ => View::Value(x.clone()),
     }
 }
 

@@ -24,8 +24,11 @@ impl Embedding {
         Ok(embedding(&self.table.read(fetched)?, ids)?)
     }
 
-    /// Adds the gradient `dy` `[T, C]` to the table's.
+    /// Adds the gradient `dy` `[T, C]` to the table's, if it is trained.
     pub fn backward(&mut self, dy: &Tensor, ids: &Tensor) -> Result<()> {
-        Ok(embedding_gradient(dy, ids, self.table.grad_mut()?)?)
+        match self.table.is_trained() {
+            true => Ok(embedding_gradient(dy, ids, self.table.grad_mut()?)?),
+            false => Ok(()),
+        }
     }
 }

@@ -101,7 +101,8 @@ impl Head {
         Ok(losses)
     }
 
-    /// Losses, and the gradient by `x` of `scale · Σ losses`, with `scale` F32 `[1]` on the device; adds to the gradient of the weight.
+    /// Losses, and the gradient by `x` of `scale · Σ losses`, with `scale` F32 `[1]` on the device; adds to the gradient of the weight,
+    /// if it is trained.
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
@@ -115,8 +116,10 @@ impl Head {
             let x = x.rows(start, end)?;
             let mut logits = Head::logits(&x, weight, fetched, x.dtype())?;
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
-            let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
-            weight.add_product_to_grad(a, b, Accumulation::Exact)?;
+            if weight.is_trained() {
+                let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
+                weight.add_product_to_grad(a, b, Accumulation::Exact)?;
+            }
             let weight = weight.read(fetched)?;
             let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;

@@ -1,7 +1,9 @@
 //! The linear layer, whose three products are what FP8 speeds up.
 
+mod adapter;
 mod smooth;
 
+use adapter::Adapter;
 pub use smooth::{ColumnScales, DownProjection, SmoothCasts};
 
 use super::cast::{OperandCast, SavedOperand, copies_of};
@@ -17,10 +19,11 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
-/// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`.
+/// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`; with an [`Adapter`], what that adds to `y` and `dx`.
 pub struct Linear {
     weight: Param,       /* [N, K] */
     bias: Option<Param>, /* [N] */
+    adapter: Option<Adapter>,
     products: Products,
     input: OperandCast,
     gradient: OperandCast,
@@ -49,6 +52,7 @@ pub struct LinearConfig<'a> {
 struct Parts {
     weight: Param,
     bias: Option<Param>,
+    adapter: Option<Adapter>,
     fp8: Option<(Casts, Products)>,
     smooth: bool,
 }
@@ -75,8 +79,12 @@ impl LinearConfig<'_> {
             block: build.block,
             after_swiglu,
         };
-        let decision = build.recipe.decide(&site)?;
-        let parts = Parts { weight, bias, fp8: decision.fp8, smooth: decision.smooth };
+        let mut decision = build.recipe.decide(&site)?;
+        if build.lora.is_some() {
+            decision.beside_adapters();
+        }
+        let adapter = Adapter::new(build, parts, inputs)?;
+        let parts = Parts { weight, bias, adapter, fp8: decision.fp8, smooth: decision.smooth };
         build.description.linears.push((site, decision));
         Ok(parts)
     }
@@ -93,7 +101,7 @@ impl Linear {
 
     fn of(build: &mut Builder, config: LinearConfig, parts: Parts) -> Result<Linear> {
         let LinearConfig { name, shared_input, .. } = config;
-        let Parts { mut weight, bias, fp8, .. } = parts;
+        let Parts { mut weight, bias, adapter, fp8, .. } = parts;
         let (mut input, mut gradient) = (OperandCast::NONE, OperandCast::NONE);
         let products = fp8.map_or(Products::HIGH, |(_, products)| products);
         let Products { fprop, dgrad, wgrad } = products;
@@ -102,7 +110,8 @@ impl Linear {
                 Some(shared) => shared,
                 None => {
                     let slot = build.slots.add(format!("{name}.input"), casts.input);
-                    OperandCast::new(slot, [fprop, wgrad], false)
+                    let cast = OperandCast::new(slot, [fprop, wgrad], false);
+                    if build.lora.is_some() { cast.for_adapter() } else { cast }
                 }
             };
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
@@ -112,6 +121,9 @@ impl Linear {
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
             // The gradient of a bias is a sum of the values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
+            if build.lora.is_some() {
+                gradient = gradient.for_adapter();
+            }
         }
         if shared_input.is_some_and(|shared| shared != input || !input.has_products([fprop, wgrad])) {
             return Err(Error::Config(format!(
@@ -119,7 +131,7 @@ impl Linear {
             )));
         }
         weight.place_weights()?;
-        Ok(Linear { weight, bias, products, input, gradient })
+        Ok(Linear { weight, bias, adapter, products, input, gradient })
     }
 
     /// The cast of its input.
@@ -150,6 +162,8 @@ impl Linear {
 
     /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`].
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let adapted = self.adapter.as_ref().map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
+        let residual = adapted.as_ref().or(residual);
         let Context { casts, fetched, .. } = context;
         match self.products(casts.mode).fprop {
             ProductPrecision::Fp8(how) => {
@@ -178,7 +192,7 @@ impl Linear {
 
     /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
     pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
-        if let Some(bias) = &mut self.bias {
+        if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dy.value, bias.grad_mut()?)?;
         }
         self.gradient.cast_gradient(&dy.value, dy.amax, &mut context.casts)
@@ -217,6 +231,8 @@ impl Linear {
 
     /// `dy · W`, plus `other` `[T, K]` if given.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
+        let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
+        let other = adapted.as_ref().or(other);
         let Context { casts, fetched, .. } = context;
         let out = self.weight.dtype();
         let product = |b: Operand, how| match other {
@@ -231,8 +247,14 @@ impl Linear {
         })
     }
 
-    /// Adds `dyᵀ · x` to the gradient of the weight.
+    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, and to the gradients of the adapter.
     pub fn wgrad(&mut self, dy: &View, x: &View, mode: Mode) -> Result<()> {
+        if let Some(adapter) = &mut self.adapter {
+            adapter.wgrad(dy.value(), x.value())?;
+        }
+        if !self.weight.is_trained() {
+            return Ok(());
+        }
         let how = self.products(mode).wgrad.accumulation();
         self.weight.add_product_to_grad(dy.columns(), x.columns(), how)
     }
@@ -270,16 +292,14 @@ impl Linear {
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         visit(&self.weight);
-        if let Some(bias) = &self.bias {
-            visit(bias);
-        }
+        self.bias.iter().for_each(&mut *visit);
+        self.adapter.iter().for_each(|adapter| adapter.parameters(visit));
     }
 
     /// [`Linear::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.weight);
-        if let Some(bias) = &mut self.bias {
-            visit(bias);
-        }
+        self.bias.iter_mut().for_each(&mut *visit);
+        self.adapter.iter_mut().for_each(|adapter| adapter.parameters_mut(visit));
     }
 }

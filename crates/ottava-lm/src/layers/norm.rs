@@ -142,8 +142,9 @@ impl Norm {
 
     fn backward_plus(&mut self, dy: &Tensor, saved: NormSaved, plus: NormBackward) -> Result<Tensor> {
         let weight = self.weight.value()?;
-        let dbias = self.bias.as_mut().map(Param::grad_mut).transpose()?;
-        let (grad, NormSaved { x, statistics }) = (self.weight.grad_mut()?, &saved);
+        let (mut unread, mut unread_bias) = (None, None);
+        let dbias = self.bias.as_mut().map(|bias| bias.grad_or_unread(&mut unread_bias)).transpose()?;
+        let (grad, NormSaved { x, statistics }) = (self.weight.grad_or_unread(&mut unread)?, &saved);
         Ok(norm_backward(dy, x, &weight, statistics, grad, NormBackward { dbias, ..plus })?)
     }
 

@@ -38,7 +38,7 @@ impl Decoder {
         weights: &mut dyn WeightSource,
     ) -> Result<Decoder> {
         let decoder = Decoder::part(config, recipe, device, purpose, seq_len, weights, &Span::whole(config.layers))?;
-        decoder.description.check(recipe)?;
+        decoder.description.check(recipe, config.lora.as_ref())?;
         Ok(decoder)
     }
 
@@ -69,6 +69,7 @@ impl Decoder {
         let table = || rope_table(device, &frequencies, seq_len, real_type(recipe.compute));
         let table = (!learned).then(table).transpose()?;
         let mut build = Builder::new(device, recipe, purpose, weights);
+        build.lora = config.lora.as_ref();
         let stage = Stage::new(&mut build, config, span, table.as_ref())?;
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
@@ -90,9 +91,10 @@ impl Decoder {
         let device = Device::Cpu.dry();
         let mut weights = Unset(&device);
         let mut build = Builder::new(&device, recipe, Purpose::Infer, &mut weights);
+        build.lora = config.lora.as_ref();
         let table = Tensor::empty(&device, &[1, config.head_dim], real_type(recipe.compute))?;
         Stage::new(&mut build, config, &Span::whole(config.layers), Some(&table))?;
-        build.description.check(recipe)?;
+        build.description.check(recipe, config.lora.as_ref())?;
         Ok(build.description)
     }
 
@@ -121,24 +123,29 @@ impl Decoder {
         &mut self.scaling
     }
 
-    /// All parameters, always in the same order.
+    /// All trained parameters, always in the same order.
     pub fn parameters(&mut self) -> Vec<&mut Param> {
+        trained(self.stage.parameters_mut())
+    }
+
+    /// All parameters, those that are frozen beside adapters included.
+    pub fn all_parameters(&mut self) -> Vec<&mut Param> {
         self.stage.parameters_mut()
     }
 
-    /// The parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
+    /// The trained parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
     pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
-        (self.stage.units_mut(), &mut self.scaling)
+        (self.stage.units_mut().into_iter().map(trained).collect(), &mut self.scaling)
     }
 
-    /// All parameters, and the scaling state of all casts.
+    /// All trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
-        (self.stage.parameters_mut(), &mut self.scaling)
+        (trained(self.stage.parameters_mut()), &mut self.scaling)
     }
 
     /// Casts all weights with the current scales, to be called after building and loading; updates cast the weights they make.
     pub fn quantize_weights(&mut self) -> Result<()> {
-        let (params, scaling) = self.parameters_and_scaling();
+        let (params, scaling) = (self.stage.parameters_mut(), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
         params.into_iter().try_for_each(|param| param.quantize(&mut casts))?;
         // What they lose counts for no step, since the step before may have been another process.
@@ -257,6 +264,10 @@ impl Decoder {
         };
         Head::logits(&x, self.head_weight()?, Fetched::none(), real_type(x.dtype()))
     }
+}
+
+fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
+    params.into_iter().filter(|param| param.is_trained()).collect()
 }
 
 /// Weights of a dry build.

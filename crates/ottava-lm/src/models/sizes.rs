@@ -2,6 +2,7 @@
 
 use super::RopeScaling;
 use crate::layers::{LLAMA, Names};
+use crate::lora::Lora;
 use ottava_tensor::ops::{Activation, NormKind, RopePairs};
 
 /// How a model knows the positions of tokens.
@@ -66,6 +67,8 @@ pub struct DecoderConfig {
     pub names: &'static Names,
     /// A sentence for each key of `config.json` that is not followed.
     pub ignored: Vec<String>,
+    /// Adapters beside the linears of the blocks, which are trained instead of the model; no part of `config.json`.
+    pub lora: Option<Lora>,
 }
 
 impl Default for DecoderConfig {
@@ -97,6 +100,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             names: &LLAMA,
             ignored: Vec::new(),
+            lora: None,
         }
     }
 }

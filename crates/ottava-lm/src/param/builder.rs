@@ -3,6 +3,7 @@
 use super::description::Description;
 use crate::error::Result;
 use crate::level::{Formats, Level, Share};
+use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
@@ -55,6 +56,8 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
+    /// Uniform between this bound and its negative.
+    Uniform(f32),
 }
 
 /// A source of weights: F32 tensors of one [`Part`] each, on any device.
@@ -127,6 +130,8 @@ pub struct Builder<'a> {
     pub description: Description,
     /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
+    /// Adapters beside the linears; where there are some, all other parameters are frozen.
+    pub lora: Option<&'a Lora>,
 }
 
 impl<'a> Builder<'a> {
@@ -138,6 +143,6 @@ impl<'a> Builder<'a> {
         weights: &'a mut dyn WeightSource,
     ) -> Builder<'a> {
         let (slots, description) = (Slots::default(), Description::default());
-        Builder { device, recipe, purpose, weights, slots, description, block: None }
+        Builder { device, recipe, purpose, weights, slots, description, block: None, lora: None }
     }
 }

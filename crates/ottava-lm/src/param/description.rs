@@ -1,6 +1,7 @@
 //! What a model is made of, recorded while it is built: the one source of plans, benchmarks and warnings.
 
 use crate::error::Result;
+use crate::lora::Lora;
 use crate::recipe::{Decision, LinearSite, Recipe};
 use std::collections::BTreeMap;
 
@@ -17,17 +18,23 @@ pub struct Description {
     pub ignored: Vec<String>,
     /// Trained values.
     pub parameters: usize,
+    /// Values beside them that are not trained.
+    pub frozen: usize,
     /// Sum over all attention layers of the query heads' width, `H · D`.
     pub attention_width: usize,
 }
 
 impl Description {
-    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product, and
-    /// causal attention; recomputation and norms are not counted.
+    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product, or four beside
+    /// adapters, where the gradients of adapters alone are computed, and causal attention; recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs).sum();
-        6.0 * products as f64 + 6.0 * (self.attention_width * seq_len) as f64
+        let products = match self.frozen {
+            0 => 6.0 * products as f64,
+            _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
+        };
+        products + 6.0 * (self.attention_width * seq_len) as f64
     }
 
     /// The linears of the first block.
@@ -60,10 +67,13 @@ impl Description {
         })
     }
 
-    /// Checks the exceptions of `recipe` against all linears.
+    /// Checks the exceptions of `recipe` and the targets of adapters against all linears.
     ///
-    /// Errors when a pattern matches nothing.
-    pub fn check(&self, recipe: &Recipe) -> Result<()> {
+    /// Errors when a pattern or a target matches nothing.
+    pub fn check(&self, recipe: &Recipe, lora: Option<&Lora>) -> Result<()> {
+        if let Some(lora) = lora {
+            lora.check(self.linears.iter().flat_map(|(site, _)| &site.parts))?;
+        }
         recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
     }
 }

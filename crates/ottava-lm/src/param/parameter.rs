@@ -101,6 +101,8 @@ pub struct Param {
     casts_slice: bool,
     /// Memory for the coming gradient.
     grad_place: Option<Tensor>,
+    /// Whether it stays as it is, so that it has no gradient, no master weights and no moments.
+    frozen: bool,
 }
 
 /// The cast of a weight.
@@ -120,7 +122,7 @@ impl Param {
     /// A parameter of the stacked `parts`, filled from the builder's weights, with its gradient in F32 or F64.
     pub fn new(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
-        Param::with_gradient(build, parts, init, sums)
+        Param::with_gradient(build, parts, init, sums, build.lora.is_some())
     }
 
     /// A matrix whose gradient is a product, in the gradient format of the purpose.
@@ -132,18 +134,30 @@ impl Param {
             }
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
-        let param = Param::with_gradient(build, parts, init, format)?;
+        let param = Param::with_gradient(build, parts, init, format, build.lora.is_some())?;
         Ok(Param { read_from: if offloaded { MemoryKind::Host } else { MemoryKind::Device }, ..param })
     }
 
-    fn with_gradient(build: &mut Builder, parts: Vec<Part>, init: Init, grad_format: GradFormat) -> Result<Param> {
+    /// A matrix of an adapter, which is trained beside frozen weights.
+    pub fn adapter(build: &mut Builder, parts: Vec<Part>, init: Init) -> Result<Param> {
+        let sums = GradFormat::Plain(real_type(build.recipe.compute));
+        Param::with_gradient(build, parts, init, sums, false)
+    }
+
+    fn with_gradient(
+        build: &mut Builder,
+        parts: Vec<Part>,
+        init: Init,
+        grad_format: GradFormat,
+        frozen: bool,
+    ) -> Result<Param> {
         let mut shape = parts[0].shape.clone();
         shape[0] = parts.iter().map(|part| part.shape[0]).sum();
         let compute = build.recipe.compute;
         let formats = match build.purpose {
-            Purpose::Train(memory) if shape.len() > 1 => memory.formats,
-            Purpose::Train(memory) => memory.formats.of_vectors(),
-            Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
+            Purpose::Train(memory) if !frozen && shape.len() > 1 => memory.formats,
+            Purpose::Train(memory) if !frozen => memory.formats.of_vectors(),
+            Purpose::Train(_) | Purpose::Infer => Formats { masters: Masters::None, ..Level::O0.formats() },
         };
         let is_master = formats.masters == Masters::Float32 && compute != DType::F32;
         let scope = build.device.scope(if is_master { MASTERS } else { WEIGHTS });
@@ -167,6 +181,7 @@ impl Param {
             row += part.shape[0];
         }
         if build.purpose.trains()
+            && !frozen
             && let Some(problem) = formats.problem(compute)
         {
             return Err(Error::Config(problem));
@@ -183,7 +198,8 @@ impl Param {
                 weights.offload_master()?;
             }
         }
-        build.description.parameters += shape.iter().product::<usize>();
+        let values = if frozen { &mut build.description.frozen } else { &mut build.description.parameters };
+        *values += shape.iter().product::<usize>();
         Ok(Param {
             parts,
             weights,
@@ -196,12 +212,18 @@ impl Param {
             slice: None,
             casts_slice: false,
             grad_place: None,
+            frozen,
         })
     }
 
     /// Whether layers read the weights from the host's memory.
     pub fn is_offloaded(&self) -> bool {
         self.read_from == MemoryKind::Host
+    }
+
+    /// Whether an optimizer updates it; not so beside adapters.
+    pub fn is_trained(&self) -> bool {
+        !self.frozen
     }
 
     /// Whether it has rows and columns; norms and biases do not.
@@ -256,6 +278,14 @@ impl Param {
         match &mut self.grad {
             Some(Grad::Plain(grad)) => Ok(grad),
             _ => unreachable!("only gradients that are products have scales"),
+        }
+    }
+
+    /// [`Param::grad_mut`], or `unread` zeros where it is frozen, for an op that computes the gradient in any case.
+    pub fn grad_or_unread<'a>(&'a mut self, unread: &'a mut Option<Tensor>) -> Result<&'a mut Tensor> {
+        match self.frozen {
+            true => Ok(unread.insert(self.zero_grad()?)),
+            false => self.grad_mut(),
         }
     }
 

@@ -44,7 +44,12 @@ pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
         wgrad: high.clone(),
         reason: "the head stays in high precision in every recipe".into(),
     });
-    kinds.iter().flat_map(|kind| linear_plans(kind, recipe.compute)).chain(head).collect()
+    let plans = kinds.iter().flat_map(|kind| linear_plans(kind, recipe.compute)).chain(head);
+    let wgrad = |plan: LinearPlan| match model.frozen {
+        0 => plan,
+        _ => LinearPlan { wgrad: "none, the weight is frozen".into(), ..plan },
+    };
+    plans.map(wgrad).collect()
 }
 
 /// A line for each decision about the linears of one name, one per block.

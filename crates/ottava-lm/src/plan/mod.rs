@@ -28,6 +28,8 @@ use serde::Serialize;
 pub struct Plan {
     /// Trained values.
     pub parameters: usize,
+    /// Values beside them that are not trained.
+    pub frozen: usize,
     /// Floating-point operations of forward and backward per token.
     pub flops_per_token: f64,
     /// Tokens of an optimizer step.
@@ -67,6 +69,7 @@ impl Plan {
         };
         Ok(Plan {
             parameters: model.parameters,
+            frozen: model.frozen,
             flops_per_token: model.flops_per_token(config.data.max_length),
             tokens_per_step: config.tokens_per_step(),
             linears: linears::linears(&model, &recipe),

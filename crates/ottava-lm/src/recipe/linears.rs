@@ -51,6 +51,20 @@ pub struct Decision {
     pub reason: String,
 }
 
+impl Decision {
+    /// Changes the decision for a linear of a model that is frozen beside adapters. No product finds the gradient of its weight, and adapters
+    /// read its operands in the compute type. Its weight is cast once, by its own amax: that of a history would be the same.
+    pub fn beside_adapters(&mut self) {
+        if let Some((casts, products)) = &mut self.fp8 {
+            products.wgrad = ProductPrecision::High;
+            if let Scaling::Delayed { .. } = casts.weight.scaling {
+                casts.weight.scaling = Scaling::Current(CurrentScaling::default());
+            }
+            self.reason += "; frozen beside adapters: W is cast once, by its own amax";
+        }
+    }
+}
+
 impl Recipe {
     /// The decision about the linear at `site`.
     ///

@@ -9,7 +9,7 @@ pub use start::{Start, build, log_exceptions};
 
 use crate::checkpoint::fs::{Fs, RealFs, create_dirs, replace_file};
 use crate::checkpoint::{
-    Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
+    AdapterFolder, Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
 };
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{
@@ -18,7 +18,7 @@ use crate::data::{
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
 use crate::mode::StepPrecision;
-use crate::models::{ConfigFile, decoder_config};
+use crate::models::{DecoderConfig, decoder_config};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::{DataParallel, Exchange};
 use crate::plan::ResolvedRun;
@@ -81,7 +81,7 @@ impl Trainer {
     pub fn shared(mut config: RunConfig, device: &Device, start: &Start, comm: Comm) -> Result<Trainer> {
         let ranks = Rc::new(DataParallel::new(comm, device)?);
         config.share(ranks.size())?;
-        let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
+        let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
         config.resolve_data()?;
         let mut resolved = ResolvedRun::new(&config, &sizes, device)?;
@@ -150,12 +150,16 @@ impl Trainer {
         }
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
             .with_chat_template(&config.data.chat_template_path)?;
-        let sizes = decoder_config(&template.config)?;
+        let sizes = DecoderConfig { lora: config.lora.adapters(), ..decoder_config(&template.config)? };
         tokenizer.check_fits(sizes.vocabulary)?;
-        if let Some(resumed) = &resumed {
+        // A checkpoint of adapters has nothing else of the model.
+        let whole = resumed.as_ref().filter(|_| sizes.lora.is_none());
+        if let Some(resumed) = whole {
             resumed.expect_model(&sizes)?;
         }
-        let weights = match (&resumed, config.model.init) {
+        let adapter =
+            resumed.as_ref().filter(|_| sizes.lora.is_some()).map(|resumed| AdapterFolder::open(&resumed.path));
+        let weights = match (whole, config.model.init) {
             (Some(resumed), _) => Some(resumed.path.as_path()),
             (None, WeightInit::Pretrained) => {
                 verify_model(&config.model.path)?;
@@ -163,7 +167,7 @@ impl Trainer {
             }
             (None, WeightInit::Random) => None,
         };
-        let mut run = build(weights, config.seed, device, &sizes, |weights| {
+        let mut run = build(weights, adapter.transpose()?, config.seed, device, &sizes, |weights| {
             let run = Run::new(&config, &sizes, device, weights, ranks.clone())?;
             run.with_documents(layout.max_documents(&dataset, &split))
         })?;

@@ -2,8 +2,8 @@
 
 use crate::checkpoint::fs::{RealFs, refuse_link, set_aside, sync_parent};
 use crate::checkpoint::{
-    FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic, holds_checkpoints, latest_complete,
-    training, verify,
+    AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
+    holds_checkpoints, latest_complete, training, verify,
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
@@ -29,20 +29,24 @@ pub enum Start {
 /// Losses by step.
 pub(super) type Losses = Vec<(u64, f64)>;
 
-/// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`.
+/// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
+/// those are the ones of `adapter`, or new ones from the seed.
 ///
-/// Errors when the folder has tensors that a model of these `sizes` does not.
+/// Errors when the folder or the adapter has tensors that a model of these `sizes` does not.
 pub fn build<T>(
     folder: Option<&Path>,
+    adapter: Option<AdapterFolder>,
     seed: u64,
     device: &Device,
     sizes: &DecoderConfig,
     make: impl FnOnce(&mut dyn WeightSource) -> Result<T>,
 ) -> Result<T> {
     let Some(folder) = folder else { return make(&mut RandomWeights { seed, device: device.clone() }) };
-    let mut weights = FolderWeights::open(folder)?;
+    let mut base = FolderWeights::open(folder)?;
+    let mut weights = AdaptedWeights::new(&mut base, adapter, RandomWeights { seed, device: device.clone() });
     let made = make(&mut weights)?;
-    weights.finish(sizes)?;
+    weights.finish()?;
+    base.finish(sizes)?;
     Ok(made)
 }
 

@@ -11,8 +11,9 @@ use ottava_lm::layers::{
     Attention, AttentionConfig, Block, Branch, Embedding, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
     Sequential, Sublayer,
 };
+use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::Decoder;
+use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
 use ottava_lm::scaling::ScalingState;
 use ottava_tensor::ops::Activation::{self, SwiGlu};
@@ -408,6 +409,29 @@ fn cohere_backward_is_the_gradient() {
     let mut decoder = decoder(keys);
     assert!(decoder.parameters().iter().all(|p| !p.name().contains("post_attention")), "a block has one norm");
     decoder_grad_check("cohere", decoder);
+}
+
+/// Fused projections with an adapter for each part, for some parts, and none; a weight that folders transpose; blocks of both kinds.
+#[test]
+fn backward_of_adapters_is_the_gradient() {
+    let gpt2 = json!({
+        "model_type": "gpt2", "vocab_size": 11, "n_embd": 12, "n_inner": 13, "n_layer": 1, "n_head": 4, "n_positions": 6,
+    });
+    let some = || Targets::Names(["q_proj", "v_proj", "down_proj"].map(String::from).to_vec());
+    for (keys, targets, use_rslora) in [
+        (family("Qwen2ForCausalLM", true), Targets::AllLinear, false),
+        (family("LlamaForCausalLM", false), some(), true),
+        (gpt2, Targets::AllLinear, false),
+        (family("CohereForCausalLM", true), some(), false),
+    ] {
+        let what = format!("{} with adapters for {targets:?}", keys["architectures"]);
+        let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, targets });
+        let sizes = DecoderConfig { lora, ..config(keys) };
+        let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });
+        let mut decoder = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut weights).unwrap();
+        assert!(decoder.parameters().iter().all(|param| param.name().contains(".lora_")), "{what}: the rest is frozen");
+        decoder_grad_check(&what, decoder);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod golden;
 mod golden_settings;
 mod gradients;
 mod high_precision;
+mod lora;
 mod memory;
 mod model_gradients;
 mod products;

@@ -4,6 +4,7 @@ use crate::families::families;
 use crate::setup::{Seeded, batch, config, recipe, recipes, tiny_llama};
 use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
+use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Per, optimizer_tensors};
@@ -140,6 +141,24 @@ fn ranks_that_share_a_step_train_as_one_does() {
             for (a, b) in alone[0].1.iter().zip(&shared[0].1) {
                 assert!((a - b).abs() <= 2e-3 * a, "{name}, {ranks} ranks: {a} alone and {b}");
             }
+        }
+    }
+}
+
+#[test]
+fn ranks_train_adapters_as_one_does() {
+    let lora = Some(Lora { r: 3, alpha: 4.0, use_rslora: false, targets: Targets::AllLinear });
+    let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
+    for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
+        let recipe = recipe(name, Fp8Format::Auto);
+        let alone = run(&sizes, &recipe, memory, plain(Zero::Nothing), 4, Comm::solo()).values;
+        let shared = on_threads(&sizes, &recipe, memory, plain(Zero::Nothing), 4, 2).values;
+        assert_eq!(shared.len(), alone.len());
+        for ((tensor, expected), (_, got)) in alone.iter().zip(&shared) {
+            // Only the order of sums differs.
+            let worst = expected.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let size = expected.iter().map(|x| x.abs()).fold(1e-3, f64::max);
+            assert!(worst <= 2e-2 * size, "{}: {tensor} differs by {worst:e} of {size:e}", name.as_str());
         }
     }
 }

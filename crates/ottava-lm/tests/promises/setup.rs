@@ -135,7 +135,7 @@ pub struct Seeded {
 impl WeightSource for Seeded {
     fn weight(&mut self, part: &Part, init: Init) -> ottava_lm::Result<Tensor> {
         let (mean, std) = match init {
-            Init::Normal(_) => (0.0, self.std),
+            Init::Normal(_) | Init::Uniform(_) => (0.0, self.std),
             Init::Zeros => (0.0, 0.3),
             Init::Ones => (1.0, 0.3),
         };

@@ -1,14 +1,15 @@
 //! Loading a model, shared by `eval` and `generate`.
 
 use clap::Args;
-use ottava_lm::checkpoint::{Verify, latest_complete, verify_model};
+use ottava_lm::checkpoint::adapter::CONFIG_FILE;
+use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Recipe and device.
 #[derive(Args)]
@@ -20,6 +21,9 @@ pub struct Inference {
     /// Change a setting of [precision], as `train` does: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
+    /// A folder of PEFT with an adapter of the model, or a run that trained one, for its newest.
+    #[arg(long, value_name = "FOLDER")]
+    adapter: Option<PathBuf>,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -30,9 +34,25 @@ const ATTEMPTS: usize = 20;
 
 /// Calls `read` with the model folder that `path` names: itself, or the newest complete checkpoint of a run. A run that
 /// trains meanwhile may delete that one; then `read` is called with the next.
+///
+/// Errors with [`Error::Model`] for an adapter.
 pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
+    with_checkpoint(path, |folder| {
+        if !folder.join("config.json").is_file() && folder.join(CONFIG_FILE).is_file() {
+            let (base, path) = (AdapterFolder::base(folder)?, path.display());
+            return Err(Error::Model(format!(
+                "{path}: this is an adapter; name its base model, and the adapter beside it: {} --adapter {path}",
+                base.display()
+            )));
+        }
+        read(folder)
+    })
+}
+
+/// [`with_model`] of a model or an adapter.
+pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     let checkpoints = path.join("checkpoints");
-    if path.join("config.json").is_file() || !checkpoints.is_dir() {
+    if path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file() || !checkpoints.is_dir() {
         return read(path);
     }
     for attempt in 1.. {
@@ -58,7 +78,17 @@ impl Inference {
     /// not those of its manifest.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {
         verify_model(folder)?;
-        let (run, casts) = RunConfig::saved_in(folder)?.unzip();
+        let open = |folder: &Path| {
+            verify_model(folder)?;
+            Ok((AdapterFolder::open(folder)?, RunConfig::saved_in(folder)?))
+        };
+        let adapter = self.adapter.as_ref().map(|path| with_checkpoint(path, open)).transpose()?;
+        let (adapter, of_adapter) = adapter.unzip();
+        let saved = match of_adapter.flatten() {
+            Some(run) => Some(run),
+            None => RunConfig::saved_in(folder)?,
+        };
+        let (run, casts) = saved.unzip();
         let saved = run.unwrap_or_default();
         let mut run = saved.with_precision(&self.settings)?;
         run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
@@ -72,8 +102,9 @@ impl Inference {
         tracing::info!("recipe: {}", run.precision.recipe.as_str());
         let device = crate::device::open(self.device)?;
         let recipe = run.recipe_on(&device);
-        let sizes = decoder_config(config)?;
-        let mut model = build(Some(folder), 0, &device, &sizes, |weights| {
+        let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
+        let sizes = DecoderConfig { lora, ..decoder_config(config)? };
+        let mut model = build(Some(folder), adapter, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
         log_exceptions(&model, casts.as_deref().filter(|_| same));

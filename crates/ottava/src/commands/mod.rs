@@ -8,6 +8,7 @@ pub mod eval;
 pub mod generate;
 mod inference;
 pub mod inspect;
+pub mod merge;
 pub mod plan;
 pub mod prepare;
 pub mod train;

@@ -5,7 +5,6 @@ use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Part, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
-use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::{Error, Result};
 use serde::Serialize;
@@ -139,7 +138,7 @@ impl PlanCommand {
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
         config.share(config.parallel.data.max(1))?;
-        let sizes = decoder_config(&ConfigFile::read(&config.model.path)?)?;
+        let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;
         let formattings = config.resolve_data()?;
@@ -187,9 +186,17 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
     }
     out!("  {edges}");
     out!("\nModel\n");
+    if plan.frozen > 0 {
+        let share = plan.parameters as f64 / (plan.parameters + plan.frozen) as f64 * 100.0;
+        out!(
+            "  {} parameters in adapters are trained, {share:.2} % of all; {} are frozen",
+            plan.parameters,
+            plan.frozen
+        );
+    }
     out!(
         "  {} parameters, {:.2} MFLOP per token, {} tokens a step",
-        plan.parameters,
+        plan.parameters + plan.frozen,
         plan.flops_per_token / 1e6,
         plan.tokens_per_step
     );

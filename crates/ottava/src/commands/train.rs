@@ -6,6 +6,7 @@ use crate::ranks::{Job, RankArgs};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::param::Description;
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result, interrupt};
 use serde_json::json;
@@ -60,7 +61,7 @@ impl Train {
         let mut trainer = Trainer::shared(config.clone(), &device, &start, comm)?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
-            trainer.run.model.description().parameters,
+            counts(trainer.run.model.description()),
             config.precision.recipe.as_str(),
             trainer.tokens_per_step()
         ));
@@ -130,4 +131,12 @@ fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
             Ok(format!("{prompt}{text}"))
         })
         .collect()
+}
+
+/// The numbers of a model's parameters.
+fn counts(model: &Description) -> String {
+    match model.frozen {
+        0 => model.parameters.to_string(),
+        frozen => format!("{} of {}", model.parameters, model.parameters + frozen),
+    }
 }

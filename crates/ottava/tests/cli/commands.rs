@@ -106,6 +106,38 @@ fn eval_and_generate_read_a_checkpoint() {
 }
 
 #[test]
+fn an_adapter_is_trained_evaluated_and_merged() {
+    let run = Run::new();
+    let base = run.checkpoint();
+    let base = base.to_str().unwrap();
+    let path = format!("model.path={base}");
+    let train = ["train", "run.toml", "--set", "lora.r=2", "--set", &path, "--set", "init=pretrained"];
+    let more = ["--set", "output_dir=adapter", "--set", "learning_rate=0.05", "--json"];
+    run.succeed(&[&train[..], &more].concat());
+    let eval = |model: &str, more: &[&str]| {
+        let args =
+            ["eval", model, "--data", "text.txt", "--seq-len", "16", "--device", "cpu", "--recipe", "fp32", "--json"];
+        json(&run.succeed(&[&args[..], more].concat()))["loss"].as_f64().unwrap()
+    };
+    let (alone, adapted) = (eval(base, &[]), eval(base, &["--adapter", "adapter"]));
+    assert!(adapted < alone, "{adapted} with the adapter and {alone} without");
+    run.succeed(&["merge", base, "adapter", "merged"]);
+    // The weights of the base are BF16, and so are the sums.
+    let merged = eval("merged", &[]);
+    assert!((merged - adapted).abs() < 2e-3, "{merged} merged and {adapted} with the adapter");
+    run.fail(&["merge", base, "adapter", "merged"], 1, &["exists already"]);
+    run.fail(&["generate", "adapter", "--prompt", "a"], 1, &["this is an adapter; name its base model", "--adapter"]);
+    run.fail(&["merge", base, "model", "other"], 1, &["there is no adapter_config.json"]);
+    run.fail(
+        &[&train[..], &["--set", "output_dir=o", "--set", "target_modules=[\"q\"]"]].concat(),
+        1,
+        &["`q` is no linear"],
+    );
+    let plan = run.succeed(&["plan", "run.toml", "--set", "lora.r=2", "--set", &path, "--set", "init=pretrained"]);
+    assert!(plan.contains("parameters in adapters are trained") && plan.contains("the weight is frozen"), "{plan}");
+}
+
+#[test]
 fn a_model_of_llama_cpp_is_converted_and_read() {
     let run = Run::new();
     run.write("a.gguf", include_bytes!("../../../ottava-lm/tests/data/llama.gguf"));

@@ -37,6 +37,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("interrupt", 3),
             ("launch", 3),
             ("limits", 3),
+            ("lora", 3),
             ("mode", 3),
             ("operand", 3),
             ("context", 3),

@@ -5,7 +5,7 @@
 //! Fishman et al. 2024, arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
-use super::{Linear, LinearConfig};
+use super::{Linear, LinearConfig, Parts};
 use crate::context::Context;
 use crate::error::Result;
 use crate::mode::Mode;
@@ -53,7 +53,8 @@ impl DownProjection {
         parts.weight.place_weights()?;
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
-        let linear = Linear { weight: parts.weight, bias: parts.bias, products, input: OperandCast::NONE, gradient };
+        let Parts { weight: own, bias, adapter, .. } = parts;
+        let linear = Linear { weight: own, bias, adapter, products, input: OperandCast::NONE, gradient };
         Ok(DownProjection { linear, smooth: Some(SmoothCasts { input, weight }) })
     }
 

@@ -1,0 +1,118 @@
+//! Adapters as folders of PEFT: `adapter_config.json`, and `adapter_model.safetensors` with the matrices.
+
+use super::safetensors::{ModelFiles, TensorInfo};
+use crate::error::{Error, Result};
+use crate::lora::Lora;
+use crate::models::ConfigFile;
+use ottava_tensor::Tensor;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The name of an adapter's settings in its folder.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// The name of an adapter's matrices.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// What PEFT puts before the name of a linear.
+pub(super) const PREFIX: &str = "base_model.model.";
+
+/// A folder of PEFT with adapters, beside the weights of a model.
+pub struct AdapterFolder {
+    /// What its linears have beside them.
+    pub lora: Lora,
+    files: ModelFiles,
+    path: PathBuf,
+}
+
+impl AdapterFolder {
+    /// Opens `folder`.
+    ///
+    /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as DoRA.
+    pub fn open(folder: &Path) -> Result<AdapterFolder> {
+        let path = folder.join(CONFIG_FILE);
+        if !path.is_file() {
+            return Err(Error::Model(format!(
+                "{}: there is no {CONFIG_FILE}; an adapter is a folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE}",
+                folder.display()
+            )));
+        }
+        let config = ConfigFile::read(&path)?;
+        let kind: String = config.required("peft_type")?;
+        if kind != "LORA" {
+            return Err(config.error(&format!("`peft_type` is \"{kind}\"; adapters of LORA are implemented")));
+        }
+        let not_read = ["use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"];
+        let is_set = |key: &&str| match config.values().get(*key) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Object(pattern)) => !pattern.is_empty(),
+            Some(Value::Array(names)) => !names.is_empty(),
+            Some(_) => true,
+        };
+        if let Some(key) = not_read.iter().find(|key| is_set(key)) {
+            return Err(config.error(&format!("`{key}` is set, which is not implemented for adapters")));
+        }
+        let bias: String = config.optional("bias", "none".to_string())?;
+        if bias != "none" {
+            return Err(
+                config.error(&format!("`bias` is \"{bias}\"; adapters with trained biases are not implemented"))
+            );
+        }
+        let lora = Lora {
+            r: config.required("r")?,
+            alpha: config.required("lora_alpha")?,
+            use_rslora: config.optional("use_rslora", false)?,
+            targets: config.required("target_modules")?,
+        };
+        if lora.r == 0 || lora.r > 1 << 24 {
+            return Err(config.error(&format!("`r` is {}", lora.r)));
+        }
+        let files = ModelFiles::open_file(&folder.join(WEIGHTS_FILE))?;
+        Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
+    }
+
+    /// The folder of the base model that trained the adapters, as its settings name it.
+    pub fn base(folder: &Path) -> Result<PathBuf> {
+        ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")
+    }
+
+    /// `A` and `B` of the linear whose weight is called `weight` in a folder, in F32; `None` if it has no adapter.
+    pub fn of_weight(&self, weight: &str) -> Result<Option<[Tensor; 2]>> {
+        match self.names_of(weight) {
+            Some([a, b]) => Ok(Some([self.files.values(&a)?, self.files.values(&b)?])),
+            None => Ok(None),
+        }
+    }
+
+    fn names_of(&self, weight: &str) -> Option<[String; 2]> {
+        let linear = weight.strip_suffix(".weight")?;
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        ["", "transformer."].into_iter().find_map(|around| {
+            let names = ["lora_A", "lora_B"].map(|of| format!("{PREFIX}{around}{linear}.{of}.weight"));
+            names.iter().all(|name| self.files.info(name).is_ok()).then_some(names)
+        })
+    }
+
+    /// Errors when there are matrices of other weights than `weights`.
+    pub fn expect_weights(&self, weights: &[TensorInfo]) -> Result<()> {
+        let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flatten().collect();
+        self.expect_used(&used)
+    }
+
+    /// A matrix in F32.
+    pub(super) fn values(&self, name: &str) -> Result<Tensor> {
+        self.files.values(name)
+    }
+
+    /// Errors when the folder has matrices that are not among `used`.
+    pub(super) fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
+        match self.files.names().find(|name| !used.contains(*name)) {
+            Some(name) => Err(Error::Model(format!(
+                "{}: the adapter has `{name}`, which the base model has no place for; is it of another model?",
+                self.path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+}

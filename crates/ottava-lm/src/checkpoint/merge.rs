@@ -1,0 +1,66 @@
+//! Adapters added to the weights of their base model, as a plain model folder.
+
+use super::fs::RealFs;
+use super::model::{COMPANIONS, MAX_COMPANION_BYTES};
+use super::safetensors::TensorInfo;
+use super::safetensors_write::MAX_FILE_BYTES;
+use super::{AdapterFolder, CheckpointWriter, ModelFiles, write_model};
+use crate::error::{Error, Result};
+use crate::models::{ConfigFile, decoder_config};
+use crate::{input, interrupt};
+use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, transpose};
+use ottava_tensor::{DType, Device, Tensor};
+use std::path::Path;
+
+/// Files of a model folder, beside [`COMPANIONS`], that do not depend on the weights.
+const SETTINGS: &[&str] = &["config.json", "generation_config.json"];
+
+/// Writes the model of the folder `base` with `W + scale · B · A` in place of each `W` that has an adapter, as the new folder `output`, and
+/// returns the number of those. Sums are F32, and rounded once to the type of `W`; other weights keep their bits.
+///
+/// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists; nothing is
+/// left then.
+pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
+    if output.symlink_metadata().is_ok() {
+        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
+    }
+    let transposed = decoder_config(&ConfigFile::read(base)?)?.names.transposed;
+    let files = ModelFiles::open(base)?;
+    let infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
+    adapter.expect_weights(&infos)?;
+    let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
+    for name in SETTINGS.iter().chain(COMPANIONS) {
+        let path = base.join(name);
+        if path.exists() {
+            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
+            writer.file(name, |file| file.write(&bytes))?;
+        }
+    }
+    let mut merged = 0;
+    write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
+        interrupt::check("merging the model")?;
+        let Some([a, b]) = adapter.of_weight(&info.name)? else { return files.read(&info.name) };
+        merged += 1;
+        let sum = plus_product(&files.values(&info.name)?, &a, &b, adapter.lora.scale() as f32, transposed, info)?;
+        Ok(cast(&sum, info.dtype)?.read_bytes()?)
+    })?;
+    writer.finish_folder()?;
+    Ok(merged)
+}
+
+/// `W + scale · B · A`, F32.
+fn plus_product(w: &Tensor, a: &Tensor, b: &Tensor, scale: f32, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
+    let product = gemm_nt(Operand::plain(b), Operand::plain_transposed(a), DType::F32, Accumulation::Exact)?;
+    let product = if transposed { transpose(&product)? } else { product };
+    if product.shape() != w.shape() {
+        return Err(Error::Model(format!(
+            "`{}` has shape {:?}, and its adapter makes it {:?}",
+            info.name,
+            w.shape(),
+            product.shape()
+        )));
+    }
+    let (w, product) = (w.to_vec::<f32>()?, product.to_vec::<f32>()?);
+    let sums: Vec<f32> = w.iter().zip(product).map(|(w, product)| w + scale * product).collect();
+    Ok(Tensor::from_slice(&Device::Cpu, &info.shape, &sums)?)
+}

@@ -1,0 +1,156 @@
+//! LoRA: a product of low rank beside a frozen weight. Hu et al. 2021, arXiv:2106.09685.
+
+use crate::error::Result;
+use crate::param::{Builder, Init, Param, Part};
+use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, gemm_nt_plus, real_type, scale_columns};
+use ottava_tensor::{DType, Tensor};
+use std::ops::Range;
+
+/// `y += s · (x · Aᵀ) · Bᵀ`;  `dx += s · (dy · B) · A`;  `dA += s · (dy · B)ᵀ · x`;  `dB += dyᵀ · s · (x · Aᵀ)`, in the compute type.
+///
+/// Each part of a fused weight has an adapter of its own, as in PEFT. Those of P parts are computed as one of rank P·r: `A` is theirs
+/// stacked, and `B` is block diagonal.
+pub struct Adapter {
+    a: Param, /* [P·r, K] */
+    parts: Vec<AdapterPart>,
+    /// Rows of the linear.
+    outputs: usize,
+    rank: usize,
+    /// `s` for each row of `a`, F32 `[P·r]`; `None` for 1.
+    scales: Option<Tensor>,
+    /// The identity `[P·r, P·r]` in the compute type and in that of gradients: products with rows of it select columns.
+    identity: [Tensor; 2],
+}
+
+/// The adapter of one part of a fused weight.
+struct AdapterPart {
+    b: Param, /* [N of the part, r] */
+    /// The part's rows of the weight.
+    rows: Range<usize>,
+}
+
+impl Adapter {
+    /// The adapters of a linear of `parts` (name, rows) with so many `inputs`; `None` if the builder's [`Lora`](crate::lora::Lora) has no
+    /// target among them.
+    pub fn new(build: &mut Builder, parts: &[(String, usize)], inputs: usize) -> Result<Option<Adapter>> {
+        let Some(lora) = build.lora else { return Ok(None) };
+        let (mut end, mut targets) = (0, Vec::new());
+        for (name, rows) in parts {
+            end += rows;
+            if lora.targets.names(name) {
+                targets.push((name, end - rows..end));
+            }
+        }
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let (rank, size) = (lora.r, lora.r * targets.len());
+        let part = |name: &str, of: &str, shape| Part::new(format!("base_model.model.{name}.{of}.weight"), shape);
+        let a = targets.iter().map(|(name, _)| part(name, "lora_A", vec![rank, inputs])).collect();
+        // Kaiming's uniform distribution with a = sqrt(5), as PEFT has it.
+        let a = Param::adapter(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
+        let parts = targets.into_iter().map(|(name, rows)| {
+            let b = vec![part(name, "lora_B", vec![rows.len(), rank])];
+            Ok(AdapterPart { b: Param::adapter(build, b, Init::Zeros)?, rows })
+        });
+        let parts = parts.collect::<Result<_>>()?;
+        let scale = lora.scale() as f32;
+        let scales = (scale != 1.0).then(|| Tensor::from_slice(build.device, &[size], &vec![scale; size]));
+        let ones: Vec<f32> = (0..size * size).map(|at| f32::from(u8::from(at % (size + 1) == 0))).collect();
+        let ones = Tensor::from_slice(build.device, &[size, size], &ones)?;
+        let compute = build.recipe.compute;
+        let identity = [cast(&ones, compute)?, cast(&ones, real_type(compute))?];
+        Ok(Some(Adapter { a, parts, outputs: end, rank, scales: scales.transpose()?, identity }))
+    }
+
+    /// `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
+    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
+        let (h, b) = (self.hidden(x)?, self.b()?);
+        product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
+    }
+
+    /// `s · (dy · B) · A` `[T, K]`, plus `other` if given.
+    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
+        let (dh, a) = (self.dhidden(dy)?, self.a.value()?);
+        product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
+    }
+
+    /// Adds to the gradients of `A` and `B`.
+    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor) -> Result<()> {
+        let h = self.hidden(x)?;
+        let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
+        if self.is_whole() {
+            self.parts[0].b.add_product_to_grad(dy_columns, h, Accumulation::Exact)?;
+        } else {
+            let [_, identity] = &self.identity;
+            let db = gemm_nt(dy_columns, h, identity.dtype(), Accumulation::Exact)?;
+            for (i, AdapterPart { b, rows }) in self.parts.iter_mut().enumerate() {
+                let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+                b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
+            }
+        }
+        let dh = self.dhidden(dy)?;
+        self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
+    }
+
+    /// `s · x · Aᵀ`, `[T, P·r]`.
+    fn hidden(&self, x: &Tensor) -> Result<Tensor> {
+        let a = self.a.value()?;
+        self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
+    }
+
+    /// `s · dy · B`, `[T, P·r]`.
+    fn dhidden(&self, dy: &Tensor) -> Result<Tensor> {
+        let b = self.b()?;
+        self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
+    }
+
+    fn scaled(&self, h: Tensor) -> Result<Tensor> {
+        match &self.scales {
+            Some(scales) => Ok(scale_columns(&h, scales)?),
+            None => Ok(h),
+        }
+    }
+
+    /// Whether one part is the whole linear.
+    fn is_whole(&self) -> bool {
+        self.parts.len() == 1 && self.parts[0].rows.len() == self.outputs
+    }
+
+    /// Block-diagonal `B`, `[N, P·r]`.
+    fn b(&self) -> Result<Tensor> {
+        if self.is_whole() {
+            return self.parts[0].b.value();
+        }
+        let [identity, _] = &self.identity;
+        let mut all = Tensor::zeros(identity.device(), &[self.outputs, identity.shape()[0]], identity.dtype())?;
+        for (i, AdapterPart { b, rows }) in self.parts.iter().enumerate() {
+            let (b, place) = (b.value()?, identity.rows(i * self.rank, (i + 1) * self.rank)?);
+            all.copy_from(
+                rows.start,
+                &product(Operand::plain(&b), Operand::plain_transposed(&place), None, b.dtype())?,
+            )?;
+        }
+        Ok(all)
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        visit(&self.a);
+        self.parts.iter().for_each(|part| visit(&part.b));
+    }
+
+    /// [`Adapter::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        visit(&mut self.a);
+        self.parts.iter_mut().for_each(|part| visit(&mut part.b));
+    }
+}
+
+/// `a · bᵀ`, plus `addend` if given.
+fn product(a: Operand, b: Operand, addend: Option<&Tensor>, out: DType) -> Result<Tensor> {
+    Ok(match addend {
+        Some(addend) => gemm_nt_plus(a, b, addend, Accumulation::Exact)?,
+        None => gemm_nt(a, b, out, Accumulation::Exact)?,
+    })
+}

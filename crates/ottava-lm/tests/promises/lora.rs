@@ -1,0 +1,345 @@
+//! LoRA: adapters beside frozen weights, against PEFT; saved, resumed, loaded and merged.
+
+use crate::resume::{config, metrics, train, write_inputs};
+use crate::setup::{
+    Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
+    recipe, recipes, text, text_batch, tiny_llama,
+};
+use ottava_lm::checkpoint::{AdapterFolder, merge};
+use ottava_lm::config::{LoraConfig, RunConfig, WeightInit};
+use ottava_lm::data::Batch;
+use ottava_lm::lora::{Lora, Targets};
+use ottava_lm::mode::StepPrecision;
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::plan::MemoryPlan;
+use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
+use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::step::TrainStep;
+use ottava_lm::trainer::{Start, build};
+use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::testing::{integers, values};
+use ottava_tensor::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// What `scripts/make_lora_referee.py` recorded.
+static FILE: &[u8] = include_bytes!("../data/referee_lora.safetensors");
+
+fn recorded(name: &str) -> Tensor {
+    let file = SafeTensors::deserialize(FILE).expect("the recorded file is whole");
+    let view = file.tensor(&format!("lora/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let dtype = if view.dtype() == safetensors::Dtype::I32 { DType::I32 } else { DType::F32 };
+    Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree")
+}
+
+struct Recorded;
+
+impl WeightSource for Recorded {
+    fn weight(&mut self, part: &Part, _: Init) -> ottava_lm::Result<Tensor> {
+        Ok(recorded(&format!("weights/{}", part.name)))
+    }
+}
+
+/// The adapters of the recorded model, with `alpha` in the place of its 8.
+fn lora(alpha: f64) -> Option<Lora> {
+    Some(Lora { r: 6, alpha, use_rslora: false, targets: Targets::AllLinear })
+}
+
+fn peft(name: RecipeName, device: &Device, alpha: f64) -> Training {
+    let (_, metadata) = SafeTensors::read_metadata(FILE).expect("the recorded file is whole");
+    let keys = serde_json::from_str(&metadata.metadata().as_ref().expect("metadata")["lora/config"]).unwrap();
+    let sizes = decoder_config(&ConfigFile::from_values("recorded", keys)).unwrap();
+    let sizes = DecoderConfig { lora: lora(alpha), ..sizes };
+    let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
+    let mut decoder = Decoder::new(&sizes, &recipe, device, purpose, 32, &mut Recorded).unwrap();
+    decoder.quantize_weights().unwrap();
+    Training::new(decoder)
+}
+
+/// Inputs and targets of a recorded step, and the number of rows.
+fn batch(step: usize) -> ([Tensor; 2], usize) {
+    let ids = recorded("ids");
+    let [_, rows, length] = ids.dims("ids").unwrap();
+    let ids = ids.rows(step, step + 1).unwrap().to_vec::<i32>().unwrap();
+    let without = |skip: usize| {
+        let ids: Vec<i32> =
+            ids.chunks_exact(length).flat_map(|row| row[skip..skip + length - 1].iter().copied()).collect();
+        Tensor::from_slice(&Device::Cpu, &[ids.len()], &ids).unwrap()
+    };
+    ([without(0), without(1)], rows)
+}
+
+/// The largest difference of the losses of twenty steps from PEFT's.
+fn apart(mut training: Training) -> f64 {
+    let expected = values(&recorded("losses"));
+    let apart = expected.iter().enumerate().map(|(step, expected)| {
+        let (batch, rows) = batch(step);
+        (training.step(&batch, rows) - expected).abs()
+    });
+    apart.fold(0.0, f64::max)
+}
+
+#[test]
+fn gradients_of_adapters_are_those_of_peft() {
+    for device in devices() {
+        let mut decoder = peft(RecipeName::Fp32, &device, 8.0).decoder;
+        let ([inputs, targets], rows) = batch(0);
+        let [inputs, targets] = [inputs, targets].map(|ids| ids.to_device(&device).unwrap());
+        losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
+        let parts: Vec<Vec<Part>> = decoder.parameters().iter().map(|param| param.parts.clone()).collect();
+        let mut compared = 0;
+        for ((_, gradient), parts) in gradients(&mut decoder).into_iter().zip(parts) {
+            let mut rest = &gradient[..];
+            for part in parts {
+                let (own, after) = rest.split_at(part.shape.iter().product());
+                rest = after;
+                let error = largest_error(own, &values(&recorded(&format!("gradients/{}", part.name))));
+                assert!(error < 1e-5, "{}: {error:e} apart", part.name);
+                compared += 1;
+            }
+        }
+        assert_eq!(compared, 2 * 2 * 7, "A and B of seven linears in two blocks");
+    }
+}
+
+/// Measured on the CPU, losses were at most 1e-6 apart from PEFT's in F32, 6.4e-4 in BF16 and 4.9e-3 in FP8.
+#[test]
+fn twenty_steps_lose_what_they_lose_in_peft() {
+    for device in devices() {
+        let names = [RecipeName::Fp32, RecipeName::Bf16].into_iter().chain(fp8_names_on(&device));
+        for name in names {
+            let allowed = match name {
+                RecipeName::Fp32 => 1e-5,
+                RecipeName::Bf16 => 1e-3,
+                _ => 1e-2,
+            };
+            let error = apart(peft(name, &device, 8.0));
+            eprintln!("{} on {device}: losses are at most {error:.1e} apart from PEFT's", name.as_str());
+            assert!(error < allowed, "{} on {device}: {error:e}", name.as_str());
+        }
+    }
+    let wrong = apart(peft(RecipeName::Fp32, &Device::Cpu, 8.0 * 1.1));
+    assert!(wrong > 1e-3, "a scale that is a tenth too large goes unnoticed: {wrong:e}");
+}
+
+/// A model with seeded adapters.
+fn adapted(targets: Targets) -> DecoderConfig {
+    DecoderConfig { lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, targets }), ..tiny_llama() }
+}
+
+#[test]
+fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
+    for device in devices() {
+        for name in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Block] {
+            let mut model = decoder(&adapted(Targets::AllLinear), &recipe(name, Fp8Format::Auto), &device, 0.1);
+            let bits = |model: &mut Decoder, trained: bool| -> Vec<Vec<u8>> {
+                let params = model.all_parameters().into_iter().filter(|param| param.is_trained() == trained);
+                params.map(|param| param.value().unwrap().read_bytes().unwrap()).collect()
+            };
+            let (frozen, trained) = (bits(&mut model, false), bits(&mut model, true));
+            let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
+            let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
+            let mut step = TrainStep::new(&model, 2, 2, 16).unwrap();
+            let learned = text();
+            for i in 0..3 {
+                for pass in 0..2 {
+                    let [inputs, targets] = text_batch(&learned, 64 * (2 * i + pass), 2, 16)
+                        .map(|ids| ids.to_vec::<i32>().unwrap().iter().map(|id| id % 96).collect());
+                    let batch = Batch { inputs, targets, rows: 2, seq_len: 16, documents: None };
+                    step.load(pass, &batch).unwrap();
+                }
+                step.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
+            }
+            assert!(bits(&mut model, false) == frozen, "{} on {device}: a frozen weight has changed", name.as_str());
+            assert!(bits(&mut model, true).iter().zip(&trained).all(|(a, b)| a != b), "all adapters are trained");
+            let mut kept = model.all_parameters().into_iter().filter(|param| !param.is_trained());
+            assert!(kept.all(|param| !param.has_grad() && param.weights.tensors_mut().1.is_none()));
+            let (count, moments) = (model.parameters().len(), optimizer.moments_mut().len());
+            assert_eq!(count, moments, "moments are those of adapters");
+        }
+    }
+}
+
+/// Losses and gradients of a step, in bits.
+fn step_bits(recipe: &ottava_lm::recipe::Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
+    let sizes = adapted(Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec()));
+    let purpose = Purpose::Train(kept);
+    let mut model = Decoder::new(&sizes, recipe, device, purpose, 16, &mut Seeded { std: 0.1 }).unwrap();
+    model.quantize_weights().unwrap();
+    let [inputs, targets] = ["inputs", "targets"].map(|name| integers(name, 32, 96).to_device(device).unwrap());
+    let seen = losses_and_gradients(&mut model, &inputs, &targets, 2, 1.0 / 32.0).unwrap();
+    gradients(&mut model).into_iter().chain([("losses".to_string(), values(&seen))]).collect()
+}
+
+#[test]
+fn adapters_have_the_same_gradients_whatever_is_recomputed() {
+    for device in devices() {
+        for (name, recipe) in recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(&device).is_ok()) {
+            if recipe.smooth_swiglu {
+                continue;
+            }
+            let all = step_bits(&recipe, &device, MemoryPolicy::FULL);
+            for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
+                let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
+                assert!(step_bits(&recipe, &device, kept) == all, "{name} on {device}, {}", recompute.as_str());
+            }
+            let kept = MemoryPolicy { weight_codes: false, ..MemoryPolicy::FULL };
+            assert!(step_bits(&recipe, &device, kept) == all, "{name} on {device}, without stored codes");
+            let kept = MemoryPolicy { saved_activations: SavedActivations::Float8, ..MemoryPolicy::FULL };
+            let compressed = step_bits(&recipe, &device, kept);
+            let losses = |step: &[(String, Vec<f64>)]| step.last().expect("losses").1.clone();
+            assert!(losses(&compressed) == losses(&all), "{name}: forward does not read what it saves");
+        }
+    }
+}
+
+/// Frozen weights have no gradients, master weights or moments: planned for a GPU, whose code runs up to the launch.
+#[test]
+fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    let plan = |lora: LoraConfig, recipe: RecipeName| {
+        let mut config = config(Path::new("none"), Path::new("none"), recipe);
+        config.training.async_save = Some(false);
+        config.lora = lora;
+        let sizes = DecoderConfig { lora: config.lora.adapters(), hidden: 512, ..tiny_llama() };
+        let plan = MemoryPlan::new(&config, &sizes, &gpu).unwrap();
+        let of = |what: &str| plan.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum();
+        let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
+        (trained, plan.peak_bytes)
+    };
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
+        let (all, whole) = plan(LoraConfig::default(), recipe);
+        let (adapters, peak) = plan(LoraConfig { r: 2, ..LoraConfig::default() }, recipe);
+        eprintln!("{}: {all:?} of {whole}, with adapters {adapters:?} of {peak}", recipe.as_str());
+        assert!(all.iter().zip(adapters).all(|(all, adapters)| adapters * 10 < *all), "{all:?} and {adapters:?}");
+        assert!(2 * peak < whole, "{}: {peak} of {whole}", recipe.as_str());
+    }
+}
+
+#[test]
+fn settings_that_adapters_cannot_have_are_errors() {
+    let inputs = tempfile::tempdir().unwrap();
+    let path = inputs.path().join("run.toml");
+    std::fs::write(&path, "[model]\npath = \"m\"\n[data]\ntrain_files = [\"t.txt\"]\n[lora]\nlora_r = 8\n").unwrap();
+    let load = |setting: &str| RunConfig::load(&path, &[setting.to_string()]);
+    let plain = load("lora_target=[\"q_proj\"]").unwrap();
+    assert_eq!(plain.lora.adapters().unwrap().targets, Targets::Names(vec!["q_proj".into()]));
+    for (setting, words) in [
+        ("init=random", "`model.init` is \"random\""),
+        ("level=O2", "`optimizer.level = \"O0\"` alone"),
+        ("zero=1", "`parallel.zero` is not 0"),
+        ("offload_parameters=0.5", "`memory.offload_parameters` must be 0"),
+        ("smooth_swiglu=true", "`precision.smooth_swiglu` is true"),
+        ("lora_dropout=0.1", "dropout is not implemented"),
+        ("target_modules=q_proj", "write \"all-linear\", or a list of names"),
+        ("target_modules=[]", "names no linear"),
+        ("lora_alpha=0", "must be above 0"),
+    ] {
+        let error = load(setting).unwrap_err().to_string();
+        assert!(error.contains(words), "{setting}: {error}");
+    }
+}
+
+#[test]
+fn unknown_targets_are_errors_that_list_the_linears() {
+    let sizes = adapted(Targets::Names(vec!["q_proj".into(), "query".into()]));
+    let error = Decoder::describe(&sizes, &recipe(RecipeName::Bf16, Fp8Format::Hybrid)).unwrap_err().to_string();
+    assert!(error.contains("`query`") && error.contains("`down_proj`, `gate_proj`, `k_proj`"), "{error}");
+}
+
+/// The folder of a base model, trained for two steps.
+fn base(inputs: &Path) -> PathBuf {
+    let run = inputs.join("base");
+    let mut first = config(inputs, &run, RecipeName::Fp32);
+    first.training.max_steps = 2;
+    train(&first, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    run.join("checkpoints/checkpoint-2")
+}
+
+fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
+    let mut config = config(inputs, output, recipe);
+    config.model.path = base.to_path_buf();
+    config.model.init = WeightInit::Pretrained;
+    // Frozen weights are cast before the first step alone, and not by a scale of 1.
+    config.precision.first_step = FirstStep::Unscaled;
+    config.lora = LoraConfig { r: 3, lora_alpha: 4.0, ..LoraConfig::default() };
+    config
+}
+
+/// Losses of a model folder, with an adapter if there is one, on fixed tokens.
+fn folder_losses(folder: &Path, adapter: Option<&Path>, name: RecipeName) -> f64 {
+    let adapter = adapter.map(|path| AdapterFolder::open(path).unwrap());
+    let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
+    let sizes = DecoderConfig { lora, ..decoder_config(&ConfigFile::read(folder).unwrap()).unwrap() };
+    let recipe = recipe(name, Fp8Format::Auto);
+    let mut model = build(Some(folder), adapter, 0, &Device::Cpu, &sizes, |weights| {
+        Decoder::new(&sizes, &recipe, &Device::Cpu, Purpose::Infer, 16, weights)
+    })
+    .unwrap();
+    model.quantize_weights().unwrap();
+    mean(&losses(&mut model, &integers("inputs", 32, 96), &integers("targets", 32, 96), 2).unwrap())
+}
+
+#[test]
+fn runs_of_adapters_resume_exactly_and_their_folders_are_those_of_peft() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let base = base(inputs.path());
+    for name in [RecipeName::Fp32, RecipeName::Fp8Delayed] {
+        let run = |output: &str| {
+            let output = inputs.path().join(format!("{}-{output}", name.as_str()));
+            adapter_run(inputs.path(), &base, &output, name)
+        };
+        let (straight, split) = (run("straight"), run("split"));
+        train(&straight, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        train(&split, &Device::Cpu, &Start::New, 3).unwrap_err();
+        train(&split, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+        let metrics_of = |run: &RunConfig| metrics(&run.output_dir);
+        assert_eq!(metrics_of(&straight), metrics_of(&split), "{}", name.as_str());
+        let last = |run: &RunConfig| run.output_dir.join("checkpoints/checkpoint-6");
+        for file in ["adapter_model.safetensors", "training/optimizer.safetensors"] {
+            let bytes = |run: &RunConfig| std::fs::read(last(run).join(file)).unwrap();
+            assert!(bytes(&straight) == bytes(&split), "{}: {file} differs", name.as_str());
+        }
+        let folder = last(&straight);
+        assert!(!folder.join("config.json").exists() && !folder.join("model.safetensors").exists());
+        let saved: Value = serde_json::from_slice(&std::fs::read(folder.join("adapter_config.json")).unwrap()).unwrap();
+        assert_eq!((saved["peft_type"].as_str(), saved["r"].as_u64()), (Some("LORA"), Some(3)));
+        let bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let b = tensors.tensor("base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight").unwrap();
+        assert_eq!((tensors.len(), b.shape()), (28, &[16, 3][..]));
+    }
+}
+
+/// The base in F32 makes the sum exact but for the order of additions.
+#[test]
+fn a_merged_model_is_the_base_plus_its_adapter() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let base = base(inputs.path());
+    let run = adapter_run(inputs.path(), &base, &inputs.path().join("run"), RecipeName::Fp32);
+    train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let (folder, merged) = (run.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
+    let adapter = AdapterFolder::open(&folder).unwrap();
+    assert_eq!(merge(&base, &adapter, &merged).unwrap(), 14);
+    let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
+        .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
+    assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
+    assert!((with / plain - 1.0).abs() > 1e-3, "the adapter changes the loss of {plain} to {with}");
+    assert!(merge(&base, &adapter, &merged).unwrap_err().to_string().contains("exists already"));
+    // An adapter of other linears.
+    let small = inputs.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    for (name, from) in [("adapter_config.json", &folder), ("adapter_model.safetensors", &folder)] {
+        std::fs::copy(from.join(name), small.join(name)).unwrap();
+    }
+    let path = small.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();
+    let error = AdapterFolder::open(&small).err().expect("DoRA is refused").to_string();
+    assert!(error.contains("`use_dora` is set"), "{error}");
+}

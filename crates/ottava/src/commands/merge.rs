@@ -1,0 +1,39 @@
+//! `ottava merge`.
+
+use super::inference::{with_checkpoint, with_model};
+use crate::output::stop_on_signals;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::checkpoint::{AdapterFolder, merge, verify_model};
+use std::path::PathBuf;
+
+/// Add a LoRA adapter to the weights of its base model, as a plain model folder.
+#[derive(Args)]
+#[command(after_help = "Example:
+  ottava merge smollm2 runs/lora merged
+  ottava generate merged --prompt 'The capital of France'")]
+pub struct MergeCommand {
+    /// The folder of the base model.
+    base: PathBuf,
+    /// The adapter: a folder of PEFT, or a run that trained one, for its newest.
+    adapter: PathBuf,
+    /// The new folder, with weights in the types of the base model.
+    output: PathBuf,
+}
+
+impl MergeCommand {
+    pub fn run(self) -> Result<()> {
+        stop_on_signals("stopping")?;
+        let open = |folder: &std::path::Path| {
+            verify_model(folder)?;
+            AdapterFolder::open(folder)
+        };
+        let adapter = with_checkpoint(&self.adapter, open)?;
+        let merged = with_model(&self.base, |base| {
+            verify_model(base)?;
+            merge(base, &adapter, &self.output)
+        })?;
+        out!("{}: {merged} weights with their adapters added", self.output.display());
+        Ok(())
+    }
+}

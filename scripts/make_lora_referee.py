@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Records what PEFT computes for adapters beside a small model, in crates/ottava-lm/tests/data/referee_lora.safetensors.
+
+Development only; the program itself needs no Python.
+`pip install torch==2.15.0 transformers==5.23.0 peft==0.21.2 safetensors==0.8.0 numpy`. Runs on the CPU in seconds.
+"""
+
+import peft
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from make_referee import FOLDER, ROWS, SIZES, TOKENS, VOCABULARY, loss_of
+
+STEPS = 20
+# Neither the rank nor the scale, 4/3, is a power of two.
+LORA = LoraConfig(r=6, lora_alpha=8, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+
+
+def record():
+    torch.manual_seed(19)
+    generator = torch.Generator().manual_seed(20)
+    config = LlamaConfig(
+        num_hidden_layers=2, tie_word_embeddings=False, **{**SIZES, "hidden_size": 32, "intermediate_size": 56}
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    base = LlamaForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    tensors = {f"lora/weights/{n}": p.detach().clone() for n, p in base.named_parameters()}
+    model = get_peft_model(base, LORA)
+    names, trained = zip(*[(n.replace(".default", ""), p) for n, p in model.named_parameters() if p.requires_grad])
+    with torch.no_grad():  # zeros would hide the scale in the first losses, and all of A
+        for n, p in zip(names, trained):
+            if ".lora_B." in n:
+                p.normal_(std=0.1, generator=generator)
+    tensors |= {f"lora/weights/{n}": p.detach().clone() for n, p in zip(names, trained)}
+    ids = torch.randint(VOCABULARY, (STEPS, ROWS, TOKENS + 1), generator=generator)
+    for t in range(TOKENS):
+        ids[..., t + 1] = (5 * ids[..., t] + 7) % VOCABULARY
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    losses = []
+    for step, batch in enumerate(ids):
+        optimizer.zero_grad()
+        _, loss = loss_of(model, batch)
+        loss.backward()
+        if step == 0:
+            tensors |= {f"lora/gradients/{n}": p.grad.clone() for n, p in zip(names, trained)}
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    tensors["lora/ids"] = ids.to(torch.int32)
+    tensors["lora/losses"] = torch.stack(losses)
+    metadata = {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}
+    metadata |= {"lora/config": config.to_json_string(use_diff=False)}
+    save_file(tensors, FOLDER / "referee_lora.safetensors", metadata)
+    print(f"losses {losses[0]:.4f} to {losses[-1]:.4f}")
+
+
+record()
