@@ -1,4 +1,5 @@
-"""Loads a model folder with transformers, and an adapter with peft if one is named, without a warning, and compares its loss with that of `ottava eval`.
+"""Loads a model folder with transformers, and an adapter with peft if one is named, without a warning, and compares its loss with that of
+`ottava eval`.
 
 usage: check_folder.py OTTAVA_BINARY MODEL_FOLDER TEXT_FILE SEQ_LEN [DEVICE [ADAPTER]]
 """

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 /// The word for all linears of the blocks.
 const ALL_LINEAR: &str = "all-linear";
 
-/// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names and with
-/// the meaning of PEFT. Everything else is frozen.
+/// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names
+/// and with the meaning of PEFT. Everything else is frozen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// Rank of the adapters.
@@ -48,7 +48,8 @@ impl Lora {
         let known: BTreeSet<&str> = linears.iter().map(|linear| last_name(linear)).collect();
         let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
         Err(Error::Config(format!(
-            "`lora.target_modules`: `{unknown}` is no linear of this model's blocks, which are {}; name some of them, or write \"{ALL_LINEAR}\"",
+            "`lora.target_modules`: `{unknown}` is no linear of this model's blocks, which are {}; \
+             name some of them, or write \"{ALL_LINEAR}\"",
             known.join(", ")
         )))
     }

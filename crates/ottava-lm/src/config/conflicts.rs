@@ -40,7 +40,7 @@ impl RunConfig {
         let offloads = |share: Option<f64>| share != Some(0.0);
         demand(
             !offloads(self.memory.offload_optimizer) && !offloads(self.memory.offload_parameters),
-            "`lora.r` is set; `memory.offload_optimizer` and `memory.offload_parameters` must be 0, since frozen weights stay on the device",
+            "`lora.r` is set; `memory.offload_optimizer` and `memory.offload_parameters` must be 0, since weights stay on the device",
         );
         demand(
             !self.precision.smooth_swiglu,

@@ -612,6 +612,7 @@ impl RunConfig {
         Purpose::Train(MemoryPolicy {
             formats: self.optimizer.formats(),
             weight_codes: self.weight_codes(),
+            frozen_values: !self.precision.high_precision_steps.is_empty(),
             recompute: self.memory.recompute.expect("`auto` is resolved before anything is built"),
             saved_activations: self.memory.saved_activations,
             offload_optimizer: Share::of(self.memory.offload_optimizer.expect("resolved as well")),

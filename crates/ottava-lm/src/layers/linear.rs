@@ -19,7 +19,7 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
-/// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`; with an [`Adapter`], what that adds to `y` and `dx`.
+/// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`; with an adapter, what that adds to `y` and `dx`.
 pub struct Linear {
     weight: Param,       /* [N, K] */
     bias: Option<Param>, /* [N] */

@@ -82,6 +82,8 @@ pub struct MemoryPolicy {
     pub formats: Formats,
     /// Whether FP8 codes of weights are stored for a step. Otherwise each product casts the weight that it reads.
     pub weight_codes: bool,
+    /// Whether frozen weights whose products read codes are stored in the compute type too, for steps in high precision.
+    pub frozen_values: bool,
     /// Which activations forward saves.
     pub recompute: Recompute,
     /// Format of saved inputs of norms and SwiGLU.
@@ -99,6 +101,7 @@ impl MemoryPolicy {
     pub const FULL: MemoryPolicy = MemoryPolicy {
         formats: Level::O0.formats(),
         weight_codes: true,
+        frozen_values: true,
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
         offload_optimizer: Share::NONE,

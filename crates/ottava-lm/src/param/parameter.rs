@@ -113,6 +113,8 @@ struct WeightCast {
     /// The codes, if they are stored between products.
     codes: Option<QuantizedTensor>,
     keeps_codes: bool,
+    /// Whether the codes replace a frozen weight.
+    replaces_value: bool,
     frozen: FrozenScale,
     /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
     amax: Option<Tensor>,
@@ -351,18 +353,29 @@ impl Param {
     /// an
     /// update would have to write back both.
     pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
-        let (copies, keeps_codes) = match purpose {
-            Purpose::Train(memory) => (copies, memory.weight_codes && self.read_from == MemoryKind::Device),
-            Purpose::Infer => (CodeCopies::Rows, true),
+        let (copies, keeps_codes, keeps_value) = match purpose {
+            Purpose::Train(memory) => {
+                (copies, memory.weight_codes && self.read_from == MemoryKind::Device, memory.frozen_values)
+            }
+            Purpose::Infer => (CodeCopies::Rows, true, true),
         };
+        let replaces_value = self.frozen && keeps_codes && copies == CodeCopies::Both && !keeps_value;
         if copies == CodeCopies::Both && purpose.trains() {
             self.weights.drop_value();
         }
-        self.cast =
-            Some(WeightCast { slot, copies, codes: None, keeps_codes, frozen: FrozenScale::default(), amax: None });
+        self.cast = Some(WeightCast {
+            slot,
+            copies,
+            codes: None,
+            keeps_codes,
+            replaces_value,
+            frozen: FrozenScale::default(),
+            amax: None,
+        });
     }
 
-    /// Casts the weight for the coming step. Call it whenever weights or scales have changed.
+    /// Casts the weight for the coming step. Call it whenever weights or scales have changed; once for a frozen weight, which the codes may
+    /// replace.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         let Some(cast) = &mut self.cast else { return Ok(()) };
         let _scope = self.weights.device().scope(CODES);
@@ -372,6 +385,9 @@ impl Param {
             _ if !cast.keeps_codes => {}
             Some(codes) => casts.quantize_into(cast.slot, &cast.frozen, &value, codes)?,
             none => *none = Some(casts.quantize(cast.slot, &cast.frozen, &value, cast.copies)?),
+        }
+        if cast.replaces_value {
+            self.weights.drop_frozen();
         }
         Ok(())
     }

@@ -145,6 +145,11 @@ impl Weights {
         }
     }
 
+    /// Drops frozen weights that codes replace: nothing reads them any more.
+    pub fn drop_frozen(&mut self) {
+        self.value = None;
+    }
+
     /// The type in which layers read the weights.
     pub fn dtype(&self) -> DType {
         self.dtype

@@ -52,8 +52,8 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Changes the decision for a linear of a model that is frozen beside adapters. No product finds the gradient of its weight, and adapters
-    /// read its operands in the compute type. Its weight is cast once, by its own amax: that of a history would be the same.
+    /// Changes the decision for a linear of a model that is frozen beside adapters. No product finds the gradient of its weight, and
+    /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: that of a history would be the same.
     pub fn beside_adapters(&mut self) {
         if let Some((casts, products)) = &mut self.fp8 {
             products.wgrad = ProductPrecision::High;

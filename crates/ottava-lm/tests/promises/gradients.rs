@@ -418,12 +418,13 @@ fn backward_of_adapters_is_the_gradient() {
         "model_type": "gpt2", "vocab_size": 11, "n_embd": 12, "n_inner": 13, "n_layer": 1, "n_head": 4, "n_positions": 6,
     });
     let some = || Targets::Names(["q_proj", "v_proj", "down_proj"].map(String::from).to_vec());
-    for (keys, targets, use_rslora) in [
+    for (mut keys, targets, use_rslora) in [
         (family("Qwen2ForCausalLM", true), Targets::AllLinear, false),
         (family("LlamaForCausalLM", false), some(), true),
         (gpt2, Targets::AllLinear, false),
         (family("CohereForCausalLM", true), some(), false),
     ] {
+        keys["num_hidden_layers"] = json!(1);
         let what = format!("{} with adapters for {targets:?}", keys["architectures"]);
         let lora = Some(Lora { r: 2, alpha: 3.0, use_rslora, targets });
         let sizes = DecoderConfig { lora, ..config(keys) };
