@@ -119,6 +119,7 @@ impl Eval {
                 "in windows of {seq_len} tokens, of which the last {stride} are counted; token {preceding_id} precedes the text"
             ),
         }
+        out!("{}", tokenizer.describe_edges());
         Ok(())
     }
 }
