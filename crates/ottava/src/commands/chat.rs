@@ -1,6 +1,6 @@
 //! `ottava chat`.
 
-use super::inference::{Inference, with_model};
+use super::inference::{Draws, Inference, with_model};
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::generate::{Sampling, generate};
@@ -27,15 +27,8 @@ pub struct ChatCommand {
     /// Tokens of an answer at most.
     #[arg(long, default_value_t = 512)]
     max_new_tokens: usize,
-    /// 0 always takes the likeliest token.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f64,
-    /// Draw from the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f64,
-    /// Decides the draws.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    draws: Draws,
     #[command(flatten)]
     how: Inference,
 }
@@ -64,9 +57,9 @@ impl ChatCommand {
                 chat.messages.push(Chat::message("user", &line));
                 let how = Sampling {
                     max_new_tokens: self.max_new_tokens,
-                    temperature: self.temperature,
-                    top_p: self.top_p,
-                    seed: self.seed.wrapping_add(turn),
+                    temperature: self.draws.temperature,
+                    top_p: self.draws.top_p,
+                    seed: self.draws.seed.wrapping_add(turn),
                 };
                 let ids = chat_prompt(&template, &tokenizer, &chat)?;
                 let answer = generate(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;

@@ -1,7 +1,7 @@
 //! `ottava generate`.
 
 use super::chat::{chat_prompt, chat_template};
-use super::inference::{Inference, with_model};
+use super::inference::{Draws, Inference, with_model};
 use crate::output::{Meter, print_json};
 use clap::Args;
 use ottava_lm::Result;
@@ -30,15 +30,8 @@ pub struct Generate {
     /// Tokens at most.
     #[arg(long, default_value_t = 128)]
     max_new_tokens: usize,
-    /// 0 always takes the likeliest token.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f64,
-    /// Draw from the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f64,
-    /// Decides the draws.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    draws: Draws,
     #[command(flatten)]
     how: Inference,
     /// Print one JSON object with `prompt` and `text`.
@@ -66,9 +59,9 @@ impl Generate {
         })?;
         let how = Sampling {
             max_new_tokens: self.max_new_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            seed: self.seed,
+            temperature: self.draws.temperature,
+            top_p: self.draws.top_p,
+            seed: self.draws.seed,
         };
         if self.json {
             let (mut tokens, mut meter) = (0, Meter::new("generated", self.max_new_tokens as u64));

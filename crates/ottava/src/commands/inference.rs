@@ -1,4 +1,4 @@
-//! Loading a model, shared by `eval` and `generate`.
+//! Options that `eval`, `generate` and `chat` share, and loading a model.
 
 use clap::Args;
 use ottava_lm::checkpoint::adapter::CONFIG_FILE;
@@ -27,6 +27,20 @@ pub struct Inference {
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
+}
+
+/// How tokens are drawn.
+#[derive(Args)]
+pub struct Draws {
+    /// 0 always takes the likeliest token.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f64,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Decides the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
 }
 
 /// How often a run's newest checkpoint may be deleted while it is being read.
