@@ -13,7 +13,7 @@ use crate::checkpoint::{
 };
 use crate::config::{RunConfig, WeightInit};
 use crate::data::{
-    BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader, prepare,
+    Batch, BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader, prepare,
 };
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
@@ -423,16 +423,13 @@ impl Trainer {
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
         let mut weights = Exchange::of_weights(step.partition());
-        let evaluation = match layout.packing {
+        let batches: Box<dyn Iterator<Item = Result<Batch>>> = match layout.packing {
             Packing::Wrapped | Packing::Auto => {
-                let batches = EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows);
-                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
+                Box::new(EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows))
             }
-            Packing::Bfd | Packing::None => {
-                let batches = loader::whole_validation(dataset, self.split, layout, rows);
-                evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?
-            }
+            Packing::Bfd | Packing::None => Box::new(loader::whole_validation(dataset, self.split, layout, rows)),
         };
+        let evaluation = evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?;
         Ok(self.ranks.leads().then_some(evaluation))
     }
 

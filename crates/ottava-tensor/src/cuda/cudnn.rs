@@ -236,10 +236,7 @@ fn forward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let scores = g.intermediate(F32, shape.score_dims())?;
     g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
     let scores = g.pointwise(MUL, scores, Some(scale))?;
-    let scores = match lengths {
-        Some(lengths) => g.within(scores, lengths, negative_infinity)?,
-        None => scores,
-    };
+    let scores = g.within(scores, lengths, negative_infinity)?;
     let scores = g.causal(scores, negative_infinity)?;
     let largest = g.reduce(MAX, scores, row_dims)?;
     let shifted = g.pointwise(SUB, scores, Some(largest))?;
@@ -284,10 +281,7 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let scores = g.intermediate(F32, shape.score_dims())?;
     g.matmul_into(q, k, scores, Tokens::RowsAndColumns, lengths)?;
     let scores = g.pointwise(MUL, scores, Some(scale))?;
-    let scores = match lengths {
-        Some(lengths) => g.within(scores, lengths, negative_infinity)?,
-        None => scores,
-    };
+    let scores = g.within(scores, lengths, negative_infinity)?;
     let shifted = g.pointwise(SUB, scores, Some(lse))?;
     let masked = g.causal(shifted, negative_infinity)?;
     let p = g.pointwise(EXP, masked, None)?;
@@ -305,7 +299,7 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
         g.matmul_into(a, b, per_head, over_tokens, lengths)?;
         g.reduce_into(SUM, per_head, out)
     };
-    let p_by_columns = g.transpose(p, by_columns)?;
+    let p_by_columns = g.transpose(p, by_columns, None)?;
     sum_over_group(&mut g, p_by_columns, d_o, dv, Slot::DVHeads)?;
 
     let dp = g.intermediate(F32, shape.score_dims())?;
@@ -313,10 +307,10 @@ fn backward_graph(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let ds = g.pointwise(SUB, dp, Some(row_sum))?;
     let ds = g.pointwise(MUL, ds, Some(p))?;
     let ds = g.pointwise(MUL, ds, Some(scale))?;
-    let ds_by_columns = g.transpose(ds, by_columns)?;
+    let ds_by_columns = g.transpose(ds, by_columns, None)?;
     sum_over_group(&mut g, ds_by_columns, q, dk, Slot::DKHeads)?;
 
-    let k_rows = g.transpose_packed(k, k_strides, fused)?;
+    let k_rows = g.transpose(k, k_strides, fused)?;
     // Without `dq_sum`, cuDNN chooses an engine that stores the gradient of the scores and needs no atomic additions.
     if shape.deterministic {
         g.matmul_into(ds, k_rows, dq, over_tokens, lengths)?;

@@ -432,13 +432,8 @@ impl Graph {
         Ok(y)
     }
 
-    /// A view of `x` with its last two dimensions exchanged, in BF16.
-    pub(super) fn transpose(&mut self, x: Node, strides: Dims) -> Result<Node> {
-        self.transpose_packed(x, strides, None)
-    }
-
-    /// As [`Graph::transpose`], of a tensor with offsets of documents.
-    pub(super) fn transpose_packed(&mut self, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
+    /// A view of `x`, which may have `offsets` of documents, with its last two dimensions exchanged, in BF16.
+    pub(super) fn transpose(&mut self, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
         let y = self.tensor(BF16, transposed(x.dims), strides, None, offsets)?;
         let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
             .set(attribute::RESHAPE_X, As::Descriptor, &[self.raw(x)])?
@@ -455,8 +450,9 @@ impl Graph {
         self.where_seen(scores, seen, negative_infinity)
     }
 
-    /// Scores beyond the length of their document become minus infinity.
-    pub(super) fn within(&mut self, scores: Node, lengths: Node, negative_infinity: Node) -> Result<Node> {
+    /// Scores beyond the length of their document become minus infinity, where documents have `lengths`.
+    pub(super) fn within(&mut self, scores: Node, lengths: Option<Node>, negative_infinity: Node) -> Result<Node> {
+        let Some(lengths) = lengths else { return Ok(scores) };
         let both = [self.intermediate(BOOL, scores.dims)?, self.intermediate(BOOL, scores.dims)?];
         for (index, inside) in self.indices(scores)?.into_iter().zip(both) {
             self.pointwise_into(LESS, BOOL, None, index, Some(lengths), None, inside)?;

@@ -497,7 +497,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
     const float scale = *to.scale;
     const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
-    const int lane = threadIdx.x % 32;
     const bool mine = c < columns;
     // Swizzles halves of 32 words in the lower rows to avoid bank conflicts in the transpose.
     const int pitch = (columns + 127) / 128 * 32;
