@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Whether FP8 learns as BF16 does: the 112 M-parameter Llama of configs/english-110m.toml on 30 M tokens, in BF16 with every seed and in
 # each recipe with the first, then scripts/compare_losses.py. Sized to take less than nine minutes on one H200.
+# CONFIG=configs/english-smollm2.toml continues a pretrained model instead.
 #
 # usage: scripts/gpu-convergence.sh OTTAVA CORPUS_FOLDER [OPTION OF `ottava train`]...
 #        CORPUS_FOLDER holds english.jsonl.gz (scripts/fetch-english.sh)
@@ -17,6 +18,7 @@ ottava=$1
 corpus=$2/english.jsonl.gz
 shift 2
 results=${RESULTS:-runs/gpu-convergence}
+config=${CONFIG:-configs/english-110m.toml}
 read -ra recipes <<<"${RECIPES-fp8-delayed fp8-current fp8-row fp8-block}"
 read -ra seeds <<<"${SEEDS:-42 1}"
 read -ra levels <<<"${LEVELS:-}"
@@ -40,7 +42,7 @@ train() {
     local name=$recipe-$seed
     [ "$level" = O0 ] || name=$recipe-$level-$seed
     local run=$work/$name
-    "$ottava" train configs/english-110m.toml --set "recipe=$recipe" --set "level=$level" --set "seed=$seed" --set "output_dir=$run" \
+    "$ottava" train "$config" --set "recipe=$recipe" --set "level=$level" --set "seed=$seed" --set "output_dir=$run" \
         --set "data.train_files=[\"$corpus\"]" "$@" || failed+=("$name")
     if [ -f "$run/metrics.jsonl" ]; then
         cp "$run/metrics.jsonl" "$results/$name.jsonl"
