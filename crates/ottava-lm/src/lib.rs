@@ -7,6 +7,7 @@ pub mod config;
 pub mod context;
 pub mod convert;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod evaluate;
 pub mod generate;

@@ -51,6 +51,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("checkpoint", 6),
             ("convert", 6),
             ("data", 6),
+            ("engine", 6),
             ("evaluate", 6),
             ("generate", 6),
             ("optim", 6),

@@ -1,0 +1,239 @@
+//! What goes into the engine and what comes out.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// How the tokens of a request are drawn. The default is greedy: always the likeliest token, without penalties.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 always takes the likeliest token; above, logits are divided by it.
+    pub temperature: f64,
+    /// Only this many of the likeliest tokens can be drawn; `None` for all.
+    pub top_k: Option<usize>,
+    /// Only the likeliest tokens that together have this probability can be drawn; 1 for all.
+    pub top_p: f64,
+    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    pub min_p: f64,
+    /// Logits of tokens in the prompt or the output are divided by it if positive, else multiplied (Keskar et al. 2019,
+    /// arXiv:1909.05858); 1 for none.
+    pub repetition_penalty: f64,
+    /// Subtracted from the logits of tokens in the output.
+    pub presence_penalty: f64,
+    /// Subtracted from the logits of tokens in the output, for each time they are there.
+    pub frequency_penalty: f64,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The seed of the draws, which depend on nothing else: not on other requests.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Errors with [`Error::Config`] for a value that cannot be used.
+    pub fn check(&self) -> Result<()> {
+        let from_to = |name: &str, value: f64, range: std::ops::RangeInclusive<f64>| match range.contains(&value) {
+            true => Ok(()),
+            false => {
+                let (from, to) = (range.start(), range.end());
+                Err(Error::Config(format!("{name} is {value}; it is a number from {from} to {to}")))
+            }
+        };
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return Err(Error::Config(format!("temperature is {}; it is a number from 0 up", self.temperature)));
+        }
+        if self.top_k == Some(0) {
+            return Err(Error::Config("top-k is 0; it is a number of tokens from 1 up, or left out".into()));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(Error::Config(format!("top-p is {}; it is above 0 and at most 1", self.top_p)));
+        }
+        from_to("min-p", self.min_p, 0.0..=1.0)?;
+        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
+            return Err(Error::Config(format!(
+                "repetition penalty is {}; it is a number above 0",
+                self.repetition_penalty
+            )));
+        }
+        from_to("presence penalty", self.presence_penalty, -100.0..=100.0)?;
+        from_to("frequency penalty", self.frequency_penalty, -100.0..=100.0)?;
+        match self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            Some((token, bias)) => Err(Error::Config(format!("the bias of token {token} is {bias}; it is a number"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A completion to compute.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// The tokens to complete, at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// New tokens at most; fewer where the engine's `max_model_len` ends.
+    pub max_new_tokens: usize,
+    /// New tokens before any of `stop_ids` can be drawn.
+    pub min_new_tokens: usize,
+    /// Tokens that end the completion: the tokenizer's end of text and others. The one drawn is the last [`Event::Token`].
+    pub stop_ids: Vec<u32>,
+    /// Whether to give log-probabilities of drawn tokens, and of how many of the likeliest tokens beside each.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
+}
+
+/// Names a request of one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// The log-probability of a token: of the model's own distribution, before temperature, penalties and bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The likeliest tokens in its place, likeliest first, the smaller id first among equals.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// A stop token was drawn, or a stop string was reached.
+    Stop,
+    /// It has as many tokens as were asked for, or as the model has room for.
+    Length,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// What a step of the engine has done for a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt was read. Comes once, before the first token, for requests with `prompt_logprobs`.
+    Prompt {
+        /// Whose.
+        id: RequestId,
+        /// For each token of the prompt; `None` for the first, which follows nothing.
+        logprobs: Vec<Option<TokenLogprob>>,
+    },
+    /// A token was drawn.
+    Token {
+        /// Whose.
+        id: RequestId,
+        /// The token.
+        token: u32,
+        /// For requests with `logprobs`.
+        logprob: Option<TokenLogprob>,
+    },
+    /// The completion ended; the last event of a request.
+    Finished {
+        /// Whose.
+        id: RequestId,
+        /// Why.
+        reason: FinishReason,
+    },
+}
+
+/// The format of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvCacheDtype {
+    /// The model's compute type.
+    #[default]
+    Auto,
+    /// BF16.
+    Bfloat16,
+    /// E4M3 with one F32 scale per token and head: 1.03 bytes per value at heads of 128.
+    Fp8,
+}
+
+impl std::str::FromStr for KvCacheDtype {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<KvCacheDtype> {
+        match text {
+            "auto" => Ok(KvCacheDtype::Auto),
+            "bfloat16" => Ok(KvCacheDtype::Bfloat16),
+            "fp8" => Ok(KvCacheDtype::Fp8),
+            _ => {
+                Err(Error::Config(format!("there is no KV cache of type `{text}`; the types are auto, bfloat16, fp8")))
+            }
+        }
+    }
+}
+
+/// The sizes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Tokens of prompt and completion together, at most.
+    pub max_model_len: usize,
+    /// Requests computed at once, at most.
+    pub max_batch: usize,
+    /// Tokens of all requests together that the KV cache has room for, rounded up to whole blocks.
+    pub kv_cache_tokens: usize,
+    /// Tokens of a step, at most: longer prompts are read in chunks, between which other requests get their tokens.
+    pub prefill_chunk: usize,
+    /// The format of the KV cache.
+    pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// The state of an engine, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Requests that have memory in the KV cache.
+    pub running: usize,
+    /// Requests that wait for memory or a place in the batch.
+    pub waiting: usize,
+    /// Blocks of the KV cache.
+    pub kv_blocks: usize,
+    /// Those in use.
+    pub used_kv_blocks: usize,
+    /// Tokens of prompts read so far, those read again after a preemption included.
+    pub prompt_tokens: u64,
+    /// Tokens drawn so far.
+    pub generated_tokens: u64,
+    /// How often a request lost its memory to another one, to be computed again.
+    pub preemptions: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cannot_be_used_are_errors() {
+        Sampling::default().check().unwrap();
+        let default = Sampling::default;
+        for (wrong, name) in [
+            (Sampling { temperature: -1.0, ..default() }, "temperature is -1"),
+            (Sampling { temperature: f64::NAN, ..default() }, "temperature is NaN"),
+            (Sampling { top_k: Some(0), ..default() }, "top-k is 0"),
+            (Sampling { top_p: 0.0, ..default() }, "top-p is 0"),
+            (Sampling { min_p: 1.5, ..default() }, "min-p is 1.5; it is a number from 0 to 1"),
+            (Sampling { repetition_penalty: 0.0, ..default() }, "repetition penalty is 0"),
+            (Sampling { presence_penalty: f64::NAN, ..default() }, "presence penalty is NaN"),
+            (Sampling { frequency_penalty: f64::INFINITY, ..default() }, "frequency penalty is inf"),
+            (Sampling { logit_bias: vec![(3, f32::NAN)], ..default() }, "the bias of token 3 is NaN"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.starts_with(name), "{error}");
+        }
+    }
+}

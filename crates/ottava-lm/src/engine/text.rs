@@ -1,0 +1,158 @@
+//! The text of a completion while its tokens are drawn.
+
+use crate::data::Tokenizer;
+use crate::error::Result;
+
+/// Decodes tokens one by one, and ends at stop strings.
+///
+/// Text comes as soon as it is certain: bytes of a character may be in several tokens, and the end of the text may be the beginning of a
+/// stop string. Text that may change is held back.
+pub struct TextStream {
+    stops: Vec<String>,
+    ids: Vec<u32>,
+    /// The tokens from here on are decoded with each new one; the text of those before `decoded` is known.
+    window: usize,
+    decoded: usize,
+    /// Decoded, but held back.
+    held: String,
+    stopped: bool,
+}
+
+/// The text that a token completes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TextPiece {
+    /// New text, maybe none.
+    pub text: String,
+    /// Whether a stop string was reached. It is no part of the text, nor is what follows.
+    pub stopped: bool,
+}
+
+impl TextStream {
+    /// The text of no tokens yet, which ends before the first of `stops`; empty ones are ignored.
+    pub fn new(stops: &[String]) -> TextStream {
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        TextStream { stops, ids: Vec::new(), window: 0, decoded: 0, held: String::new(), stopped: false }
+    }
+
+    /// The text that `token` completes. After a stop string all further tokens are ignored.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<TextPiece> {
+        if self.stopped {
+            return Ok(TextPiece { text: String::new(), stopped: true });
+        }
+        self.ids.push(token);
+        // A decoder may drop a space before the first token it sees, so new tokens are decoded behind known ones.
+        let known = tokenizer.decode(&self.ids[self.window..self.decoded])?;
+        let text = tokenizer.decode(&self.ids[self.window..])?;
+        // The beginning of a character decodes to this one.
+        match text.strip_prefix(&known).filter(|new| !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER)) {
+            Some(new) => {
+                self.held.push_str(new);
+                (self.window, self.decoded) = (self.decoded, self.ids.len());
+                Ok(self.release())
+            }
+            None => Ok(TextPiece::default()),
+        }
+    }
+
+    /// What was held back, at the end of the completion.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+        if self.stopped {
+            return Ok(String::new());
+        }
+        let known = tokenizer.decode(&self.ids[self.window..self.decoded])?;
+        let text = tokenizer.decode(&self.ids[self.window..])?;
+        self.held.push_str(text.strip_prefix(&known).unwrap_or_default());
+        let TextPiece { text, stopped } = self.release();
+        self.stopped = true;
+        Ok(if stopped { text } else { text + &std::mem::take(&mut self.held) })
+    }
+
+    /// Takes what cannot be part of a stop string from the held text.
+    fn release(&mut self) -> TextPiece {
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(end) = first {
+            self.stopped = true;
+            self.held.truncate(end);
+            return TextPiece { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let may_begin = |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
+        let certain = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
+        let rest = self.held.split_off(certain);
+        TextPiece { text: std::mem::replace(&mut self.held, rest), stopped: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
+    }
+
+    /// The pieces of `text`, whose tokens come one by one, and whether a stop was reached.
+    fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, bool) {
+        let tokenizer = tokenizer();
+        let mut stream = TextStream::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
+        let (mut pieces, mut stopped) = (Vec::new(), false);
+        for token in tokenizer.encode(text).unwrap() {
+            let piece = stream.push(&tokenizer, token).unwrap();
+            assert!(!piece.text.contains(char::REPLACEMENT_CHARACTER), "{:?}", piece.text);
+            pieces.push(piece.text);
+            stopped |= piece.stopped;
+        }
+        pieces.push(stream.finish(&tokenizer).unwrap());
+        (pieces, stopped)
+    }
+
+    #[test]
+    fn pieces_are_the_text() {
+        for text in ["canary (noun): any finch", " leading", "", "two\n\nlines\r\n", "héllo 日本 🎼!\u{0}"] {
+            let (found, stopped) = pieces(text, &["never there", ""]);
+            assert_eq!((found.concat().as_str(), stopped), (text, false));
+        }
+        assert!(pieces("any finch at all", &[]).0.iter().filter(|piece| !piece.is_empty()).count() > 2, "it streams");
+    }
+
+    #[test]
+    fn text_ends_before_the_first_stop_string() {
+        for (stops, expected) in [
+            (&["finch"][..], "canary (noun): any "),
+            (&["y finch", "finch"], "canary (noun): an"),
+            (&["finch", "ary"], "can"),
+            (&["at the end", " noun"], "canary (noun): any finch of the end"),
+            (&["c"], ""),
+            (&["end"], "canary (noun): any finch of the "),
+        ] {
+            let (found, stopped) = pieces("canary (noun): any finch of the end", stops);
+            assert_eq!(found.concat(), expected, "{stops:?}");
+            assert_eq!(stopped, expected.len() < 35, "{stops:?}");
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_a_stop_string_is_held_back() {
+        let tokenizer = tokenizer();
+        let mut stream = TextStream::new(&["a b c d".to_string()]);
+        let mut seen = String::new();
+        for token in tokenizer.encode("x a b c e").unwrap() {
+            let piece = stream.push(&tokenizer, token).unwrap();
+            seen.push_str(&piece.text);
+            assert!(["", "x", "x ", "x a b c e"].contains(&seen.as_str()), "{seen:?} shows what may be a stop string");
+        }
+        assert_eq!(seen, "x a b c e");
+    }
+
+    #[test]
+    fn a_character_that_is_cut_off_comes_at_the_end() {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode("🎼").unwrap();
+        assert!(ids.len() > 1, "it is in several tokens");
+        let mut stream = TextStream::new(&[]);
+        for &token in &ids[..ids.len() - 1] {
+            assert_eq!(stream.push(&tokenizer, token).unwrap(), TextPiece::default());
+        }
+        assert_eq!(stream.finish(&tokenizer).unwrap(), char::REPLACEMENT_CHARACTER.to_string());
+    }
+}
