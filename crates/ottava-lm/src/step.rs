@@ -23,6 +23,8 @@ pub struct TrainStep {
     targets: Vec<Tensor>,
     /// Of each micro-batch: targets that are not ignored.
     target_tokens: Vec<usize>,
+    /// Of each micro-batch: inputs of no document.
+    padding: Vec<usize>,
     results: Results,
     /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
     captures: [Capture; 2],
@@ -108,6 +110,8 @@ impl Capture {
 pub struct StepResult {
     /// Mean loss per target token, before the update.
     pub loss: f64,
+    /// Tokens of documents that all ranks have read; padding is none.
+    pub tokens: u64,
     /// Global norm of the gradients, before clipping. Where it is not finite, no weight was changed.
     pub grad_norm: f64,
     /// Of the gradients that this rank sent as FP8 codes: the norm of what their casts lost, over their norm.
@@ -143,12 +147,13 @@ impl TrainStep {
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
         loss_scale.set(1.0, passes * tokens * partition.ranks().size())?;
-        let target_tokens = vec![tokens; passes];
+        let (target_tokens, padding) = (vec![tokens; passes], vec![0; passes]);
         Ok(TrainStep {
             sequences,
             inputs,
             targets,
             target_tokens,
+            padding,
             results,
             captures: [capture(), capture()],
             loss_scale,
@@ -192,6 +197,7 @@ impl TrainStep {
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
         self.target_tokens[pass] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        self.padding[pass] = batch.padding;
         Ok(())
     }
 
@@ -208,11 +214,12 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        let mine: usize = self.target_tokens.iter().sum();
+        let [mine, padding]: [usize; 2] = [&self.target_tokens, &self.padding].map(|counts| counts.iter().sum());
         let ready = self.capture(precision).ready_for();
-        let all = self.partition.ranks().gather("target tokens and launch", [mine as f64, f64::from(ready as u8)])?;
-        let target_tokens: f64 = all.iter().map(|[tokens, _]| tokens).sum();
-        let launch = Launch::agreed(all.iter().map(|&[_, ready]| ready));
+        let mine = [mine as f64, padding as f64, f64::from(ready as u8)];
+        let all = self.partition.ranks().gather("tokens and launch", mine)?;
+        let [target_tokens, padding] = [0, 1].map(|count| all.iter().map(|of_rank| of_rank[count]).sum::<f64>());
+        let launch = Launch::agreed(all.iter().map(|&[_, _, ready]| ready));
         if target_tokens == 0.0 {
             return Err(Error::Data("a step has no target token: the loss mask of all its sequences is empty".into()));
         }
@@ -250,7 +257,8 @@ impl TrainStep {
         }
         let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
-        Ok(StepResult { loss: all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens, grad_norm, reduce_error })
+        let loss = all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens;
+        Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error })
     }
 
     /// Tokens of a step, of all ranks.

@@ -31,7 +31,7 @@ const SCALING_PREFIX: &str = "scaling.";
 pub struct Progress {
     /// Optimizer steps done.
     pub step: u64,
-    /// Target tokens trained on.
+    /// Tokens of documents trained on; padding is none.
     pub tokens: u64,
     /// Position in the data, and the seed of its order.
     pub loader: LoaderState,

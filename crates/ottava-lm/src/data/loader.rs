@@ -28,13 +28,16 @@ pub struct Batch {
     /// The lengths of the documents in the order of the tokens, each within one row, with the padding at the end of a row as a document of
     /// its own; `None` where attention does not see their edges.
     pub documents: Option<Vec<usize>>,
+    /// Inputs at the ends of rows that belong to no document.
+    pub padding: usize,
 }
 
 impl Batch {
     /// An empty batch with room for `rows` rows.
     pub(super) fn with_capacity(rows: usize, seq_len: usize) -> Batch {
         let size = rows * seq_len;
-        Batch { inputs: Vec::with_capacity(size), targets: Vec::with_capacity(size), rows, seq_len, documents: None }
+        let (inputs, targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        Batch { inputs, targets, rows, seq_len, documents: None, padding: 0 }
     }
 }
 
@@ -193,6 +196,7 @@ pub(super) fn whole_documents(
         batch.documents.iter_mut().for_each(|lengths| lengths.push(inputs));
     }
     let padding = end - batch.inputs.len();
+    batch.padding += padding;
     if padding > 0 {
         batch.inputs.resize(end, dataset.meta().eos_id as i32);
         batch.targets.resize(end, IGNORE_INDEX);

@@ -344,10 +344,9 @@ impl Trainer {
             let batch = self.batches.next_batch(t.per_device_train_batch_size)?;
             self.run.step.load(pass, &batch)?;
         }
-        let tokens = self.config.tokens_per_step();
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
-        let StepResult { loss, grad_norm, reduce_error } = self.run.step(learning_rate, self.precision)?;
+        let StepResult { loss, tokens, grad_norm, reduce_error } = self.run.step(learning_rate, self.precision)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
             // Infinities in casts of this step may explain the error.

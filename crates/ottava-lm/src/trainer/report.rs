@@ -22,7 +22,7 @@ pub struct StepReport {
     pub reduce_error: Option<f64>,
     /// The learning rate used.
     pub learning_rate: f64,
-    /// Speed of this step.
+    /// Tokens of documents per second in this step, of all ranks.
     pub tokens_per_second: f64,
     /// Largest memory held so far.
     pub peak_memory_bytes: u64,

@@ -187,7 +187,7 @@ fn launches_of(sizes: &DecoderConfig, recipe: &Recipe, kept: MemoryPolicy, preci
         for pass in 0..2 {
             let [inputs, targets] =
                 batch("launches", rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-            work.load(pass, &Batch { inputs, targets, rows, seq_len: tokens, documents: None }).unwrap();
+            work.load(pass, &Batch { inputs, targets, rows, seq_len: tokens, documents: None, padding: 0 }).unwrap();
         }
         work.run(model, optimizer, 1e-3, precision).unwrap();
     };

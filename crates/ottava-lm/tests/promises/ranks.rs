@@ -65,7 +65,7 @@ fn run(
         for pass in 0..passes {
             let row = pass * ranks.size() + ranks.rank();
             let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-            work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None }).unwrap();
+            work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));

@@ -33,16 +33,18 @@ fn row(step: usize, row: usize) -> Batch {
     let [inputs, targets] = batch(&format!("sft {step}"), ROWS, TOKENS, 96).map(|ids| ids.to_vec::<i32>().unwrap());
     let [inputs, mut targets] = [inputs, targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
     targets[row + 1..].fill(IGNORE_INDEX);
-    Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: Some(vec![5, 4, 3]) }
+    Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: Some(vec![5, 4, 3]), padding: 3 }
 }
 
 /// `count` rows from `first` on, every `stride`th, as one micro-batch.
 fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
-    let mut all = Batch { inputs: vec![], targets: vec![], rows: count, seq_len: TOKENS, documents: Some(vec![]) };
+    let mut all =
+        Batch { inputs: vec![], targets: vec![], rows: count, seq_len: TOKENS, documents: Some(vec![]), padding: 0 };
     for one in (0..count).map(|i| row(step, first + i * stride)) {
         all.inputs.extend(one.inputs);
         all.targets.extend(one.targets);
         all.documents.as_mut().unwrap().extend(one.documents.unwrap());
+        all.padding += one.padding;
     }
     all
 }
@@ -63,6 +65,7 @@ fn train(passes: usize, comm: Comm) -> Vec<(String, Vec<f64>)> {
             work.load(pass, &rows(step, first, ranks.size(), count)).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
+        assert_eq!(done.tokens as usize, ROWS * (TOKENS - 3), "padding is not counted");
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
     seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))));
