@@ -2,6 +2,7 @@
 //!
 //! Crafted tokenizer files make the tokenizers crate panic; every call into it catches panics and returns them as errors.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub struct Tokenizer {
     vocab_size: usize,
     edges: Edges,
     sha256: String,
+    /// Ids of special tokens.
+    special: HashSet<u32>,
     /// Whether long texts are cut.
     cuts: bool,
 }
@@ -54,7 +57,9 @@ impl Tokenizer {
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
         let (sha256, cuts) = (sha256(&bytes), cuts_at_spaces(&inner));
         let edges = Edges::read(path.parent().unwrap_or(Path::new(".")), &inner)?;
-        Ok(Tokenizer { inner, vocab_size, edges, sha256, cuts, path })
+        let added = inner.get_added_tokens_decoder();
+        let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
+        Ok(Tokenizer { inner, vocab_size, edges, sha256, special, cuts, path })
     }
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
@@ -181,6 +186,11 @@ impl Tokenizer {
     /// The id of a token given by its exact name.
     pub fn token_id(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
+    }
+
+    /// Whether a token stands for no text, such as an end of text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
     }
 
     /// SHA-256 of `tokenizer.json`, in hexadecimal.

@@ -1,0 +1,181 @@
+//! The answer to a request for completions: one JSON object at the end, or a stream of events.
+
+use crate::choice::{Choice, Part};
+use crate::error::{ApiError, Result, json_body};
+use crate::metrics::Timer;
+use crate::params::Params;
+use crate::server::Served;
+use crate::worker::Running;
+use axum::response::sse::{Event as Message, Sse};
+use axum::response::{IntoResponse, Response};
+use ottava_lm::engine::Request;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How parts of completions are written.
+pub trait Form: Send + Sync + 'static {
+    /// The object of a whole answer, that of a piece of one, and the start of ids.
+    const NAMES: [&'static str; 3];
+
+    /// A choice of a whole answer.
+    fn choice(&mut self, served: &Served, index: usize, part: Part) -> Result<Value>;
+
+    /// A choice of a piece of one.
+    fn piece(&mut self, served: &Served, index: usize, part: Part) -> Result<Value>;
+
+    /// The pieces before all others.
+    fn first(&self, _choices: usize) -> Vec<Value> {
+        Vec::new()
+    }
+}
+
+/// The completions of a request: `n` of each prompt, prompt after prompt.
+pub struct Answer<F> {
+    served: Arc<Served>,
+    params: Params,
+    form: F,
+    choices: Vec<Choice>,
+    prompt_tokens: usize,
+    running: Running,
+    timer: Timer,
+    id: String,
+    created: u64,
+}
+
+impl<F: Form> Answer<F> {
+    /// Starts `requests`, of which each has a choice.
+    pub async fn start(
+        served: Arc<Served>,
+        params: Params,
+        form: F,
+        choices: Vec<Choice>,
+        requests: Vec<Request>,
+        timer: Timer,
+    ) -> Result<Answer<F>> {
+        // Tokens of a prompt count once, however many completions it has.
+        let prompt_tokens = requests.iter().step_by(params.n).map(|request| request.prompt.len()).sum();
+        let running = served.worker.run(requests).await?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let id = format!("{}-{:024x}", F::NAMES[2], since.as_nanos());
+        Ok(Answer { served, params, form, choices, prompt_tokens, running, timer, id, created: since.as_secs() })
+    }
+
+    /// The response, as the request asks for it.
+    pub async fn respond(mut self) -> Result<Response> {
+        if self.params.stream {
+            return Ok(self.events().into_response());
+        }
+        while self.goes_on() {
+            self.advance().await?;
+        }
+        let mut choices = Vec::with_capacity(self.choices.len());
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            choices.push(self.form.choice(&self.served, index, choice.take())?);
+        }
+        self.timer.end(self.completion_tokens());
+        let mut answer = self.envelope(F::NAMES[0], choices);
+        answer["usage"] = self.usage();
+        Ok(json_body(&answer).into_response())
+    }
+
+    fn goes_on(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.is_finished())
+    }
+
+    /// Waits for an event, and returns the choice that it adds to.
+    async fn advance(&mut self) -> Result<usize> {
+        let (index, event) = self.running.next().await?;
+        if matches!(event, ottava_lm::engine::Event::Token { .. }) {
+            self.timer.token();
+        }
+        if self.choices[index].push(event, &self.params, &self.served.tokenizer)? {
+            self.running.cancel(index);
+        }
+        Ok(index)
+    }
+
+    /// Server-sent events: a piece for each token that completes text, the usage if it was asked for, and `[DONE]`.
+    fn events(self) -> Response {
+        let first: VecDeque<Value> = self.form.first(self.choices.len()).into();
+        let first = first.into_iter().map(|choice| self.envelope(F::NAMES[1], vec![choice])).collect();
+        let state = Stream { answer: self, ready: first, state: State::Running };
+        let stream = futures_util::stream::unfold(state, |mut state| async move {
+            let message = state.next().await?;
+            Some((Ok::<_, std::convert::Infallible>(Message::default().data(message)), state))
+        });
+        Sse::new(stream).into_response()
+    }
+
+    fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({"id": self.id, "object": object, "created": self.created, "model": self.served.name, "choices": choices})
+    }
+
+    fn completion_tokens(&self) -> usize {
+        self.choices.iter().map(|choice| choice.tokens).sum()
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, completion) = (self.prompt_tokens, self.completion_tokens());
+        json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+    }
+}
+
+enum State {
+    Running,
+    Done,
+    Closed,
+}
+
+/// An answer that is sent as it comes. The client's leaving drops it, which cancels the completions.
+struct Stream<F> {
+    answer: Answer<F>,
+    ready: VecDeque<Value>,
+    state: State,
+}
+
+impl<F: Form> Stream<F> {
+    /// The next message; `None` after the last.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Some(piece.to_string());
+            }
+            match self.state {
+                State::Closed => return None,
+                State::Done => {
+                    self.state = State::Closed;
+                    return Some("[DONE]".into());
+                }
+                State::Running if self.answer.goes_on() => {
+                    if let Err(error) = self.piece().await {
+                        // The status was sent long ago; clients find an object with `error`.
+                        self.state = State::Done;
+                        return Some(error.json().to_string());
+                    }
+                }
+                State::Running => {
+                    self.state = State::Done;
+                    self.answer.timer.end(self.answer.completion_tokens());
+                    if self.answer.params.include_usage {
+                        let mut last = self.answer.envelope(F::NAMES[1], Vec::new());
+                        last["usage"] = self.answer.usage();
+                        self.ready.push_back(last);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn piece(&mut self) -> std::result::Result<(), ApiError> {
+        let answer = &mut self.answer;
+        let index = answer.advance().await?;
+        let part = answer.choices[index].take();
+        if !part.is_empty() {
+            let choice = answer.form.piece(&answer.served, index, part)?;
+            self.ready.push_back(answer.envelope(F::NAMES[1], vec![choice]));
+        }
+        Ok(())
+    }
+}

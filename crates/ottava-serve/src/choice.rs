@@ -1,0 +1,95 @@
+//! One completion while its events come in.
+
+use crate::error::{ApiError, Result};
+use crate::params::Params;
+use ottava_lm::data::Tokenizer;
+use ottava_lm::engine::{Event, FinishReason, TextStream, TokenLogprob};
+
+/// A completion of one prompt.
+pub struct Choice {
+    stream: TextStream,
+    /// New tokens so far, a stop token included.
+    pub tokens: usize,
+    /// Whether tokens are left out: a request for the prompt's log-probabilities alone, of which the engine draws one.
+    silent: bool,
+    finished: bool,
+    part: Part,
+}
+
+/// What a completion has got since its last part was taken.
+#[derive(Default)]
+pub struct Part {
+    pub text: String,
+    /// Of the prompt's tokens; `None` for the first, which follows nothing.
+    pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
+    /// Of new tokens, without one that ended the completion.
+    pub logprobs: Vec<TokenLogprob>,
+    /// Why the completion ended; in the last part.
+    pub finish: Option<&'static str>,
+}
+
+impl Part {
+    /// Whether there is something to tell.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.prompt_logprobs.is_none() && self.logprobs.is_empty() && self.finish.is_none()
+    }
+}
+
+impl Choice {
+    /// A completion without tokens, whose text starts with `text`.
+    pub fn new(params: &Params, text: String, silent: bool) -> Choice {
+        let part = Part { text, ..Part::default() };
+        Choice { stream: TextStream::new(&params.stops), tokens: 0, silent, finished: false, part }
+    }
+
+    /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string.
+    pub fn push(&mut self, event: Event, params: &Params, tokenizer: &Tokenizer) -> Result<bool> {
+        if self.finished {
+            return Ok(false);
+        }
+        match event {
+            Event::Prompt { logprobs, .. } => self.part.prompt_logprobs = Some(logprobs),
+            Event::Token { .. } if self.silent => {}
+            Event::Token { token, logprob, .. } => {
+                self.tokens += 1;
+                if params.stops_at(token) {
+                    return Ok(false);
+                }
+                self.part.logprobs.extend(logprob);
+                if params.skip_special_tokens && tokenizer.is_special(token) {
+                    return Ok(false);
+                }
+                let piece = self.stream.push(tokenizer, token).map_err(ApiError::of_request)?;
+                self.part.text.push_str(&piece.text);
+                if piece.stopped {
+                    self.finish(FinishReason::Stop);
+                    return Ok(true);
+                }
+            }
+            Event::Finished { reason, .. } => {
+                self.part.text.push_str(&self.stream.finish(tokenizer).map_err(ApiError::of_request)?);
+                self.finish(if self.silent { FinishReason::Length } else { reason });
+            }
+        }
+        Ok(false)
+    }
+
+    fn finish(&mut self, reason: FinishReason) {
+        self.finished = true;
+        self.part.finish = Some(match reason {
+            // Only the server itself cancels, for a stop string or a client that has gone.
+            FinishReason::Stop | FinishReason::Cancelled => "stop",
+            FinishReason::Length => "length",
+        });
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// What has come since the last call.
+    pub fn take(&mut self) -> Part {
+        std::mem::take(&mut self.part)
+    }
+}

@@ -1,0 +1,108 @@
+//! Errors in the form that clients of OpenAI's API read.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+/// A request that failed.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    /// The field that is wrong.
+    param: Option<String>,
+    /// A name for programs.
+    code: Option<&'static str>,
+}
+
+pub type Result<T> = std::result::Result<T, ApiError>;
+
+impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None }
+    }
+
+    /// A request that cannot be carried out as it is.
+    pub fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A field that cannot be used.
+    pub fn field(name: &str, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(name.into()), ..ApiError::invalid(message) }
+    }
+
+    /// More tokens than the model has room for.
+    pub fn too_long(name: &str, message: impl Into<String>) -> ApiError {
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::field(name, message) }
+    }
+
+    /// Another model than the one that is served.
+    pub fn no_model(asked: &str, served: &str) -> ApiError {
+        let message = format!("the model `{asked}` does not exist here; this server has `{served}`");
+        let error = ApiError::new(StatusCode::NOT_FOUND, message);
+        ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error }
+    }
+
+    /// A path or method that is not served, or a body that cannot be received.
+    pub fn unreadable(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError::new(status, message)
+    }
+
+    /// A missing or wrong key.
+    pub fn unauthorized() -> ApiError {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) }
+    }
+
+    /// Too many requests at once.
+    pub fn busy(limit: usize) -> ApiError {
+        let message = format!("the server has {limit} completions in work or waiting, its limit; try again later");
+        ApiError { code: Some("rate_limit_exceeded"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
+    }
+
+    /// The server is about to end.
+    pub fn stopping() -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping and takes no new requests")
+    }
+
+    /// The engine failed.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// An error of a request from the engine, the tokenizer or the chat template.
+    pub fn of_request(error: ottava_lm::Error) -> ApiError {
+        ApiError::invalid(error.to_string())
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The body.
+    pub fn json(&self) -> serde_json::Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, json_body(&self.json())).into_response();
+        if self.status == StatusCode::TOO_MANY_REQUESTS {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// A response with a JSON body.
+pub fn json_body(value: &serde_json::Value) -> impl IntoResponse + use<> {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string())
+}
