@@ -33,7 +33,7 @@ pub use adamw::{
     AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw, adamw_amaxes,
 };
 pub use add::add;
-pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
+pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward};
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};

@@ -11,6 +11,7 @@ use crate::{DType, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Rows of `b` that are summed at once.
 const LANES: usize = 16;
@@ -52,26 +53,16 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
 }
 
 fn by_panels<const M: usize>(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Result<()> {
-    let (y, _) = b.matrix("gemm: b")?;
-    match y.dtype() {
-        DType::F32 => typed::<f32, M, false>(a, b, out, add),
-        DType::F16 => typed::<f16, M, true>(a, b, out, add),
-        DType::BF16 => typed::<bf16, M, true>(a, b, out, add),
-        DType::E4M3 => typed::<E4M3, M, true>(a, b, out, add),
-        _ => typed::<E5M2, M, true>(a, b, out, add),
-    }
-}
-
-fn typed<S: Source, const M: usize, const FUSED: bool>(
-    a: Operand,
-    b: Operand,
-    out: &mut Tensor,
-    add: bool,
-) -> Result<()> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
     let x = pack::<f32, M>(a.matrix("gemm: a")?, m, k);
     let y = b.matrix("gemm: b")?.0;
-    let (width, y): (usize, &[S]) = (y.shape()[1], y.host());
+    let (read, fused): (Read, bool) = match y.dtype() {
+        DType::F32 => (read::<f32>, false),
+        DType::F16 => (read::<f16>, true),
+        DType::BF16 => (read::<bf16>, true),
+        DType::E4M3 => (read::<E4M3>, true),
+        _ => (read::<E5M2>, true),
+    };
     let (of_a, of_b) = (Scales::of(a), Scales::of(b));
     let cut = of_a.and_then(|scales| scales.granularity.block());
     let length = cut.unwrap_or(BLOCK);
@@ -83,11 +74,11 @@ fn typed<S: Source, const M: usize, const FUSED: bool>(
             for (block, start) in (0..k).step_by(length).enumerate() {
                 let end = k.min(start + length);
                 // Rows beyond the last one are summed, and not stored.
-                let row = |lane: usize| &y[(group * LANES + lane).min(n - 1) * width..][start..end];
-                let rows = S::widen(std::array::from_fn(row), widened);
+                let numbers = std::array::from_fn(|lane| (group * LANES + lane).min(n - 1));
+                let rows = read(y, numbers, start..end, widened);
                 for (panel, total) in totals.iter_mut().enumerate() {
                     let x = &x[panel * M * k..][start * M..end * M];
-                    let mut sums = partial_sums::<M, FUSED>(x, rows);
+                    let mut sums = partial_sums::<M>(x, rows, fused);
                     if let (Some(_), Some(a), Some(b)) = (cut, of_a, of_b) {
                         // As a whole product of this block, which starts from zero.
                         sums.as_flattened_mut().iter_mut().for_each(|sum| *sum += 0.0);
@@ -129,6 +120,22 @@ fn store<D: Float<Real = f32>, const M: usize>(sums: &[Sums<M>], out: &mut Tenso
     }
 }
 
+/// Reads a range of the rows of these numbers; see [`read`].
+type Read = for<'a> fn(&'a Tensor, [usize; LANES], Range<usize>, &'a mut Widened) -> [&'a [f32]; LANES];
+
+/// A range of some rows of `y`, where they lie or `widened`.
+fn read<'a, S: Source>(
+    y: &'a Tensor,
+    rows: [usize; LANES],
+    range: Range<usize>,
+    widened: &'a mut Widened,
+) -> [&'a [f32]; LANES] {
+    let (width, y): (usize, &[S]) = (y.shape()[1], y.host());
+    let rows = rows.map(|row| &y[row * width..][range.clone()]);
+    prefetch(rows, LANES * width);
+    S::widen(rows, widened)
+}
+
 /// A type of `b`.
 trait Source: Float {
     /// The rows in F32, in `widened` if they have another type.
@@ -159,28 +166,53 @@ fn load<S: Float<Real = f32>>(row: &[S], wide: &mut [f32]) {
     wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = x.load());
 }
 
-/// Unlike `bf16::to_f32`, without a look at NaN, whose payload no sum keeps: a move and a shift.
 fn widen_bf16(row: &[bf16], wide: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the feature was detected on this machine just above.
+        return unsafe { x86::widen_bf16(row, wide) };
+    }
+    shift_bf16(row, wide);
+}
+
+/// Unlike `bf16::to_f32`, without a look at NaN, whose payload no sum keeps: a move and a shift.
+#[inline(always)]
+fn shift_bf16(row: &[bf16], wide: &mut [f32]) {
     wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = f32::from_bits(u32::from(x.to_bits()) << 16));
 }
 
-/// Sums of `a` `[length, M]` with rows of `b` of this length, in order from zero.
-fn partial_sums<const M: usize, const FUSED: bool>(a: &[f32], rows: [&[f32]; LANES]) -> Sums<M> {
+/// Fetches the same range of later rows into the cache. Sixteen streams of a few kilobytes are too many and too short for the hardware to
+/// see in time.
+fn prefetch<S>(rows: [&[S]; LANES], distance: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for row in rows {
+        for line in (0..size_of_val(row)).step_by(64) {
+            let later = row.as_ptr().wrapping_add(distance).wrapping_byte_add(line);
+            // SAFETY: a prefetch reads nothing, and ignores addresses without memory.
+            unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(later.cast()) };
+        }
+    }
+}
+
+/// Sums of `a` `[length, M]` with rows of `b` of this length, in order from zero; `fused` where products are exact.
+fn partial_sums<const M: usize>(a: &[f32], rows: [&[f32]; LANES], fused: bool) -> Sums<M> {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
             // SAFETY: the feature was detected on this machine just above.
-            return unsafe { x86::avx512::<M, FUSED>(a, rows) };
+            return unsafe { if fused { x86::avx512::<M, true>(a, rows) } else { x86::avx512::<M, false>(a, rows) } };
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
             // SAFETY: both features were detected on this machine just above.
-            return unsafe { x86::avx2::<M, FUSED>(a, rows) };
+            return unsafe { if fused { x86::avx2::<M, true>(a, rows) } else { x86::avx2::<M, false>(a, rows) } };
         }
-        // Without FMA, two instructions give the same bits.
+    }
+    // Where products are exact, two instructions give the bits of a fused one.
+    if fused && cfg!(not(target_arch = "x86_64")) {
+        portable::<M, true>(a, rows)
+    } else {
         portable::<M, false>(a, rows)
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    portable::<M, FUSED>(a, rows)
 }
 
 /// The reference loops.
@@ -199,8 +231,15 @@ fn portable<const M: usize, const FUSED: bool>(a: &[f32], rows: [&[f32]; LANES])
 /// [`portable`] in x86 vector intrinsics.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{LANES, Sums};
+    use super::{LANES, Sums, shift_bf16};
+    use half::bf16;
     use std::arch::x86_64::*;
+
+    /// Eight at a time.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn widen_bf16(row: &[bf16], wide: &mut [f32]) {
+        shift_bf16(row, wide);
+    }
 
     #[target_feature(enable = "avx512f")]
     pub(super) fn avx512<const M: usize, const FUSED: bool>(a: &[f32], rows: [&[f32]; LANES]) -> Sums<M> {

@@ -109,17 +109,27 @@ pub(super) fn paged_attention(
     o: &mut Tensor,
 ) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
-    with_float!(qkv.dtype(), S => with_float!(cache.dtype(), C => forward::<S, C>(qkv, cache, &sequences, l, o)));
+    with_float!(qkv.dtype(), S => {
+        let gather: Gather<<S as Float>::Real> = with_float!(cache.dtype(), C => gather::<C, <S as Float>::Real>);
+        forward::<S>(gather, qkv, cache, &sequences, l, o);
+    });
     Ok(())
 }
 
-fn forward<S: Float, C: Float>(qkv: &Tensor, cache: &KvBlocks, sequences: &[Sequence], l: PagedLayout, o: &mut Tensor) {
+fn forward<S: Float>(
+    gather: Gather<S::Real>,
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    sequences: &[Sequence],
+    l: PagedLayout,
+    o: &mut Tensor,
+) {
     let group = l.heads / l.kv_heads;
     let tasks: Vec<(&Sequence, usize)> = sequences.iter().flat_map(|s| (0..l.kv_heads).map(move |h| (s, h))).collect();
     let outputs: Vec<Vec<S::Real>> = tasks
         .par_iter()
         .map(|&(s, kv_head)| {
-            let (keys, values) = gather::<C, S::Real>(cache, s, l, kv_head);
+            let (keys, values) = gather(cache, s, l, kv_head);
             let mut out = vec![S::Real::default(); s.new * group * l.head_dim];
             let mut p = vec![S::Real::default(); s.context];
             for (i, out) in out.chunks_exact_mut(group * l.head_dim).enumerate() {
@@ -141,6 +151,9 @@ fn forward<S: Float, C: Float>(qkv: &Tensor, cache: &KvBlocks, sequences: &[Sequ
         }
     }
 }
+
+/// See [`gather`].
+type Gather<R> = fn(&KvBlocks, &Sequence, PagedLayout, usize) -> (Vec<R>, Vec<R>);
 
 /// Keys of a head, transposed, `[D, context]`, and its values `[context, D]`.
 fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, l: PagedLayout, head: usize) -> (Vec<R>, Vec<R>) {

@@ -74,11 +74,8 @@ pub(super) fn paged_attention(
     l: PagedLayout,
     o: &mut Tensor,
 ) -> Result<()> {
-    if !l.head_dim.is_multiple_of(8) || l.head_dim > 256 {
-        return Err(Error::Value(format!(
-            "paged attention: heads of {} have no kernel; a GPU needs a multiple of 8 up to 256",
-            l.head_dim
-        )));
+    if l.head_dim > 256 {
+        return Err(Error::Value(format!("paged attention: heads of {} are larger than 256", l.head_dim)));
     }
     let (tokens, group) = (qkv.shape()[0], l.heads / l.kv_heads);
     // Prompts have blocks enough without splits, whose parts would take memory per token.
@@ -105,7 +102,7 @@ pub(super) fn paged_attention(
         Arg::Ptr(cache.data.device_ptr()),
         Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
     ];
-    let lanes = (l.head_dim / 8).next_power_of_two();
+    let lanes = l.head_dim.div_ceil(8).next_power_of_two();
     let sizes = [l.heads, l.kv_heads, l.head_dim, lanes, split].map(|size| Arg::I32(size as i32));
     let args = [head.as_slice(), &of_batch(batch, cache), &sizes, &[Arg::F32(scale)]].concat();
     let grid = [splits as u32, (l.kv_heads * group.div_ceil(together)) as u32, tokens as u32];

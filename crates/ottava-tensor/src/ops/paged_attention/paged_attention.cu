@@ -115,7 +115,9 @@ template <int G> __device__ __forceinline__ void attend(X* o, float* parts, floa
     const int group = heads / kv_heads, chunks = (group + G - 1) / G, kv = blockIdx.y / chunks, skip = blockIdx.y % chunks * G;
     const int first = kv * group + skip, count = min(G, group - skip), width = (heads + 2 * kv_heads) * dim;
     const int lane = threadIdx.x % lanes, reader = threadIdx.x / lanes, readers = THREADS / lanes;
-    const bool active = lane * 8 < dim;
+    // Channels of this lane; other than eight where heads are not in whole eights, which are read one by one.
+    const int channels = dim - lane * 8;
+    const bool active = channels > 0, wide = dim % 8 == 0;
 
     float q[G][8];
     Running running[G];
@@ -123,7 +125,7 @@ template <int G> __device__ __forceinline__ void attend(X* o, float* parts, floa
     for (int g = 0; g < G; g++) {
         running[g] = {-INFINITY};
         Eight<X> query = {};
-        if (active && g < count) query = load8(qkv + (u64)token * width + (first + g) * dim + lane * 8);
+        if (active && g < count) query = fetch8(qkv + (u64)token * width + (first + g) * dim + lane * 8, channels, wide);
         unpack8(query, q[g]);
 #pragma unroll
         for (int i = 0; i < 8; i++) q[g][i] *= scale;
@@ -139,8 +141,8 @@ template <int G> __device__ __forceinline__ void attend(X* o, float* parts, floa
             if (position >= end) continue;
             const u64 row = batch.row_of(sequence, position, kv_heads, kv);
             if (active) {
-                keys[a] = load8(cache + row * dim + lane * 8);
-                values[a] = load8(cache + (row + to_values) * dim + lane * 8);
+                keys[a] = fetch8(cache + row * dim + lane * 8, channels, wide);
+                values[a] = fetch8(cache + (row + to_values) * dim + lane * 8, channels, wide);
             }
             if (IsCodes<KV>::value) {
                 key_scales[a] = scale_inv[row];
@@ -219,18 +221,19 @@ template <int G> __device__ __forceinline__ void attend(X* o, float* parts, floa
     }
 }
 
-#define ATTEND(G)                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) attend_##G(                                                          \
+// With so few registers that BLOCKS blocks run at once on a multiprocessor.
+#define ATTEND(G, BLOCKS)                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attend_##G(                                                          \
         X* o, float* parts, float* stats, const X* qkv, const KV* cache, const float* scale_inv, const int* query_starts,      \
         const int* context_lens, const int* block_tables, int sequences, int max_blocks, int block_size, int heads,           \
         int kv_heads, int dim, int lanes, int split, float scale) {                                                            \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                     \
         attend<G>(o, parts, stats, qkv, cache, scale_inv, batch, heads, kv_heads, dim, lanes, split, scale);                   \
     }
-ATTEND(1)
-ATTEND(2)
-ATTEND(4)
-ATTEND(8)
+ATTEND(1, 6)
+ATTEND(2, 5)
+ATTEND(4, 4)
+ATTEND(8, 2)
 
 // Merges the parts of contexts longer than `split`, in order. Grid (heads, new tokens), threads over channels.
 extern "C" __global__ void merge_splits(X* o, const float* parts, const float* stats, const int* query_starts, const int* context_lens,
