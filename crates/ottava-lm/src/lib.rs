@@ -10,7 +10,6 @@ pub mod data;
 pub mod engine;
 pub mod error;
 pub mod evaluate;
-pub mod generate;
 pub mod hash;
 pub mod input;
 pub mod interrupt;

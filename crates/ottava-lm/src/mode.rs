@@ -7,6 +7,8 @@ pub enum Pass {
     Training,
     /// Forward alone: saves nothing, and its measurements do not reach the run.
     Evaluation,
+    /// Forward of tokens of several requests: as evaluation, and no operand is scaled by what other requests have.
+    Inference,
     /// Forward of a block, recomputed in backward: saves like training, but does not measure again.
     Recomputation,
 }
@@ -36,6 +38,9 @@ impl Mode {
     /// Forward and backward, in the recipe's precision.
     pub const TRAINING: Mode = Mode { pass: Pass::Training, precision: StepPrecision::Recipe };
 
+    /// Forward of tokens of several requests, in the recipe's precision.
+    pub const INFERENCE: Mode = Mode { pass: Pass::Inference, precision: StepPrecision::Recipe };
+
     /// Forward and backward in this precision.
     pub fn training(precision: StepPrecision) -> Mode {
         Mode { pass: Pass::Training, precision }
@@ -53,7 +58,7 @@ impl Mode {
 
     /// Whether backward follows.
     pub fn keeps(self) -> bool {
-        self.pass != Pass::Evaluation
+        matches!(self.pass, Pass::Training | Pass::Recomputation)
     }
 
     /// Whether casts count for the run's statistics.

@@ -1,6 +1,7 @@
 //! What goes into the engine and what comes out.
 
 use crate::error::{Error, Result};
+use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 /// How the tokens of a request are drawn. The default is greedy: always the likeliest token, without penalties.
@@ -163,6 +164,17 @@ pub enum KvCacheDtype {
     Bfloat16,
     /// E4M3 with one F32 scale per token and head: 1.03 bytes per value at heads of 128.
     Fp8,
+}
+
+impl KvCacheDtype {
+    /// The type of the cache of a model that computes in `compute`.
+    pub fn of(self, compute: DType) -> DType {
+        match self {
+            KvCacheDtype::Auto => compute,
+            KvCacheDtype::Bfloat16 => DType::BF16,
+            KvCacheDtype::Fp8 => DType::E4M3,
+        }
+    }
 }
 
 impl std::str::FromStr for KvCacheDtype {

@@ -7,11 +7,12 @@ use crate::context::{Context, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Layout, Param, Part};
+use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation, attention,
-    attention_backward, attention_cached, head_norm, head_norm_backward, rope, rope_to,
+    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, KvBlocks, NormKind, PagedBatch, PagedLayout, RopeLayout,
+    RopePairs, Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention,
+    rope, rope_to,
 };
-use ottava_tensor::{DType, Device, Tensor};
 
 /// Sizes of an attention layer.
 #[derive(Clone, Copy, Debug)]
@@ -98,9 +99,6 @@ enum Qkv {
     OfOperand(View),
 }
 
-/// Keys and values of the tokens so far, of one sequence in one layer: `[capacity, 2·H_kv·D]`.
-pub struct KvCache(Tensor);
-
 impl Attention {
     /// An attention layer `name` with tensors called as its names say; `shared_input` is the cast of an operand that another sublayer
     /// reads too.
@@ -145,23 +143,24 @@ impl Attention {
         RopeLayout { heads: heads + kv_heads, head_dim, pairs }
     }
 
-    /// An empty cache for `capacity` tokens.
-    pub fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<KvCache> {
-        let width = 2 * self.config.kv_heads * self.config.head_dim;
-        Ok(KvCache(Tensor::zeros(device, &[capacity, width], dtype)?))
+    /// The sizes of its keys and values in a cache.
+    pub fn paged_layout(&self) -> PagedLayout {
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        PagedLayout { heads, kv_heads, head_dim }
     }
 
-    /// [`Sublayer::forward`] for new tokens of one sequence at positions `start..`, after those in `cache`.
-    pub fn forward_cached(
+    /// [`Sublayer::forward`] for new tokens of many sequences, after those in `cache`, which they join.
+    pub fn forward_paged(
         &self,
         x: &View,
         residual: &Tensor,
-        cache: &mut KvCache,
-        start: usize,
+        cache: &mut KvBlocks,
+        batch: &PagedBatch,
         context: &mut Context,
     ) -> Result<Tensor> {
         let qkv = self.rotate(self.qkv.fprop(x, None, context)?, context)?;
-        let o = attention_cached(&qkv, &mut cache.0, self.layout(1, qkv.shape()[0]), start)?;
+        append_kv(&qkv, cache, batch, self.paged_layout())?;
+        let o = paged_attention(&qkv, cache, batch, self.paged_layout())?;
         Ok(self.output.forward(o, Some(residual), context)?.0)
     }
 

@@ -2,12 +2,13 @@
 
 use super::branch::{Branch, BranchSaved, Sublayer};
 use super::cast::OperandCast;
-use super::{Attention, KvCache, Mlp};
+use super::{Attention, Mlp};
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::ResidualGradient;
 use crate::param::Param;
 use ottava_tensor::Tensor;
+use ottava_tensor::ops::{KvBlocks, PagedBatch};
 
 /// Attention and MLP, one after the other or beside each other.
 pub enum Block {
@@ -64,12 +65,12 @@ impl Block {
         Ok((y, saved))
     }
 
-    /// Forward for new tokens of one sequence at positions `start..`, after those in `cache`.
-    pub fn forward_cached(
+    /// Forward for new tokens of many sequences, after those in `cache`.
+    pub fn forward_paged(
         &self,
         x: &Tensor,
-        cache: &mut KvCache,
-        start: usize,
+        cache: &mut KvBlocks,
+        batch: &PagedBatch,
         context: &mut Context,
     ) -> Result<Tensor> {
         let (norm, attention) = match self {
@@ -77,7 +78,7 @@ impl Block {
             Block::Parallel(branch) => (&branch.norm, &branch.sublayer.0),
         };
         let (normed, _) = norm.forward_for(x, &attention.input(), context)?;
-        let h = attention.forward_cached(&normed.rows, x, cache, start, context)?;
+        let h = attention.forward_paged(&normed.rows, x, cache, batch, context)?;
         match self {
             Block::Sequential(branches) => Ok(branches.mlp.forward(&h, context)?.0),
             Block::Parallel(branch) => Ok(branch.sublayer.1.forward(normed.rows, &h, context)?.0),

@@ -11,7 +11,7 @@ mod mlp;
 mod names;
 mod norm;
 
-pub use attention::{Attention, AttentionConfig, AttentionSaved, KvCache};
+pub use attention::{Attention, AttentionConfig, AttentionSaved};
 pub use block::{Block, BlockSaved, Sequential};
 pub use branch::{Branch, BranchOperand, BranchSaved, Sublayer};
 pub use cast::{CastInput, OperandCast, SavedOperand};

@@ -1,7 +1,7 @@
 //! The decoder that all families share, in training and evaluation.
 
 use super::stage::{Span, Stage, StageSaved, fetch};
-use super::{DecoderConfig, Positions, Session};
+use super::{DecoderConfig, InferenceBatch, KvCache, Positions};
 use crate::context::{Context, Sequences};
 use crate::error::{Error, Result};
 use crate::layers::Head;
@@ -12,7 +12,7 @@ use crate::param::{
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
-use ottava_tensor::ops::{real_type, rope_table};
+use ottava_tensor::ops::{KvBlocks, embedding, real_type, rope_table};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// A decoder, or a stage of one, with its weights and the scaling state of its casts.
@@ -249,19 +249,37 @@ impl Decoder {
         (&mut self.stage, context)
     }
 
-    /// A session of generation with room for `capacity` tokens, which borrows nothing of the model.
-    pub fn session(&self, capacity: usize) -> Result<Session> {
-        Session::new(&self.device, self.recipe.compute, self.stage.blocks(), self.scaling.scales().len(), capacity)
+    /// An empty cache of `blocks` blocks of `block_size` tokens in type `dtype`, for [`Decoder::hidden`].
+    pub fn kv_cache(&self, blocks: usize, block_size: usize, dtype: DType) -> Result<KvCache> {
+        KvCache::new(&self.device, self.stage.blocks(), self.scaling.scales().len(), blocks, block_size, dtype)
     }
 
-    /// Logits `[V]` of each new token of I32 `ids` `[T]` of one sequence, `[T, V]`, or of the last alone, `[1, V]`, in F32 (F64 for F64): in
-    /// BF16, likely tokens would often have equal ones. The session holds the tokens before, and from then on the new ones too.
-    pub fn logits(&self, ids: &Tensor, session: &mut Session, which: Logits) -> Result<Tensor> {
-        let x = session.forward(&self.stage, self.scaling.scales(), ids)?;
-        let x = match which {
-            Logits::All => x,
-            Logits::Last => x.rows(ids.len() - 1, ids.len())?,
-        };
+    /// Bytes of a block of such a cache.
+    pub fn kv_block_bytes(&self, block_size: usize, dtype: DType) -> usize {
+        let layouts = self.stage.blocks().iter().map(|block| block.attention().paged_layout());
+        layouts.map(|layout| KvBlocks::block_bytes(layout, block_size, dtype)).sum()
+    }
+
+    /// Makes what a token gets independent of the tokens beside it, for [`Decoder::hidden`]: where operands are scaled by the amax of their
+    /// tensor, each row gets a scale of its own, and weights keep their codes. Returns whether that was so. The model cannot be trained
+    /// afterwards.
+    pub fn scale_by_token(&mut self) -> Result<bool> {
+        let changes = self.scaling.scale_rows();
+        if changes {
+            self.stage.parameters_mut().into_iter().try_for_each(Param::repeat_scale)?;
+        }
+        Ok(changes)
+    }
+
+    /// Normalised activations `[T, C]` of the new tokens of a batch of sequences, whose keys and values join those in `cache`.
+    pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
+        cache.forward(&self.stage, self.scaling.scales(), batch)
+    }
+
+    /// Logits `[S, V]` of the rows I32 `rows` `[S]` of what [`Decoder::hidden`] returned, in F32 (F64 for F64): in BF16, likely tokens
+    /// would often have equal ones.
+    pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
+        let x = embedding(hidden, rows)?;
         Head::logits(&x, self.head_weight()?, Fetched::none(), real_type(x.dtype()))
     }
 }
@@ -277,15 +295,6 @@ impl WeightSource for Unset<'_> {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
         Ok(Tensor::empty(self.0, &part.shape, DType::F32)?)
     }
-}
-
-/// Of which tokens logits are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// Of every new token.
-    All,
-    /// Of the last one.
-    Last,
 }
 
 fn no_head() -> Error {

@@ -5,22 +5,22 @@ mod config;
 mod decoder;
 mod family;
 mod gpt2;
+mod inference;
 mod llama;
 mod mistral;
 mod prefetch;
 mod qwen2;
 mod qwen3;
 mod rope;
-mod session;
 mod sizes;
 mod stage;
 
 pub use cohere::cohere;
 pub use config::ConfigFile;
-pub use decoder::{Decoder, Logits};
+pub use decoder::Decoder;
 pub use gpt2::gpt2;
+pub use inference::{InferenceBatch, KvCache, SequenceTokens};
 pub use rope::{RopeKind, RopeScaling};
-pub use session::Session;
 pub use sizes::{DecoderConfig, Positions};
 pub use stage::{Span, Stage, StageSaved};
 

@@ -392,6 +392,21 @@ impl Param {
         Ok(())
     }
 
+    /// Repeats the one scale of the codes for each row, for products with an operand that has a scale per row. No code changes.
+    pub fn repeat_scale(&mut self) -> Result<()> {
+        let Some(cast) = &mut self.cast else { return Ok(()) };
+        // Casts in each product have scales per row of their own.
+        cast.frozen = FrozenScale::default();
+        if let Some(codes) = cast.codes.as_mut().filter(|codes| codes.granularity == Granularity::PerTensor) {
+            let scale_inv = codes.scale_inv.to_vec::<f32>()?[0];
+            let shape = Granularity::PerRow.scales_shape(codes.rows, codes.columns);
+            let repeated = vec![scale_inv; shape[0]];
+            let scale_inv = Tensor::from_slice(codes.scale_inv.device(), &shape, &repeated)?;
+            *codes = QuantizedTensor { scale_inv, granularity: Granularity::PerRow, ..codes.only_rows() };
+        }
+        Ok(())
+    }
+
     /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product, or of a slice after the
     /// update.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<Option<NextCast>> {

@@ -94,6 +94,24 @@ impl Scales {
         self.slots.is_empty()
     }
 
+    /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
+    pub(super) fn scale_rows(&mut self) -> bool {
+        let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
+        if self.delayed.as_ref().is_some_and(is_known) {
+            return false;
+        }
+        let mut any = false;
+        for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| cast.granularity == Granularity::PerTensor) {
+            let how = match cast.scaling {
+                Scaling::Current(how) => how,
+                Scaling::Delayed { .. } => CurrentScaling::default(),
+            };
+            *cast = Cast { granularity: Granularity::PerRow, scaling: Scaling::Current(how), ..*cast };
+            any = true;
+        }
+        any
+    }
+
     /// The format of the cast in `slot`.
     pub fn format(&self, slot: Slot) -> DType {
         self.slots[slot.0].1.format

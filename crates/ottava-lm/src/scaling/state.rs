@@ -43,6 +43,12 @@ impl ScalingState {
         &self.scales
     }
 
+    /// Gives each row of an operand a scale of its own where tensors are scaled by their own amax, so that no row depends on others.
+    /// Returns whether any was.
+    pub fn scale_rows(&mut self) -> bool {
+        self.scales.scale_rows()
+    }
+
     /// The casts of a pass.
     pub fn casts(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: &self.scales, recorder: &mut self.recorder, mode }

@@ -46,9 +46,8 @@ pub struct Trainer {
     saver: Saver,
     config: RunConfig,
     template: FolderTemplate,
-    /// The tokenizer, for samples after the run.
-    pub tokenizer: Tokenizer,
-    /// The model, for samples after the run, with optimizer and step.
+    tokenizer: Tokenizer,
+    /// Model, optimizer and step.
     pub run: Run,
     /// The precision of the last step.
     precision: StepPrecision,
@@ -520,6 +519,13 @@ impl Trainer {
     /// Makes the trained model whole on each rank, for inference. All ranks call it after [`Trainer::run`].
     pub fn gather(&mut self) -> Result<()> {
         self.run.step.partition().gather(&mut self.run.model)
+    }
+
+    /// The model and its tokenizer, after the run. What else is in memory is freed.
+    pub fn into_model(self) -> (crate::models::Decoder, Tokenizer) {
+        let Trainer { saver, run, tokenizer, .. } = self;
+        drop(saver);
+        (run.model, tokenizer)
     }
 
     /// Whether this rank writes the run's files and reports its progress.

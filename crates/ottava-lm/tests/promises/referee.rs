@@ -1,8 +1,11 @@
 //! The same small models in PyTorch: logits, loss and gradients in F32, and fifty AdamW steps in F32 and BF16.
 //! `tests/data/README.md` says where the numbers come from.
 
-use crate::setup::{Training, devices, gradients, largest_error, logits, losses_and_gradients, recipe, relative_error};
-use ottava_lm::models::{ConfigFile, Decoder, Logits, decoder_config};
+use crate::setup::{
+    Training, devices, gradients, kv_cache, largest_error, logits, losses_and_gradients, next_logits, recipe,
+    relative_error,
+};
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::{Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::ops::transpose;
@@ -137,16 +140,17 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
 fn greedy_text_is_that_of_pytorch() {
     for model in ["gpt2", "cohere", "cohere_qk_norm"] {
         let expected = recorded(&format!("{model}/greedy")).to_vec::<i32>().unwrap();
+        let expected: Vec<u32> = expected.into_iter().map(|id| id as u32).collect();
         for device in devices() {
             let decoder = decoder(model, RecipeName::Fp32, &device);
-            let mut session = decoder.session(expected.len()).unwrap();
-            let (mut text, mut new) = (expected[..4].to_vec(), expected[..4].to_vec());
+            let mut cache = kv_cache(&decoder, expected.len());
+            let (mut text, mut new) = (expected[..4].to_vec(), 4);
             while text.len() < expected.len() {
-                let ids = Tensor::from_slice(&device, &[new.len()], &new).unwrap();
-                let logits = values(&decoder.logits(&ids, &mut session, Logits::Last).unwrap());
-                let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
-                new = vec![best as i32];
-                text.extend(&new);
+                let logits = values(&next_logits(&decoder, &mut cache, &text, new));
+                let last = &logits[logits.len() - decoder.config().vocabulary..];
+                let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+                text.push(best as u32);
+                new = 1;
             }
             assert_eq!(text, expected, "{model} on {device}");
         }

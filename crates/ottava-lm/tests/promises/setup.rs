@@ -5,7 +5,7 @@ use ottava_lm::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand, Sublayer,
 };
 use ottava_lm::mode::{Mode, StepPrecision};
-use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, Logits, decoder_config};
+use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
 use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Resident, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
@@ -241,10 +241,26 @@ pub fn precision(high: bool) -> StepPrecision {
     if high { StepPrecision::High } else { StepPrecision::Recipe }
 }
 
+/// A KV cache with room for `tokens` of one sequence, and its blocks.
+pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<i32>) {
+    const BLOCK_SIZE: usize = 16;
+    let blocks = tokens.div_ceil(BLOCK_SIZE);
+    let cache = decoder.kv_cache(blocks, BLOCK_SIZE, decoder.recipe().compute).expect("memory");
+    (cache, (0..blocks as i32).collect())
+}
+
+/// Logits of the `new` last ones of `tokens` of the sequence in `cache`.
+pub fn next_logits(decoder: &Decoder, (cache, blocks): &mut (KvCache, Vec<i32>), tokens: &[u32], new: usize) -> Tensor {
+    let batch = InferenceBatch::of(decoder.device(), &[SequenceTokens { tokens, new, blocks }]).expect("memory");
+    let hidden = decoder.hidden(&batch, cache).expect("forward runs");
+    let rows: Vec<i32> = (0..new as i32).collect();
+    decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")
+}
+
 /// Logits of all tokens of one sequence.
 pub fn logits(decoder: &Decoder, ids: &Tensor) -> Tensor {
-    let mut session = decoder.session(ids.len()).expect("memory");
-    decoder.logits(ids, &mut session, Logits::All).expect("forward runs")
+    let ids: Vec<u32> = ids.to_vec::<i32>().expect("ids").into_iter().map(|id| id as u32).collect();
+    next_logits(decoder, &mut kv_cache(decoder, ids.len()), &ids, ids.len())
 }
 
 /// Casts parameters for the coming step.

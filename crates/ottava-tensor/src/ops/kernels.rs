@@ -3,7 +3,8 @@
 use super::launch;
 use super::{
     adamw, add, attention, bias, cast, column_scales, compress, cross_entropy, delayed_scaling, embedding, gemm,
-    global_norm, gradient_codes, head_norm, quantize, random, rmsnorm, rope, scaled, swiglu, transpose,
+    global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, scaled, swiglu,
+    transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 
@@ -40,6 +41,7 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
+    all.extend(of(&paged_attention::SOURCE, paged_attention::VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
     all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));

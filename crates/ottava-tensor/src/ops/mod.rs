@@ -20,6 +20,7 @@ mod gradient_codes;
 mod head_norm;
 mod kernels;
 pub(crate) mod launch;
+mod paged_attention;
 mod quantize;
 mod random;
 mod rmsnorm;
@@ -32,7 +33,7 @@ pub use adamw::{
     AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw, adamw_amaxes,
 };
 pub use add::add;
-pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward, attention_cached};
+pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward};
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
@@ -46,6 +47,7 @@ pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::kernels;
+pub use paged_attention::{KvBlocks, PagedBatch, PagedLayout, append_kv, paged_attention};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::normal;

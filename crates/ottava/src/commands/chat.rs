@@ -3,7 +3,7 @@
 use super::inference::{Draws, Inference, with_model};
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
-use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::engine::complete;
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
 use std::io::{self, BufRead, IsTerminal};
@@ -42,6 +42,7 @@ impl ChatCommand {
             let capacity = self.max_length.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
             Ok((self.how.load(folder, &config, capacity)?, tokenizer, template, capacity))
         })?;
+        let mut engine = self.draws.engine(model, &[capacity], capacity)?;
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
         let asks = io::stdin().is_terminal() && io::stdout().is_terminal();
@@ -55,14 +56,13 @@ impl ChatCommand {
             let line = line.map_err(Error::io("standard input"))?;
             if !line.trim().is_empty() {
                 chat.messages.push(Chat::message("user", &line));
-                let how = Sampling {
-                    max_new_tokens: self.max_new_tokens,
-                    temperature: self.draws.temperature,
-                    top_p: self.draws.top_p,
-                    seed: self.draws.seed.wrapping_add(turn),
-                };
                 let ids = chat_prompt(&template, &tokenizer, &chat)?;
-                let answer = generate(&model, &tokenizer, ids, capacity, &how, &mut |text| out_part!("{text}"))?;
+                let request = self.draws.request(ids, self.max_new_tokens, turn);
+                let mut answer = String::new();
+                complete(&mut engine, &tokenizer, [request], &mut |_, text| out_part!("{text}"), &mut |_, done| {
+                    answer = done.text;
+                    Ok(())
+                })?;
                 out!();
                 chat.messages.push(Chat::message("assistant", &answer));
             }

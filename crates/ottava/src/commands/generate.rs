@@ -2,88 +2,199 @@
 
 use super::chat::{chat_prompt, chat_template};
 use super::inference::{Draws, Inference, with_model};
+use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
 use clap::Args;
-use ottava_lm::Result;
 use ottava_lm::data::{Chat, Tokenizer};
-use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::engine::{Completion, TextRequest, complete};
 use ottava_lm::models::{ConfigFile, decoder_config};
-use serde_json::json;
-use std::path::PathBuf;
+use ottava_lm::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Complete a text with a model.
+/// Complete texts with a model.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava generate runs/quickstart --prompt 'otter (noun):'
   ottava generate model/ --chat --prompt 'What is an otter?'
-  ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200")]
+  ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
+  ottava generate model/ --input prompts.jsonl --output completions.jsonl --kv-cache-dtype fp8")]
 pub struct Generate {
     /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
     model: PathBuf,
     /// The beginning of the text.
-    #[arg(long)]
-    prompt: String,
-    /// Take the prompt as a message to a chat model, rendered by the chat template of its folder.
+    #[arg(long, required_unless_present = "input", conflicts_with = "input")]
+    prompt: Option<String>,
+    /// A file of prompts, which are completed together: .jsonl with `prompt` or `messages` in each record, or .txt with a prompt on each
+    /// line.
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. The file is replaced.
+    #[arg(long, value_name = "FILE", requires = "input")]
+    output: Option<PathBuf>,
+    /// Take prompts as messages to a chat model, rendered by the chat template of its folder.
     #[arg(long)]
     chat: bool,
-    /// Tokens at most.
+    /// New tokens of each text at most.
     #[arg(long, default_value_t = 128)]
     max_new_tokens: usize,
     #[command(flatten)]
     draws: Draws,
     #[command(flatten)]
     how: Inference,
-    /// Print one JSON object with `prompt` and `text`.
+    /// Print a JSON object for each prompt, as for --input.
     #[arg(long)]
     json: bool,
 }
 
+/// A prompt with its tokens.
+struct Tokenized {
+    record: Map<String, Value>,
+    ids: Vec<u32>,
+}
+
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let (model, tokenizer, ids, capacity) = with_model(&self.model, |folder| {
+        let prompts = match (&self.prompt, &self.input) {
+            (Some(prompt), _) => vec![Prompt::of_text(prompt)],
+            (None, input) => read_prompts(input.as_deref().expect("one of them is required"))?,
+        };
+        let (model, tokenizer, prompts, capacity) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let tokenizer = Tokenizer::load(folder)?;
             let sizes = decoder_config(&config)?;
-            let ids = match self.chat {
-                true => {
-                    let messages = vec![Chat::message("user", &self.prompt)];
-                    chat_prompt(&chat_template(folder)?, &tokenizer, &Chat { messages, ..Chat::default() })?
-                }
-                false => tokenizer.encode_prompt(&self.prompt)?,
-            };
+            let prompts = self.tokenize(&prompts, folder, &tokenizer)?;
             // Positions beyond what is asked for would only cost memory.
-            let wanted = ids.len().saturating_add(self.max_new_tokens);
-            let capacity = wanted.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-            Ok((self.how.load(folder, &config, capacity)?, tokenizer, ids, capacity))
+            let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
+            let most = sizes.max_positions.min(sizes.window.unwrap_or(usize::MAX));
+            let capacity = longest.saturating_add(self.max_new_tokens).min(most);
+            if let Some(long) = prompts.iter().position(|prompt| prompt.ids.len() >= capacity) {
+                let tokens = prompts[long].ids.len();
+                let which = if self.input.is_some() { format!(" number {}", long + 1) } else { String::new() };
+                return Err(Error::Config(format!(
+                    "the prompt{which} has {tokens} tokens; the model has room for {capacity} with its completion"
+                )));
+            }
+            Ok((self.how.load(folder, &config, capacity)?, tokenizer, prompts, capacity))
         })?;
-        let how = Sampling {
-            max_new_tokens: self.max_new_tokens,
-            temperature: self.draws.temperature,
-            top_p: self.draws.top_p,
-            seed: self.draws.seed,
-        };
-        if self.json {
-            let (mut tokens, mut meter) = (0, Meter::new("generated", self.max_new_tokens as u64));
-            let text = generate(&model, &tokenizer, ids, capacity, &how, &mut |_| {
-                tokens += 1;
-                meter.at(tokens);
-            })?;
-            meter.finish(tokens);
-            print_json(&json!({"prompt": self.prompt, "text": text}));
-            return Ok(());
+        let lengths: Vec<usize> =
+            prompts.iter().map(|prompt| prompt.ids.len().saturating_add(self.max_new_tokens)).collect();
+        let mut engine = self.draws.engine(model, &lengths, capacity)?;
+        let requests: Vec<TextRequest> = (0..)
+            .zip(&prompts)
+            .map(|(number, prompt)| self.draws.request(prompt.ids.clone(), self.max_new_tokens, number))
+            .collect();
+        if self.input.is_none() && !self.json {
+            return self.stream(&tokenizer, &mut engine, requests);
         }
-        if !self.chat {
-            out_part!("{}", self.prompt);
+        let mut records = Records::to(self.output.as_deref())?;
+        let (mut tokens, mut meter) = (0, Meter::new("generated", (requests.len() * self.max_new_tokens) as u64));
+        let mut on_text = |_, _: &str| {
+            tokens += 1;
+            meter.at(tokens);
+        };
+        complete(&mut engine, &tokenizer, requests, &mut on_text, &mut |number, done| {
+            records.add(number, record(&prompts[number], &done))
+        })?;
+        records.finish()?;
+        meter.finish(engine.stats().generated_tokens);
+        Ok(())
+    }
+
+    /// The tokens of each prompt.
+    fn tokenize(&self, prompts: &[Prompt], folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<Tokenized>> {
+        let talks = self.chat || prompts.iter().any(|prompt| matches!(prompt, Prompt::Messages { .. }));
+        let template = talks.then(|| chat_template(folder)).transpose()?;
+        let of_chat = |messages: Vec<Value>| match &template {
+            Some(template) => chat_prompt(template, tokenizer, &Chat { messages, ..Chat::default() }),
+            None => unreachable!("there is a template where a prompt is a chat"),
+        };
+        let tokenize = |prompt: &Prompt| {
+            let (record, ids) = match prompt {
+                Prompt::Messages { messages, record } => (record, of_chat(messages.clone())?),
+                Prompt::Text { text, record } if self.chat => (record, of_chat(vec![Chat::message("user", text)])?),
+                Prompt::Text { text, record } => (record, tokenizer.encode_prompt(text)?),
+            };
+            if ids.is_empty() {
+                return Err(Error::Config(
+                    "the prompt is empty and the tokenizer has no token that ends a text; give a prompt".into(),
+                ));
+            }
+            Ok(Tokenized { record: record.clone(), ids })
+        };
+        prompts.iter().map(tokenize).collect()
+    }
+
+    /// Prints one text while it is generated.
+    fn stream(
+        &self,
+        tokenizer: &Tokenizer,
+        engine: &mut ottava_lm::engine::Engine,
+        requests: Vec<TextRequest>,
+    ) -> Result<()> {
+        if let Some(prompt) = self.prompt.as_ref().filter(|_| !self.chat) {
+            out_part!("{prompt}");
         }
         let (begin, mut tokens) = (Instant::now(), 0);
-        generate(&model, &tokenizer, ids, capacity, &how, &mut |text| {
-            tokens += 1;
-            out_part!("{text}");
+        complete(engine, tokenizer, requests, &mut |_, text| out_part!("{text}"), &mut |_, done| {
+            tokens = done.tokens;
+            Ok(())
         })?;
         out!();
         let seconds = begin.elapsed().as_secs_f64();
-        note!("generated {tokens} tokens in {seconds:.1} s, {:.0} tokens/s", f64::from(tokens) / seconds);
+        note!("generated {tokens} tokens in {seconds:.1} s, {:.0} tokens/s", tokens as f64 / seconds);
         Ok(())
+    }
+}
+
+/// The fields of the prompt's record, and the completion.
+fn record(prompt: &Tokenized, done: &Completion) -> Value {
+    let mut record = prompt.record.clone();
+    record.insert("text".into(), json!(done.text));
+    record.insert("finish_reason".into(), json!(done.reason));
+    record.insert("prompt_tokens".into(), json!(prompt.ids.len()));
+    record.insert("completion_tokens".into(), json!(done.tokens));
+    Value::Object(record)
+}
+
+/// Records that come in any order and are written in their own.
+struct Records {
+    file: Option<(BufWriter<File>, PathBuf)>,
+    next: usize,
+    early: BTreeMap<usize, Value>,
+}
+
+impl Records {
+    /// To a file, or to standard output.
+    fn to(path: Option<&Path>) -> Result<Records> {
+        let open = |path: &Path| -> Result<_> {
+            Ok((BufWriter::new(File::create(path).map_err(Error::io(path))?), path.to_path_buf()))
+        };
+        Ok(Records { file: path.map(open).transpose()?, next: 0, early: BTreeMap::new() })
+    }
+
+    fn add(&mut self, number: usize, record: Value) -> Result<()> {
+        self.early.insert(number, record);
+        while let Some(record) = self.early.remove(&self.next) {
+            self.next += 1;
+            match &mut self.file {
+                Some((file, path)) => {
+                    writeln!(file, "{record}").and_then(|()| file.flush()).map_err(Error::io(path.as_path()))?;
+                }
+                None => print_json(&record),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        match self.file {
+            Some((mut file, path)) => file.flush().map_err(Error::io(path)),
+            None => Ok(()),
+        }
     }
 }

@@ -4,6 +4,7 @@ use clap::Args;
 use ottava_lm::checkpoint::adapter::CONFIG_FILE;
 use ottava_lm::checkpoint::{AdapterFolder, Verify, latest_complete, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::recipe::RecipeName;
@@ -29,18 +30,71 @@ pub struct Inference {
     device: DeviceChoice,
 }
 
-/// How tokens are drawn.
+/// How tokens are drawn, and what ends a text.
 #[derive(Args)]
 pub struct Draws {
     /// 0 always takes the likeliest token.
     #[arg(long, default_value_t = 0.0)]
-    pub temperature: f64,
+    temperature: f64,
+    /// Draw from this many of the likeliest tokens.
+    #[arg(long)]
+    top_k: Option<usize>,
     /// Draw from the likeliest tokens that together have this probability.
     #[arg(long, default_value_t = 1.0)]
-    pub top_p: f64,
+    top_p: f64,
+    /// Draw from tokens with at least this share of the likeliest one's probability.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f64,
+    /// Divides positive logits of tokens that the text has, and multiplies negative ones.
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f64,
+    /// Subtracted from logits of tokens that the new text has.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f64,
+    /// Subtracted from logits of tokens for each time that the new text has them.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f64,
     /// Decides the draws.
     #[arg(long, default_value_t = 0)]
-    pub seed: u64,
+    seed: u64,
+    /// End the new text before this string; may be given several times.
+    #[arg(long)]
+    stop: Vec<String>,
+    /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
+    #[arg(long, default_value = "auto")]
+    kv_cache_dtype: KvCacheDtype,
+}
+
+impl Draws {
+    /// The request number `number` for up to `max_new_tokens` tokens after `prompt`.
+    pub fn request(&self, prompt: Vec<u32>, max_new_tokens: usize, number: u64) -> TextRequest {
+        let Draws { temperature, top_k, top_p, min_p, .. } = *self;
+        let Draws { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
+        let sampling = Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias: Vec::new(),
+            seed: self.seed.wrapping_add(number),
+        };
+        let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
+        TextRequest { request, stop: self.stop.clone() }
+    }
+
+    /// An engine for requests of `lengths` tokens, completions included, of at most `capacity`.
+    pub fn engine(&self, model: Decoder, lengths: &[usize], capacity: usize) -> Result<Engine> {
+        let lengths = lengths.iter().copied();
+        let options = EngineOptions::for_lengths(&model, lengths, capacity, self.kv_cache_dtype)?;
+        let engine = Engine::new(model, &options)?;
+        if engine.scales_by_token() {
+            tracing::info!("each token's activations have scales of their own, so that no text depends on others");
+        }
+        Ok(engine)
+    }
 }
 
 /// How often a run's newest checkpoint may be deleted while it is being read.

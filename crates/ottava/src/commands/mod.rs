@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod merge;
 pub mod plan;
 pub mod prepare;
+mod prompts;
 pub mod train;
 
 use ottava_lm::config::RunConfig;

@@ -5,7 +5,7 @@ use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::generate::{Sampling, generate};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
 use ottava_lm::param::Description;
 use ottava_lm::trainer::{Start, Trainer};
 use ottava_lm::{Error, Result, interrupt};
@@ -87,7 +87,8 @@ impl Train {
             ));
         }
         progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
-        let samples = samples(&mut trainer, &config).map_err(|error| match error {
+        let (output_dir, evals) = (trainer.output_dir().to_path_buf(), evals.to_vec());
+        let samples = samples(trainer, &config).map_err(|error| match error {
             Error::Cancelled(_) => Error::Interrupted(
                 "stopped by a signal while samples were generated; the run is complete and saved".into(),
             ),
@@ -96,11 +97,11 @@ impl Train {
         if self.json {
             let last = last.as_ref();
             print_json(&json!({
-                "output_dir": trainer.output_dir(),
+                "output_dir": output_dir,
                 "step": last.map(|r| r.step),
                 "loss": last.map(|r| r.loss),
-                "eval_loss": trainer.eval_losses().last().map(|(_, loss)| loss),
-                "initial_eval_loss": trainer.eval_losses().first().map(|(_, loss)| loss),
+                "eval_loss": evals.last().map(|(_, loss)| loss),
+                "initial_eval_loss": evals.first().map(|(_, loss)| loss),
                 "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),
                 "samples": samples,
             }));
@@ -114,23 +115,29 @@ impl Train {
 }
 
 /// Completions of the configured prompts, each with its prompt.
-fn samples(trainer: &mut Trainer, config: &RunConfig) -> Result<Vec<String>> {
+fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let g = &config.generation;
-    let prompts = g.prompts.iter().enumerate();
-    prompts
-        .map(|(i, prompt)| {
-            let how = Sampling {
-                max_new_tokens: g.max_new_tokens,
-                temperature: g.temperature,
-                top_p: g.top_p,
-                seed: config.seed.wrapping_add(i as u64),
-            };
-            let Trainer { run, tokenizer, .. } = &*trainer;
-            let ids = tokenizer.encode_prompt(prompt)?;
-            let text = generate(&run.model, tokenizer, ids, config.data.max_length, &how, &mut |_| {})?;
-            Ok(format!("{prompt}{text}"))
-        })
-        .collect()
+    let (model, tokenizer) = trainer.into_model();
+    let mut requests = Vec::new();
+    for (prompt, number) in g.prompts.iter().zip(0..) {
+        let sampling = Sampling {
+            temperature: g.temperature,
+            top_p: g.top_p,
+            seed: config.seed.wrapping_add(number),
+            ..Sampling::default()
+        };
+        let (prompt, max_new_tokens) = (tokenizer.encode_prompt(prompt)?, g.max_new_tokens);
+        let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
+        requests.push(TextRequest { request, stop: Vec::new() });
+    }
+    let lengths = requests.iter().map(|each| each.request.prompt.len().saturating_add(g.max_new_tokens));
+    let options = EngineOptions::for_lengths(&model, lengths, config.data.max_length, KvCacheDtype::Auto)?;
+    let mut samples = g.prompts.clone();
+    complete(&mut Engine::new(model, &options)?, &tokenizer, requests, &mut |_, _| {}, &mut |number, done| {
+        samples[number] += &done.text;
+        Ok(())
+    })?;
+    Ok(samples)
 }
 
 /// The numbers of a model's parameters.

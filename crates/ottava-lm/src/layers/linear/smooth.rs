@@ -8,7 +8,7 @@ use super::super::cast::OperandCast;
 use super::{Linear, LinearConfig, Parts};
 use crate::context::Context;
 use crate::error::Result;
-use crate::mode::Mode;
+use crate::mode::{Mode, Pass};
 use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
 use crate::scaling::Slot;
@@ -73,7 +73,11 @@ impl DownProjection {
     ) -> Result<(Tensor, ColumnScales)> {
         let SmoothCasts { input: input_slot, weight: weight_slot } = casts;
         let Context { casts: pass, fetched, .. } = context;
-        let columns = column_scales(x)?;
+        let mut columns = column_scales(x)?;
+        if pass.mode.pass == Pass::Inference {
+            // The amax of a column is one over all requests.
+            columns = Tensor::from_slice(x.device(), columns.shape(), &vec![1f32; columns.len()])?;
+        }
         let x = scale_columns(x, &columns)?;
         let input = pass.freeze(input_slot, &x)?;
         let x = pass.quantize(input_slot, &input, &x, CodeCopies::Rows)?;

@@ -27,20 +27,19 @@ __device__ __forceinline__ int end_of_queries(const Documents& documents, int b,
     return documents.at ? min(seq_len, documents.at[document_of(documents, b * seq_len + j) + 1] - b * seq_len) : seq_len;
 }
 
-// Grid (queries of a sequence, heads, sequences). Query i sees the keys of its document up to start + i. Shared memory: one float per key.
-extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, const X* v, int q_stride, int kv_stride,
-                                     int o_stride, int seq_len, int heads, int group, int dim, int start, float scale,
-                                     const int* cu_seqlens, int documents) {
+// Grid (queries of a sequence, heads, sequences). Query i sees the keys of its document up to its own. Shared memory: one float per key.
+extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, const X* v, int stride, int o_stride, int seq_len,
+                                     int heads, int group, int dim, float scale, const int* cu_seqlens, int documents) {
     extern __shared__ float p[];
-    const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, keys = start + i + 1;
+    const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, keys = i + 1;
     const int first = first_key({cu_seqlens, documents}, b, i, seq_len);
-    const X* query = q + (u64)(b * seq_len + i) * q_stride + h * dim;
-    const X* key = k + (u64)b * seq_len * kv_stride + h / group * dim;
-    const X* value = v + (u64)b * seq_len * kv_stride + h / group * dim;
+    const X* query = q + (u64)(b * seq_len + i) * stride + h * dim;
+    const X* key = k + (u64)b * seq_len * stride + h / group * dim;
+    const X* value = v + (u64)b * seq_len * stride + h / group * dim;
     float largest = -INFINITY;
     for (int j = first + threadIdx.x; j < keys; j += blockDim.x) {
         float dot = 0.0f;
-        for (int d = 0; d < dim; d++) dot += load(query[d]) * load(key[(u64)j * kv_stride + d]);
+        for (int d = 0; d < dim; d++) dot += load(query[d]) * load(key[(u64)j * stride + d]);
         p[j] = dot * scale;
         largest = fmaxf(largest, p[j]);
     }
@@ -51,18 +50,12 @@ extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, c
         sum += p[j];
     }
     sum = block_sum(sum);
-    if (lse && threadIdx.x == 0) lse[((u64)b * heads + h) * seq_len + i] = largest + logf(sum);
+    if (threadIdx.x == 0) lse[((u64)b * heads + h) * seq_len + i] = largest + logf(sum);
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         float out = 0.0f;
-        for (int j = first; j < keys; j++) out += p[j] / sum * load(value[(u64)j * kv_stride + d]);
+        for (int j = first; j < keys; j++) out += p[j] / sum * load(value[(u64)j * stride + d]);
         store(&o[(u64)(b * seq_len + i) * o_stride + h * dim + d], out);
     }
-}
-
-// Writes keys and values of new rows to the cache; grid over rows.
-extern "C" __global__ void append(X* cache, const X* kv, int kv_stride, int width) {
-    for (int c = threadIdx.x; c < width; c += blockDim.x)
-        cache[(u64)blockIdx.x * width + c] = kv[(u64)blockIdx.x * kv_stride + c];
 }
 
 // delta = Σ do · o per query and head; grid (queries, heads, sequences).

@@ -104,13 +104,11 @@ pub(super) fn attention(
         Arg::Ptr(k),
         Arg::Ptr(v),
         Arg::I32(l.qkv_width() as i32),
-        Arg::I32(l.qkv_width() as i32),
         Arg::I32(l.output_width() as i32),
         Arg::I32(l.seq_len as i32),
         Arg::I32(l.heads as i32),
         Arg::I32((l.heads / l.kv_heads) as i32),
         Arg::I32(l.head_dim as i32),
-        Arg::I32(0),
         Arg::F32(l.scale() as f32),
     ];
     let args = [args.as_slice(), &documents(cu_seqlens)].concat();
@@ -177,48 +175,4 @@ pub(super) fn attention_backward(
     let bytes = shared(2 * l.seq_len)?;
     // SAFETY: as above; shared memory holds two values per query.
     unsafe { gpu.launch(&kernel("attention_dkv")?, grid(l.seq_len, l.kv_heads, l.batch), BLOCK, bytes, &args) }
-}
-
-pub(super) fn attention_cached(
-    gpu: &Arc<CudaDevice>,
-    qkv: &Tensor,
-    cache: &mut Tensor,
-    l: AttentionLayout,
-    start: usize,
-    o: &mut Tensor,
-) -> Result<()> {
-    let [q, new_keys, _] = parts(qkv.device_ptr(), qkv.dtype(), l);
-    let width = 2 * l.kv_heads * l.head_dim;
-    let kernel =
-        |entry| -> Result<Kernel> { Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry }) };
-    let row = (width * qkv.dtype().size()) as u64;
-    let args = [
-        Arg::Ptr(cache.device_ptr_mut() + start as u64 * row),
-        Arg::Ptr(new_keys),
-        Arg::I32(l.qkv_width() as i32),
-        Arg::I32(width as i32),
-    ];
-    // SAFETY: rows `start .. start + seq_len` exist in the cache, checked by the op.
-    unsafe { gpu.launch(&kernel("append")?, [l.seq_len as u32, 1, 1], BLOCK, 0, &args)? };
-    let keys = cache.device_ptr();
-    let args = [
-        Arg::Ptr(o.device_ptr_mut()),
-        Arg::Ptr(0),
-        Arg::Ptr(q),
-        Arg::Ptr(keys),
-        Arg::Ptr(keys + row / 2),
-        Arg::I32(l.qkv_width() as i32),
-        Arg::I32(width as i32),
-        Arg::I32(l.output_width() as i32),
-        Arg::I32(l.seq_len as i32),
-        Arg::I32(l.heads as i32),
-        Arg::I32((l.heads / l.kv_heads) as i32),
-        Arg::I32(l.head_dim as i32),
-        Arg::I32(start as i32),
-        Arg::F32(l.scale() as f32),
-    ];
-    let args = [args.as_slice(), &documents(None)].concat();
-    let bytes = shared(start + l.seq_len)?;
-    // SAFETY: as above; shared memory holds one score per key.
-    unsafe { gpu.launch(&kernel("attention")?, grid(l.seq_len, l.heads, 1), BLOCK, bytes, &args) }
 }

@@ -153,27 +153,3 @@ pub fn attention_backward(
     }
     Ok(dqkv)
 }
-
-/// Attention of new tokens over a KV cache, for generation.
-///
-/// `qkv` holds the `layout.seq_len` newest tokens of one sequence, at positions `start..`; their keys and values are written to
-/// `cache` `[capacity, 2·H_kv·D]` (key heads, then value heads), whose earlier rows hold the earlier tokens. Returns `o`.
-pub fn attention_cached(qkv: &Tensor, cache: &mut Tensor, layout: AttentionLayout, start: usize) -> Result<Tensor> {
-    layout.check(qkv, layout.seq_len)?;
-    let [capacity, width] = cache.dims("attention_cached: cache")?;
-    cache.expect_dtype("attention_cached: cache", &[qkv.dtype()])?;
-    if layout.batch != 1 || width != 2 * layout.kv_heads * layout.head_dim || start + layout.seq_len > capacity {
-        return Err(Error::Value(format!(
-            "attention_cached: positions {start}..{} of one sequence do not fit a cache of shape {:?}",
-            start + layout.seq_len,
-            cache.shape()
-        )));
-    }
-    let mut o = Tensor::empty(qkv.device(), &[layout.seq_len, layout.output_width()], qkv.dtype())?;
-    match qkv.device() {
-        Device::Cpu => cpu::attention_cached(qkv, cache, layout, start, &mut o),
-        Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::attention_cached(gpu, qkv, cache, layout, start, &mut o)?,
-    }
-    Ok(o)
-}

@@ -102,27 +102,6 @@ fn attention_backward_is_the_gradient() {
     }
 }
 
-#[test]
-fn cached_attention_matches_one_pass() {
-    for dtype in [DType::F32, DType::BF16] {
-        let l = layout(1, 9, 4, 2, 8);
-        let qkv = normals("qkv", &[9, l.qkv_width()], dtype);
-        // The plain GPU kernel and cuDNN differ as in the test above; on the CPU both results are bit-identical.
-        parity(std::slice::from_ref(&qkv), Tolerance::Steps(dtype, 64.0), |x| {
-            let mut cache = Tensor::zeros(x[0].device(), &[12, 32], dtype)?;
-            let mut pieces = Tensor::empty(x[0].device(), &[9, l.output_width()], dtype)?;
-            for (start, end) in [(0, 4), (4, 5), (5, 9)] {
-                let new = AttentionLayout { seq_len: end - start, ..l };
-                pieces.copy_from(start, &attention_cached(&x[0].rows(start, end)?, &mut cache, new, start)?)?;
-            }
-            Ok(vec![pieces])
-        });
-        let mut cache = Tensor::zeros(&Device::Cpu, &[9, 32], dtype).unwrap();
-        let cached = attention_cached(&qkv, &mut cache, l, 0).unwrap();
-        assert_close("cached against plain", &attention(&qkv, None, l).unwrap().0, &cached, Tolerance::Exact);
-    }
-}
-
 /// On a GPU, documents of several lengths, up to a whole row, beside the plain kernels in F32; with heads that share keys or not.
 #[test]
 fn packed_documents_agree_across_devices() {

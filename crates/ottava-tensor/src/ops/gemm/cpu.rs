@@ -6,8 +6,9 @@
 //! operands are always multiplied and added with two roundings.
 
 use super::Operand;
-use crate::element::{Float, Real, with_float};
-use crate::granularity::Granularity;
+use super::few_rows;
+use super::packed::{BLOCK, Scales, pack, panel};
+use crate::element::{Float, Real};
 use crate::ops::real_type;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
@@ -15,12 +16,13 @@ use rayon::prelude::*;
 /// Rows and columns of the register tile.
 const MR: usize = 8;
 const NR: usize = 32;
-/// Terms per partial sum.
-const BLOCK: usize = 128;
 
 /// Bytes of the packed operands.
 pub(super) fn scratch(a: Operand, b: Operand) -> Result<usize> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
+    if few_rows::reads_in_place(a, b)? {
+        return Ok(few_rows::scratch(m, n, k));
+    }
     let size = real_type(a.matrix("gemm: a")?.0.dtype()).size();
     Ok((m.next_multiple_of(MR) + n.next_multiple_of(NR)) * k * size)
 }
@@ -33,6 +35,10 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
         tiles(out.host_mut::<f64>(), n, add, |i, j| {
             f64::tile::<false>(panel::<_, MR>(&x, k, i), panel::<_, NR>(&y, k, j))
         });
+        return Ok(());
+    }
+    if few_rows::reads_in_place(a, b)? {
+        few_rows::gemm(a, b, out, add)?;
         return Ok(());
     }
     let exact = x.0.dtype() != DType::F32;
@@ -61,27 +67,6 @@ pub(super) fn gemm(a: Operand, b: Operand, out: &mut Tensor, add: bool) -> Resul
     Ok(())
 }
 
-/// Inverse scales of an operand.
-#[derive(Clone, Copy)]
-struct Scales<'a> {
-    granularity: Granularity,
-    shape: &'a [usize],
-    values: &'a [f32],
-}
-
-impl<'a> Scales<'a> {
-    fn of(operand: Operand<'a>) -> Option<Scales<'a>> {
-        let (scale_inv, granularity) = operand.scale_inv()?;
-        Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
-    }
-
-    /// Inverse scales of the rows of a panel at a block along `K`. Rows beyond the matrix are not stored.
-    fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
-        let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);
-        std::array::from_fn(|i| self.values.get(at(i)).copied().unwrap_or_default())
-    }
-}
-
 fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
     for (sums, a) in sums.iter_mut().zip(a) {
         sums.iter_mut().zip(b).for_each(|(sum, b)| *sum *= a * b);
@@ -97,42 +82,6 @@ fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usiz
         total.as_flattened_mut().iter_mut().zip(sums.as_flattened()).for_each(|(total, sum)| *total += sum);
     }
     total
-}
-
-/// Panels of `P` rows, each `[K, P]`, in the arithmetic type; missing rows are zero.
-fn pack<R: Real, const P: usize>((x, transposed): (&Tensor, bool), rows: usize, k: usize) -> Vec<R> {
-    let mut panels = vec![R::default(); rows.div_ceil(P) * P * k];
-    let width = x.shape()[1];
-    with_float!(x.dtype(), S => {
-        let x: &[S] = x.host();
-        panels.par_chunks_mut((P * k).max(1)).enumerate().for_each(|(panel, out)| {
-            let first = panel * P;
-            let count = P.min(rows - first);
-            if transposed {
-                for (p, out) in out.chunks_exact_mut(P).enumerate() {
-                    for (out, x) in out.iter_mut().zip(&x[p * width + first..][..count]) {
-                        *out = widen(*x);
-                    }
-                }
-            } else {
-                for i in 0..count {
-                    for (p, x) in x[(first + i) * width..][..k].iter().enumerate() {
-                        out[p * P + i] = widen(*x);
-                    }
-                }
-            }
-        });
-    });
-    panels
-}
-
-#[inline(always)]
-fn widen<S: Float, R: Real>(x: S) -> R {
-    R::of(x.load().to_f64())
-}
-
-fn panel<R, const P: usize>(panels: &[R], k: usize, i: usize) -> &[R] {
-    &panels[i * P * k..][..P * k]
 }
 
 fn store(out: &mut Tensor, n: usize, add: bool, tile: impl Fn(usize, usize) -> Sums<f32> + Sync) {

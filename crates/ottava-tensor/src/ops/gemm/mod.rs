@@ -2,6 +2,8 @@
 
 mod cpu;
 mod cuda;
+mod few_rows;
+mod packed;
 #[cfg(test)]
 mod tests;
 

@@ -356,3 +356,56 @@ fn dry_products_are_checked_and_counted() {
         assert_eq!(device.tracker().unwrap().take_peak().bytes, 0, "{device}");
     }
 }
+
+/// Rows of `a` give the same bits alone and beside others: few rows read `b` where it lies, more read a packed copy.
+#[test]
+fn products_of_few_rows_have_the_bits_of_packed_ones() {
+    use crate::Granularity::{self, Blocks1x128, Blocks128x128, Mx, PerRow, PerTensor};
+    let many = 40;
+    for (n, k) in [(1, 1), (37, 129), (48, 300)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let (a, b) = (normals("a", &[many, k], dtype), normals("b", &[n, k], dtype));
+            let addend = normals("c", &[many, n], dtype);
+            let of = |rows: usize| {
+                let a = a.rows(0, rows).unwrap();
+                let (a, b) = (Operand::plain(&a), Operand::plain(&b));
+                let plus = gemm_nt_plus(a, b, &addend.rows(0, rows).unwrap(), Accumulation::Exact).unwrap();
+                [product(a, b, DType::F32).unwrap(), plus]
+            };
+            let all = of(many);
+            for rows in [1, 2, 3, 8, 13, 32] {
+                for (few, all) in of(rows).iter().zip(&all) {
+                    let what = format!("{rows} rows of {dtype}, {n} x {k}");
+                    assert_close(&what, few, &all.rows(0, rows).unwrap(), Tolerance::Exact);
+                }
+            }
+        }
+        let pairs: [(Granularity, Granularity); 5] = [
+            (PerTensor, PerTensor),
+            (PerRow, PerRow),
+            (Blocks1x128, Blocks1x128),
+            (Blocks1x128, Blocks128x128),
+            (Mx, Mx),
+        ];
+        for (of_a, of_b) in pairs {
+            let cast = |x: &Tensor, granularity, format| match granularity {
+                PerTensor => fp8(x, format, 64.0, CodeCopies::Rows).unwrap(),
+                own => {
+                    let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1).unwrap());
+                    quantize_blocks(x, format, own, how, CodeCopies::Rows, &mut seen, 0).unwrap()
+                }
+            };
+            for format in [DType::E4M3, DType::E5M2] {
+                let (a, b) = (normals("a", &[many, k], DType::BF16), normals("b", &[n, k], DType::BF16));
+                let b = cast(&b, of_b, format);
+                let of = |rows: usize| {
+                    let a = cast(&a.rows(0, rows).unwrap(), of_a, DType::E4M3);
+                    product(Operand::Rows(&a), Operand::Rows(&b), DType::BF16).unwrap()
+                };
+                let all = of(many).rows(0, 5).unwrap();
+                let what = format!("{of_a} · {of_b}, {format}, {n} x {k}");
+                assert_close(&what, &of(5), &all, Tolerance::Exact);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Operands as the kernels read them: panels of rows in the arithmetic type, and scales.
+
+use super::Operand;
+use crate::Tensor;
+use crate::element::{Float, Real, with_float};
+use crate::granularity::Granularity;
+use rayon::prelude::*;
+
+/// Terms per partial sum.
+pub(super) const BLOCK: usize = 128;
+
+/// Inverse scales of an operand.
+#[derive(Clone, Copy)]
+pub(super) struct Scales<'a> {
+    pub(super) granularity: Granularity,
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl<'a> Scales<'a> {
+    pub(super) fn of(operand: Operand<'a>) -> Option<Scales<'a>> {
+        let (scale_inv, granularity) = operand.scale_inv()?;
+        Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
+    }
+
+    /// Inverse scales of the rows of a panel at a block along `K`. Rows beyond the matrix are not stored.
+    pub(super) fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
+        let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);
+        std::array::from_fn(|i| self.values.get(at(i)).copied().unwrap_or_default())
+    }
+}
+
+/// Panels of `P` rows, each `[K, P]`, in the arithmetic type; missing rows are zero.
+pub(super) fn pack<R: Real, const P: usize>((x, transposed): (&Tensor, bool), rows: usize, k: usize) -> Vec<R> {
+    let mut panels = vec![R::default(); rows.div_ceil(P) * P * k];
+    let width = x.shape()[1];
+    with_float!(x.dtype(), S => {
+        let x: &[S] = x.host();
+        panels.par_chunks_mut((P * k).max(1)).enumerate().for_each(|(panel, out)| {
+            let first = panel * P;
+            let count = P.min(rows - first);
+            if transposed {
+                for (p, out) in out.chunks_exact_mut(P).enumerate() {
+                    for (out, x) in out.iter_mut().zip(&x[p * width + first..][..count]) {
+                        *out = widen(*x);
+                    }
+                }
+            } else {
+                for i in 0..count {
+                    for (p, x) in x[(first + i) * width..][..k].iter().enumerate() {
+                        out[p * P + i] = widen(*x);
+                    }
+                }
+            }
+        });
+    });
+    panels
+}
+
+#[inline(always)]
+fn widen<S: Float, R: Real>(x: S) -> R {
+    R::of(x.load().to_f64())
+}
+
+pub(super) fn panel<R, const P: usize>(panels: &[R], k: usize, i: usize) -> &[R] {
+    &panels[i * P * k..][..P * k]
+}

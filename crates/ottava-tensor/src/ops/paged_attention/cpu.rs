@@ -1,0 +1,209 @@
+//! Sums have the order of `attention/cpu.rs`, so a sequence has the same bits here and there.
+
+use super::{KvBlocks, PagedBatch, PagedLayout};
+use crate::element::{Float, Real, with_float};
+use crate::fp8::E4M3;
+use crate::ops::CurrentScaling;
+use crate::ops::quantize::cpu::current_scale;
+use crate::{DType, Error, Result, Tensor};
+use half::bf16;
+use rayon::prelude::*;
+
+/// The new tokens of a sequence, and where its keys and values are.
+struct Sequence<'a> {
+    first_token: usize,
+    new: usize,
+    context: usize,
+    blocks: &'a [i32],
+}
+
+/// The sequences that have new tokens. Errors for indices outside of `tokens` or the cache.
+fn sequences<'a>(batch: &PagedBatch<'a>, tokens: usize, cache: &KvBlocks) -> Result<Vec<Sequence<'a>>> {
+    let (starts, lens) = (batch.query_starts.host::<i32>(), batch.context_lens.host::<i32>());
+    let per_row = batch.block_tables.shape()[1];
+    let mut found = Vec::new();
+    for (r, (start, &context)) in starts.windows(2).zip(lens).enumerate() {
+        let [first, end] = [start[0], start[1]];
+        if first == end {
+            continue;
+        }
+        let blocks = &batch.block_tables.host::<i32>()[r * per_row..][..per_row];
+        let used = (context.max(0) as usize).div_ceil(cache.block_size());
+        let fits = 0 <= first && first < end && end as usize <= tokens && end - first <= context;
+        let in_cache = |block: &i32| (0..cache.data.shape()[0] as i32).contains(block);
+        if !fits || used > per_row || !blocks[..used].iter().all(in_cache) {
+            return Err(Error::Value(format!(
+                "paged attention: tokens {first}..{end} of {tokens}, the last of {context} of sequence {r} in blocks {:?}, do not fit a cache of shape {:?}",
+                &blocks[..used.min(per_row)],
+                cache.data.shape()
+            )));
+        }
+        let (first_token, new, context) = (first as usize, (end - first) as usize, context as usize);
+        found.push(Sequence { first_token, new, context, blocks: &blocks[..used] });
+    }
+    Ok(found)
+}
+
+/// The index of a head's row of a token in `[blocks, 2, H_kv, block size]`; `part` is 0 for keys, 1 for values.
+fn row_of(s: &Sequence, position: usize, block_size: usize, kv_heads: usize, part: usize, head: usize) -> usize {
+    let block = s.blocks[position / block_size] as usize;
+    ((block * 2 + part) * kv_heads + head) * block_size + position % block_size
+}
+
+pub(super) fn append_kv(qkv: &Tensor, cache: &mut KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<()> {
+    let sequences = sequences(batch, qkv.shape()[0], cache)?;
+    let block_size = cache.block_size();
+    with_float!(qkv.dtype(), S => {
+        let KvBlocks { data, scale_inv } = cache;
+        // (token of the batch, position, sequence)
+        let tokens = || sequences.iter().flat_map(|s| (0..s.new).map(move |i| (s.first_token + i, s.context - s.new + i, s)));
+        let write = |at: &mut dyn FnMut(usize, &[S])| {
+            for (token, position, s) in tokens() {
+                let row = &qkv.host::<S>()[token * l.qkv_width()..][..l.qkv_width()];
+                for (i, x) in row[l.output_width()..].chunks_exact(l.head_dim).enumerate() {
+                    at(row_of(s, position, block_size, l.kv_heads, i / l.kv_heads, i % l.kv_heads), x);
+                }
+            }
+        };
+        match (data.dtype(), scale_inv) {
+            (DType::E4M3, Some(scale_inv)) => {
+                let (codes, scales) = (data.host_mut::<E4M3>(), scale_inv.host_mut::<f32>());
+                write(&mut |row, x| {
+                    scales[row] = encode(x, &mut codes[row * l.head_dim..][..l.head_dim]);
+                });
+            }
+            (dtype, _) if dtype == qkv.dtype() => {
+                let values = data.host_mut::<S>();
+                write(&mut |row, x| values[row * l.head_dim..][..l.head_dim].copy_from_slice(x));
+            }
+            _ => {
+                let values = data.host_mut::<bf16>();
+                write(&mut |row, x| {
+                    for (value, x) in values[row * l.head_dim..].iter_mut().zip(x) {
+                        *value = bf16::from_f32(x.load().to_f64() as f32);
+                    }
+                });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The codes of `x`; returns their inverse scale.
+fn encode<S: Float>(x: &[S], codes: &mut [E4M3]) -> f32 {
+    let wide = |x: &S| x.load().to_f64() as f32;
+    let amax = x.iter().map(|x| wide(x).abs()).fold(0.0, f32::max);
+    let largest = DType::E4M3.max_finite().expect("E4M3 is finite");
+    let scale = current_scale(amax, largest, f32::MAX, CurrentScaling::default());
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = E4M3::from_f32(wide(x) * scale);
+    }
+    1.0 / scale
+}
+
+pub(super) fn paged_attention(
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    batch: &PagedBatch,
+    l: PagedLayout,
+    o: &mut Tensor,
+) -> Result<()> {
+    let sequences = sequences(batch, qkv.shape()[0], cache)?;
+    with_float!(qkv.dtype(), S => {
+        let gather: Gather<<S as Float>::Real> = with_float!(cache.dtype(), C => gather::<C, <S as Float>::Real>);
+        forward::<S>(gather, qkv, cache, &sequences, l, o);
+    });
+    Ok(())
+}
+
+fn forward<S: Float>(
+    gather: Gather<S::Real>,
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    sequences: &[Sequence],
+    l: PagedLayout,
+    o: &mut Tensor,
+) {
+    let group = l.heads / l.kv_heads;
+    let tasks: Vec<(&Sequence, usize)> = sequences.iter().flat_map(|s| (0..l.kv_heads).map(move |h| (s, h))).collect();
+    let outputs: Vec<Vec<S::Real>> = tasks
+        .par_iter()
+        .map(|&(s, kv_head)| {
+            let (keys, values) = gather(cache, s, l, kv_head);
+            let mut out = vec![S::Real::default(); s.new * group * l.head_dim];
+            let mut p = vec![S::Real::default(); s.context];
+            for (i, out) in out.chunks_exact_mut(group * l.head_dim).enumerate() {
+                let row = &qkv.host::<S>()[(s.first_token + i) * l.qkv_width()..];
+                let seen = s.context - s.new + i + 1;
+                for (g, out) in out.chunks_exact_mut(l.head_dim).enumerate() {
+                    let query = &row[(kv_head * group + g) * l.head_dim..][..l.head_dim];
+                    attend(query, &keys, &values, &mut p[..seen], S::Real::of(l.scale()), out);
+                }
+            }
+            out
+        })
+        .collect();
+    let o = o.host_mut::<S>();
+    for (&(s, kv_head), output) in tasks.iter().zip(&outputs) {
+        for (i, from) in output.chunks_exact(group * l.head_dim).enumerate() {
+            let to = &mut o[(s.first_token + i) * l.output_width() + kv_head * group * l.head_dim..];
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = S::store(x));
+        }
+    }
+}
+
+/// See [`gather`].
+type Gather<R> = fn(&KvBlocks, &Sequence, PagedLayout, usize) -> (Vec<R>, Vec<R>);
+
+/// Keys of a head, transposed, `[D, context]`, and its values `[context, D]`.
+fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, l: PagedLayout, head: usize) -> (Vec<R>, Vec<R>) {
+    let (size, dim) = (cache.block_size(), l.head_dim);
+    let data = cache.data.host::<C>();
+    let scales = cache.scale_inv.as_ref().map(|scales| scales.host::<f32>());
+    // A product of code and scale is rounded to F32, as a kernel does it.
+    let value = |x: C, row: usize| match scales {
+        Some(scales) => R::of(f64::from(x.load().to_f64() as f32 * scales[row])),
+        None => R::of(x.load().to_f64()),
+    };
+    let (mut keys, mut values) = (vec![R::default(); s.context * dim], vec![R::default(); s.context * dim]);
+    for first in (0..s.context).step_by(size) {
+        let count = size.min(s.context - first);
+        let [of_keys, of_values] = [0, 1].map(|part| row_of(s, first, size, l.kv_heads, part, head));
+        let block = &data[of_keys * dim..][..count * dim];
+        for (d, keys) in keys.chunks_exact_mut(s.context).enumerate() {
+            for (t, key) in keys[first..first + count].iter_mut().enumerate() {
+                *key = value(block[t * dim + d], of_keys + t);
+            }
+        }
+        let block = &data[of_values * dim..][..count * dim];
+        for (i, (to, &x)) in values[first * dim..].iter_mut().zip(block).enumerate() {
+            *to = value(x, of_values + i / dim);
+        }
+    }
+    (keys, values)
+}
+
+/// Adds attention of one query to `out`, with room for the probabilities `p` of the keys it sees.
+fn attend<S: Float>(
+    query: &[S],
+    keys: &[S::Real],
+    values: &[S::Real],
+    p: &mut [S::Real],
+    scale: S::Real,
+    out: &mut [S::Real],
+) {
+    let context = keys.len() / query.len();
+    p.fill(S::Real::default());
+    for (q, keys) in query.iter().zip(keys.chunks_exact(context)) {
+        let q = q.load();
+        p.iter_mut().zip(keys).for_each(|(p, &k)| *p += q * k);
+    }
+    p.iter_mut().for_each(|p| *p = *p * scale);
+    let largest = p.iter().copied().reduce(|a, b| if b > a { b } else { a }).expect("a query sees itself");
+    p.iter_mut().for_each(|p| *p = (*p - largest).exp());
+    let sum: S::Real = p.iter().copied().sum();
+    for (&p, values) in p.iter().zip(values.chunks_exact(query.len())) {
+        let p = p / sum;
+        out.iter_mut().zip(values).for_each(|(out, &v)| *out += p * v);
+    }
+}

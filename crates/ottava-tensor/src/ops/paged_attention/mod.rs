@@ -1,0 +1,184 @@
+//! Attention of new tokens of many sequences over keys and values in blocks of a shared cache. Kwon et al. 2023, arXiv:2309.06180.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::expect_compute;
+use crate::{DType, Device, Error, Result, Tensor};
+
+pub(crate) use cuda::{SOURCE, VARIANTS};
+
+/// The sizes of one layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedLayout {
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key and value heads `H_kv`, a divisor of `H`.
+    pub kv_heads: usize,
+    /// Size of a head `D`.
+    pub head_dim: usize,
+}
+
+impl PagedLayout {
+    fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn output_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.head_dim as f64).sqrt()
+    }
+}
+
+/// Keys and values of one layer, in blocks that belong to one sequence at a time.
+pub struct KvBlocks {
+    /// `[blocks, 2, H_kv, block size, D]`, keys before values: F64, F32, F16 or BF16, or E4M3 codes.
+    data: Tensor,
+    /// F32 `[blocks, 2, H_kv, block size]`: the inverse scale of each token and head, for codes.
+    scale_inv: Option<Tensor>,
+}
+
+impl KvBlocks {
+    /// `blocks` blocks of `block_size` tokens in type `dtype`.
+    pub fn new(
+        device: &Device,
+        layout: PagedLayout,
+        blocks: usize,
+        block_size: usize,
+        dtype: DType,
+    ) -> Result<KvBlocks> {
+        let shape = [blocks, 2, layout.kv_heads, block_size, layout.head_dim];
+        // Values of rows that no token has written are multiplied by probabilities of zero, so they have to be finite.
+        let data = Tensor::zeros(device, &shape, dtype)?;
+        let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
+        Ok(KvBlocks { data, scale_inv })
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(layout: PagedLayout, block_size: usize, dtype: DType) -> usize {
+        let scale = if dtype == DType::E4M3 { size_of::<f32>() } else { 0 };
+        2 * layout.kv_heads * block_size * (layout.head_dim * dtype.size() + scale)
+    }
+
+    /// Tokens of a block.
+    pub fn block_size(&self) -> usize {
+        self.data.shape()[3]
+    }
+
+    /// The type of keys and values.
+    pub fn dtype(&self) -> DType {
+        self.data.dtype()
+    }
+
+    /// Codes and scales, or values, for comparison.
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        std::iter::once(&self.data).chain(&self.scale_inv).collect()
+    }
+}
+
+/// Which new tokens belong to which sequence, and where its keys and values are. All tensors are I32 on the device and have a capacity of
+/// `R` sequences; unused ones have no new tokens and a context of 0.
+#[derive(Clone, Copy)]
+pub struct PagedBatch<'a> {
+    /// `[R + 1]`: sequence `r` has the new tokens `query_starts[r]..query_starts[r + 1]`. Tokens after the last one are padding.
+    pub query_starts: &'a Tensor,
+    /// `[R]`: tokens of each sequence, the new ones included, which are its last.
+    pub context_lens: &'a Tensor,
+    /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
+    pub block_tables: &'a Tensor,
+    /// The largest number of new tokens of a sequence, which decides the kernel: 1 for decoding.
+    pub max_new: usize,
+}
+
+impl PagedBatch<'_> {
+    /// Sequences at most.
+    fn capacity(&self) -> usize {
+        self.context_lens.len()
+    }
+
+    /// Tokens of a sequence at most.
+    fn max_context(&self, cache: &KvBlocks) -> usize {
+        self.block_tables.shape()[1] * cache.block_size()
+    }
+}
+
+fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<usize> {
+    expect_compute(what, qkv)?;
+    let [tokens, width] = qkv.dims(what)?;
+    if l.kv_heads == 0 || !l.heads.is_multiple_of(l.kv_heads) {
+        return Err(Error::Value(format!(
+            "{what}: {} query heads cannot share {} key heads evenly",
+            l.heads, l.kv_heads
+        )));
+    }
+    let [_, _, kv_heads, _, head_dim] = cache.data.dims(what)?;
+    if width != l.qkv_width() || kv_heads != l.kv_heads || head_dim != l.head_dim {
+        return Err(Error::Value(format!(
+            "{what}: rows of {width} elements and a cache of shape {:?} are not those of {l:?}",
+            cache.data.shape()
+        )));
+    }
+    let fits = match (qkv.dtype(), cache.dtype()) {
+        (DType::F64, kv) => kv == DType::F64,
+        (x, kv) => x == kv || matches!(kv, DType::BF16 | DType::E4M3),
+    };
+    if !fits {
+        return Err(Error::Value(format!(
+            "{what}: a cache in {} does not hold keys in {}",
+            cache.dtype(),
+            qkv.dtype()
+        )));
+    }
+    let [sequences] = batch.context_lens.dims(what)?;
+    let [rows, _] = batch.block_tables.dims(what)?;
+    batch.query_starts.expect("query_starts", &[sequences + 1])?;
+    batch.block_tables.expect("block_tables", &[sequences, batch.block_tables.len() / rows.max(1)])?;
+    for index in [batch.query_starts, batch.context_lens, batch.block_tables] {
+        index.expect_dtype(what, &[DType::I32])?;
+        index.expect_device(what, qkv.device())?;
+    }
+    cache.data.expect_device(what, qkv.device())?;
+    Ok(tokens)
+}
+
+/// Writes keys and values of new tokens to their places in `cache`. `qkv` `[T, (H + 2·H_kv)·D]` is laid out as for
+/// [`attention`](super::attention()).
+///
+/// With codes, a token's key or value of one head has the scale `448 / amax`, so that no later token changes it.
+///
+/// Errors with [`Error::Value`] where a CPU finds an index outside of the cache; the GPU relies on the caller.
+pub fn append_kv(qkv: &Tensor, cache: &mut KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<()> {
+    let tokens = check("append_kv", qkv, cache, batch, layout)?;
+    if tokens == 0 {
+        return Ok(());
+    }
+    match qkv.device() {
+        Device::Cpu => cpu::append_kv(qkv, cache, batch, layout),
+        Device::DryCpu(_) => Ok(()),
+        Device::Cuda(gpu) => cuda::append_kv(gpu, qkv, cache, batch, layout),
+    }
+}
+
+/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over all tokens of their sequence up to themselves, whose keys and
+/// values [`append_kv`] has written. Rows of padding are zero.
+///
+/// Errors as [`append_kv`].
+pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<Tensor> {
+    let tokens = check("paged_attention", qkv, cache, batch, layout)?;
+    // No run depends on what the memory of padding held before.
+    let mut o = Tensor::zeros(qkv.device(), &[tokens, layout.output_width()], qkv.dtype())?;
+    if tokens == 0 {
+        return Ok(o);
+    }
+    match qkv.device() {
+        Device::Cpu => cpu::paged_attention(qkv, cache, batch, layout, &mut o)?,
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, layout, &mut o)?,
+    }
+    Ok(o)
+}

@@ -1,0 +1,194 @@
+use super::*;
+use crate::ops::{AttentionLayout, attention};
+use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
+
+/// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
+struct Ragged {
+    query_starts: Vec<i32>,
+    context_lens: Vec<i32>,
+    block_tables: Vec<i32>,
+    capacity: usize,
+    max_new: usize,
+    blocks: usize,
+}
+
+const BLOCK_SIZE: usize = 16;
+
+impl Ragged {
+    fn new(contexts: &[usize], new: &[usize], capacity: usize) -> Ragged {
+        let per_row = contexts.iter().max().unwrap().div_ceil(BLOCK_SIZE);
+        let blocks = contexts.len() * per_row;
+        let mut query_starts = vec![0];
+        for new in new.iter().chain(std::iter::repeat(&0)).take(capacity) {
+            query_starts.push(query_starts.last().unwrap() + *new as i32);
+        }
+        let mut context_lens: Vec<i32> = contexts.iter().map(|&context| context as i32).collect();
+        context_lens.resize(capacity, 0);
+        // Seven has no factor in common with the numbers of blocks in use here.
+        let mut block_tables: Vec<i32> = (0..blocks).map(|i| (i * 7 % blocks) as i32).collect();
+        block_tables.resize(capacity * per_row, 0);
+        let max_new = *new.iter().max().unwrap();
+        Ragged { query_starts, context_lens, block_tables, capacity, max_new, blocks }
+    }
+
+    /// Appends the new tokens `qkv`, and attends.
+    fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, l: PagedLayout) -> Result<Tensor> {
+        let vector = |shape: &[usize], values: &[i32]| Tensor::from_slice(qkv.device(), shape, values);
+        let (starts, lens) =
+            (vector(&[self.capacity + 1], &self.query_starts)?, vector(&[self.capacity], &self.context_lens)?);
+        let tables = vector(&[self.capacity, self.block_tables.len() / self.capacity], &self.block_tables)?;
+        let batch =
+            PagedBatch { query_starts: &starts, context_lens: &lens, block_tables: &tables, max_new: self.max_new };
+        append_kv(qkv, cache, &batch, l)?;
+        paged_attention(qkv, cache, &batch, l)
+    }
+}
+
+fn layout(heads: usize, kv_heads: usize, head_dim: usize) -> PagedLayout {
+    PagedLayout { heads, kv_heads, head_dim }
+}
+
+/// Rows of many tensors below each other.
+fn stacked(parts: &[Tensor]) -> Tensor {
+    let rows = parts.iter().map(|part| part.shape()[0]).sum();
+    let mut all = Tensor::zeros(parts[0].device(), &[rows, parts[0].shape()[1]], parts[0].dtype()).unwrap();
+    let mut row = 0;
+    for part in parts {
+        all.copy_from(row, part).unwrap();
+        row += part.shape()[0];
+    }
+    all
+}
+
+/// Prompts in chunks, then tokens one by one, beside other sequences: on the CPU each has the bits of plain attention.
+#[test]
+fn sequences_in_pieces_equal_whole_ones() {
+    let lengths = [37, 5, 70];
+    for (l, dtype) in [(layout(4, 2, 8), DType::F32), (layout(3, 1, 16), DType::BF16), (layout(2, 2, 6), DType::F64)] {
+        let whole: Vec<Tensor> =
+            lengths.iter().map(|n| normals(&format!("qkv {n}"), &[*n, l.qkv_width()], dtype)).collect();
+        let expected: Vec<Tensor> = whole
+            .iter()
+            .map(|qkv| {
+                let PagedLayout { heads, kv_heads, head_dim } = l;
+                let (seq_len, deterministic) = (qkv.shape()[0], true);
+                attention(qkv, None, AttentionLayout { batch: 1, seq_len, heads, kv_heads, head_dim, deterministic })
+                    .unwrap()
+                    .0
+            })
+            .collect();
+        let blocks = Ragged::new(&lengths, &lengths, 4).blocks;
+        let mut cache = KvBlocks::new(&Device::Cpu, l, blocks, BLOCK_SIZE, dtype).unwrap();
+        let mut done = [0; 3];
+        for new in [[20, 1, 33], [0, 1, 36], [16, 2, 0], [1, 1, 1]] {
+            let ends: [usize; 3] = std::array::from_fn(|i| done[i] + new[i]);
+            let rows = |x: &[Tensor]| -> Vec<Tensor> { (0..3).map(|i| x[i].rows(done[i], ends[i]).unwrap()).collect() };
+            // Tables of the whole sequences, so that blocks stay where they are.
+            let tables = Ragged::new(&lengths, &new, 4);
+            let context_lens = ends.iter().map(|&end| end as i32).chain([0]).collect();
+            let o = Ragged { context_lens, ..tables }.run(&stacked(&rows(&whole)), &mut cache, l).unwrap();
+            assert_close(&format!("{dtype} at {done:?}"), &stacked(&rows(&expected)), &o, Tolerance::Exact);
+            done = ends;
+        }
+        assert_eq!(done, lengths);
+    }
+}
+
+#[test]
+fn paged_attention_agrees_across_devices() {
+    // The CPU alone is compared with plain attention above.
+    if gpu().is_none() {
+        return;
+    }
+    // Decoding over several splits, with empty rows; prompts behind others; padding.
+    let cases: [(&[usize], &[usize], usize); 3] =
+        [(&[700, 1, 256, 257, 90], &[1; 5], 8), (&[40, 300, 7], &[33, 20, 7], 3), (&[600], &[1], 1)];
+    for (contexts, new, capacity) in cases {
+        for l in [
+            layout(8, 2, 128),
+            layout(3, 3, 64),
+            layout(5, 1, 80),
+            layout(16, 1, 96),
+            layout(2, 1, 256),
+            layout(4, 2, 6),
+        ] {
+            for (dtype, kv) in [
+                (DType::F32, DType::F32),
+                (DType::BF16, DType::BF16),
+                (DType::BF16, DType::E4M3),
+                (DType::F32, DType::E4M3),
+                (DType::F16, DType::BF16),
+            ] {
+                let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
+                let tokens = contexts.iter().sum::<usize>();
+                // Two rows of padding behind the last tokens.
+                let all = normals("all", &[tokens, l.qkv_width()], dtype);
+                let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
+                // Sums run in another order, and powers of two are approximate.
+                let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 1.0 });
+                parity(&[all, last], tolerance, |x| {
+                    let mut cache = KvBlocks::new(x[0].device(), l, before.blocks, BLOCK_SIZE, kv)?;
+                    before.run(&x[0], &mut cache, l)?;
+                    Ok(vec![now.run(&x[1], &mut cache, l)?])
+                });
+            }
+        }
+    }
+}
+
+/// Codes and scales of the cache, and values in another type than activations, have the same bits on all devices.
+#[test]
+fn caches_are_bit_identical_across_devices() {
+    let (l, ragged) = (layout(4, 2, 64), Ragged::new(&[20, 3], &[20, 3], 4));
+    for (dtype, kv) in
+        [(DType::BF16, DType::E4M3), (DType::F32, DType::E4M3), (DType::F32, DType::BF16), (DType::F16, DType::F16)]
+    {
+        let mut qkv = normals("qkv", &[23, l.qkv_width()], dtype).to_device(&Device::Cpu).unwrap();
+        // A key of zeros has the scale 1.
+        qkv.copy_from(2, &Tensor::zeros(&Device::Cpu, &[1, l.qkv_width()], dtype).unwrap()).unwrap();
+        parity(&[qkv], Tolerance::Exact, |x| {
+            let mut cache = KvBlocks::new(x[0].device(), l, ragged.blocks, BLOCK_SIZE, kv)?;
+            ragged.run(&x[0], &mut cache, l)?;
+            cache.tensors().into_iter().map(Tensor::duplicate).collect()
+        });
+    }
+}
+
+/// Half a step of E4M3 is 1/16 of a value, which moves scores and averages of values.
+#[test]
+fn a_cache_in_codes_is_as_exact_as_its_format() {
+    let (l, ragged) = (layout(4, 2, 64), Ragged::new(&[90], &[90], 1));
+    let qkv = normals("qkv", &[90, l.qkv_width()], DType::F32);
+    let [exact, coded] = [DType::F32, DType::E4M3].map(|kv| {
+        let mut cache = KvBlocks::new(&Device::Cpu, l, ragged.blocks, BLOCK_SIZE, kv).unwrap();
+        values(&ragged.run(&qkv, &mut cache, l).unwrap())
+    });
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = norm(&mut exact.iter().zip(&coded).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
+    assert!(apart > 1e-3 && apart < 0.06, "{apart}");
+    assert_eq!(KvBlocks::block_bytes(l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4));
+}
+
+#[test]
+fn indices_outside_of_the_cache_are_errors() {
+    let l = layout(2, 1, 8);
+    let qkv = normals("qkv", &[3, l.qkv_width()], DType::F32);
+    let run = |change: &dyn Fn(&mut Ragged)| {
+        let mut ragged = Ragged::new(&[20], &[3], 1);
+        let mut cache = KvBlocks::new(&Device::Cpu, l, 2, BLOCK_SIZE, DType::F32).unwrap();
+        change(&mut ragged);
+        ragged.run(&qkv, &mut cache, l).map(drop)
+    };
+    run(&|_| {}).unwrap();
+    for wrong in [
+        &(|ragged: &mut Ragged| ragged.block_tables[1] = 2) as &dyn Fn(&mut Ragged),
+        &|ragged| ragged.block_tables[0] = -1,
+        &|ragged| ragged.context_lens[0] = 33,
+        &|ragged| ragged.context_lens[0] = 2,
+        &|ragged| ragged.query_starts[1] = 4,
+        &|ragged| ragged.query_starts[0] = -1,
+    ] {
+        let error = run(wrong).unwrap_err().to_string();
+        assert!(error.contains("do not fit a cache"), "{error}");
+    }
+}

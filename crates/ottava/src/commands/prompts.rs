@@ -1,0 +1,61 @@
+//! Files of prompts.
+
+use ottava_lm::{Error, Result, input};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// Larger files are refused: all prompts are in memory.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+/// What a text begins with.
+pub enum Prompt {
+    /// A text, or a message where prompts are messages.
+    Text { text: String, record: Map<String, Value> },
+    /// A conversation, for the chat template.
+    Messages { messages: Vec<Value>, record: Map<String, Value> },
+}
+
+impl Prompt {
+    /// A prompt without a record.
+    pub fn of_text(text: &str) -> Prompt {
+        let Value::Object(record) = json!({"prompt": text}) else { unreachable!("an object") };
+        Prompt::Text { text: text.to_string(), record }
+    }
+
+    /// A record with `prompt` or `messages`.
+    fn of_record(line: &str) -> Result<Prompt, String> {
+        let record: Map<String, Value> = serde_json::from_str(line).map_err(|e| format!("this is no object: {e}"))?;
+        match (record.get("prompt"), record.get("messages")) {
+            (Some(Value::String(text)), None) => Ok(Prompt::Text { text: text.clone(), record }),
+            (None, Some(Value::Array(messages))) => Ok(Prompt::Messages { messages: messages.clone(), record }),
+            (Some(_), Some(_)) => Err("both `prompt` and `messages` are there; keep one of them".into()),
+            (Some(_), None) => Err("`prompt` is no string".into()),
+            (None, Some(_)) => Err("`messages` is no list".into()),
+            (None, None) => Err("neither `prompt` nor `messages` is there; add one of them".into()),
+        }
+    }
+}
+
+/// The prompts of a file: of each record of a .jsonl, or each line of a .txt. Empty lines are skipped.
+///
+/// Errors with [`Error::Data`] and the line.
+pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
+    let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
+    let records = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("jsonl") => true,
+        Some("txt") => false,
+        _ => return Err(wrong("unknown kind of prompts; name a .jsonl or a .txt file".into())),
+    };
+    let text = input::read_text(path, MAX_FILE_BYTES).map_err(|e| wrong(e.to_string()))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let prompt = |(number, line)| match records {
+        true => Prompt::of_record(line)
+            .map_err(|reason| Error::Data(format!("{}:{}: {reason}", path.display(), number + 1))),
+        false => Ok(Prompt::of_text(line)),
+    };
+    let prompts = lines.map(prompt).collect::<Result<Vec<_>>>()?;
+    if prompts.is_empty() {
+        return Err(wrong("there is no prompt in it".into()));
+    }
+    Ok(prompts)
+}
