@@ -4,7 +4,7 @@ use crate::choice::{Choice, Part};
 use crate::error::{ApiError, Result, json_body};
 use crate::metrics::Timer;
 use crate::params::Params;
-use crate::server::Served;
+use crate::served::Served;
 use crate::worker::Running;
 use axum::response::sse::{Event as Message, Sse};
 use axum::response::{IntoResponse, Response};

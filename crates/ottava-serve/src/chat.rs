@@ -7,7 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::logprobs::entry;
 use crate::metrics::Timer;
 use crate::params::{self, Params};
-use crate::server::Served;
+use crate::served::Served;
 use axum::response::Response;
 use ottava_lm::data::Chat;
 use ottava_lm::engine::Request;

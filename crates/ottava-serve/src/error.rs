@@ -76,10 +76,6 @@ impl ApiError {
         ApiError::invalid(error.to_string())
     }
 
-    pub fn status(&self) -> StatusCode {
-        self.status
-    }
-
     /// The body.
     pub fn json(&self) -> serde_json::Value {
         let kind = match self.status {

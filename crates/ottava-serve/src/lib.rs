@@ -15,11 +15,12 @@ mod error;
 mod logprobs;
 mod metrics;
 mod params;
+mod served;
 mod server;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
-pub use server::{Options, Served, serve};
+pub use server::{Options, serve};
 pub use worker::Backend;

@@ -1,7 +1,7 @@
 //! The thread of the engine: takes requests, runs steps, and hands out what they give.
 
 use crate::error::{ApiError, Result};
-use ottava_lm::engine::{EngineStats, Event, Request, RequestId};
+use ottava_lm::engine::{Engine, EngineStats, Event, Request, RequestId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,6 +21,24 @@ pub trait Backend {
     fn is_idle(&self) -> bool;
     /// As [`Engine::stats`].
     fn stats(&self) -> EngineStats;
+}
+
+impl Backend for Engine {
+    fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId> {
+        Engine::add(self, request)
+    }
+    fn cancel(&mut self, id: RequestId) {
+        Engine::cancel(self, id)
+    }
+    fn step(&mut self) -> ottava_lm::Result<Vec<Event>> {
+        Engine::step(self)
+    }
+    fn is_idle(&self) -> bool {
+        Engine::is_idle(self)
+    }
+    fn stats(&self) -> EngineStats {
+        Engine::stats(self)
+    }
 }
 
 /// Events of the completions of one HTTP request, by their index in it.

@@ -12,6 +12,7 @@ pub mod merge;
 pub mod plan;
 pub mod prepare;
 mod prompts;
+pub mod serve;
 pub mod train;
 
 use ottava_lm::config::RunConfig;

@@ -9,6 +9,7 @@ mod inspect;
 mod kill;
 mod ranks;
 mod runs;
+mod serve;
 mod setup;
 mod signals;
 mod streams;

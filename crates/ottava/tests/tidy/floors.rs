@@ -65,4 +65,21 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("trainer", 7),
         ],
     ),
+    (
+        "ottava-serve",
+        &[
+            ("answer", 8),
+            ("body", 8),
+            ("chat", 8),
+            ("choice", 8),
+            ("completions", 8),
+            ("error", 8),
+            ("logprobs", 8),
+            ("metrics", 8),
+            ("params", 8),
+            ("served", 8),
+            ("server", 8),
+            ("worker", 8),
+        ],
+    ),
 ];

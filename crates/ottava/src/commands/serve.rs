@@ -1,0 +1,119 @@
+//! `ottava serve`.
+
+use super::inference::{Inference, with_model};
+use crate::output::stop_on_signals;
+use clap::Args;
+use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
+use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::{Error, Result};
+use ottava_serve::{Options, serve};
+use ottava_tensor::Device;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serve a model over HTTP, in the form of OpenAI's API.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava serve runs/chat
+  ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
+  curl localhost:8000/v1/completions -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
+
+Paths: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+pub struct Serve {
+    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    model: PathBuf,
+    /// The address to listen on. Others than the default let other machines connect: set --api-key too.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// The port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// The name of the model for clients; by default its path as given here.
+    #[arg(long)]
+    served_model_name: Option<String>,
+    /// The key that clients must send.
+    #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Tokens of prompt and completion together, at most; by default the model's positions.
+    #[arg(long, value_parser = super::count)]
+    max_model_len: Option<usize>,
+    /// Completions computed at once, at most; by default 256 on a GPU and 8 on a CPU.
+    #[arg(long, value_parser = super::count)]
+    max_num_seqs: Option<usize>,
+    /// Completions computed or waiting, at most; more are refused with status 429.
+    #[arg(long, default_value_t = 1024, value_parser = super::count)]
+    max_queue: usize,
+    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows.
+    #[arg(long, value_parser = super::count)]
+    kv_cache_tokens: Option<usize>,
+    /// Tokens of a step, at most: longer prompts are read in several.
+    #[arg(long, value_parser = super::count)]
+    max_num_batched_tokens: Option<usize>,
+    /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
+    #[arg(long, default_value = "auto")]
+    kv_cache_dtype: KvCacheDtype,
+    /// Seconds that requests in work have after a signal to stop.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    shutdown_timeout: u64,
+    #[command(flatten)]
+    how: Inference,
+}
+
+/// Completions computed at once on a CPU, where larger batches are hardly faster, and on a GPU.
+const ON_A_CPU: usize = 8;
+const ON_A_GPU: usize = 256;
+
+impl Serve {
+    pub fn run(self) -> Result<()> {
+        if self.api_key.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::Config("the API key is empty; give one, or leave it out".into()));
+        }
+        if !self.host.is_loopback() && self.api_key.is_none() {
+            tracing::warn!("{} can be reached from other machines, and there is no --api-key", self.host);
+        }
+        let (tokenizer, template, sizes) = with_model(&self.model, |folder| {
+            let sizes = decoder_config(&ConfigFile::read(folder)?)?;
+            Ok((Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?, sizes))
+        })?;
+        tokenizer.check_fits(sizes.vocabulary)?;
+        let most = sizes.max_positions.min(sizes.window.unwrap_or(usize::MAX));
+        let max_model_len = self.max_model_len.unwrap_or(most);
+        if max_model_len > most {
+            return Err(Error::Config(format!("--max-model-len is {max_model_len}; the model has {most} positions")));
+        }
+        let options = Options {
+            address: SocketAddr::new(self.host, self.port),
+            name: self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string()),
+            max_model_len,
+            max_requests: self.max_queue,
+            api_key: self.api_key.clone(),
+            shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
+        };
+        stop_on_signals("stopping: requests in work are answered, new ones are refused")?;
+        let name = options.name.clone();
+        let load = move || self.engine(max_model_len);
+        serve(&options, tokenizer, template, sizes.vocabulary, load, |address| {
+            note!("serving {name} at http://{address}");
+        })
+    }
+
+    fn engine(&self, max_model_len: usize) -> Result<Engine> {
+        let model = with_model(&self.model, |folder| self.how.load(folder, &ConfigFile::read(folder)?, max_model_len))?;
+        let default = if matches!(model.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
+        let at_once = self.max_num_seqs.unwrap_or(default);
+        let lengths = std::iter::repeat_n(max_model_len, at_once);
+        let mut options = EngineOptions::for_lengths(&model, lengths, max_model_len, self.kv_cache_dtype)?;
+        options.max_batch = at_once;
+        options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
+        options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
+        let engine = Engine::new(model, &options)?;
+        let EngineOptions { kv_cache_tokens, .. } = options;
+        tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
+        if engine.scales_by_token() {
+            tracing::info!("each token's activations have scales of their own, so that no text depends on others");
+        }
+        Ok(engine)
+    }
+}

@@ -1,0 +1,139 @@
+//! The server with a real model.
+
+use crate::setup::{Run, json};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A server of a run's checkpoint.
+struct Server {
+    child: Child,
+    address: String,
+    /// Kept open, since the server writes to it.
+    _errors: BufReader<std::process::ChildStderr>,
+}
+
+impl Server {
+    fn start(run: &Run, more: &[&str]) -> Server {
+        let model = run.checkpoint();
+        let args = [&["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu"], more].concat();
+        let mut child = run.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        let address = loop {
+            line.clear();
+            assert!(errors.read_line(&mut line).unwrap() > 0, "the server has ended");
+            if let Some((_, address)) = line.trim_end().split_once(" at http://") {
+                break address.to_string();
+            }
+        };
+        Server { child, address, _errors: errors }
+    }
+
+    /// Sends a request, whose answer can be read.
+    fn send(&self, path: &str, body: &Value) -> TcpStream {
+        let (mut client, body) = (TcpStream::connect(&self.address).unwrap(), body.to_string());
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        client.write_all((head + &body).as_bytes()).unwrap();
+        client
+    }
+
+    fn post(&self, path: &str, body: Value) -> Value {
+        let mut text = String::new();
+        self.send(path, &body).read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{text}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    fn signal(&self) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The token of each byte in the model's tokenizer.
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(|byte| if byte == b'\n' { 96 } else { u32::from(byte) - 31 }).collect()
+}
+
+#[test]
+fn served_completions_and_losses_are_those_of_the_commands() {
+    let run = Run::new();
+    let server = Server::start(&run, &["--max-num-seqs", "3", "--max-model-len", "40"]);
+    let model = run.checkpoint();
+    let generated = run.succeed(&[
+        "generate",
+        model.to_str().unwrap(),
+        "--prompt",
+        "line 4",
+        "--max-new-tokens",
+        "9",
+        "--json",
+        "--device",
+        "cpu",
+    ]);
+    let body = json!({"prompt": "line 4", "max_tokens": 9, "temperature": 0});
+    let served = server.post("/v1/completions", body);
+    assert_eq!(served["choices"][0]["text"], json(&generated)["text"]);
+    // Losses of a text, token by token, as lm-eval asks for them.
+    let text = "line 7 of the text\n";
+    run.write("one.txt", text.as_bytes());
+    let evaluated = json(&run.succeed(&[
+        "eval",
+        model.to_str().unwrap(),
+        "--data",
+        "one.txt",
+        "--seq-len",
+        "32",
+        "--json",
+        "--device",
+        "cpu",
+    ]));
+    let mut tokens = vec![0];
+    tokens.extend(ids(text));
+    tokens.resize(evaluated["tokens"].as_u64().unwrap() as usize + 1, 0);
+    let prompts = json!([tokens, tokens[..9], tokens[..4]]);
+    let body = json!({"prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true});
+    let answer = server.post("/v1/completions", body);
+    let of_tokens: Vec<f64> = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap()[1..tokens.len()]
+        .iter()
+        .map(|logprob| logprob.as_f64().unwrap())
+        .collect();
+    let loss = -of_tokens.iter().sum::<f64>() / of_tokens.len() as f64;
+    let expected = evaluated["loss"].as_f64().unwrap();
+    assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} through the server, {expected} by eval");
+}
+
+#[test]
+fn a_signal_lets_answers_finish() {
+    let run = Run::new();
+    let mut server = Server::start(&run, &[]);
+    let body = json!({"prompt": "line", "max_tokens": 50, "ignore_eos": true, "stream": true});
+    let mut lines = BufReader::new(server.send("/v1/completions", &body)).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.starts_with("data: {")), "the answer has begun");
+    server.signal();
+    assert!(lines.any(|line| line == "data: [DONE]"), "it goes on to its end");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let run = Run::new();
+    let server = Server::start(&run, &[]);
+    let (model, port) = (run.checkpoint(), server.address.rsplit_once(':').unwrap().1);
+    let model = model.to_str().unwrap();
+    run.fail(&["serve", model, "--port", port, "--device", "cpu"], 1, &[&server.address, "in use"]);
+    run.fail(&["serve", model, "--max-model-len", "65", "--device", "cpu"], 1, &["65; the model has 64 positions"]);
+    run.fail(&["serve", "nowhere"], 1, &["nowhere"]);
+}
