@@ -36,7 +36,12 @@ pub struct InferenceBatch {
     context_lens: Tensor,
     block_tables: Tensor,
     max_new: usize,
+    /// Whether it is all of one sequence, in a size of which there are few, as kernels for training are prepared for a size.
+    is_whole: bool,
 }
+
+/// Whole sequences of multiples of this have the attention of training on a GPU.
+pub const WHOLE: usize = 256;
 
 impl InferenceBatch {
     /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks each.
@@ -55,6 +60,7 @@ impl InferenceBatch {
             context_lens: zeros(&[sequences])?,
             block_tables: zeros(&[sequences, max_blocks])?,
             max_new,
+            is_whole: false,
         })
     }
 
@@ -95,6 +101,10 @@ impl InferenceBatch {
         let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, max_blocks)?;
         batch.set(sequences)?;
+        // On a CPU both are the same loops.
+        if let ([one], Device::Cuda(_)) = (sequences, device) {
+            batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(WHOLE);
+        }
         Ok(batch)
     }
 }
@@ -131,7 +141,7 @@ impl KvCache {
             max_new: batch.max_new,
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident, |i, block, x, context| {
-            block.forward_paged(x, &mut layers[i], &paged, context)
+            block.forward_paged(x, &mut layers[i], &paged, batch.is_whole, context)
         })
     }
 }
