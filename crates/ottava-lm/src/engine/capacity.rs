@@ -35,7 +35,7 @@ impl EngineOptions {
             return Err(Error::Memory(format!(
                 "a request of {} tokens needs {} MiB of KV cache, and there is room for {} tokens: ask for fewer tokens, or take a KV cache in fp8",
                 longest * BLOCK_SIZE,
-                longest * block_bytes >> 20,
+                (longest * block_bytes) >> 20,
                 available * BLOCK_SIZE
             )));
         }
