@@ -6,7 +6,7 @@ use super::request::{EngineOptions, EngineStats, Event, FinishReason, Request, R
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE};
+use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -200,7 +200,7 @@ impl Engine {
         let mut drawn = Vec::new();
         for drawing in self.drawing(plan).chunks(LOGIT_ROWS) {
             let rows: Vec<i32> = drawing.iter().map(|&(_, row)| row as i32).collect();
-            let rows = Tensor::from_slice(self.model.device(), &[rows.len()], &rows)?;
+            let rows = self.on_device(&rows)?;
             let scored = Scored::of(&self.model, &hidden, &rows)?;
             drawn.extend(self.draw(&scored, drawing.iter().zip(0..).map(|(&(at, _), row)| (at, row)))?);
         }
@@ -265,6 +265,13 @@ impl Engine {
         }
     }
 
+    /// Numbers of rows, padded by row 0.
+    fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
+        let mut padded = rows.to_vec();
+        padded.resize(padded_rows(self.model.device(), rows.len()), 0);
+        Ok(Tensor::from_slice(self.model.device(), &[padded.len()], &padded)?)
+    }
+
     /// Scores tokens of prompts that follow the computed ones, and reports prompts that are scored.
     fn score_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
         let mut first_row = 0;
@@ -284,7 +291,7 @@ impl Engine {
                 (start + 1..=start + new).filter(|p| (known..prompt.len()).contains(p)).collect();
             let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
             for (rows, positions) in rows.chunks(LOGIT_ROWS).zip(positions.chunks(LOGIT_ROWS)) {
-                let rows = Tensor::from_slice(self.model.device(), &[rows.len()], rows)?;
+                let rows = self.on_device(rows)?;
                 let logits = self.model.logits(hidden, &rows)?;
                 for (i, &position) in positions.iter().enumerate() {
                     found.push(Some(sampler::logprob(&row_of(&logits, i)?, prompt[position], top)));

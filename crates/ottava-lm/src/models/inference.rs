@@ -43,6 +43,15 @@ pub struct InferenceBatch {
 /// Whole sequences of multiples of this have the attention of training on a GPU.
 pub const WHOLE: usize = 256;
 
+/// Rows of products for `rows` on `device`: on a GPU one of few numbers, as its products are tuned for each.
+pub fn padded_rows(device: &Device, rows: usize) -> usize {
+    match device {
+        Device::Cuda(_) if rows <= WHOLE => rows.next_power_of_two(),
+        Device::Cuda(_) => rows.next_multiple_of(WHOLE),
+        Device::Cpu | Device::DryCpu(_) => rows,
+    }
+}
+
 impl InferenceBatch {
     /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks each.
     pub fn new(
@@ -94,9 +103,9 @@ impl InferenceBatch {
         Ok(())
     }
 
-    /// The new tokens of `sequences` alone.
+    /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
     pub fn of(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
-        let tokens = sequences.iter().map(|sequence| sequence.new).sum();
+        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new).sum());
         let most = |of: fn(&SequenceTokens) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, max_blocks)?;
