@@ -1,11 +1,13 @@
-//! Benchmarks of training: products, linear layers, attention, and whole steps.
+//! Benchmarks: products, linear layers, attention, whole steps of training, and decoding.
 
+mod decode;
 mod families;
 mod gemm;
 mod linear;
 mod shapes;
 mod train;
 
+pub use decode::{DecodeBench, DecodeRow};
 pub use families::FamilyTime;
 pub use gemm::{GemmRow, gemms};
 pub use linear::{LinearRow, SweepCell, linears, sweep};

@@ -1,17 +1,19 @@
 //! The free blocks of a KV cache.
 
+/// Tokens of a block of the KV cache.
+pub const BLOCK_SIZE: usize = 32;
+
 /// Hands out the blocks of a cache.
 #[derive(Debug)]
 pub struct FreeBlocks {
     free: Vec<i32>,
     all: usize,
-    block_size: usize,
 }
 
 impl FreeBlocks {
-    /// All of `all` blocks of `block_size` tokens.
-    pub fn new(all: usize, block_size: usize) -> FreeBlocks {
-        FreeBlocks { free: (0..all as i32).rev().collect(), all, block_size }
+    /// All of `all` blocks.
+    pub fn new(all: usize) -> FreeBlocks {
+        FreeBlocks { free: (0..all as i32).rev().collect(), all }
     }
 
     /// How many there are, free or not.
@@ -26,7 +28,7 @@ impl FreeBlocks {
 
     /// Extends `blocks` to hold `tokens`. Returns false, and takes none, if there are not enough.
     pub fn extend(&mut self, blocks: &mut Vec<i32>, tokens: usize) -> bool {
-        let missing = tokens.div_ceil(self.block_size).saturating_sub(blocks.len());
+        let missing = tokens.div_ceil(BLOCK_SIZE).saturating_sub(blocks.len());
         let Some(rest) = self.free.len().checked_sub(missing) else { return false };
         blocks.extend(self.free.drain(rest..).rev());
         true
@@ -44,13 +46,13 @@ mod tests {
 
     #[test]
     fn blocks_are_handed_out_once_and_come_back() {
-        let mut free = FreeBlocks::new(5, 4);
+        let mut free = FreeBlocks::new(5);
         let (mut a, mut b) = (Vec::new(), Vec::new());
-        assert!(free.extend(&mut a, 9) && free.extend(&mut a, 12) && free.extend(&mut b, 1));
+        assert!(free.extend(&mut a, 65) && free.extend(&mut a, 96) && free.extend(&mut b, 1));
         assert_eq!((a.as_slice(), b.as_slice(), free.used(), free.all()), (&[0, 1, 2][..], &[3][..], 4, 5));
-        assert!(!free.extend(&mut b, 12) && b.len() == 1, "of two missing ones, one is free");
+        assert!(!free.extend(&mut b, 96) && b.len() == 1, "of two missing ones, one is free");
         free.put_back(&mut a);
-        assert!(free.extend(&mut b, 20));
+        assert!(free.extend(&mut b, 160));
         b.sort_unstable();
         assert_eq!(b, [0, 1, 2, 3, 4]);
     }

@@ -1,6 +1,6 @@
 //! How large an engine is for given requests, within the memory of its device.
 
-use super::BLOCK_SIZE;
+use super::blocks::BLOCK_SIZE;
 use super::request::{EngineOptions, KvCacheDtype};
 use crate::error::{Error, Result};
 use crate::limits;

@@ -1,6 +1,6 @@
 //! Completions as text, of one engine and one tokenizer.
 
-use super::Engine;
+use super::batching::Engine;
 use super::request::{Event, FinishReason, Request, RequestId};
 use super::text::TextStream;
 use crate::data::Tokenizer;

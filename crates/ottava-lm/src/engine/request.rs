@@ -45,6 +45,18 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Whether the likeliest token of the logits as they are is taken.
+    pub(super) fn is_plain(&self) -> bool {
+        *self
+            == Sampling {
+                seed: self.seed,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                ..Sampling::default()
+            }
+    }
+
     /// Errors with [`Error::Config`] for a value that cannot be used.
     pub fn check(&self) -> Result<()> {
         let from_to = |name: &str, value: f64, range: std::ops::RangeInclusive<f64>| match range.contains(&value) {

@@ -26,15 +26,6 @@ impl Occurrences {
 
 /// Draws the token after `drawn` others. `barred` tokens are never drawn.
 pub fn draw(logits: &[f32], how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) -> u32 {
-    let is_plain = |how: &Sampling| {
-        how.repetition_penalty == 1.0
-            && how.presence_penalty == 0.0
-            && how.frequency_penalty == 0.0
-            && how.logit_bias.is_empty()
-    };
-    if how.temperature == 0.0 && barred.is_empty() && is_plain(how) {
-        return likeliest(logits);
-    }
     let mut logits = logits.to_vec();
     penalise(&mut logits, how, seen);
     for &token in barred {
@@ -65,7 +56,9 @@ fn likeliest(logits: &[f32]) -> u32 {
 /// Applies bias and penalties as vLLM does: repetition by prompt and output, presence and frequency by the output.
 fn penalise(logits: &mut [f32], how: &Sampling, seen: &Occurrences) {
     for (&token, &count) in &seen.counts {
-        let Some(logit) = logits.get_mut(token as usize) else { continue };
+        let Some(logit) = logits.get_mut(token as usize) else {
+            continue;
+        };
         let penalty = how.repetition_penalty as f32;
         *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
         if count > 0 {

@@ -149,18 +149,23 @@ impl Attention {
         PagedLayout { heads, kv_heads, head_dim }
     }
 
-    /// [`Sublayer::forward`] for new tokens of many sequences, after those in `cache`, which they join.
+    /// [`Sublayer::forward`] for new tokens of many sequences, after those in `cache`, which they join; or for all tokens of one sequence,
+    /// if it `is_whole`.
     pub fn forward_paged(
         &self,
         x: &View,
         residual: &Tensor,
         cache: &mut KvBlocks,
         batch: &PagedBatch,
+        is_whole: bool,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let qkv = self.rotate(self.qkv.fprop(x, None, context)?, context)?;
-        append_kv(&qkv, cache, batch, self.paged_layout())?;
-        let o = paged_attention(&qkv, cache, batch, self.paged_layout())?;
+        let mut qkv = self.rotate(self.qkv.fprop(x, None, context)?, context)?;
+        append_kv(&mut qkv, cache, batch, self.paged_layout())?;
+        let o = match is_whole {
+            true => attention(&qkv, None, self.layout(1, qkv.shape()[0]))?.0,
+            false => paged_attention(&qkv, cache, batch, self.paged_layout())?,
+        };
         Ok(self.output.forward(o, Some(residual), context)?.0)
     }
 

@@ -65,12 +65,13 @@ impl Block {
         Ok((y, saved))
     }
 
-    /// Forward for new tokens of many sequences, after those in `cache`.
+    /// Forward for new tokens of many sequences, after those in `cache`; or for all tokens of one sequence, if it `is_whole`.
     pub fn forward_paged(
         &self,
         x: &Tensor,
         cache: &mut KvBlocks,
         batch: &PagedBatch,
+        is_whole: bool,
         context: &mut Context,
     ) -> Result<Tensor> {
         let (norm, attention) = match self {
@@ -78,7 +79,7 @@ impl Block {
             Block::Parallel(branch) => (&branch.norm, &branch.sublayer.0),
         };
         let (normed, _) = norm.forward_for(x, &attention.input(), context)?;
-        let h = attention.forward_paged(&normed.rows, x, cache, batch, context)?;
+        let h = attention.forward_paged(&normed.rows, x, cache, batch, is_whole, context)?;
         match self {
             Block::Sequential(branches) => Ok(branches.mlp.forward(&h, context)?.0),
             Block::Parallel(branch) => Ok(branch.sublayer.1.forward(normed.rows, &h, context)?.0),

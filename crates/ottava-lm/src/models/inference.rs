@@ -36,6 +36,20 @@ pub struct InferenceBatch {
     context_lens: Tensor,
     block_tables: Tensor,
     max_new: usize,
+    /// Whether it is all of one sequence, in a size of which there are few, as kernels for training are prepared for a size.
+    is_whole: bool,
+}
+
+/// Whole sequences of multiples of this have the attention of training on a GPU.
+pub const WHOLE: usize = 256;
+
+/// Rows of products for `rows` on `device`: on a GPU one of few numbers, as its products are tuned for each.
+pub fn padded_rows(device: &Device, rows: usize) -> usize {
+    match device {
+        Device::Cuda(_) if rows <= WHOLE => rows.next_power_of_two(),
+        Device::Cuda(_) => rows.next_multiple_of(WHOLE),
+        Device::Cpu | Device::DryCpu(_) => rows,
+    }
 }
 
 impl InferenceBatch {
@@ -55,6 +69,7 @@ impl InferenceBatch {
             context_lens: zeros(&[sequences])?,
             block_tables: zeros(&[sequences, max_blocks])?,
             max_new,
+            is_whole: false,
         })
     }
 
@@ -88,13 +103,17 @@ impl InferenceBatch {
         Ok(())
     }
 
-    /// The new tokens of `sequences` alone.
+    /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
     pub fn of(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
-        let tokens = sequences.iter().map(|sequence| sequence.new).sum();
+        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new).sum());
         let most = |of: fn(&SequenceTokens) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, max_blocks)?;
         batch.set(sequences)?;
+        // On a CPU both are the same loops.
+        if let ([one], Device::Cuda(_)) = (sequences, device) {
+            batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(WHOLE);
+        }
         Ok(batch)
     }
 }
@@ -131,7 +150,7 @@ impl KvCache {
             max_new: batch.max_new,
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident, |i, block, x, context| {
-            block.forward_paged(x, &mut layers[i], &paged, context)
+            block.forward_paged(x, &mut layers[i], &paged, batch.is_whole, context)
         })
     }
 }

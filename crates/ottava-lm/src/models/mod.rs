@@ -19,7 +19,7 @@ pub use cohere::cohere;
 pub use config::ConfigFile;
 pub use decoder::Decoder;
 pub use gpt2::gpt2;
-pub use inference::{InferenceBatch, KvCache, SequenceTokens};
+pub use inference::{InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
 pub use rope::{RopeKind, RopeScaling};
 pub use sizes::{DecoderConfig, Positions};
 pub use stage::{Span, Stage, StageSaved};

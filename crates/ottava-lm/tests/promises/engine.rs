@@ -11,6 +11,7 @@ use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::param::Resident;
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{Tolerance, assert_close, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
@@ -248,4 +249,22 @@ fn a_cache_in_fp8_is_close_to_an_exact_one() {
     let (fp8, bf16) = (mean(scores(KvCacheDtype::Fp8)), mean(scores(KvCacheDtype::Bfloat16)));
     eprintln!("log-probabilities differ by {fp8:.4} with a cache in FP8, by {bf16:.5} in BF16");
     assert!(fp8 > 0.0 && fp8 < 0.5 && bf16 > 0.0 && bf16 < fp8 / 4.0);
+}
+
+/// Whole prompts, later chunks, single tokens and captures, up to the launch of their kernels; reads of a dry run are zeros.
+#[test]
+fn all_passes_of_a_gpu_run_dry() {
+    let device = Device::dry_gpu(GpuModel::h200());
+    for (name, kv_cache_dtype) in [
+        (RecipeName::Bf16, KvCacheDtype::Auto),
+        (RecipeName::Fp8Current, KvCacheDtype::Fp8),
+        (RecipeName::Fp8Row, KvCacheDtype::Fp8),
+    ] {
+        let options = EngineOptions { max_model_len: 900, prefill_chunk: 512, kv_cache_dtype, ..ROOMY };
+        let mut engine = Engine::new(model(&recipe(name, Fp8Format::Auto), &device), &options).unwrap();
+        let long = Request { prompt_logprobs: None, ..request("long", 700) };
+        let found = run(&mut engine, requests().into_iter().chain([long]).collect());
+        assert!(found.iter().all(|got| got.end == Some(FinishReason::Length)), "{name:?}");
+        assert_eq!(found[6].tokens, [0; 20]);
+    }
 }

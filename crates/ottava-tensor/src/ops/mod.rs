@@ -2,6 +2,7 @@
 
 mod adamw;
 mod add;
+mod argmax;
 mod attention;
 mod bias;
 mod cast;
@@ -33,6 +34,7 @@ pub use adamw::{
     AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw, adamw_amaxes,
 };
 pub use add::add;
+pub use argmax::argmax;
 pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward};
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;

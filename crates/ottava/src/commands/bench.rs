@@ -1,5 +1,6 @@
 //! `ottava bench`.
 
+use super::bench_decode::Decode;
 use crate::output::print_json;
 use crate::ranks::{Job, RankArgs};
 use clap::{Args, Subcommand};
@@ -26,6 +27,7 @@ use std::rc::Rc;
   ottava bench train --compare bf16,fp8-current --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava bench train --model qwen2.5-0.5b --seq-len 1024 --micro-batch 32 --json
   ottava bench train --model llama-3-8b --gpus 2
+  ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
   ottava bench comm --gpus 2")]
 pub struct Bench {
     #[command(subcommand)]
@@ -39,6 +41,7 @@ enum What {
     Linear(Linear),
     Attention(Attention),
     Train(Train),
+    Decode(Decode),
     Comm(CommArgs),
 }
 
@@ -202,6 +205,7 @@ impl Bench {
             What::Linear(command) => command.run(),
             What::Attention(command) => command.run(),
             What::Train(command) => command.run(),
+            What::Decode(command) => command.run(),
             What::Comm(command) => command.run(),
         }
     }

@@ -1,6 +1,7 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
 pub mod bench;
+mod bench_decode;
 pub mod chat;
 pub mod convert;
 pub mod doctor;

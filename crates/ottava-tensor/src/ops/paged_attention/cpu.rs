@@ -50,43 +50,42 @@ fn row_of(s: &Sequence, position: usize, block_size: usize, kv_heads: usize, par
     ((block * 2 + part) * kv_heads + head) * block_size + position % block_size
 }
 
-pub(super) fn append_kv(qkv: &Tensor, cache: &mut KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<()> {
+pub(super) fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
-    let block_size = cache.block_size();
-    with_float!(qkv.dtype(), S => {
-        let KvBlocks { data, scale_inv } = cache;
-        // (token of the batch, position, sequence)
-        let tokens = || sequences.iter().flat_map(|s| (0..s.new).map(move |i| (s.first_token + i, s.context - s.new + i, s)));
-        let write = |at: &mut dyn FnMut(usize, &[S])| {
-            for (token, position, s) in tokens() {
-                let row = &qkv.host::<S>()[token * l.qkv_width()..][..l.qkv_width()];
-                for (i, x) in row[l.output_width()..].chunks_exact(l.head_dim).enumerate() {
-                    at(row_of(s, position, block_size, l.kv_heads, i / l.kv_heads, i % l.kv_heads), x);
+    with_float!(qkv.dtype(), S => append::<S>(qkv.host_mut(), cache, &sequences, l));
+    Ok(())
+}
+
+fn append<S: Float>(qkv: &mut [S], cache: &mut KvBlocks, sequences: &[Sequence], l: PagedLayout) {
+    let (block_size, dim) = (cache.block_size(), l.head_dim);
+    let KvBlocks { data, scale_inv } = cache;
+    let same = data.dtype() == S::DTYPE;
+    for s in sequences {
+        for i in 0..s.new {
+            let keys = &mut qkv[(s.first_token + i) * l.qkv_width()..][l.output_width()..l.qkv_width()];
+            for (number, x) in keys.chunks_exact_mut(dim).enumerate() {
+                let (part, head) = (number / l.kv_heads, number % l.kv_heads);
+                let row = row_of(s, s.context - s.new + i, block_size, l.kv_heads, part, head);
+                let place = row * dim..(row + 1) * dim;
+                match scale_inv {
+                    Some(scale_inv) => {
+                        let codes = &mut data.host_mut::<E4M3>()[place];
+                        let scale_inv = &mut scale_inv.host_mut::<f32>()[row];
+                        *scale_inv = encode(x, codes);
+                        for (x, code) in x.iter_mut().zip(codes) {
+                            *x = S::store(S::Real::of(f64::from(code.to_f32() * *scale_inv)));
+                        }
+                    }
+                    None if same => data.host_mut::<S>()[place].copy_from_slice(x),
+                    None => {
+                        for (value, x) in data.host_mut::<bf16>()[place].iter_mut().zip(x) {
+                            *value = bf16::from_f32(x.load().to_f64() as f32);
+                        }
+                    }
                 }
             }
-        };
-        match (data.dtype(), scale_inv) {
-            (DType::E4M3, Some(scale_inv)) => {
-                let (codes, scales) = (data.host_mut::<E4M3>(), scale_inv.host_mut::<f32>());
-                write(&mut |row, x| {
-                    scales[row] = encode(x, &mut codes[row * l.head_dim..][..l.head_dim]);
-                });
-            }
-            (dtype, _) if dtype == qkv.dtype() => {
-                let values = data.host_mut::<S>();
-                write(&mut |row, x| values[row * l.head_dim..][..l.head_dim].copy_from_slice(x));
-            }
-            _ => {
-                let values = data.host_mut::<bf16>();
-                write(&mut |row, x| {
-                    for (value, x) in values[row * l.head_dim..].iter_mut().zip(x) {
-                        *value = bf16::from_f32(x.load().to_f64() as f32);
-                    }
-                });
-            }
         }
-    });
-    Ok(())
+    }
 }
 
 /// The codes of `x`; returns their inverse scale.

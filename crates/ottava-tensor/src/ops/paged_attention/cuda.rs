@@ -51,7 +51,7 @@ fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 6] {
 
 pub(super) fn append_kv(
     gpu: &CudaDevice,
-    qkv: &Tensor,
+    qkv: &mut Tensor,
     cache: &mut KvBlocks,
     batch: &PagedBatch,
     l: PagedLayout,
@@ -59,7 +59,7 @@ pub(super) fn append_kv(
     let kernel = kernel(qkv.dtype(), cache.dtype(), "append_kv")?;
     let scales = cache.scale_inv.as_mut().map_or(0, Tensor::device_ptr_mut);
     let indices = of_batch(batch, cache);
-    let head = [Arg::Ptr(cache.data.device_ptr_mut()), Arg::Ptr(scales), Arg::Ptr(qkv.device_ptr())];
+    let head = [Arg::Ptr(cache.data.device_ptr_mut()), Arg::Ptr(scales), Arg::Ptr(qkv.device_ptr_mut())];
     let sizes = [l.kv_heads, l.head_dim, l.qkv_width(), l.output_width()].map(|size| Arg::I32(size as i32));
     let args = [head.as_slice(), &indices, &sizes].concat();
     // SAFETY: the op has checked sizes; tables name blocks of the cache, as its contract demands of the caller.

@@ -149,18 +149,19 @@ fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, l: Page
 /// Writes keys and values of new tokens to their places in `cache`. `qkv` `[T, (H + 2·H_kv)·D]` is laid out as for
 /// [`attention`](super::attention()).
 ///
-/// With codes, a token's key or value of one head has the scale `448 / amax`, so that no later token changes it.
+/// With codes, a token's key or value of one head has the scale `448 / amax`, so that no later token changes it; and `qkv` gets what the
+/// codes mean, so that attention over `qkv` and over the cache see the same.
 ///
 /// Errors with [`Error::Value`] where a CPU finds an index outside of the cache; the GPU relies on the caller.
-pub fn append_kv(qkv: &Tensor, cache: &mut KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<()> {
+pub fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<()> {
     let tokens = check("append_kv", qkv, cache, batch, layout)?;
     if tokens == 0 {
         return Ok(());
     }
-    match qkv.device() {
+    match qkv.device().clone() {
         Device::Cpu => cpu::append_kv(qkv, cache, batch, layout),
         Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::append_kv(gpu, qkv, cache, batch, layout),
+        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, layout),
     }
 }
 

@@ -31,25 +31,33 @@ struct Batch {
     }
 };
 
-__device__ __forceinline__ void write(X* to, const X* from, float* scale_inv, int dim, int lane) {
+// Writes a key or value to the cache; of codes, `from` gets what they mean.
+__device__ __forceinline__ void write(X* to, X* from, float* scale_inv, int dim, int lane) {
     for (int d = lane; d < dim; d += 32) to[d] = from[d];
 }
-template <class T> __device__ __forceinline__ void write(T* to, const X* from, float*, int dim, int lane) {
+template <class T> __device__ __forceinline__ void write(T* to, X* from, float*, int dim, int lane) {
     for (int d = lane; d < dim; d += 32) store(&to[d], load(from[d]));
 }
-template <> __device__ __forceinline__ void write<e4m3>(e4m3* to, const X* from, float* scale_inv, int dim, int lane) {
+template <> __device__ __forceinline__ void write<e4m3>(e4m3* to, X* from, float* scale_inv, int dim, int lane) {
     float largest = 0.0f;
     for (int d = lane; d < dim; d += 32) largest = fmaxf(largest, fabsf(load(from[d])));
     for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, offset));
     // As `current_scale` in quantize/cpu.rs, limited to the largest float.
     const bool usable = largest > 0.0f && largest < INFINITY;
     const float scale = usable ? fminf(max_finite<e4m3>() / largest, __int_as_float(0x7F7FFFFF)) : 1.0f;
-    for (int d = lane; d < dim; d += 32) to[d].bits = encode<e4m3>(load(from[d]) * scale, 0.0f);
+    for (int d = lane; d < dim; d += 32) {
+        Eight<e4m3> code = {};
+        code.at[0].bits = encode<e4m3>(load(from[d]) * scale, 0.0f);
+        to[d] = code.at[0];
+        float values[8];
+        unpack8(code, values);
+        store(&from[d], values[0] * (1.0f / scale));
+    }
     if (lane == 0) *scale_inv = 1.0f / scale;
 }
 
 // Grid of tokens; each warp writes the key or value of a head at a time. Of `qkv`, keys begin at column `first`.
-extern "C" __global__ void append_kv(KV* cache, float* scale_inv, const X* qkv, const int* query_starts, const int* context_lens,
+extern "C" __global__ void append_kv(KV* cache, float* scale_inv, X* qkv, const int* query_starts, const int* context_lens,
                                      const int* block_tables, int sequences, int max_blocks, int block_size, int kv_heads, int dim,
                                      int width, int first) {
     const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};

@@ -39,8 +39,9 @@ impl Ragged {
         let tables = vector(&[self.capacity, self.block_tables.len() / self.capacity], &self.block_tables)?;
         let batch =
             PagedBatch { query_starts: &starts, context_lens: &lens, block_tables: &tables, max_new: self.max_new };
-        append_kv(qkv, cache, &batch, l)?;
-        paged_attention(qkv, cache, &batch, l)
+        let mut qkv = qkv.duplicate()?;
+        append_kv(&mut qkv, cache, &batch, l)?;
+        paged_attention(&qkv, cache, &batch, l)
     }
 }
 

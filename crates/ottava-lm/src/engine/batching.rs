@@ -1,0 +1,393 @@
+//! Continuous batching: which tokens of which requests each step computes, and what follows from them.
+
+use super::blocks::{BLOCK_SIZE, FreeBlocks};
+use super::decode::{DecodeSteps, Scored};
+use super::request::{EngineOptions, EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
+use super::sampler;
+use super::sequence::Sequence;
+use crate::error::{Error, Result};
+use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
+use ottava_tensor::{DType, Device, Tensor};
+use std::collections::VecDeque;
+
+/// Rows of logits that exist at once.
+const LOGIT_ROWS: usize = 256;
+
+/// Computes completions of a model.
+pub struct Engine {
+    model: Decoder,
+    options: EngineOptions,
+    cache: KvCache,
+    /// On a GPU.
+    steps: DecodeSteps,
+    free: FreeBlocks,
+    /// Requests without memory, the next one first.
+    waiting: VecDeque<Sequence>,
+    /// Requests with memory, the oldest first.
+    running: Vec<Sequence>,
+    cancelled: Vec<RequestId>,
+    next_id: u64,
+    stats: EngineStats,
+    scales_by_token: bool,
+}
+
+/// Tokens of running requests that a step computes: number in `running`, and how many.
+type Plan = Vec<(usize, usize)>;
+
+/// How a pass computes its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// One token of each sequence, on a GPU.
+    Single,
+    /// Any numbers.
+    Mixed,
+}
+
+/// A token that was drawn: number in `running`, token, and its log-probability where that was asked for.
+type Drawn = (usize, u32, Option<TokenLogprob>);
+
+impl Engine {
+    /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
+    /// of its own.
+    ///
+    /// Errors with [`Error::Config`] for sizes of zero, and if memory does not suffice for the KV cache.
+    pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
+        let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype } = *options;
+        let sizes = [
+            ("max_model_len", max_model_len),
+            ("max_batch", max_batch),
+            ("kv_cache_tokens", kv_cache_tokens),
+            ("prefill_chunk", prefill_chunk),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(Error::Config(format!("the engine's {name} is 0; it is a number from 1 up")));
+        }
+        let scales_by_token = model.scale_by_token()?;
+        let dtype = kv_cache_dtype.of(model.recipe().compute);
+        let blocks = kv_cache_tokens.div_ceil(BLOCK_SIZE);
+        let cache = model.kv_cache(blocks, BLOCK_SIZE, dtype)?;
+        let stats = EngineStats { kv_blocks: blocks, ..EngineStats::default() };
+        Ok(Engine {
+            model,
+            options: *options,
+            cache,
+            steps: DecodeSteps::default(),
+            free: FreeBlocks::new(blocks),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            cancelled: Vec::new(),
+            next_id: 0,
+            stats,
+            scales_by_token,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Decoder {
+        &self.model
+    }
+
+    /// Requests computed at once, at most.
+    pub fn max_batch(&self) -> usize {
+        self.options.max_batch
+    }
+
+    /// Whether tokens have scales of their own where the model's recipe has one for a tensor.
+    pub fn scales_by_token(&self) -> bool {
+        self.scales_by_token
+    }
+
+    /// Adds a request, which later steps compute.
+    ///
+    /// Errors with [`Error::Config`] for settings that cannot be used, an empty prompt, or one without room for another token;
+    /// with [`Error::Data`] for a token that the model does not have.
+    pub fn add(&mut self, request: Request) -> Result<RequestId> {
+        request.sampling.check()?;
+        let room = self.options.max_model_len.min(self.free.all() * BLOCK_SIZE);
+        let prompt = request.prompt.len();
+        if prompt == 0 {
+            return Err(Error::Config("the prompt is empty; give at least one token".into()));
+        }
+        if prompt >= room {
+            return Err(Error::Config(format!("the prompt has {prompt} tokens; the model has room for {room}")));
+        }
+        let vocabulary = self.model.config().vocabulary;
+        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::Data(format!(
+                "the prompt has token {id}, the model's vocabulary ends at {vocabulary}: tokenizer and model do not belong together"
+            )));
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let max_len = prompt.saturating_add(request.max_new_tokens).min(room);
+        self.waiting.push_back(Sequence::new(id, request, max_len));
+        Ok(id)
+    }
+
+    /// Ends a request: the next step reports [`FinishReason::Cancelled`]. A request that is finished or unknown is ignored.
+    pub fn cancel(&mut self, id: RequestId) {
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
+            self.waiting.remove(at);
+            self.cancelled.push(id);
+        } else if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
+            let mut sequence = self.running.remove(at);
+            self.free.put_back(&mut sequence.blocks);
+            self.cancelled.push(id);
+        }
+    }
+
+    /// Whether there is nothing to compute or report.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty() && self.cancelled.is_empty()
+    }
+
+    /// The present state.
+    pub fn stats(&self) -> EngineStats {
+        let (running, waiting, used_kv_blocks) = (self.running.len(), self.waiting.len(), self.free.used());
+        EngineStats { running, waiting, used_kv_blocks, ..self.stats }
+    }
+
+    /// Computes the next tokens of all running requests, and reads the next chunks of prompts.
+    ///
+    /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
+        let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
+        let plan = self.schedule();
+        if plan.is_empty() {
+            return Ok(events);
+        }
+        // A CPU computes all in one pass. A GPU has kernels for single tokens of sequences, and for whole sequences.
+        let passes = match self.model.device() {
+            Device::Cuda(_) => self.passes(plan),
+            _ => vec![(Pass::Mixed, plan)],
+        };
+        let mut drawn = Vec::new();
+        for (pass, plan) in &passes {
+            drawn.extend(self.compute(*pass, plan, &mut events)?);
+        }
+        for (_, plan) in &passes {
+            self.advance(plan);
+        }
+        self.add_tokens(drawn, &mut events);
+        self.retire(&mut events);
+        Ok(events)
+    }
+
+    /// Divides a plan by kernels: single tokens, whole prompts one by one, and the rest.
+    fn passes(&self, plan: Plan) -> Vec<(Pass, Plan)> {
+        let (single, rest): (Plan, Plan) =
+            plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].scores_prompt());
+        let (whole, rest): (Plan, Plan) =
+            rest.into_iter().partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(WHOLE));
+        let mut passes = vec![(Pass::Single, single)];
+        passes.extend(whole.into_iter().map(|one| (Pass::Mixed, vec![one])));
+        passes.push((Pass::Mixed, rest));
+        passes.retain(|(_, plan)| !plan.is_empty());
+        passes
+    }
+
+    /// Computes what `plan` says in one pass, and draws the tokens that follow.
+    fn compute(&mut self, pass: Pass, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        let tokens: Vec<SequenceTokens> = plan.iter().map(|&(at, new)| self.running[at].next(new)).collect();
+        if pass == Pass::Single {
+            let scored = self.steps.run(&self.model, &mut self.cache, &tokens)?;
+            return self.draw(&scored, plan.iter().zip(0..).map(|(&(at, _), row)| (at, row)));
+        }
+        let batch = InferenceBatch::of(self.model.device(), &tokens)?;
+        let hidden = self.model.hidden(&batch, &mut self.cache)?;
+        self.score_prompts(plan, &hidden, events)?;
+        let mut drawn = Vec::new();
+        for drawing in self.drawing(plan).chunks(LOGIT_ROWS) {
+            let rows: Vec<i32> = drawing.iter().map(|&(_, row)| row as i32).collect();
+            let rows = self.on_device(&rows)?;
+            let scored = Scored::of(&self.model, &hidden, &rows)?;
+            drawn.extend(self.draw(&scored, drawing.iter().zip(0..).map(|(&(at, _), row)| (at, row)))?);
+        }
+        Ok(drawn)
+    }
+
+    /// Decides what a step computes: a token of each request that has drawn one, then prompts, oldest first, up to the step's budget.
+    fn schedule(&mut self) -> Plan {
+        self.grow();
+        let mut budget = self.options.prefill_chunk;
+        let mut plan = Vec::new();
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() == 1) {
+            plan.push((at, sequence.pending()));
+            budget = budget.saturating_sub(1);
+        }
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() > 1) {
+            let new = sequence.pending().min(budget);
+            plan.extend((new > 0).then_some((at, new)));
+            budget -= new;
+        }
+        while budget > 0 && self.running.len() < self.options.max_batch {
+            let Some(mut sequence) = self.waiting.pop_front() else {
+                break;
+            };
+            // Memory for all that it has, so that a prompt once begun is read to its end.
+            if !self.free.extend(&mut sequence.blocks, sequence.tokens.len()) {
+                self.waiting.push_front(sequence);
+                break;
+            }
+            let mut new = sequence.pending().min(budget);
+            if matches!(self.model.device(), Device::Cuda(_)) && new > WHOLE {
+                new -= new % WHOLE;
+            }
+            plan.push((self.running.len(), new));
+            budget -= new;
+            self.running.push(sequence);
+        }
+        // A step with a token of each request has no token left for prompts where the budget is small; the oldest prompt gets one.
+        if let (0, Some(at)) = (budget, self.running.iter().position(|sequence| sequence.pending() > 1))
+            && !plan.iter().any(|&(planned, _)| planned == at)
+        {
+            plan.push((at, 1));
+        }
+        plan
+    }
+
+    /// Gives each running request memory for its tokens. Where there is none left, the youngest loses its own, and waits to be computed
+    /// again: so the oldest always goes on.
+    fn grow(&mut self) {
+        let mut at = 0;
+        while at < self.running.len() {
+            let sequence = &mut self.running[at];
+            if self.free.extend(&mut sequence.blocks, sequence.tokens.len()) {
+                at += 1;
+                continue;
+            }
+            let mut youngest = self.running.pop().expect("one of them needs memory");
+            self.free.put_back(&mut youngest.blocks);
+            youngest.computed = 0;
+            self.waiting.push_front(youngest);
+            self.stats.preemptions += 1;
+        }
+    }
+
+    /// Numbers of rows, padded by row 0.
+    fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
+        let mut padded = rows.to_vec();
+        padded.resize(padded_rows(self.model.device(), rows.len()), 0);
+        Ok(Tensor::from_slice(self.model.device(), &[padded.len()], &padded)?)
+    }
+
+    /// Scores tokens of prompts that follow the computed ones, and reports prompts that are scored.
+    fn score_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
+        let mut first_row = 0;
+        for &(at, new) in plan {
+            let sequence = &self.running[at];
+            let (start, row) = (sequence.computed, first_row);
+            first_row += new as i32;
+            if !sequence.scores_prompt() {
+                continue;
+            }
+            let prompt = &sequence.request.prompt;
+            let top = sequence.request.prompt_logprobs.unwrap_or(0);
+            let mut found: Vec<_> = sequence.prompt_logprobs.is_empty().then_some(None).into_iter().collect();
+            // The token at position `p` is scored by the row before it. A preempted request has scored some before.
+            let known = sequence.prompt_logprobs.len().max(1);
+            let positions: Vec<usize> =
+                (start + 1..=start + new).filter(|p| (known..prompt.len()).contains(p)).collect();
+            let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
+            for (rows, positions) in rows.chunks(LOGIT_ROWS).zip(positions.chunks(LOGIT_ROWS)) {
+                let rows = self.on_device(rows)?;
+                let logits = self.model.logits(hidden, &rows)?;
+                for (i, &position) in positions.iter().enumerate() {
+                    found.push(Some(sampler::logprob(&row_of(&logits, i)?, prompt[position], top)));
+                }
+            }
+            let sequence = &mut self.running[at];
+            sequence.prompt_logprobs.extend(found);
+            if !sequence.scores_prompt() {
+                let (id, logprobs) = (sequence.id, sequence.prompt_logprobs.clone());
+                events.push(Event::Prompt { id, logprobs });
+            }
+        }
+        Ok(())
+    }
+
+    /// The requests that have no more tokens to compute after `plan`, each with the row of its last one.
+    fn drawing(&self, plan: &Plan) -> Vec<(usize, usize)> {
+        let (mut end, mut drawing) = (0, Vec::new());
+        for &(at, new) in plan {
+            end += new;
+            let sequence = &self.running[at];
+            if sequence.pending() == new {
+                drawing.push((at, end - 1));
+            }
+        }
+        drawing
+    }
+
+    /// Draws a token of each of these requests from its row of logits. Logits reach the host only where a draw needs them.
+    fn draw(&self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
+        let likeliest = scored.likeliest.to_vec::<i32>()?;
+        let draw = |(at, row): (usize, usize)| {
+            let sequence = &self.running[at];
+            let (request, number) = (&sequence.request, sequence.drawn());
+            let Ok(best) = u32::try_from(likeliest[row]) else {
+                return Err(Error::NonFinite(format!(
+                    "a logit of token {} is not finite: the model's weights or activations are not",
+                    sequence.tokens.len() + 1
+                )));
+            };
+            let barred = if number < request.min_new_tokens { request.stop_ids.as_slice() } else { &[] };
+            if barred.is_empty() && request.sampling.is_plain() && request.logprobs.is_none() {
+                return Ok((at, best, None));
+            }
+            let logits = row_of(&scored.logits, row)?;
+            let token = sampler::draw(&logits, &request.sampling, &sequence.seen, barred, number);
+            Ok((at, token, request.logprobs.map(|top| sampler::logprob(&logits, token, top))))
+        };
+        drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).map(draw).collect()
+    }
+
+    /// Counts what was computed.
+    fn advance(&mut self, plan: &Plan) {
+        for &(at, new) in plan {
+            let sequence = &mut self.running[at];
+            let of_prompt = new.min(sequence.request.prompt.len().saturating_sub(sequence.computed));
+            self.stats.prompt_tokens += of_prompt as u64;
+            sequence.computed += new;
+        }
+    }
+
+    /// Adds the tokens that were drawn.
+    fn add_tokens(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
+        for (at, token, logprob) in drawn {
+            let sequence = &mut self.running[at];
+            sequence.tokens.push(token);
+            sequence.seen.add(token);
+            self.stats.generated_tokens += 1;
+            events.push(Event::Token { id: sequence.id, token, logprob });
+        }
+    }
+
+    /// Ends requests that drew a stop token or have all their tokens, and frees their memory.
+    fn retire(&mut self, events: &mut Vec<Event>) {
+        let free = &mut self.free;
+        self.running.retain_mut(|sequence| {
+            let last = sequence.tokens.last().expect("a prompt has a token");
+            let reason = if sequence.drawn() > 0 && sequence.request.stop_ids.contains(last) {
+                FinishReason::Stop
+            } else if sequence.tokens.len() >= sequence.max_len && sequence.computed >= sequence.request.prompt.len() {
+                FinishReason::Length
+            } else {
+                return true;
+            };
+            free.put_back(&mut sequence.blocks);
+            events.push(Event::Finished { id: sequence.id, reason });
+            false
+        });
+    }
+}
+
+/// One row of logits on the host, in F32.
+fn row_of(logits: &Tensor, row: usize) -> Result<Vec<f32>> {
+    let row = logits.rows(row, row + 1)?;
+    Ok(match row.dtype() {
+        DType::F32 => row.to_vec()?,
+        _ => ottava_tensor::ops::cast(&row, DType::F32)?.to_vec()?,
+    })
+}

@@ -1,0 +1,110 @@
+//! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch.
+
+use crate::error::Result;
+use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
+use ottava_tensor::cuda::Graph;
+use ottava_tensor::ops::argmax;
+use ottava_tensor::{DType, Device, Tensor};
+use std::collections::HashMap;
+
+/// The steps of each size, by sequences and blocks of the longest one, both powers of two.
+#[derive(Default)]
+pub struct DecodeSteps(HashMap<[usize; 2], DecodeStep>);
+
+/// Steps of one size.
+struct DecodeStep {
+    batch: InferenceBatch,
+    rows: Tensor, /* I32 [R], 0 to R - 1 */
+    scored: Option<Scored>,
+    capture: Capture,
+}
+
+/// What a step leaves on the device, a row for each sequence.
+#[derive(Clone)]
+pub struct Scored {
+    /// F32 `[R, V]` (F64 for F64).
+    pub logits: Tensor,
+    /// I32 `[R]`, as [`argmax`] gives it.
+    pub likeliest: Tensor,
+}
+
+impl Scored {
+    /// The logits of some rows of `hidden`.
+    pub fn of(model: &Decoder, hidden: &Tensor, rows: &Tensor) -> Result<Scored> {
+        let logits = model.logits(hidden, rows)?;
+        let likeliest = match logits.dtype() {
+            DType::F64 => argmax(&ottava_tensor::ops::cast(&logits, DType::F32)?)?,
+            _ => argmax(&logits)?,
+        };
+        Ok(Scored { logits, likeliest })
+    }
+}
+
+/// How far the capture of steps of one size is.
+enum Capture {
+    /// Steps are launched call by call, because a capture failed.
+    Never,
+    /// One step has to run first: it compiles kernels and times products.
+    AfterThisStep,
+    Due,
+    Done(Graph),
+}
+
+impl DecodeSteps {
+    /// Computes one token of each of `sequences` on a GPU. Rows of the result are in their order; further ones are padding.
+    pub fn run(&mut self, model: &Decoder, cache: &mut KvCache, sequences: &[SequenceTokens]) -> Result<Scored> {
+        let blocks = sequences.iter().map(|sequence| sequence.blocks.len()).max().unwrap_or(1);
+        let size = [sequences.len(), blocks].map(usize::next_power_of_two);
+        let step = match self.0.entry(size) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model.device(), size)?),
+        };
+        step.batch.set(sequences)?;
+        step.run(model, cache)
+    }
+}
+
+impl DecodeStep {
+    fn new(device: &Device, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
+        let rows: Vec<i32> = (0..sequences as i32).collect();
+        let rows = Tensor::from_slice(device, &[sequences], &rows)?;
+        let batch = InferenceBatch::new(device, sequences, sequences, 1, blocks)?;
+        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::AfterThisStep })
+    }
+
+    fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
+        if let Capture::Done(graph) = &mut self.capture
+            && !graph.is_valid()
+        {
+            self.capture = Capture::Due;
+        }
+        match (&mut self.capture, model.device()) {
+            (Capture::Done(graph), _) => graph.replay()?,
+            (Capture::Due, Device::Cuda(gpu)) => {
+                let (batch, rows, scored) = (&self.batch, &self.rows, &mut self.scored);
+                let captured = Graph::capture(gpu, || {
+                    *scored = Some(Scored::of(model, &model.hidden(batch, cache)?, rows)?);
+                    Ok::<_, crate::Error>(())
+                });
+                match captured {
+                    Ok(mut graph) => {
+                        graph.replay()?;
+                        self.capture = Capture::Done(graph);
+                    }
+                    Err(error) => {
+                        tracing::warn!("decode steps are not captured as CUDA graphs: {error}");
+                        self.capture = Capture::Never;
+                        return self.run(model, cache);
+                    }
+                }
+            }
+            (capture, _) => {
+                self.scored = Some(Scored::of(model, &model.hidden(&self.batch, cache)?, &self.rows)?);
+                if matches!(capture, Capture::AfterThisStep) {
+                    *capture = Capture::Due;
+                }
+            }
+        }
+        Ok(self.scored.clone().expect("the step has run"))
+    }
+}

@@ -1,0 +1,96 @@
+//! `ottava bench decode`.
+
+use crate::output::print_json;
+use clap::Args;
+use ottava_lm::Result;
+use ottava_lm::bench::{DecodeBench, DecodeRow};
+use ottava_lm::config::DeviceChoice;
+use ottava_lm::engine::KvCacheDtype;
+use ottava_lm::recipe::RecipeName;
+use serde_json::json;
+
+/// Time decoding and reading prompts with a known model's shape and random weights, beside the time to read weights, keys and values.
+#[derive(Args)]
+pub struct Decode {
+    /// A model that `bench train` knows.
+    #[arg(long, default_value = "llama-3-8b")]
+    model: String,
+    /// Blocks, if not as many as the model has.
+    #[arg(long, value_parser = super::count)]
+    layers: Option<usize>,
+    /// Sequences at once, in turn.
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = super::count)]
+    batch: Vec<usize>,
+    /// Tokens of each sequence.
+    #[arg(long, default_value_t = 1024, value_parser = super::count)]
+    context: usize,
+    /// Time reading a prompt of this many tokens too.
+    #[arg(long, value_parser = super::count)]
+    prefill: Option<usize>,
+    /// Recipes to run in turn; ratios are to the first.
+    #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row")]
+    recipes: Vec<RecipeName>,
+    /// The type of the KV cache with each recipe, or one for all: auto, bfloat16 or fp8.
+    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    kv_cache_dtype: Vec<KvCacheDtype>,
+    /// Steps whose median is reported.
+    #[arg(long, default_value_t = 20, value_parser = super::count)]
+    steps: usize,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Decode {
+    pub fn run(self) -> Result<()> {
+        let device = crate::device::open(self.device)?;
+        let Decode { model, layers, context, prefill, steps, .. } = self;
+        let bench = DecodeBench { model, layers, batches: self.batch, context, prefill, steps };
+        if !self.json {
+            out!(
+                "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10} {:>10} {:>11} {:>11} {:>9}",
+                "recipe",
+                "KV cache",
+                "batch",
+                "context",
+                "new",
+                "step ms",
+                "tokens/s",
+                "GB read",
+                "% of floor",
+                "speed-up"
+            );
+        }
+        let mut rows: Vec<DecodeRow> = Vec::new();
+        for (i, &recipe) in self.recipes.iter().enumerate() {
+            let kv_cache_dtype = self.kv_cache_dtype[i.min(self.kv_cache_dtype.len() - 1)];
+            bench.run(recipe, kv_cache_dtype, &device, |row| {
+                let same = |other: &&DecodeRow| (other.batch, other.new_tokens) == (row.batch, row.new_tokens);
+                let first = rows.iter().find(same).unwrap_or(&row).milliseconds;
+                if !self.json {
+                    out!(
+                        "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10.3} {:>10.0} {:>11.2} {:>11.0} {:>9.3}",
+                        recipe.as_str(),
+                        format!("{kv_cache_dtype:?}").to_lowercase(),
+                        row.batch,
+                        row.context,
+                        row.new_tokens,
+                        row.milliseconds,
+                        row.tokens_per_second,
+                        row.bytes as f64 / 1e9,
+                        100.0 * row.floor_milliseconds / row.milliseconds,
+                        first / row.milliseconds
+                    );
+                }
+                rows.push(row);
+            })?;
+        }
+        if self.json {
+            print_json(&json!({"device": device.to_string(), "model": bench.model, "rows": rows}));
+        }
+        Ok(())
+    }
+}
