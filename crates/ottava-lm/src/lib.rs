@@ -9,6 +9,7 @@ pub mod convert;
 pub mod data;
 pub mod error;
 pub mod evaluate;
+pub mod export;
 pub mod generate;
 pub mod hash;
 pub mod input;

@@ -6,6 +6,7 @@ mod casts;
 mod convergence;
 mod determinism;
 mod documents;
+mod export;
 mod families;
 mod fp16;
 mod golden;

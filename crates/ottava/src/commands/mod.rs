@@ -5,6 +5,7 @@ pub mod chat;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
+pub mod export;
 pub mod generate;
 mod inference;
 pub mod inspect;

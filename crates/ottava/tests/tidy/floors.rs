@@ -58,6 +58,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("report", 6),
             ("config", 7),
             ("bench", 7),
+            ("export", 7),
             ("plan", 7),
             ("run", 7),
             ("step", 7),
