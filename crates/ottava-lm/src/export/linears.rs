@@ -54,13 +54,21 @@ impl Linears {
             ));
         }
         let mut linears = Linears { groups: Vec::new(), left: Vec::new() };
-        for (site, decision) in Decoder::describe(sizes, &source.recipe)?.linears {
+        let description = Decoder::describe(sizes, &source.recipe)?;
+        for (site, decision) in &description.linears {
             let outputs = |part: &String| Ok((part.clone(), source.weights.info(&format!("{part}.weight"))?.shape[0]));
             let parts: Vec<_> = site.parts.iter().map(outputs).collect::<Result<_>>()?;
-            match reason_to_leave(source, format, &site, &parts, &decision) {
-                Some(reason) => linears.left.extend(parts.into_iter().map(|(part, _)| (part, reason.clone()))),
-                None => linears.groups.push(Group::new(source, format, &site, parts, &decision, input_scales)?),
+            if let Some(reason) = reason_to_leave(source, format, site, &parts, decision) {
+                linears.left.extend(parts.into_iter().map(|(part, _)| (part, reason.clone())));
+                continue;
             }
+            let input_scale = match format.scheme {
+                Scheme::Static => {
+                    Some(source.input_scale(&description, site, input_scales).ok_or_else(|| no_scale(site))?)
+                }
+                Scheme::Dynamic | Scheme::Block => None,
+            };
+            linears.groups.push(Group::new(source, format, site, parts, decision, input_scale));
         }
         if linears.groups.is_empty() {
             let reasons = linears.left.first().map_or("the model has no linears", |(_, reason)| reason);
@@ -119,6 +127,14 @@ fn reason_to_leave(
     Some(format!("{name} has {size} {what}, no multiple of {multiple}{fused}"))
 }
 
+fn no_scale(site: &LinearSite) -> Error {
+    Error::Config(format!(
+        "there is no scale for the input of `{}`: measure them with `ottava calibrate` and name its file with --activation-scales, train \
+         with recipe fp8-delayed, or choose a scheme that scales inputs by themselves",
+        site.name
+    ))
+}
+
 impl Group {
     fn new(
         source: &Source,
@@ -126,35 +142,19 @@ impl Group {
         site: &LinearSite,
         parts: Vec<(String, usize)>,
         decision: &Decision,
-        input_scales: &BTreeMap<String, f32>,
-    ) -> Result<Group> {
-        let input_scale = match format.scheme {
-            Scheme::Static => Some(shared_input_scale(site, input_scales)?),
-            Scheme::Dynamic | Scheme::Block => None,
-        };
+        input_scale: Option<f32>,
+    ) -> Group {
         let (scale, recast) = scale(source, format, site, decision);
         let names = source.sizes.names;
         let divides_inputs = [names.output, names.down].iter().any(|last| site.name.ends_with(last));
         let (name, inputs) = (site.name.clone(), site.inputs);
-        Ok(Group { name, parts, inputs, divides_inputs, scale, recast, input_scale })
+        Group { name, parts, inputs, divides_inputs, scale, recast, input_scale }
     }
 
     /// Outputs of all parts.
     pub(super) fn outputs(&self) -> usize {
         self.parts.iter().map(|(_, outputs)| outputs).sum()
     }
-}
-
-/// The scale of the input of linears that engines fuse: the largest, so that none saturates that did not.
-fn shared_input_scale(site: &LinearSite, input_scales: &BTreeMap<String, f32>) -> Result<f32> {
-    let scales = site.parts.iter().chain([&site.name]).filter_map(|name| input_scales.get(name));
-    scales.copied().reduce(f32::max).ok_or_else(|| {
-        Error::Config(format!(
-            "there is no scale for the input of `{}`: measure them with `ottava calibrate` and name its file with --activation-scales, \
-             train with recipe fp8-delayed, or choose a scheme that scales inputs by themselves",
-            site.name
-        ))
-    })
 }
 
 /// The scale of a weight, and why its codes are not those of training.

@@ -4,8 +4,9 @@ use crate::checkpoint::slices::{FOLDER, SliceFiles};
 use crate::checkpoint::{Manifest, WeightFiles, training};
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
-use crate::models::{ConfigFile, DecoderConfig, decoder_config};
-use crate::recipe::{Recipe, RecipeName};
+use crate::models::{ConfigFile, Decoder, DecoderConfig, WeightScales, decoder_config};
+use crate::param::Description;
+use crate::recipe::{LinearSite, Recipe, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,42 @@ impl Source {
         };
         let recipe = precision.recipe();
         Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, delayed })
+    }
+
+    /// Scales of casts for a model of this folder with recipe fp8-delayed whose scales are set: of inputs from `input_scales`, by the name of a
+    /// linear, and of weights those of the run or the folder, if it has one for each.
+    pub fn static_scales(&self, input_scales: &BTreeMap<String, f32>) -> Result<BTreeMap<String, f32>> {
+        let of_weights = self.delayed.iter().filter(|(name, _)| name.ends_with(".weight"));
+        let mut scales: BTreeMap<_, _> = of_weights.map(|(name, scale)| (name.clone(), *scale)).collect();
+        let description = Decoder::describe(&self.sizes, &self.recipe)?;
+        for (site, _) in &description.linears {
+            if let Some(scale) = self.input_scale(&description, site, input_scales) {
+                scales.insert(format!("{}.input", site.name), 1.0 / scale);
+            }
+            if self.weights.quantization().is_some_and(|quantization| quantization.scales == WeightScales::Tensor) {
+                let scale_of = |part: &String| Ok(self.weights.scales(&format!("{part}.weight"))?.at(0));
+                let parts = site.parts.iter().map(scale_of).collect::<Result<Vec<f32>>>();
+                if let Some(scale) =
+                    parts.ok().and_then(|parts| parts.iter().all(|p| *p == parts[0]).then_some(parts[0]))
+                {
+                    scales.insert(format!("{}.weight", site.name), 1.0 / scale);
+                }
+            }
+        }
+        Ok(scales)
+    }
+
+    /// The scale of the input of linears that engines fuse, from scales by the name of a linear, fused or not: the largest, so that no value
+    /// saturates that did not.
+    pub(super) fn input_scale(
+        &self,
+        description: &Description,
+        site: &LinearSite,
+        scales: &BTreeMap<String, f32>,
+    ) -> Option<f32> {
+        let owner = description.input_owner(site, self.sizes.parallel);
+        let names = site.parts.iter().map(String::as_str).chain([owner]);
+        names.filter_map(|name| scales.get(name).copied()).reduce(f32::max)
     }
 
     /// The scales of inputs that the folder has, by the name of their linear: `code = cast(x / scale)`. A run with delayed scaling has one

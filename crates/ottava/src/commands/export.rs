@@ -3,6 +3,7 @@
 use super::inference::with_model;
 use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
+use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
 use ottava_lm::export::{Fp8Format, Layout, LinearReport, Report, Scheme, Source, export};
 use ottava_lm::{Error, Result};
@@ -29,6 +30,9 @@ pub struct Export {
     /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
     #[arg(long)]
     scheme: Option<SchemeName>,
+    /// The scales of inputs that `ottava calibrate` wrote, for static; by default those of the run, or of the folder.
+    #[arg(long, value_name = "FILE")]
+    activation_scales: Option<PathBuf>,
     /// Print one JSON object with what each linear loses, and which stay in BF16 for what reason.
     #[arg(long)]
     json: bool,
@@ -52,7 +56,7 @@ enum Format {
 enum SchemeName {
     /// Each output of a weight, and each token when it is computed.
     Dynamic,
-    /// Each weight, and each input by a scale of fp8-delayed.
+    /// Each weight, and each input by a scale of fp8-delayed or of `ottava calibrate`.
     Static,
     /// Each 128x128 weights, by a power of two, and 128 channels of a token when it is computed.
     Block,
@@ -62,12 +66,19 @@ impl Export {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
         let format = self.fp8_format()?;
+        let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
+        if calibrated.is_some() && format.is_none_or(|format| format.scheme != Scheme::Static) {
+            return Err(Error::Config(
+                "--activation-scales are of `--scheme static`; other schemes scale inputs by themselves".into(),
+            ));
+        }
         let report = with_model(&self.model, |folder| {
             verify_model(folder)?;
             let source = Source::open(folder)?;
-            let input_scales = match format {
-                Some(Fp8Format { scheme: Scheme::Static, .. }) => source.input_scales()?,
-                _ => BTreeMap::new(),
+            let input_scales = match (&calibrated, format) {
+                (Some(calibrated), _) => calibrated.input_scales(),
+                (None, Some(Fp8Format { scheme: Scheme::Static, .. })) => source.input_scales()?,
+                (None, _) => BTreeMap::new(),
             };
             export(&source, format, &input_scales, &self.output)
         })?;

@@ -1,6 +1,7 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
 pub mod bench;
+pub mod calibrate;
 pub mod chat;
 pub mod convert;
 pub mod doctor;
@@ -12,6 +13,7 @@ pub mod inspect;
 pub mod merge;
 pub mod plan;
 pub mod prepare;
+mod text;
 pub mod train;
 
 use ottava_lm::config::RunConfig;

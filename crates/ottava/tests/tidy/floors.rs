@@ -48,6 +48,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("scaling", 3),
             ("layers", 4),
             ("models", 5),
+            ("calibrate", 6),
             ("checkpoint", 6),
             ("convert", 6),
             ("data", 6),
