@@ -82,8 +82,8 @@ mod tests {
         let mut sorted: Vec<f32> = values.iter().map(|v| v.abs()).collect();
         sorted.sort_by(f32::total_cmp);
         assert_eq!(histogram.amax().unwrap(), 100.0);
-        for share in [0.001, 0.5, 0.501, 0.9, 0.995, 0.999, 1.0] {
-            let index = (1000.0 * share as f64).ceil() as usize - 1;
+        for share in [0.001f64, 0.5, 0.501, 0.9, 0.995, 0.999, 1.0] {
+            let index = (1000.0 * share).ceil() as usize - 1;
             assert_eq!(histogram.percentile(share), sorted[index], "{share}");
         }
         assert_eq!(

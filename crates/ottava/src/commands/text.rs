@@ -82,7 +82,7 @@ impl Tokens {
 
     /// All batches.
     pub fn batches(&self, windows: Windows) -> EvalLoader {
-        EvalLoader::new(self.dataset.clone(), self.split.clone(), windows, self.rows)
+        EvalLoader::new(self.dataset.clone(), self.split, windows, self.rows)
     }
 
     /// Sequences of a batch.
