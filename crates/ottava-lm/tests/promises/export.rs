@@ -363,19 +363,25 @@ fn requantized(codes: &[u8], scale: f32) -> (Vec<u8>, f32) {
     (values.iter().map(|value| E4M3::from_f32(value * (1.0 / rounded)).0).collect(), rounded)
 }
 
+/// Codes of training, and of weights that are cast for the export.
 #[test]
 fn requantization_by_vllm_changes_no_weight() {
     let inputs = inputs(256);
-    let folder = checkpoint(inputs.path(), precision(RecipeName::Fp8Block));
-    let output = inputs.path().join("exported");
-    // 225 is rounded to the code of 224.
-    replace(&folder, DOWN, |i| (225.0 - (i % 97) as f32) / 2048.0);
-    exported(&folder, FORMATS[0], &output).unwrap();
-    let files = ModelFiles::open(&output).unwrap();
+    for recipe in [RecipeName::Fp8Block, RecipeName::Bf16] {
+        let folder = checkpoint(inputs.path(), precision(recipe));
+        let output = inputs.path().join(format!("exported-{}", recipe.as_str()));
+        // 225 is rounded to the code of 224.
+        replace(&folder, DOWN, |i| (225.0 - (i % 97) as f32) / 2048.0);
+        exported(&folder, FORMATS[0], &output).unwrap();
+        expect_unchanged_by_vllm(&ModelFiles::open(&output).unwrap());
+    }
+}
+
+fn expect_unchanged_by_vllm(files: &ModelFiles) {
     let (mut blocks, mut same) = (0, 0);
     for name in files.names().filter(|name| name.ends_with("_proj.weight")) {
         let (shape, codes) = (files.info(name).unwrap().shape, files.read(name).unwrap());
-        let scales = numbers(&files, &format!("{name}_scale_inv"));
+        let scales = numbers(files, &format!("{name}_scale_inv"));
         for (i, scale) in scales.into_iter().enumerate() {
             assert_eq!(scale.log2().fract(), 0.0, "{name}: {scale} is no power of two");
             let (row, column) = (i / (shape[1] / 128) * 128, i % (shape[1] / 128) * 128);
