@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod config;
 pub mod context;
@@ -10,6 +11,7 @@ pub mod data;
 pub mod engine;
 pub mod error;
 pub mod evaluate;
+pub mod export;
 pub mod hash;
 pub mod input;
 pub mod interrupt;

@@ -1,22 +1,19 @@
 //! Adapters added to the weights of their base model, as a plain model folder.
 
 use super::fs::RealFs;
-use super::model::{COMPANIONS, MAX_COMPANION_BYTES};
+use super::model::write_settings;
 use super::safetensors::TensorInfo;
 use super::safetensors_write::MAX_FILE_BYTES;
-use super::{AdapterFolder, CheckpointWriter, ModelFiles, write_model};
+use super::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::models::{ConfigFile, decoder_config};
-use crate::{input, interrupt};
 use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use std::path::Path;
 
-/// Files of a model folder, beside [`COMPANIONS`], that do not depend on the weights.
-const SETTINGS: &[&str] = &["config.json", "generation_config.json"];
-
 /// Writes the model of the folder `base` with `W + scale · B · A` in place of each `W` that has an adapter, as the new folder `output`, and
-/// returns the number of those. Sums are F32, and rounded once to the type of `W`; other weights keep their bits.
+/// returns the number of those. Sums are F32, and rounded once to the type of `W`; other weights keep their bits, and weights in FP8 become BF16.
 ///
 /// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists; nothing is
 /// left then.
@@ -24,22 +21,19 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     if output.symlink_metadata().is_ok() {
         return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
     }
-    let transposed = decoder_config(&ConfigFile::read(base)?)?.names.transposed;
-    let files = ModelFiles::open(base)?;
+    let config = ConfigFile::read(base)?;
+    let transposed = decoder_config(&config)?.names.transposed;
+    let files = WeightFiles::open(base)?;
     let infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
     adapter.expect_weights(&infos)?;
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
-    for name in SETTINGS.iter().chain(COMPANIONS) {
-        let path = base.join(name);
-        if path.exists() {
-            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
-            writer.file(name, |file| file.write(&bytes))?;
-        }
-    }
+    let mut values = config.values().clone();
+    values.shift_remove("quantization_config");
+    write_settings(&mut writer, values, base)?;
     let mut merged = 0;
     write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;
-        let Some([a, b]) = adapter.of_weight(&info.name)? else { return files.read(&info.name) };
+        let Some([a, b]) = adapter.of_weight(&info.name)? else { return files.bytes(info) };
         merged += 1;
         let sum = plus_product(&files.values(&info.name)?, &a, &b, adapter.lora.scale() as f32, transposed, info)?;
         Ok(cast(&sum, info.dtype)?.read_bytes()?)

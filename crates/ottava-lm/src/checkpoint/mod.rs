@@ -11,6 +11,7 @@ pub mod safetensors_write;
 pub mod save;
 pub mod slices;
 pub mod training;
+pub mod weight_files;
 
 pub use adapter::AdapterFolder;
 pub use atomic::{CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete};
@@ -21,3 +22,4 @@ pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_model, write_tensors};
 pub use save::{Saved, Saver};
 pub use training::{Contents, LiveTensors, Progress};
+pub use weight_files::WeightFiles;

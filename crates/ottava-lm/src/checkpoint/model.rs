@@ -1,6 +1,6 @@
 //! Hugging Face model folders: loading weights and writing them.
 
-use super::{AdapterFolder, ModelFiles, TensorInfo, adapter};
+use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
 use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
@@ -8,7 +8,7 @@ use crate::lora::{Lora, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
 use crate::param::{Init, Layout, Part, WeightSource};
 use crate::{input, interrupt};
-use ottava_tensor::ops::{cast, normal, transpose};
+use ottava_tensor::ops::{normal, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -17,21 +17,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
-const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+pub(crate) const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 /// The name of a head's weight.
-const HEAD: &str = "lm_head.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
 
 /// Weights of a model folder.
 pub struct FolderWeights {
-    files: ModelFiles,
+    files: WeightFiles,
     used: BTreeSet<String>,
 }
 
 impl FolderWeights {
     /// Opens the safetensors files of `folder` and checks that they are whole.
     pub fn open(folder: &Path) -> Result<FolderWeights> {
-        Ok(FolderWeights { files: ModelFiles::open(folder)?, used: BTreeSet::new() })
+        Ok(FolderWeights { files: WeightFiles::open(folder)?, used: BTreeSet::new() })
     }
 
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, and a
@@ -62,21 +62,6 @@ impl FolderWeights {
 
     fn values(&self, name: &str) -> Result<Tensor> {
         self.files.values(name)
-    }
-}
-
-impl ModelFiles {
-    /// A weight in F32, on the CPU.
-    pub fn values(&self, name: &str) -> Result<Tensor> {
-        let info = self.info(name)?;
-        if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
-            return Err(Error::Model(format!(
-                "tensor `{name}` is {}; weights must be floats of 16 bits or more",
-                info.dtype
-            )));
-        }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.read(name)?)?;
-        Ok(cast(&stored, DType::F32)?)
     }
 }
 
@@ -184,10 +169,10 @@ pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, Range<usiz
 }
 
 /// The largest of [`COMPANIONS`]; those in common use have some 35 MB.
-pub(super) const MAX_COMPANION_BYTES: u64 = 256 << 20;
+const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
 /// Files of a model folder that are copied unchanged.
-pub(super) const COMPANIONS: &[&str] = &[
+const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -262,6 +247,8 @@ impl FolderTemplate {
         }
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
+        // Weights are written in the compute type, whatever the folder they come from has.
+        config.shift_remove("quantization_config");
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
         config.insert("tie_word_embeddings".into(), json!(model.config().tied));
@@ -278,6 +265,19 @@ impl FolderTemplate {
         files.extend(companions);
         files
     }
+}
+
+/// Writes the files of a model folder other than the weights: `config` as `config.json`, and the others as they are in the folder `base`.
+pub(crate) fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
+    writer.file("config.json", |file| file.write(&as_json(config.into())))?;
+    for name in ["generation_config.json"].iter().chain(COMPANIONS) {
+        let path = base.join(name);
+        if path.exists() {
+            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
+            writer.file(name, |file| file.write(&bytes))?;
+        }
+    }
+    Ok(())
 }
 
 /// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.

@@ -1,12 +1,14 @@
-//! Models of other programs as Hugging Face folders.
+//! Models of other programs as Hugging Face folders: files of llama.cpp, and checkpoints of Megatron-LM.
 //!
-//! A source gives its weights, its files (`source.rs`) and the values of a weight; [`convert`] writes them. GGUF is the one source so far.
+//! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
 
 mod dequantize;
 pub mod gguf;
 mod llama;
+pub mod megatron;
 mod source;
 mod tokenizer;
+pub mod torch;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,11 +18,14 @@ use ottava_tensor::DType;
 use serde_json::json;
 
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::model::as_json;
+use crate::checkpoint::model::{as_json, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
 use crate::checkpoint::{CheckpointWriter, TensorInfo, write_model};
+use crate::models::{ConfigFile, decoder_config};
 use crate::{Error, Result, interrupt};
 use gguf::Gguf;
+use megatron::Megatron;
+use source::Model;
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,16 +36,30 @@ pub struct Converted {
     pub stored: BTreeMap<&'static str, usize>,
 }
 
-/// Writes the model in the GGUF file `source` as the new folder `output`, with its weights in `dtype`, BF16 or F32.
+/// Writes the model in `source`, a GGUF file or the folder of a checkpoint of Megatron-LM, as the new folder `output`, with its weights in
+/// `dtype`, BF16 or F32. A Megatron model has the sizes and the tokenizer of the Hugging Face folder `like`, or the sizes in its arguments.
 ///
 /// Errors with [`Error::Model`] for a source that cannot be read, and with [`Error::Config`] when `output` exists; nothing is left then.
-pub fn convert(source: &Path, output: &Path, dtype: DType) -> Result<Converted> {
+pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
     if output.symlink_metadata().is_ok() {
         return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
     }
+    if source.is_dir() {
+        let megatron = Megatron::open(source)?;
+        return write(from_megatron(&megatron, like)?, like, output, dtype);
+    }
+    if like.is_some() {
+        return Err(Error::Config(
+            "--like is for checkpoints of Megatron-LM; a GGUF file has sizes and tokenizer itself".into(),
+        ));
+    }
     let gguf = Gguf::open(source)?;
-    let (mut config, sizes) = match gguf.text("general.architecture")? {
-        Some("llama") => llama::config(&gguf)?,
+    write(from_gguf(&gguf)?, None, output, dtype)
+}
+
+fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
+    let (config, sizes) = match gguf.text("general.architecture")? {
+        Some("llama") => llama::config(gguf)?,
         other => {
             let name = other.unwrap_or("none");
             return Err(
@@ -48,36 +67,65 @@ pub fn convert(source: &Path, output: &Path, dtype: DType) -> Result<Converted> 
             );
         }
     };
+    let weights = llama::weights(gguf, &sizes)?;
+    let mut stored = BTreeMap::new();
+    for tensor in gguf.tensors().values() {
+        *stored.entry(tensor.kind.name).or_insert(0) += 1;
+    }
+    let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();
+    let values = move |name: &str| {
+        let weight = weights.iter().find(|w| w.name == name).expect("each name is that of a weight");
+        let values = gguf.values(&gguf.tensors()[&weight.stored])?;
+        if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
+            return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
+        }
+        Ok(match weight.rotary_heads {
+            Some(heads) => llama::halves_of_heads(&values, weight.shape[1], heads),
+            None => values,
+        })
+    };
+    let files = tokenizer::files(gguf, sizes.max_positions)?;
+    Ok(Model { config, files, weights: names, stored, values: Box::new(values) })
+}
+
+fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Model<'a>> {
+    let config = match like {
+        Some(like) => ConfigFile::read(like)?,
+        None => ConfigFile::from_values("the arguments of the checkpoint", megatron.config()?),
+    };
+    let sizes = decoder_config(&config)?;
+    let weights = megatron.weights(&sizes)?;
+    let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();
+    let values = move |name: &str| {
+        let weight = weights.iter().find(|w| w.name == name).expect("each name is that of a weight");
+        megatron.values(weight, &sizes)
+    };
+    let mut config = config.values().clone();
+    config.shift_remove("quantization_config");
+    Ok(Model { config, files: Vec::new(), weights: names, stored: megatron.types()?, values: Box::new(values) })
+}
+
+/// Writes a model, with the files of the folder `like` if there is one.
+fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
+    let Model { mut config, files, weights, stored, values } = model;
     for key in ["dtype", "torch_dtype"] {
         config.insert(key.into(), json!(dtype.name()));
     }
-    let weights = llama::weights(&gguf, &sizes)?;
-    let infos = weights.iter().map(|w| TensorInfo { name: w.name.clone(), dtype, shape: w.shape.clone() });
+    let infos = weights.into_iter().map(|(name, shape)| TensorInfo { name, dtype, shape });
     let infos: Vec<_> = infos.collect();
-    let mut files = tokenizer::files(&gguf, sizes.max_positions)?;
-    files.push(("config.json", as_json(config.into())));
-
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
+    match like {
+        Some(like) => write_settings(&mut writer, config, like)?,
+        None => writer.file("config.json", |file| file.write(&as_json(config.into())))?,
+    }
     for (name, bytes) in files {
         writer.file(name, |file| file.write(&bytes))?;
     }
     write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
         interrupt::check("converting the model")?;
-        let weight = weights.iter().find(|w| w.name == info.name).expect("each info is that of a weight");
-        let mut values = gguf.values(&gguf.tensors()[&weight.stored])?;
-        if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
-            return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
-        }
-        if let Some(heads) = weight.rotary_heads {
-            values = llama::halves_of_heads(&values, weight.shape[1], heads);
-        }
-        Ok(to_bytes(&values, dtype))
+        Ok(to_bytes(&values(&info.name)?, dtype))
     })?;
     writer.finish_folder()?;
-    let mut stored = BTreeMap::new();
-    for tensor in gguf.tensors().values() {
-        *stored.entry(tensor.kind.name).or_insert(0) += 1;
-    }
     Ok(Converted { parameters: infos.iter().map(TensorInfo::elements).sum(), stored })
 }
 

@@ -1,6 +1,28 @@
 //! What a model of another program gives for its folder.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::Result;
+
+/// A model of another program.
+pub struct Model<'a> {
+    /// `config.json`.
+    pub config: Map<String, Value>,
+    /// Other files than that and the weights.
+    pub files: Files,
+    /// Name and shape of each weight.
+    pub weights: Vec<(String, Vec<usize>)>,
+    /// The types of the source's tensors, with their numbers.
+    pub stored: BTreeMap<&'static str, usize>,
+    /// The values of a weight by its name, row-major.
+    pub values: Values<'a>,
+}
+
+/// Reads the values of a weight.
+pub type Values<'a> = Box<dyn Fn(&str) -> Result<Vec<f32>> + 'a>;
 
 /// A weight of the folder, and the tensor that holds it.
 pub struct Weight {

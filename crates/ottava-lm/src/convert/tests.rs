@@ -27,7 +27,7 @@ fn json(path: &Path) -> Value {
 fn weights_are_those_of_the_gguf_package_in_the_row_order_of_hugging_face() {
     let folder = file("", "");
     let output = folder.path().join("new/model");
-    let converted = convert(&folder.path().join("a.gguf"), &output, DType::F32).unwrap();
+    let converted = convert(&folder.path().join("a.gguf"), None, &output, DType::F32).unwrap();
     let expected: Value = serde_json::from_str(EXPECTED).unwrap();
     let expected = expected.as_object().unwrap();
     let files = ModelFiles::open(&output).unwrap();
@@ -41,7 +41,7 @@ fn weights_are_those_of_the_gguf_package_in_the_row_order_of_hugging_face() {
     assert_eq!(converted.parameters, files.names().map(|name| files.info(name).unwrap().elements()).sum::<usize>());
     assert_eq!((converted.stored["Q6_K"], converted.stored["F32"], converted.stored.len()), (2, 7, 8));
     let rounded = folder.path().join("rounded");
-    convert(&folder.path().join("a.gguf"), &rounded, DType::BF16).unwrap();
+    convert(&folder.path().join("a.gguf"), None, &rounded, DType::BF16).unwrap();
     let (exact, rounded) = (files.read("model.norm.weight"), ModelFiles::open(&rounded).unwrap());
     let exact: Vec<_> = exact.unwrap().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     let expected: Vec<_> = exact.into_iter().flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect();
@@ -53,7 +53,7 @@ fn weights_are_those_of_the_gguf_package_in_the_row_order_of_hugging_face() {
 fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
     let folder = file("", "");
     let output = folder.path().join("model");
-    convert(&folder.path().join("a.gguf"), &output, DType::F32).unwrap();
+    convert(&folder.path().join("a.gguf"), None, &output, DType::F32).unwrap();
     let config = decoder_config(&ConfigFile::read(&output).unwrap()).unwrap();
     assert_eq!((config.channels, config.hidden, config.layers, config.vocabulary), (32, 256, 2, 16));
     assert_eq!((config.heads, config.kv_heads, config.head_dim, config.max_positions), (4, 2, 8, 131_072));
@@ -98,11 +98,12 @@ fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
         ("a b", "a  ", "\"a  \", which is not two tokens"),
     ] {
         let folder = file(from, to);
-        let error = convert(&folder.path().join("a.gguf"), &folder.path().join("model"), DType::BF16).unwrap_err();
+        let error =
+            convert(&folder.path().join("a.gguf"), None, &folder.path().join("model"), DType::BF16).unwrap_err();
         assert!(error.to_string().contains(words), "{error} lacks {words:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "{error}");
     }
     let folder = file("", "");
-    let error = convert(&folder.path().join("a.gguf"), folder.path(), DType::BF16).unwrap_err().to_string();
+    let error = convert(&folder.path().join("a.gguf"), None, folder.path(), DType::BF16).unwrap_err().to_string();
     assert!(error.contains("this exists already; name a new folder"), "{error}");
 }

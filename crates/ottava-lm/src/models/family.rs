@@ -1,6 +1,6 @@
 //! What model families share.
 
-use super::{ConfigFile, DecoderConfig, RopeScaling};
+use super::{ConfigFile, DecoderConfig, Quantization, RopeScaling};
 use crate::error::Result;
 use ottava_tensor::ops::{Activation, Gelu};
 
@@ -57,12 +57,10 @@ pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
 
 /// Errors where a folder has weights or code that are not read.
 pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
-    match ["quantization_config", "auto_map"].into_iter().find(|key| file.has(key)) {
-        Some(key) => {
-            Err(file.error(&format!("`{key}` is set: quantized weights and code inside a model folder are not read")))
-        }
-        None => Ok(()),
+    if file.has("auto_map") {
+        return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
     }
+    Quantization::read(file).map(drop)
 }
 
 /// The GELU that `config.json` calls so.

@@ -42,6 +42,14 @@ impl Description {
         self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
     }
 
+    /// The name of the linear whose cast of an input the one at `site` reads: its own, or in a block whose sublayers are `parallel` and read one
+    /// norm, that of the first.
+    pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
+        let reads_norm = site.parts.len() > 1;
+        let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
+        first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
+    }
+
     /// A sentence for each reason for which `recipe`, if it casts to FP8, leaves linears in high precision.
     pub fn exceptions(&self, recipe: &Recipe) -> Vec<String> {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();

@@ -1,5 +1,6 @@
 //! The casts of one pass: they read scales and record what they measure.
 
+use super::histogram::Histogram;
 use super::scales::{Scale, Scales, Slot};
 use super::values::Values;
 use crate::error::Result;
@@ -16,13 +17,15 @@ pub struct Recorder {
     unread: CastStatistics,
     /// Cleared F32 `[1]`, to be reused.
     spare_amaxes: Vec<Tensor>,
+    /// Histograms of values that are measured without a cast, by slot, if they are asked for.
+    pub(super) histograms: Option<Vec<Histogram>>,
 }
 
 impl Recorder {
     /// A recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
         let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
-        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new() })
+        Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None })
     }
 
     fn of(&mut self, measures: bool) -> &mut CastStatistics {
@@ -124,6 +127,9 @@ impl Casts<'_> {
 
     /// Measures a value that is not cast.
     pub fn measure(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
+        if let Some(histograms) = &mut self.recorder.histograms {
+            histograms[slot.index()].add(x)?;
+        }
         Ok(ops::measure(x, self.statistics(), slot.index())?)
     }
 

@@ -4,12 +4,14 @@
 //! micro-batches merge by maximum and every cast of a step reads the same scales.
 
 mod casts;
+mod histogram;
 mod measured;
 mod scales;
 mod state;
 mod values;
 
 pub use casts::{Casts, Recorder};
+pub use histogram::Histogram;
 pub use measured::{CastCounts, CastLosses, CastRecord};
 pub use scales::{NextCast, Scales, Slot, Slots};
 pub use state::ScalingState;

@@ -62,6 +62,18 @@ pub(super) struct Delayed {
     pub(super) first_step: FirstStep,
     /// Updates so far; before the first, scales are not used.
     pub(super) updates: u64,
+    /// Where scales are set and never updated: which casts have one.
+    pub(super) set: Option<Vec<bool>>,
+}
+
+impl Delayed {
+    /// Whether the cast in `slot` has a scale.
+    fn has_scale(&self, slot: Slot) -> bool {
+        match &self.set {
+            Some(set) => set[slot.0],
+            None => self.updates > 0 || self.first_step == FirstStep::Unscaled,
+        }
+    }
 }
 
 /// The scales of all casts of a model, as one step reads them.
@@ -75,7 +87,9 @@ pub struct Scales {
 impl Scales {
     pub(super) fn new(device: &Device, Slots(slots): Slots) -> Result<Scales> {
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
-            Scaling::Delayed { how, window, first_step } => Some((Delayed { how, first_step, updates: 0 }, window)),
+            Scaling::Delayed { how, window, first_step } => {
+                Some((Delayed { how, first_step, updates: 0, set: None }, window))
+            }
             Scaling::Current(_) => None,
         });
         let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
@@ -125,7 +139,7 @@ impl Scales {
                 Ok(Some(Scale::Own(granularity, how)))
             }
             (Scaling::Current(_), ..) | (_, None, _) | (_, _, None) => Ok(None),
-            (_, Some(delayed), _) if delayed.updates == 0 && delayed.first_step == FirstStep::Current => Ok(None),
+            (_, Some(delayed), _) if !delayed.has_scale(slot) => Ok(None),
             (_, Some(_), Some(arrays)) => Ok(Some(Scale::Given(arrays.scale.rows(slot.0, slot.0 + 1)?))),
         }
     }

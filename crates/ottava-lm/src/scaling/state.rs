@@ -1,6 +1,7 @@
 //! The scaling state of a run, between its steps: update, losses, checkpoint.
 
 use super::casts::{Casts, Recorder};
+use super::histogram::Histogram;
 use super::measured::{CastCounts, CastLosses, CastRecord, LastStep};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
@@ -8,6 +9,7 @@ use crate::mode::Mode;
 use crate::recipe::{Cast, FirstStep, Scaling};
 use ottava_tensor::ops::{self, AmaxReducer, CastStatistics, DelayedScaling, NonFinite};
 use ottava_tensor::{Device, Tensor};
+use std::collections::BTreeMap;
 
 /// The scales, histories and measurements of all casts of a model.
 pub struct ScalingState {
@@ -62,6 +64,34 @@ impl ScalingState {
         self.last_step.record(amax, &arrays.scale)?;
         ops::delayed_scaling(amax, arrays, how)?;
         self.count_replayed_update();
+        Ok(())
+    }
+
+    /// Counts the values that passes in high precision measure from here on, which are BF16.
+    pub fn record_histograms(&mut self) {
+        self.recorder.histograms = Some(vec![Histogram::default(); self.scales.len()]);
+    }
+
+    /// The histograms since [`ScalingState::record_histograms`], by the name of the cast.
+    pub fn take_histograms(&mut self) -> Vec<(String, Histogram)> {
+        self.names().into_iter().zip(self.recorder.histograms.take().into_iter().flatten()).collect()
+    }
+
+    /// Sets scales of casts with delayed scaling, by their names, for a model that is not trained. The others scale by their own amax.
+    ///
+    /// Errors when a scale is missing of a cast whose name ends with `needed`.
+    pub fn set_scales(&mut self, by_name: &BTreeMap<String, f32>, needed: &str) -> Result<()> {
+        let Scales { arrays: Some(arrays), delayed: Some(delayed), slots } = &mut self.scales else { return Ok(()) };
+        let found: Vec<_> = slots.iter().map(|(name, _)| by_name.get(name).copied()).collect();
+        let missing = slots.iter().zip(&found).find(|((name, _), scale)| name.ends_with(needed) && scale.is_none());
+        if let Some(((name, _), _)) = missing {
+            return Err(Error::Config(format!(
+                "there is no scale for the cast `{name}`; measure it with `ottava calibrate`"
+            )));
+        }
+        let values: Vec<f32> = found.iter().map(|scale| scale.unwrap_or(1.0)).collect();
+        arrays.scale = Tensor::from_slice(&arrays.scale.device().clone(), &[values.len()], &values)?;
+        delayed.set = Some(found.iter().map(Option::is_some).collect());
         Ok(())
     }
 

@@ -30,6 +30,7 @@ pub struct Parser {
 /// All of them. The files that some refer to are written into `folder`.
 pub fn parsers(folder: &Path) -> Vec<Parser> {
     std::fs::create_dir(folder.join("model")).unwrap();
+    std::fs::create_dir_all(folder.join("megatron/mp_rank_00")).unwrap();
     std::fs::write(folder.join("model/part.safetensors"), safetensors()).unwrap();
     let same: fn(Vec<u8>) -> Vec<u8> = |bytes| bytes;
     let parser =
@@ -96,7 +97,13 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
         }),
         text("gguf", "x.gguf", include_bytes!("../data/llama.gguf"), |path| {
             let output = path.with_extension("folder");
-            if convert(path, &output, DType::BF16).is_ok() {
+            if convert(path, None, &output, DType::BF16).is_ok() {
+                std::fs::remove_dir_all(output).unwrap();
+            }
+        }),
+        text("torch", "megatron/mp_rank_00/model_optim_rng.pt", torch_file(), |path| {
+            let (folder, output) = (path.parent().unwrap().parent().unwrap(), path.with_extension("folder"));
+            if convert(folder, None, &output, DType::BF16).is_ok() {
                 std::fs::remove_dir_all(output).unwrap();
             }
         }),
@@ -113,6 +120,11 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
             }
         }),
     ]
+}
+
+/// The file of the first of two ranks; without the second its tensors have other shapes than its arguments say, which is found last.
+fn torch_file() -> &'static [u8] {
+    include_bytes!("../data/megatron/tp2/iter_0000005/mp_rank_00/model_optim_rng.pt")
 }
 
 /// A safetensors file of two tensors.

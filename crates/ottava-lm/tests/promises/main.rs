@@ -1,12 +1,14 @@
 //! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
 
 mod accumulation;
+mod calibrate;
 mod cast_log;
 mod casts;
 mod convergence;
 mod determinism;
 mod documents;
 mod engine;
+mod export;
 mod families;
 mod fp16;
 mod golden;

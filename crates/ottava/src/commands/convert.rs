@@ -8,16 +8,21 @@ use ottava_tensor::DType;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Convert a model of llama.cpp (GGUF) to a Hugging Face folder, as all commands read it.
+/// Convert a model of llama.cpp (GGUF) or a checkpoint of Megatron-LM to a Hugging Face folder, as all commands read it.
 #[derive(Args)]
-#[command(after_help = "Example:
+#[command(after_help = "Examples:
   ottava convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
-  ottava generate smollm2 --prompt 'The capital of France'")]
+  ottava generate smollm2 --prompt 'The capital of France'
+  ottava convert checkpoints/iter_0001000 model --like Llama-3.1-8B")]
 pub struct Convert {
-    /// The file, of the architecture `llama`.
+    /// A GGUF file of the architecture `llama`, or the folder of a Megatron-LM checkpoint (`--ckpt-format torch`) of a Llama, Qwen2 or Qwen3.
     model: PathBuf,
     /// The new folder: config.json, model.safetensors, tokenizer.json, chat_template.jinja and others.
     output: PathBuf,
+    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without it, config.json is made of the arguments in the
+    /// checkpoint, and there is no tokenizer.
+    #[arg(long, value_name = "FOLDER")]
+    like: Option<PathBuf>,
     /// The type of the weights: bfloat16 rounds dequantized values to 8 bits, float32 keeps them all.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
@@ -40,13 +45,13 @@ impl Convert {
             WeightType::Bfloat16 => DType::BF16,
             WeightType::Float32 => DType::F32,
         };
-        let converted = convert(&self.model, &self.output, dtype)?;
+        let converted = convert(&self.model, self.like.as_deref(), &self.output, dtype)?;
         match self.json {
             true => print_json(&json!({"parameters": converted.parameters, "stored": converted.stored})),
             false => {
                 let stored: Vec<_> = converted.stored.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
                 out!(
-                    "{}: {} parameters in {}; the tensors of the file are {}",
+                    "{}: {} parameters in {}; the tensors of the source are {}",
                     self.output.display(),
                     converted.parameters,
                     dtype.name(),

@@ -1,20 +1,22 @@
 //! `ottava eval`.
 
 use super::inference::{Inference, with_model};
+use super::text::{Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
-use ottava_lm::data::{Documents, EvalLoader, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
+use ottava_lm::calibrate::Calibration;
+use ottava_lm::checkpoint::verify_model;
+use ottava_lm::data::Windows;
 use ottava_lm::evaluate::{Evaluation, evaluate};
+use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::models::{ConfigFile, Decoder};
 use ottava_lm::param::Resident;
+use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
 use serde::Serialize;
+use serde_json::json;
 use std::path::PathBuf;
-use std::sync::Arc;
-
-/// The most tokens of a batch.
-const MAX_TOKENS: usize = 1 << 24;
 
 /// Loss, perplexity and bits per byte of a model on a text.
 #[derive(Args)]
@@ -23,31 +25,26 @@ const MAX_TOKENS: usize = 1 << 24;
   ottava eval runs/quickstart --data held-out.txt
   ottava eval model/ --data test.txt --seq-len 1024 --stride 512
   ottava eval model/ --data test.jsonl --seq-len 512 --recipe fp32 --device cpu --json
-  ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false")]
+  ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
+  ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
     /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
     model: PathBuf,
-    /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.
-    #[arg(long, required = true, num_args = 1..)]
-    data: Vec<PathBuf>,
-    /// Tokens per sequence; by default the model's positions, at most 1024.
-    #[arg(long, value_parser = super::count)]
-    seq_len: Option<usize>,
+    #[command(flatten)]
+    text: Text,
     /// Tokens from the start of a sequence to that of the next: below --seq-len they overlap, and each counts its last STRIDE tokens, the
     /// first one all. By default --seq-len: blocks.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
-    /// Sequences at a time.
-    #[arg(long, default_value_t = 8, value_parser = super::count)]
-    batch_size: usize,
-    /// Take each line of a text file as a document.
-    #[arg(long)]
-    lines: bool,
-    /// The field of a JSON line that holds the text.
-    #[arg(long, default_value = "text")]
-    text_field: String,
     #[command(flatten)]
     how: Inference,
+    /// Evaluate in BF16, in FP8 with dynamic scales (a token, an output) and in FP8 with static scales (an input, a weight), where the model has
+    /// some: of fp8-delayed, of its folder, or from --activation-scales.
+    #[arg(long, conflicts_with_all = ["recipe", "adapter"])]
+    compare: bool,
+    /// The scales of inputs that `ottava calibrate` wrote.
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens`, and the convention: `seq_len`, `stride` and
     /// `preceding_id`.
     #[arg(long)]
@@ -65,54 +62,34 @@ struct Report {
     preceding_id: u32,
 }
 
+/// The loss in one precision.
+#[derive(Serialize)]
+struct Compared {
+    precision: &'static str,
+    #[serde(flatten)]
+    evaluation: Evaluation,
+}
+
 impl Eval {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
+        if self.compare {
+            return self.run_comparison();
+        }
         let (mut model, tokenizer, seq_len) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let sizes = decoder_config(&config)?;
-            let tokenizer = Tokenizer::load(folder)?;
-            tokenizer.check_fits(sizes.vocabulary)?;
-            let seq_len = self.seq_len.unwrap_or(sizes.max_positions.min(1024));
-            if seq_len > sizes.max_positions {
-                return Err(Error::Config(format!(
-                    "--seq-len is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
-                    sizes.max_positions
-                )));
-            }
+            let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
             Ok((self.how.load(folder, &config, seq_len)?, tokenizer, seq_len))
         })?;
-        if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
-            return Err(Error::Config(format!(
-                "--batch-size times --seq-len is {}; at most {MAX_TOKENS} tokens are evaluated at a time",
-                self.batch_size.saturating_mul(seq_len)
-            )));
-        }
-        let stride = self.stride.unwrap_or(seq_len);
-        if stride > seq_len {
-            return Err(Error::Config(format!(
-                "--stride is {stride}, and --seq-len {seq_len}: a larger stride would leave tokens out"
-            )));
-        }
-        let documents = if self.lines { Documents::Line } else { Documents::File };
-        let options =
-            SourceOptions { text_documents: documents, text_field: self.text_field, ..SourceOptions::default() };
-        let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
-        let dataset = Arc::new(prepare(&self.data, &options, &tokenizer, cache.path())?);
-        let split = Split::all_validation(dataset.len());
-        let bytes = loader::validation_bytes(&dataset, &split);
-        let preceding_id = dataset.meta().eos_id;
-        let batches = EvalLoader::new(dataset, split, Windows { seq_len, stride }, self.batch_size);
-        let mut meter = Meter::new("evaluated", batches.tokens());
-        let mut progress = |tokens| meter.at(tokens);
-        let evaluation = evaluate(&mut model, batches, bytes, StepPrecision::Recipe, &mut Resident, &mut progress)?;
-        meter.finish(evaluation.tokens);
+        let windows = self.windows(seq_len)?;
+        let tokens = self.text.tokenize(&tokenizer)?;
+        let evaluation = run(&mut model, &tokens, windows)?;
+        let (Windows { seq_len, stride }, preceding_id) = (windows, tokens.preceding_id());
         if self.json {
             print_json(&Report { evaluation, seq_len, stride, preceding_id });
             return Ok(());
         }
-        let Evaluation { loss, perplexity, bits_per_byte, tokens } = evaluation;
-        out!("loss {loss:.5}  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}  tokens {tokens}");
+        out!("{}", words(&evaluation));
         match stride == seq_len {
             true => out!("in blocks of {seq_len} tokens that do not overlap; token {preceding_id} precedes the text"),
             false => out!(
@@ -122,4 +99,68 @@ impl Eval {
         out!("{}", tokenizer.describe_edges());
         Ok(())
     }
+
+    fn windows(&self, seq_len: usize) -> Result<Windows> {
+        let stride = self.stride.unwrap_or(seq_len);
+        match stride > seq_len {
+            true => Err(Error::Config(format!(
+                "--stride is {stride}, and --seq-len {seq_len}: a larger stride would leave tokens out"
+            ))),
+            false => Ok(Windows { seq_len, stride }),
+        }
+    }
+
+    fn run_comparison(&self) -> Result<()> {
+        let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
+        let results = with_model(&self.model, |folder| {
+            verify_model(folder)?;
+            let source = Source::open(folder)?;
+            let (tokenizer, seq_len) = self.text.fit(folder, &source.config)?;
+            let windows = self.windows(seq_len)?;
+            let tokens = self.text.tokenize(&tokenizer)?;
+            let inputs = match &calibrated {
+                Some(calibrated) => calibrated.input_scales(),
+                None => source.input_scales()?,
+            };
+            let scales = (!inputs.is_empty()).then(|| source.static_scales(&inputs)).transpose()?;
+            let mut precisions = vec![("bf16", RecipeName::Bf16, None), ("fp8 dynamic", RecipeName::Fp8Row, None)];
+            match &scales {
+                Some(scales) => precisions.push(("fp8 static", RecipeName::Fp8Delayed, Some(scales))),
+                None => note!(
+                    "no static scales: measure them with `ottava calibrate`, and name the file with --activation-scales"
+                ),
+            }
+            let mut results = Vec::new();
+            for (precision, recipe, scales) in precisions {
+                let mut model = self.how.load_as(folder, &source.config, seq_len, recipe, scales)?;
+                results.push(Compared { precision, evaluation: run(&mut model, &tokens, windows)? });
+            }
+            Ok(results)
+        })?;
+        if self.json {
+            print_json(&json!({ "compare": results }));
+            return Ok(());
+        }
+        let base = results[0].evaluation.loss;
+        for Compared { precision, evaluation } in &results {
+            let more = (evaluation.loss / base - 1.0) * 100.0;
+            out!("{precision:12} {}  loss {more:+.3} %", words(evaluation));
+        }
+        Ok(())
+    }
+}
+
+/// Evaluates a model, and shows its speed.
+fn run(model: &mut Decoder, tokens: &Tokens, windows: Windows) -> Result<Evaluation> {
+    let batches = tokens.batches(windows);
+    let mut meter = Meter::new("evaluated", batches.tokens());
+    let mut progress = |tokens| meter.at(tokens);
+    let evaluation = evaluate(model, batches, tokens.bytes, StepPrecision::Recipe, &mut Resident, &mut progress)?;
+    meter.finish(evaluation.tokens);
+    Ok(evaluation)
+}
+
+fn words(evaluation: &Evaluation) -> String {
+    let Evaluation { loss, perplexity, bits_per_byte, tokens } = evaluation;
+    format!("loss {loss:.5}  perplexity {perplexity:.4}  bits per byte {bits_per_byte:.5}  tokens {tokens}")
 }

@@ -7,9 +7,10 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::Purpose;
-use ottava_lm::recipe::RecipeName;
+use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Recipe and device.
@@ -142,6 +143,30 @@ pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>)
 }
 
 impl Inference {
+    /// The model of `folder` in another recipe, which casts also what would be slow, for comparisons. `scales` are set scales of casts, with
+    /// fp8-delayed.
+    pub fn load_as(
+        &self,
+        folder: &Path,
+        config: &ConfigFile,
+        seq_len: usize,
+        name: RecipeName,
+        scales: Option<&BTreeMap<String, f32>>,
+    ) -> Result<Decoder> {
+        let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
+        let precision = run.with_precision(&self.settings)?.precision;
+        let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
+        let (device, sizes) = (crate::device::open(self.device)?, decoder_config(config)?);
+        let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
+            Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
+        })?;
+        if let Some(scales) = scales {
+            model.scaling().set_scales(scales, ".input")?;
+        }
+        model.quantize_weights()?;
+        Ok(model)
+    }
+
     /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint are
     /// not those of its manifest.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize) -> Result<Decoder> {

@@ -2,10 +2,12 @@
 
 pub mod bench;
 mod bench_decode;
+pub mod calibrate;
 pub mod chat;
 pub mod convert;
 pub mod doctor;
 pub mod eval;
+pub mod export;
 pub mod generate;
 mod inference;
 pub mod inspect;
@@ -14,6 +16,7 @@ pub mod plan;
 pub mod prepare;
 mod prompts;
 pub mod serve;
+mod text;
 pub mod train;
 
 use ottava_lm::config::RunConfig;

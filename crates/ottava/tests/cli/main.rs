@@ -4,6 +4,7 @@ mod bad_input;
 mod chat;
 mod commands;
 mod exceptions;
+mod export;
 mod generate;
 mod hostile;
 mod inspect;

@@ -1,0 +1,147 @@
+//! Where Megatron's `GPTModel` has the weights of a Hugging Face folder, and how ranks of tensor parallelism divide them.
+
+use crate::layers::LLAMA;
+use crate::models::DecoderConfig;
+
+/// A weight of a folder.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Its name in a folder.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Vec<usize>,
+    /// Its names in Megatron's model, of which a checkpoint has one; of a block without `decoder.layers.N.`
+    pub stored: &'static [&'static str],
+    /// Its block.
+    pub block: Option<usize>,
+    /// Which part of the stored tensor it is.
+    pub part: Part,
+}
+
+/// How a weight is divided among ranks, and which rows of their tensors are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All ranks have the whole.
+    Whole,
+    /// Each rank has some rows: an embedding, padded to a multiple.
+    Rows,
+    /// Each rank has some columns.
+    Columns,
+    /// Each rank has, one after another for each of its groups of heads, the queries of a group, its key and its value.
+    Qkv(Head),
+    /// Each rank has the rows of its share of `gate`, then those of `up`.
+    Gate(usize),
+}
+
+/// What a group of heads has: rows before it, and rows, both in heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Queries, which share a key.
+    Query,
+    /// The key.
+    Key,
+    /// The value.
+    Value,
+}
+
+/// The table of tokens.
+pub const EMBEDDING: &[&str] = &["embedding.word_embeddings.weight"];
+/// The head, where it is not the table of tokens.
+pub const OUTPUT: &[&str] = &["output_layer.weight"];
+/// The norm before the head.
+const FINAL_NORM: &[&str] = &["decoder.final_layernorm.weight"];
+
+/// Names with the norm fused into the linear, as layers of Transformer Engine have them, come first.
+const ATTENTION_NORM: &[&str] = &["self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"];
+const MLP_NORM: &[&str] = &["mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"];
+
+impl Part {
+    /// Rows of a rank's tensor, of `ranks`, that belong to the weight: their starts and numbers. The weight has `heads`, and keys `kv_heads`.
+    pub fn rows(self, stored: usize, sizes: &DecoderConfig, ranks: usize) -> Vec<(usize, usize)> {
+        match self {
+            Part::Whole | Part::Rows | Part::Columns => vec![(0, stored)],
+            Part::Gate(which) => vec![(which * stored / 2, stored / 2)],
+            Part::Qkv(head) => {
+                let (queries, groups) = (sizes.heads / sizes.kv_heads, sizes.kv_heads / ranks);
+                let (before, count) = match head {
+                    Head::Query => (0, queries),
+                    Head::Key => (queries, 1),
+                    Head::Value => (queries + 1, 1),
+                };
+                let start = |group: usize| (group * (queries + 2) + before) * sizes.head_dim;
+                (0..groups).map(|group| (start(group), count * sizes.head_dim)).collect()
+            }
+        }
+    }
+
+    /// Rows of the tensor of each rank, of which the weight has some; of a padded table at least.
+    pub fn stored_rows(self, rows: usize, sizes: &DecoderConfig, ranks: usize) -> usize {
+        match self {
+            Part::Whole | Part::Columns => rows,
+            Part::Rows => rows.div_ceil(ranks),
+            Part::Gate(_) => 2 * rows / ranks,
+            Part::Qkv(_) => (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / ranks,
+        }
+    }
+}
+
+/// Why a model of these sizes has no place in Megatron's `GPTModel` as it is read and written here.
+pub fn problem(sizes: &DecoderConfig) -> Option<String> {
+    let differs = |what: &str| Some(format!("{what}, which Megatron checkpoints are not converted with"));
+    match () {
+        () if sizes.names != &LLAMA || sizes.parallel || sizes.norm_bias => {
+            differs("the model is of another family than Llama, Mistral, Qwen2 and Qwen3")
+        }
+        () if sizes.mlp_bias => differs("its MLPs have biases"),
+        () => None,
+    }
+}
+
+/// All weights of a model of these sizes.
+pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
+    let (c, f, v) = (sizes.channels, sizes.hidden, sizes.vocabulary);
+    let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
+    let heads = [(q, Head::Query), (kv, Head::Key), (kv, Head::Value)];
+    let mut all = Vec::new();
+    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part| {
+        all.push(Weight { name: format!("{name}.weight"), shape: shape.to_vec(), stored, block, part });
+    };
+    add(LLAMA.embedding.into(), &[v, c], EMBEDDING, None, Part::Rows);
+    for block in 0..sizes.layers {
+        let at = Some(block);
+        let name = |module: &str| format!("{}.{block}.{module}", LLAMA.blocks);
+        let attention = |module: &str| name(&format!("{}.{module}", LLAMA.attention));
+        let mlp = |module: &str| name(&format!("{}.{module}", LLAMA.mlp));
+        add(name(LLAMA.attention_norm), &[c], ATTENTION_NORM, at, Part::Whole);
+        for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
+            add(attention(module), &[rows, c], &["self_attention.linear_qkv.weight"], at, Part::Qkv(head));
+        }
+        if sizes.qk_norm {
+            add(attention("q_norm"), &[sizes.head_dim], &["self_attention.q_layernorm.weight"], at, Part::Whole);
+            add(attention("k_norm"), &[sizes.head_dim], &["self_attention.k_layernorm.weight"], at, Part::Whole);
+        }
+        add(attention(LLAMA.output), &[c, q], &["self_attention.linear_proj.weight"], at, Part::Columns);
+        add(name(LLAMA.mlp_norm), &[c], MLP_NORM, at, Part::Whole);
+        for (which, module) in LLAMA.gate_up.iter().enumerate() {
+            add(mlp(module), &[f, c], &["mlp.linear_fc1.weight"], at, Part::Gate(which));
+        }
+        add(mlp(LLAMA.down), &[c, f], &["mlp.linear_fc2.weight"], at, Part::Columns);
+    }
+    add(LLAMA.norm.into(), &[c], FINAL_NORM, None, Part::Whole);
+    if !sizes.tied {
+        add("lm_head".into(), &[v, c], OUTPUT, None, Part::Rows);
+    }
+    for block in (0..sizes.layers).filter(|_| sizes.qkv_bias) {
+        for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
+            let name = format!("{}.{block}.{}.{module}.bias", LLAMA.blocks, LLAMA.attention);
+            let stored: &[_] = &["self_attention.linear_qkv.bias"];
+            all.push(Weight { name, shape: vec![rows], stored, block: Some(block), part: Part::Qkv(head) });
+        }
+    }
+    for block in (0..sizes.layers).filter(|_| sizes.output_bias) {
+        let name = format!("{}.{block}.{}.{}.bias", LLAMA.blocks, LLAMA.attention, LLAMA.output);
+        let stored: &[_] = &["self_attention.linear_proj.bias"];
+        all.push(Weight { name, shape: vec![sizes.channels], stored, block: Some(block), part: Part::Whole });
+    }
+    all
+}

@@ -1,0 +1,171 @@
+//! `tests/data/README.md` says where the checkpoints come from.
+
+use crate::checkpoint::ModelFiles;
+use crate::convert::convert;
+use crate::hash::sha256;
+use crate::models::{ConfigFile, RopeKind, decoder_config};
+use ottava_tensor::DType;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+fn recorded(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/megatron").join(name)
+}
+
+/// A copy of a recorded checkpoint.
+fn copy(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(recorded(name).join("iter_0000005")).unwrap() {
+        let entry = entry.unwrap();
+        let to = folder.path().join(entry.file_name());
+        std::fs::create_dir(&to).unwrap();
+        std::fs::copy(entry.path().join(super::FILE), to.join(super::FILE)).unwrap();
+    }
+    folder
+}
+
+/// A file of torch.save with this pickle.
+fn archive(pickle: &[u8], method: CompressionMethod) -> Vec<u8> {
+    let mut writer = ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    writer.start_file("archive/data.pkl", SimpleFileOptions::default().compression_method(method)).unwrap();
+    writer.write_all(pickle).unwrap();
+    writer.finish().unwrap().into_inner()
+}
+
+fn error(source: &Path) -> String {
+    let output = tempfile::tempdir().unwrap();
+    let error = convert(source, None, &output.path().join("model"), DType::F32).unwrap_err().to_string();
+    assert_eq!(std::fs::read_dir(output.path()).unwrap().count(), 0, "{error}");
+    error
+}
+
+/// Of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
+#[test]
+fn merged_weights_are_those_that_were_divided() {
+    for (name, tensors, architecture) in [("tp2-pp2", 70, "Qwen3ForCausalLM"), ("tp2", 32, "Qwen2ForCausalLM")] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("model");
+        let converted = convert(&recorded(name), None, &output, DType::F32).unwrap();
+        let expected: Value =
+            serde_json::from_slice(&std::fs::read(recorded(name).join("expected.json")).unwrap()).unwrap();
+        let files = ModelFiles::open(&output).unwrap();
+        let expected = expected.as_object().unwrap();
+        assert_eq!(files.names().collect::<Vec<_>>().len(), expected.len());
+        for (weight, expected) in expected {
+            let (info, bytes) = (files.info(weight).unwrap(), files.read(weight).unwrap());
+            assert_eq!(json!(info.shape), expected["shape"], "{name}: {weight}");
+            let first: Vec<f32> = bytes.chunks(4).take(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            assert_eq!(
+                expected["sha256"],
+                sha256(&bytes),
+                "{name}: {weight}: {first:?}, expected {}",
+                expected["first"]
+            );
+        }
+        assert_eq!(converted.stored, [("bfloat16", tensors)].into(), "{name}");
+        let config = ConfigFile::read(&output).unwrap();
+        assert_eq!(config.architecture().unwrap(), architecture);
+        let sizes = decoder_config(&config).unwrap();
+        assert_eq!((sizes.channels, sizes.hidden, sizes.vocabulary, sizes.max_positions), (16, 24, 30, 64));
+        let heads = if name == "tp2" { (4, 2, 4) } else { (8, 4, 4) };
+        assert_eq!((sizes.heads, sizes.kv_heads, sizes.head_dim), heads);
+        assert_eq!((sizes.norm_eps, sizes.rope.theta, sizes.tied), (1e-6, 10_000.0, name == "tp2"));
+        assert!(matches!(sizes.rope.kind, RopeKind::Default));
+
+        // The same from one checkpoint's own folder, with the files of another.
+        std::fs::write(output.join("tokenizer_config.json"), "{\"kept\": true}").unwrap();
+        let again = folder.path().join("again");
+        convert(&recorded(name).join("iter_0000005"), Some(&output), &again, DType::F32).unwrap();
+        for file in ["model.safetensors", "tokenizer_config.json"] {
+            assert!(std::fs::read(again.join(file)).unwrap() == std::fs::read(output.join(file)).unwrap(), "{file}");
+        }
+    }
+}
+
+#[test]
+fn checkpoints_that_are_not_whole_are_refused() {
+    let folder = copy("tp2-pp2");
+    std::fs::remove_dir_all(folder.path().join("mp_rank_01_001")).unwrap();
+    assert!(error(folder.path()).contains("the file of rank 1 of 2 in stage 1 of 2 is missing"));
+    let folder = copy("tp2-pp2");
+    for rank in ["mp_rank_00_001", "mp_rank_01_001"] {
+        std::fs::remove_dir_all(folder.path().join(rank)).unwrap();
+    }
+    assert!(error(folder.path()).contains("it has 2 blocks, and config.json 4"));
+    let empty = tempfile::tempdir().unwrap();
+    assert!(
+        error(empty.path()).contains("there are no folders mp_rank_00, mp_rank_01 and so on with model_optim_rng.pt")
+    );
+    std::fs::write(empty.path().join(".metadata"), "").unwrap();
+    assert!(
+        error(empty.path())
+            .contains("`torch_dist`, which is not read; let Megatron save it with `--ckpt-format torch`")
+    );
+    // Sizes of another model.
+    let (folder, output) = (copy("tp2"), tempfile::tempdir().unwrap());
+    let like = output.path().join("like");
+    convert(&recorded("tp2"), None, &like, DType::F32).unwrap();
+    let config = std::fs::read_to_string(like.join("config.json")).unwrap();
+    for (from, to, words) in [
+        (
+            "\"intermediate_size\": 24",
+            "\"intermediate_size\": 32",
+            "`decoder.layers.0.mlp.linear_fc1.weight` has shape [24, 16], and config.json makes it [32, 16]",
+        ),
+        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "it has 2 blocks, and config.json 3"),
+        (
+            "Qwen2ForCausalLM",
+            "LlamaForCausalLM",
+            "`decoder.layers.0.self_attention.linear_qkv.bias` has no place in a model of this config.json",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            "Qwen3ForCausalLM",
+            "decoder.layers.0.self_attention.q_layernorm.weight is missing in stage 0",
+        ),
+    ] {
+        assert!(config.contains(from));
+        std::fs::write(like.join("config.json"), config.replace(from, to)).unwrap();
+        let found = convert(folder.path(), Some(&like), &output.path().join("x"), DType::F32).unwrap_err().to_string();
+        assert!(found.contains(words), "{found} lacks {words:?}");
+    }
+}
+
+/// `os.system("touch FILE")`, as `pickle` would run it when it reads.
+#[test]
+fn pickles_with_code_are_refused_and_not_run() {
+    let folder = copy("tp2");
+    let (file, touched) = (folder.path().join("mp_rank_01").join(super::FILE), folder.path().join("touched"));
+    let command = format!("touch {}", touched.display());
+    let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let old = [&b"\x80\x02cposix\nsystem\n"[..], &text(&command), b"\x85R."].concat();
+    let new = [&b"\x80\x04"[..], &text("builtins"), &text("eval"), b"\x93", &text("1"), b"\x85R."].concat();
+    // Hidden in what a checkpoint may have.
+    let hidden =
+        [&b"\x80\x02}"[..], &text("args"), b"cargparse\nNamespace\n)\x81}", &text("x"), b"cos\npopen\n)Rsbs."].concat();
+    for (pickle, name) in [(old, "posix.system"), (new, "builtins.eval"), (hidden, "os.popen")] {
+        std::fs::write(&file, archive(&pickle, CompressionMethod::Stored)).unwrap();
+        let found = error(folder.path());
+        let expected =
+            format!("it refers to `{name}`, which has no place in a checkpoint and may be code; nothing of it was run");
+        assert!(found.contains("mp_rank_01") && found.contains(&expected), "{found}");
+        assert!(!touched.exists());
+    }
+    for (bytes, words) in [
+        (
+            archive(b"\x80\x02}.", CompressionMethod::Stored),
+            "it has no `model`; this is not a checkpoint of Megatron-LM",
+        ),
+        (archive(b"\x80\x02N", CompressionMethod::Stored), "its pickle is cut off"),
+        (archive(b"\x80\x06N.", CompressionMethod::Stored), "byte 0: protocol 6 is not read; 2 to 5 are"),
+        (b"\x80\x02}.".to_vec(), "this is not a file of torch.save (PyTorch 1.6 or later)"),
+        (Vec::new(), "this is not a file of torch.save"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let found = error(folder.path());
+        assert!(found.contains(words), "{found} lacks {words:?}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Which linears become FP8, and by which scales.
+
+use super::format::{Fp8Format, Scheme};
+use super::source::Source;
+use crate::error::{Error, Result};
+use crate::models::{Decoder, DecoderConfig};
+use crate::recipe::{Decision, LinearSite, Scaling};
+use ottava_tensor::Granularity;
+use ottava_tensor::ops::CurrentScaling;
+use std::collections::BTreeMap;
+
+/// A linear that becomes FP8, with those that engines fuse it with: they are cast together.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Its name in the scaling state.
+    pub(super) name: String,
+    /// The linears, by their names in a folder, each with its outputs.
+    pub(super) parts: Vec<(String, usize)>,
+    /// Inputs of all.
+    pub(super) inputs: usize,
+    /// Whether ranks of tensor parallelism divide its inputs, and not its outputs.
+    divides_inputs: bool,
+    /// The scale of the weights.
+    pub(super) scale: Scale,
+    /// Why the codes are not those of training; `None` if they are.
+    pub(super) recast: Option<String>,
+    /// The scale of the input, where one is stored: `code = cast(x / scale)`.
+    pub(super) input_scale: Option<f32>,
+}
+
+/// Where the scale of a weight comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scale {
+    /// Delayed scaling.
+    Given(f32),
+    /// The weight itself.
+    Own(CurrentScaling),
+}
+
+/// The linears of a model.
+pub(super) struct Linears {
+    pub(super) groups: Vec<Group>,
+    /// Those that stay in BF16, by their names in a folder, with the reason; the head is the last.
+    pub(super) left: Vec<(String, String)>,
+}
+
+impl Linears {
+    /// Decides about each linear of `source`. `input_scales` are by the name of a linear, fused or not.
+    pub(super) fn of(source: &Source, format: Fp8Format, input_scales: &BTreeMap<String, f32>) -> Result<Linears> {
+        let sizes = &source.sizes;
+        if sizes.names.transposed {
+            return Err(source.config.error(
+                "GPT-2 stores its weights transposed, which no reader of FP8 weights expects; `--format bf16` exports it",
+            ));
+        }
+        let mut linears = Linears { groups: Vec::new(), left: Vec::new() };
+        let description = Decoder::describe(sizes, &source.recipe)?;
+        for (site, decision) in &description.linears {
+            let outputs = |part: &String| Ok((part.clone(), source.weights.info(&format!("{part}.weight"))?.shape[0]));
+            let parts: Vec<_> = site.parts.iter().map(outputs).collect::<Result<_>>()?;
+            if let Some(reason) = reason_to_leave(source, format, site, &parts, decision) {
+                linears.left.extend(parts.into_iter().map(|(part, _)| (part, reason.clone())));
+                continue;
+            }
+            let input_scale = match format.scheme {
+                Scheme::Static => {
+                    Some(source.input_scale(&description, site, input_scales).ok_or_else(|| no_scale(site))?)
+                }
+                Scheme::Dynamic | Scheme::Block => None,
+            };
+            linears.groups.push(Group::new(source, format, site, parts, decision, input_scale));
+        }
+        if linears.groups.is_empty() {
+            let reasons = linears.left.first().map_or("the model has no linears", |(_, reason)| reason);
+            let hint = match format.scheme {
+                Scheme::Block => "; `--format compressed-tensors` has one scale per output, and needs multiples of 16",
+                Scheme::Dynamic | Scheme::Static => "",
+            };
+            return Err(source.config.error(&format!("no linear can be exported in this format: {reasons}{hint}")));
+        }
+        linears.left.push(("lm_head".into(), "the head is never cast".into()));
+        Ok(linears)
+    }
+
+    /// The names of linears that stay in BF16.
+    pub(super) fn left_names(&self) -> Vec<String> {
+        self.left.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The most ranks of tensor parallelism whose shares of heads are whole and whose shares of weights are multiples that `format` needs.
+    /// Where there are more ranks than heads of keys, engines give several ranks the same head.
+    pub(super) fn tensor_parallel(&self, sizes: &DecoderConfig, format: Fp8Format) -> usize {
+        let divides = |n: usize, ranks: usize| n.is_multiple_of(ranks) && (n / ranks).is_multiple_of(format.multiple());
+        let fits = |group: &Group, ranks: usize| match group.divides_inputs {
+            true => divides(group.inputs, ranks),
+            false => group.parts.iter().all(|(name, outputs)| {
+                let of_keys = sizes.names.qkv.len() > 1 && sizes.names.qkv[1..].iter().any(|last| name.ends_with(last));
+                divides(*outputs, if of_keys { ranks.min(sizes.kv_heads) } else { ranks })
+            }),
+        };
+        let whole = |ranks: usize| {
+            let [most, least] = [sizes.kv_heads.max(ranks), sizes.kv_heads.min(ranks)];
+            sizes.heads.is_multiple_of(ranks) && most.is_multiple_of(least)
+        };
+        let sizes = (1..=sizes.heads).rev();
+        sizes.into_iter().find(|&ranks| whole(ranks) && self.groups.iter().all(|group| fits(group, ranks))).unwrap_or(1)
+    }
+}
+
+/// Why a linear stays in BF16, if it does.
+fn reason_to_leave(
+    source: &Source,
+    format: Fp8Format,
+    site: &LinearSite,
+    parts: &[(String, usize)],
+    decision: &Decision,
+) -> Option<String> {
+    if source.recipe.casts.is_some() && decision.fp8.is_none() {
+        return Some(format!("in the run too: {}", decision.reason));
+    }
+    let multiple = format.multiple();
+    let sizes = parts.iter().map(|(name, outputs)| (name, "outputs", *outputs));
+    let mut sizes = sizes.chain([(&site.parts[0], "inputs", site.inputs)]);
+    let (name, what, size) = sizes.find(|(_, _, size)| !size.is_multiple_of(multiple))?;
+    let name = name.rsplit('.').next().unwrap_or(name);
+    let fused = if parts.len() > 1 { ", and linears that engines fuse are all in FP8 or none" } else { "" };
+    Some(format!("{name} has {size} {what}, no multiple of {multiple}{fused}"))
+}
+
+fn no_scale(site: &LinearSite) -> Error {
+    Error::Config(format!(
+        "there is no scale for the input of `{}`: measure them with `ottava calibrate` and name its file with --activation-scales, train \
+         with recipe fp8-delayed, or choose a scheme that scales inputs by themselves",
+        site.name
+    ))
+}
+
+impl Group {
+    fn new(
+        source: &Source,
+        format: Fp8Format,
+        site: &LinearSite,
+        parts: Vec<(String, usize)>,
+        decision: &Decision,
+        input_scale: Option<f32>,
+    ) -> Group {
+        let (scale, recast) = scale(source, format, site, decision);
+        let names = source.sizes.names;
+        let divides_inputs = [names.output, names.down].iter().any(|last| site.name.ends_with(last));
+        let (name, inputs) = (site.name.clone(), site.inputs);
+        Group { name, parts, inputs, divides_inputs, scale, recast, input_scale }
+    }
+
+    /// Outputs of all parts.
+    pub(super) fn outputs(&self) -> usize {
+        self.parts.iter().map(|(_, outputs)| outputs).sum()
+    }
+}
+
+/// The scale of a weight, and why its codes are not those of training.
+fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decision) -> (Scale, Option<String>) {
+    let blocks = format.scheme == Scheme::Block;
+    let own = CurrentScaling { epsilon: 0.0, power_of_two: blocks };
+    let name = source.recipe.name;
+    let Some((casts, _)) = decision.fp8 else {
+        let from = match source.weights.quantization() {
+            Some(quantization) => format!("FP8 weights of `{}`", quantization.method),
+            None => "the weights, which no run with FP8 has cast".into(),
+        };
+        return (Scale::Own(own), Some(format!("cast from {from}")));
+    };
+    let again = |reason: &str| (Scale::Own(own), Some(format!("cast again from the weights: {reason}")));
+    if decision.smooth {
+        return again(
+            "smooth_swiglu folds scales of the input into this weight, which the run casts anew for each micro-batch",
+        );
+    }
+    if casts.weight.granularity != format.granularity() {
+        return again(&format!(
+            "the run's recipe {} scales weights otherwise ({})",
+            name.as_str(),
+            words(casts.weight.granularity)
+        ));
+    }
+    match casts.weight.scaling {
+        Scaling::Delayed { .. } => match source.delayed.get(&format!("{}.weight", site.name)) {
+            Some(scale) => (Scale::Given(*scale), None),
+            None => again("the run has no history of this weight yet"),
+        },
+        Scaling::Current(how) if blocks && !how.power_of_two => again(
+            "the run's scales are not powers of two (`precision.power_of_two_scales` is false), and engines round those of blocks",
+        ),
+        Scaling::Current(how) => (Scale::Own(how), None),
+    }
+}
+
+fn words(granularity: Granularity) -> &'static str {
+    match granularity {
+        Granularity::PerTensor => "one per tensor",
+        Granularity::PerRow => "one per row",
+        Granularity::Blocks128x128 => "one per 128x128",
+        Granularity::Blocks1x128 | Granularity::MixedBlocks | Granularity::Mx => "in small blocks",
+    }
+}

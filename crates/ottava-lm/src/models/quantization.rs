@@ -1,0 +1,171 @@
+//! `quantization_config` of `config.json`: how a folder stores weights in FP8.
+
+use super::ConfigFile;
+use crate::error::Result;
+use std::path::Path;
+
+/// The settings of ModelOpt beside `config.json`, which older folders have instead of `quantization_config`.
+pub const MODELOPT_FILE: &str = "hf_quant_config.json";
+
+/// Which elements of an FP8 weight `[outputs, inputs]` share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightScales {
+    /// All.
+    Tensor,
+    /// Those of an output.
+    Rows,
+    /// Those of a rectangle of this many outputs and inputs.
+    Blocks([usize; 2]),
+}
+
+/// How a folder stores weights in FP8: E4M3 codes, each a multiple of a scale that is stored beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// `quant_method`.
+    pub method: &'static str,
+    /// The elements that share a scale.
+    pub scales: WeightScales,
+}
+
+impl WeightScales {
+    /// Rows and columns of the scales of a weight `[outputs, inputs]`.
+    pub fn grid(self, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
+        match self {
+            WeightScales::Tensor => [1, 1],
+            WeightScales::Rows => [outputs, 1],
+            WeightScales::Blocks([rows, columns]) => [outputs.div_ceil(rows), inputs.div_ceil(columns)],
+        }
+    }
+
+    /// Neighbours in a row of `inputs` elements that share a scale.
+    pub fn width(self, inputs: usize) -> usize {
+        match self {
+            WeightScales::Tensor | WeightScales::Rows => inputs,
+            WeightScales::Blocks([_, columns]) => columns,
+        }
+    }
+
+    /// The index of the scale of an element in that grid.
+    pub fn index(self, grid: [usize; 2], row: usize, column: usize) -> usize {
+        match self {
+            WeightScales::Tensor => 0,
+            WeightScales::Rows => row,
+            WeightScales::Blocks([rows, columns]) => row / rows * grid[1] + column / columns,
+        }
+    }
+}
+
+impl Quantization {
+    /// Endings of the names of scales of weights, in place of `.weight`; values are codes times the stored number.
+    pub const WEIGHT_SCALES: [&str; 2] = [".weight_scale_inv", ".weight_scale"];
+
+    /// Endings of the names of scales of inputs that do not depend on the input.
+    pub const INPUT_SCALES: [&str; 2] = [".input_scale", ".activation_scale"];
+
+    /// Endings of the names of other scales, which belong to a cache of keys and values in FP8.
+    const CACHE_SCALES: [&str; 3] = [".k_scale", ".v_scale", ".q_scale"];
+
+    /// What `config.json` says about FP8 weights; `None` if it says nothing.
+    ///
+    /// Errors for other quantization, which is not read, and for settings that are not known.
+    pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
+        let Some(file) = config.section("quantization_config")? else { return Ok(None) };
+        if file.has("quantization") {
+            return modelopt(&file);
+        }
+        let method: String = file.required("quant_method")?;
+        match method.as_str() {
+            "fp8" => fp8(&file).map(Some),
+            "fbgemm_fp8" => Ok(Some(Quantization { method: "fbgemm_fp8", scales: WeightScales::Rows })),
+            "compressed-tensors" => compressed_tensors(&file).map(Some),
+            "modelopt" => modelopt(&file),
+            _ => Err(not_read(&file, &format!("the method `{method}`"))),
+        }
+    }
+
+    /// [`Quantization::read`] of a model folder, where [`MODELOPT_FILE`] may say it instead.
+    pub fn of_folder(folder: &Path) -> Result<Option<Quantization>> {
+        let beside = folder.join(MODELOPT_FILE);
+        match Quantization::read(&ConfigFile::read(folder)?)? {
+            None if beside.is_file() => modelopt(&ConfigFile::read(&beside)?),
+            read => Ok(read),
+        }
+    }
+
+    /// Whether a tensor of this name is a scale, and no weight.
+    pub fn is_scale(name: &str) -> bool {
+        let endings = Quantization::WEIGHT_SCALES.iter().chain(&Quantization::INPUT_SCALES);
+        endings.chain(&Quantization::CACHE_SCALES).any(|ending| name.ends_with(ending))
+    }
+}
+
+fn not_read(file: &ConfigFile, what: &str) -> crate::Error {
+    file.error(&format!(
+        "{what} is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and modelopt (FP8) are: use the folder \
+         of the unquantized model, or save this one with BF16 weights (`dequantize` of transformers)"
+    ))
+}
+
+/// DeepSeek's and transformers' blocks, or one scale per tensor.
+fn fp8(file: &ConfigFile) -> Result<Quantization> {
+    let format: String = file.optional("fmt", "e4m3".to_string())?;
+    if format != "e4m3" {
+        return Err(not_read(file, &format!("`fmt` \"{format}\"")));
+    }
+    let scales = match file.optional("weight_block_size", None)? {
+        None => WeightScales::Tensor,
+        Some(block) => blocks(file, "weight_block_size", block)?,
+    };
+    Ok(Quantization { method: "fp8", scales })
+}
+
+fn blocks(file: &ConfigFile, key: &str, block: [usize; 2]) -> Result<WeightScales> {
+    match block.contains(&0) {
+        true => Err(file.error(&format!("`{key}` is {block:?}; both are at least 1"))),
+        false => Ok(WeightScales::Blocks(block)),
+    }
+}
+
+fn compressed_tensors(file: &ConfigFile) -> Result<Quantization> {
+    let format: String = file.optional("format", "float-quantized".to_string())?;
+    if format != "float-quantized" {
+        return Err(not_read(file, &format!("`format` \"{format}\"")));
+    }
+    let groups = file.section("config_groups")?.ok_or_else(|| file.error("the key `config_groups` is missing"))?;
+    let mut found = None;
+    for name in groups.values().keys() {
+        let group = groups.section(name)?.ok_or_else(|| groups.error(&format!("`{name}` is null")))?;
+        let weights = group.section("weights")?.ok_or_else(|| group.error("the key `weights` is missing"))?;
+        let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
+        if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (8, "float", true) {
+            return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
+        }
+        let strategy: String = weights.required("strategy")?;
+        let scales = match strategy.as_str() {
+            "tensor" => WeightScales::Tensor,
+            "channel" => WeightScales::Rows,
+            "block" => blocks(&weights, "block_structure", weights.required("block_structure")?)?,
+            _ => return Err(not_read(&weights, &format!("`strategy` \"{strategy}\""))),
+        };
+        if found.is_some_and(|found| found != scales) {
+            return Err(not_read(&groups, "more than one kind of scales"));
+        }
+        found = Some(scales);
+    }
+    let scales = found.ok_or_else(|| groups.error("there is no group"))?;
+    Ok(Quantization { method: "compressed-tensors", scales })
+}
+
+/// ModelOpt's settings, as `config.json` or [`MODELOPT_FILE`] has them. `None` if only the cache of keys and values is quantized.
+fn modelopt(file: &ConfigFile) -> Result<Option<Quantization>> {
+    let nested = file.section("quantization")?;
+    let file = nested.as_ref().unwrap_or(file);
+    let Some(algorithm) = file.values().get("quant_algo").filter(|value| !value.is_null()) else { return Ok(None) };
+    let scales = match algorithm.as_str().map(str::to_uppercase).as_deref() {
+        Some("FP8") => WeightScales::Tensor,
+        Some("FP8_PER_CHANNEL_PER_TOKEN") => WeightScales::Rows,
+        Some("FP8_PB_WO") => WeightScales::Blocks([128, 128]),
+        _ => return Err(not_read(file, &format!("`quant_algo` {algorithm}"))),
+    };
+    Ok(Some(Quantization { method: "modelopt", scales }))
+}

@@ -1,0 +1,637 @@
+//! Exported folders: the schema of each format, codes of training, what engines do with them when they load them, and reading them back.
+
+use crate::resume::{config, train, write_inputs};
+use crate::setup::logits;
+use ottava_lm::checkpoint::slices::{FOLDER, SliceFiles};
+use ottava_lm::checkpoint::{FolderWeights, Manifest, ModelFiles, WeightFiles, training};
+use ottava_lm::config::{RunConfig, WeightInit};
+use ottava_lm::export::{Fp8Format, Layout, Report, Scheme, Source, export};
+use ottava_lm::mode::Mode;
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::param::{Fetched, Param, Purpose};
+use ottava_lm::recipe::{Precision, Recipe, RecipeName};
+use ottava_lm::trainer::Start;
+use ottava_lm::{Error, Result};
+use ottava_tensor::fp8::E4M3;
+use ottava_tensor::testing::values;
+use ottava_tensor::{DType, Device, Granularity, Tensor};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const FORMATS: [(Layout, Scheme); 7] = [
+    (Layout::DeepSeek, Scheme::Block),
+    (Layout::CompressedTensors, Scheme::Dynamic),
+    (Layout::CompressedTensors, Scheme::Static),
+    (Layout::CompressedTensors, Scheme::Block),
+    (Layout::ModelOpt, Scheme::Static),
+    (Layout::ModelOpt, Scheme::Dynamic),
+    (Layout::ModelOpt, Scheme::Block),
+];
+
+/// A weight `[128, 256]`.
+const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
+
+/// A folder with inputs of runs of a model with `intermediate` channels in its MLPs, and weights of whole 128x128 blocks where that allows it.
+fn inputs(intermediate: usize) -> tempfile::TempDir {
+    inputs_of(intermediate, [4, 2], 64)
+}
+
+fn inputs_of(intermediate: usize, [heads, kv_heads]: [usize; 2], head_dim: usize) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let config = json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128,
+        "intermediate_size": intermediate, "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "vocab_size": 100, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "unknown_key": "kept"});
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// Trains two steps and returns the checkpoint.
+fn checkpoint(inputs: &Path, precision: Precision) -> PathBuf {
+    let output = inputs.join(format!("run-{}-{}", precision.recipe.as_str(), precision.power_of_two_scales));
+    let mut config = RunConfig { precision, ..config(inputs, &output, RecipeName::Bf16) };
+    config.training.max_steps = 2;
+    config.training.per_device_train_batch_size = 2;
+    config.data.val_set_size = 0.0;
+    train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    output.join("checkpoints/checkpoint-2")
+}
+
+fn precision(recipe: RecipeName) -> Precision {
+    Precision {
+        recipe,
+        amax_history_len: 3,
+        power_of_two_scales: recipe == RecipeName::Fp8Block,
+        ..Precision::default()
+    }
+}
+
+fn exported(folder: &Path, (layout, scheme): (Layout, Scheme), output: &Path) -> Result<Report> {
+    let source = Source::open(folder)?;
+    // Scales that no run made, for folders of runs that have none.
+    let mut scales = source.input_scales()?;
+    if scales.is_empty() {
+        let linears = Decoder::describe(&source.sizes, &source.recipe).unwrap().linears;
+        scales = linears.into_iter().enumerate().map(|(i, (site, _))| (site.name, 0.5 + i as f32)).collect();
+    }
+    export(&source, Some(Fp8Format { layout, scheme }), &scales, output)
+}
+
+fn json_of(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn numbers(files: &ModelFiles, name: &str) -> Vec<f32> {
+    files.read(name).unwrap().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// The model of a checkpoint with its codes, as a resumed run has it.
+fn resumed(folder: &Path, recipe: &Recipe) -> Decoder {
+    let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
+    let mut weights = FolderWeights::open(folder).unwrap();
+    let mut decoder = Decoder::new(&sizes, recipe, &Device::Cpu, Purpose::Infer, 16, &mut weights).unwrap();
+    if recipe.name == RecipeName::Fp8Delayed {
+        let progress = training::progress(folder, &Manifest::read(folder).unwrap().unwrap()).unwrap();
+        let files = SliceFiles::open(&folder.join(FOLDER)).unwrap();
+        let array = |name: &str| {
+            let info = files.info(name)?;
+            Ok(Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
+        };
+        decoder.scaling().restore(&progress.scaling_slots, array).unwrap();
+    }
+    decoder.quantize_weights().unwrap();
+    decoder
+}
+
+/// What the products of a resumed run read: codes and scales of each weight in FP8, by its name in a folder.
+fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8>, Vec<f32>)> {
+    let mut decoder = resumed(folder, recipe);
+    let mut found = BTreeMap::new();
+    let names: Vec<String> =
+        decoder.description().linears.iter().map(|(site, _)| format!("{}.weight", site.parts[0])).collect();
+    let codes: Vec<_> = {
+        let (params, scaling) = decoder.parameters_and_scaling();
+        let mut casts = scaling.casts(Mode::TRAINING);
+        let cast = params.into_iter().filter(|param| names.contains(&param.name().to_string()));
+        cast.map(|param: &mut Param| {
+            (param.parts.clone(), param.codes_for_forward(Fetched::none(), &mut casts).unwrap())
+        })
+        .collect()
+    };
+    for (parts, codes) in codes {
+        let (bytes, scales) = (codes.codes.as_ref().unwrap(), values(&codes.scale_inv));
+        let (pitch, mut row) = (bytes.shape()[1], 0);
+        let bytes = bytes.read_bytes().unwrap();
+        for part in parts {
+            let rows = row..row + part.shape[0];
+            row = rows.end;
+            let own =
+                bytes[rows.start * pitch..rows.end * pitch].chunks(pitch).flat_map(|r| r[..codes.columns].to_vec());
+            let scales: Vec<f64> = match codes.granularity {
+                Granularity::PerTensor => scales.clone(),
+                Granularity::PerRow => scales[rows.clone()].to_vec(),
+                _ => {
+                    let pitch = codes.scale_inv.shape()[1];
+                    let blocks = scales[rows.start / 128 * pitch..rows.end / 128 * pitch].chunks(pitch);
+                    blocks.flat_map(|row| row[..codes.columns / 128].to_vec()).collect()
+                }
+            };
+            found.insert(part.name, (own.collect(), scales.into_iter().map(|scale| scale as f32).collect()));
+        }
+    }
+    found
+}
+
+#[test]
+fn exported_codes_are_those_of_training() {
+    let inputs = inputs(256);
+    for (recipe, format) in [
+        (RecipeName::Fp8Delayed, (Layout::ModelOpt, Scheme::Static)),
+        (RecipeName::Fp8Current, (Layout::CompressedTensors, Scheme::Static)),
+        (RecipeName::Fp8Row, (Layout::CompressedTensors, Scheme::Dynamic)),
+        (RecipeName::Fp8Block, (Layout::DeepSeek, Scheme::Block)),
+    ] {
+        let precision = precision(recipe);
+        let folder = checkpoint(inputs.path(), precision.clone());
+        let output = inputs.path().join(format!("exported-{}", recipe.as_str()));
+        let report = exported(&folder, format, &output).unwrap();
+        assert!(report.linears.iter().all(|linear| linear.recast.is_none()), "{report:?}");
+        let (files, format) = (ModelFiles::open(&output).unwrap(), Fp8Format { layout: format.0, scheme: format.1 });
+        let trained = codes_of_training(&folder, &precision.recipe());
+        assert_eq!(trained.len(), 14);
+        for (name, (codes, scales)) in trained {
+            assert_eq!(files.read(&name).unwrap(), codes, "{name} with {}", recipe.as_str());
+            let scale = format.scale_name(name.strip_suffix(".weight").unwrap());
+            assert_eq!(numbers(&files, &scale), scales, "{scale} with {}", recipe.as_str());
+        }
+        if recipe == RecipeName::Fp8Delayed {
+            // The scales of inputs are those of training too.
+            let source = Source::open(&folder).unwrap();
+            let scale = 1.0 / source.delayed["model.layers.1.self_attn.qkv_proj.input"];
+            assert_eq!(numbers(&files, "model.layers.1.self_attn.k_proj.input_scale"), [scale]);
+            assert!(scale > 0.0 && scale < 1.0, "{scale}");
+        }
+        // Any other kind of scales is cast again, and said to be.
+        let other =
+            (Layout::CompressedTensors, if format.scheme == Scheme::Dynamic { Scheme::Block } else { Scheme::Dynamic });
+        let report = exported(&folder, other, &inputs.path().join(format!("other-{}", recipe.as_str()))).unwrap();
+        let expected = format!("cast again from the weights: the run's recipe {}", recipe.as_str());
+        assert!(
+            report.linears.iter().all(|linear| linear.recast.as_ref().unwrap().starts_with(&expected)),
+            "{report:?}"
+        );
+    }
+    let exact = Precision { power_of_two_scales: false, ..precision(RecipeName::Fp8Block) };
+    let report = exported(&checkpoint(inputs.path(), exact), FORMATS[0], &inputs.path().join("exact")).unwrap();
+    let reason = report.linears[0].recast.clone().unwrap();
+    assert!(reason.contains("not powers of two (`precision.power_of_two_scales` is false)"), "{reason}");
+}
+
+/// What the tables of readers ask for: settings, names, types, shapes.
+#[test]
+fn each_format_has_the_schema_of_its_readers() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    let compressed = |weights: Value, activations: Value| {
+        json!({"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed", "ignore": ["lm_head"],
+            "kv_cache_scheme": null, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
+            "input_activations": activations, "output_activations": null}}})
+    };
+    let number = |fields: Value| {
+        let mut number = json!({"num_bits": 8, "type": "float", "symmetric": true});
+        number.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        number
+    };
+    let modelopt = |algorithm: &str| {
+        json!({"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"],
+            "producer": {"name": "modelopt", "version": "ottava 0.1.0"}})
+    };
+    let settings = [
+        json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head"]}),
+        compressed(
+            number(json!({"dynamic": false, "strategy": "channel"})),
+            number(json!({"dynamic": true, "strategy": "token"})),
+        ),
+        compressed(
+            number(json!({"dynamic": false, "strategy": "tensor"})),
+            number(json!({"dynamic": false, "strategy": "tensor"})),
+        ),
+        compressed(
+            number(json!({"dynamic": false, "strategy": "block", "block_structure": [128, 128]})),
+            number(json!({"dynamic": true, "strategy": "group", "group_size": 128})),
+        ),
+        modelopt("FP8"),
+        modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+        modelopt("FP8_PB_WO"),
+    ];
+    // Of an MLP's up projection, [256, 128].
+    let shapes: [&[usize]; 7] = [&[2, 1], &[256, 1], &[1], &[2, 1], &[], &[256], &[2, 1, 1, 1]];
+    for (i, (format, (settings, shape))) in FORMATS.into_iter().zip(settings.into_iter().zip(shapes)).enumerate() {
+        let output = inputs.path().join(format!("format-{i}"));
+        exported(&folder, format, &output).unwrap();
+        let config = json_of(&output.join("config.json"));
+        assert_eq!(config["quantization_config"], settings, "{format:?}");
+        assert_eq!((&config["dtype"], &config["unknown_key"]), (&json!("bfloat16"), &json!("kept")));
+        let beside = output.join("hf_quant_config.json");
+        assert_eq!(beside.is_file(), format.0 == Layout::ModelOpt);
+        if format.0 == Layout::ModelOpt {
+            let expected = json!({"producer": settings["producer"], "quantization": {"quant_algo": settings["quant_algo"],
+                "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"]}});
+            assert_eq!(json_of(&beside), expected);
+        }
+        assert!(output.join("tokenizer.json").is_file() && !output.join("training").exists());
+
+        let (files, ending) = (ModelFiles::open(&output).unwrap(), if i == 0 { "_inv" } else { "" });
+        let mut expected = BTreeMap::new();
+        let source = ModelFiles::open(&folder).unwrap();
+        for name in source.names() {
+            let linear = name.strip_suffix(".weight").filter(|name| name.ends_with("_proj"));
+            let dtype = if linear.is_some() { DType::E4M3 } else { DType::BF16 };
+            expected.insert(name.to_string(), (dtype, Some(source.info(name).unwrap().shape)));
+            let Some(linear) = linear else { continue };
+            let own = linear.ends_with("up_proj").then(|| shape.to_vec());
+            expected.insert(format!("{linear}.weight_scale{ending}"), (DType::F32, own));
+            if format.1 == Scheme::Static {
+                expected.insert(format!("{linear}.input_scale"), (DType::F32, Some(shape.to_vec())));
+            }
+        }
+        for name in files.names() {
+            let info = files.info(name).unwrap();
+            let (dtype, shape) = expected.remove(name).unwrap_or_else(|| panic!("{format:?}: {name} is not expected"));
+            assert_eq!(info.dtype, dtype, "{name}");
+            assert!(shape.is_none_or(|shape| shape == info.shape), "{format:?}: {name} has shape {:?}", info.shape);
+        }
+        assert!(expected.is_empty(), "{format:?} lacks {expected:?}");
+    }
+}
+
+/// vLLM merges q, k and v, and gate and up, and casts them again by the largest of their scales unless they are equal.
+#[test]
+fn linears_that_engines_fuse_share_their_scales() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    for (i, layout) in [Layout::CompressedTensors, Layout::ModelOpt].into_iter().enumerate() {
+        let output = inputs.path().join(format!("static-{i}"));
+        exported(&folder, (layout, Scheme::Static), &output).unwrap();
+        let files = ModelFiles::open(&output).unwrap();
+        for (module, parts) in [("self_attn", &["q", "k", "v"][..]), ("mlp", &["gate", "up"])] {
+            for scale in ["weight_scale", "input_scale"] {
+                let of = |part: &&str| numbers(&files, &format!("model.layers.1.{module}.{part}_proj.{scale}"));
+                let all: Vec<_> = parts.iter().map(of).collect();
+                assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{module} {scale}: {all:?}");
+            }
+        }
+    }
+}
+
+/// transformers and vLLM refuse cut blocks, and load a scale only where the weight has codes.
+#[test]
+fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
+    let inputs = inputs(192);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    let output = inputs.path().join("exported");
+    let report = exported(&folder, FORMATS[0], &output).unwrap();
+    let listed = &json_of(&output.join("config.json"))["quantization_config"]["modules_to_not_convert"];
+    let names = |layer: usize| ["gate", "up", "down"].map(|part| format!("model.layers.{layer}.mlp.{part}_proj"));
+    let expected: Vec<String> = names(0).into_iter().chain(names(1)).chain(["lm_head".into()]).collect();
+    assert_eq!(*listed, json!(expected));
+    let reasons: Vec<_> = report.left.iter().map(|left| left.reason.as_str()).collect();
+    assert!(
+        reasons[0].starts_with("gate_proj has 192 outputs, no multiple of 128, and linears that engines fuse"),
+        "{reasons:?}"
+    );
+    assert!(reasons[2].starts_with("down_proj has 192 inputs, no multiple of 128"), "{reasons:?}");
+    let files = ModelFiles::open(&output).unwrap();
+    for name in files.names() {
+        let Some(linear) = name.strip_suffix("_inv").and_then(|name| name.strip_suffix(".weight_scale")) else {
+            continue;
+        };
+        assert_eq!(files.info(&format!("{linear}.weight")).unwrap().dtype, DType::E4M3, "{name} has no codes");
+    }
+    for name in &expected[..6] {
+        assert_eq!(files.info(&format!("{name}.weight")).unwrap().dtype, DType::BF16);
+        assert!(files.info(&format!("{name}.weight_scale_inv")).is_err(), "{name} has a scale");
+    }
+    // Linears that the run kept in BF16 stay so.
+    let kept = Precision { first_layers_bf16: 1, ..precision(RecipeName::Fp8Row) };
+    let report = exported(&checkpoint(inputs.path(), kept), FORMATS[1], &inputs.path().join("kept")).unwrap();
+    assert_eq!(report.left.iter().filter(|left| left.reason == "in the run too: first_layers_bf16 = 1").count(), 7);
+    assert_eq!(report.linears.len(), 4);
+}
+
+/// The share of each rank has whole heads and whole blocks.
+#[test]
+fn the_largest_safe_tensor_parallelism_is_reported() {
+    for (intermediate, heads, head_dim, expected) in [
+        // Blocks: 128 rows of keys are two heads, which two ranks would cut.
+        (256, [4, 2], 64, [1, 4]),
+        (512, [8, 4], 64, [2, 8]),
+        // Ranks beyond the heads of keys have the same ones.
+        (512, [4, 1], 128, [4, 4]),
+        (384, [6, 3], 128, [3, 6]),
+    ] {
+        let inputs = inputs_of(intermediate, heads, head_dim);
+        let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+        let ranks = [0, 1].map(|i| {
+            exported(&folder, FORMATS[i], &inputs.path().join(format!("{i}"))).unwrap().tensor_parallel.unwrap()
+        });
+        assert_eq!(ranks, expected, "{intermediate} {heads:?}");
+    }
+}
+
+/// Writes `weights` in place of a tensor of a folder, BF16 `[128, 256]`.
+fn replace(folder: &Path, name: &str, weights: impl Fn(usize) -> f32) {
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let stored = ModelFiles::open(folder).unwrap().read(name).unwrap();
+    let at = bytes.windows(64).position(|window| window == &stored[..64]).unwrap();
+    for (i, value) in bytes[at..at + stored.len()].chunks_mut(2).enumerate() {
+        value.copy_from_slice(&half::bf16::from_f32(weights(i)).to_le_bytes());
+    }
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// The arithmetic of vLLM's `requant_weight_ue8m0_inplace`, which runs on Hopper GPUs where DeepGEMM does: values of a block by the old
+/// scale, their amax but 1e-4 at least, divided by 448 and rounded up to a power of two, and codes by that.
+fn requantized(codes: &[u8], scale: f32) -> (Vec<u8>, f32) {
+    let values: Vec<f32> = codes.iter().map(|code| E4M3(*code).to_f32() * scale).collect();
+    let amax = values.iter().fold(1e-4f32, |amax, value| amax.max(value.abs()));
+    let rounded = (amax / 448.0).log2().ceil().exp2();
+    (values.iter().map(|value| E4M3::from_f32(value * (1.0 / rounded)).0).collect(), rounded)
+}
+
+/// Codes of training, and of weights that are cast for the export.
+#[test]
+fn requantization_by_vllm_changes_no_weight() {
+    let inputs = inputs(256);
+    for recipe in [RecipeName::Fp8Block, RecipeName::Bf16] {
+        let folder = checkpoint(inputs.path(), precision(recipe));
+        let output = inputs.path().join(format!("exported-{}", recipe.as_str()));
+        // 225 is rounded to the code of 224.
+        replace(&folder, DOWN, |i| (225.0 - (i % 97) as f32) / 2048.0);
+        exported(&folder, FORMATS[0], &output).unwrap();
+        expect_unchanged_by_vllm(&ModelFiles::open(&output).unwrap());
+    }
+}
+
+fn expect_unchanged_by_vllm(files: &ModelFiles) {
+    let (mut blocks, mut same) = (0, 0);
+    for name in files.names().filter(|name| name.ends_with("_proj.weight")) {
+        let (shape, codes) = (files.info(name).unwrap().shape, files.read(name).unwrap());
+        let scales = numbers(files, &format!("{name}_scale_inv"));
+        for (i, scale) in scales.into_iter().enumerate() {
+            assert_eq!(scale.log2().fract(), 0.0, "{name}: {scale} is no power of two");
+            let (row, column) = (i / (shape[1] / 128) * 128, i % (shape[1] / 128) * 128);
+            let block: Vec<u8> =
+                (row..row + 128).flat_map(|r| &codes[r * shape[1] + column..][..128]).copied().collect();
+            let (again, rescaled) = requantized(&block, scale);
+            let value = |(code, scale): (&u8, f32)| E4M3(*code).to_f32() * scale;
+            for (before, after) in block.iter().zip(&again) {
+                assert_eq!(value((before, scale)), value((after, rescaled)), "{name}, block {i}");
+            }
+            // An amax that was rounded down to 224, half of the largest code, gives twice the codes and half the scale.
+            let largest = block.iter().map(|code| E4M3(*code).to_f32().abs()).fold(0.0, f32::max);
+            assert!((224.0..=448.0).contains(&largest), "{name}, block {i}: the largest code is {largest}");
+            assert_eq!(again == block && rescaled == scale, largest > 224.0, "{name}, block {i}");
+            (blocks, same) = (blocks + 1, same + usize::from(again == block));
+        }
+    }
+    eprintln!("{same} of {blocks} blocks keep their bytes, all their values");
+    assert_eq!((same, blocks), (22, 24));
+}
+
+#[test]
+fn folders_with_fp8_weights_are_read_as_their_values() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    let ids = Tensor::from_slice(&Device::Cpu, &[16], &(1..17).collect::<Vec<i32>>()).unwrap();
+    let sizes = decoder_config(&ConfigFile::read(&folder).unwrap()).unwrap();
+    let logits_of = |folder: &Path, recipe: RecipeName| {
+        let mut weights = FolderWeights::open(folder).unwrap();
+        let recipe = precision(recipe).recipe();
+        let mut decoder = Decoder::new(&sizes, &recipe, &Device::Cpu, Purpose::Infer, 16, &mut weights).unwrap();
+        weights.finish(&sizes).unwrap();
+        decoder.quantize_weights().unwrap();
+        values(&logits(&decoder, &ids))
+    };
+    let expected = logits_of(&folder, RecipeName::Bf16);
+    for (i, format) in FORMATS.into_iter().enumerate() {
+        let output = inputs.path().join(format!("exported-{i}"));
+        let report = exported(&folder, format, &output).unwrap();
+        let [worst, best] = [f64::max, f64::min]
+            .map(|pick| report.linears.iter().map(|linear| linear.relative_error).reduce(pick).unwrap());
+        assert!(worst < 0.03 && best > 0.02, "{format:?} loses {best} to {worst}");
+        // The values are codes times scales, exactly.
+        let (files, weights) = (ModelFiles::open(&output).unwrap(), WeightFiles::open(&output).unwrap());
+        let name = "model.layers.1.mlp.down_proj.weight";
+        let read = weights.values(name).unwrap().to_vec::<f32>().unwrap();
+        let scales =
+            numbers(&files, &Fp8Format { layout: format.0, scheme: format.1 }.scale_name(&name[..name.len() - 7]));
+        let codes = files.read(name).unwrap();
+        for (i, (read, code)) in read.iter().zip(codes).enumerate() {
+            let (row, column) = (i / 256, i % 256);
+            let scale = match format.1 {
+                Scheme::Static => 0,
+                Scheme::Dynamic => row,
+                Scheme::Block => row / 128 * 2 + column / 128,
+            };
+            assert_eq!(*read, E4M3(code).to_f32() * scales[scale], "{format:?}, element {i}");
+        }
+        assert_eq!(weights.names().count(), 14 + 2 * 2 + 3, "scales are no weights");
+        assert_eq!(weights.input_scales().unwrap().len(), if format.1 == Scheme::Static { 14 } else { 0 });
+        let error = crate::setup::relative_error(&logits_of(&output, RecipeName::Bf16), &expected);
+        assert!((1e-3..0.1).contains(&error), "{format:?}: logits are {error} apart");
+        // A plain folder of the same values.
+        let plain = inputs.path().join(format!("plain-{i}"));
+        export(&Source::open(&output).unwrap(), None, &BTreeMap::new(), &plain).unwrap();
+        assert!(json_of(&plain.join("config.json")).get("quantization_config").is_none());
+        assert_eq!(logits_of(&plain, RecipeName::Bf16), logits_of(&output, RecipeName::Bf16), "{format:?}");
+        // Casts by powers of two find the values again, so FP8 products read what was stored.
+        if format.1 == Scheme::Block {
+            let trained = codes_of_training(&output, &precision(RecipeName::Fp8Block).recipe());
+            for (name, (codes, scales)) in trained {
+                let again: Vec<f32> = codes
+                    .iter()
+                    .enumerate()
+                    .map(|(i, code)| {
+                        let columns = weights.info(&name).unwrap().shape[1];
+                        E4M3(*code).to_f32() * scales[i / columns / 128 * (columns / 128) + i % columns / 128]
+                    })
+                    .collect();
+                assert_eq!(weights.values(&name).unwrap().to_vec::<f32>().unwrap(), again, "{name}");
+            }
+        }
+    }
+}
+
+/// A folder with one FP8 weight `[4, 6]` of 24 consecutive codes, `settings` in config.json, and other tensors: name, type, shape, bytes.
+fn stored(settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let weight = ("a.weight", DType::E4M3, &[4, 6][..], (0x30..0x48).collect::<Vec<u8>>());
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in std::iter::once(&weight).chain(tensors) {
+        let dtype = match dtype {
+            DType::E4M3 => "F8_E4M3",
+            DType::E8M0 => "F8_E8M0",
+            DType::BF16 => "BF16",
+            _ => "F32",
+        };
+        let start = data.len();
+        data.extend(bytes);
+        header.insert(name.to_string(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    folder
+}
+
+fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Forms that other programs write and this one does not.
+#[test]
+fn scales_of_other_writers_are_read() {
+    let rows = |scales: [f32; 4]| (0..24).map(move |i| scales[i / 6]);
+    let expect = |settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)], scales: Vec<f32>| {
+        let folder = stored(settings.clone(), tensors);
+        let found = WeightFiles::open(folder.path()).unwrap().values("a.weight").unwrap().to_vec::<f32>().unwrap();
+        let codes = (0x30..0x48).map(|code| E4M3(code).to_f32());
+        assert_eq!(found, codes.zip(scales).map(|(code, scale)| code * scale).collect::<Vec<_>>(), "{settings}");
+    };
+    let four = [0.5, 0.3, 2.0, 1e-3];
+    let fbgemm =
+        json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]});
+    expect(fbgemm, &[("a.weight_scale", DType::F32, &[4, 1], f32s(&four))], rows(four).collect());
+    // One scale per tensor, with one for inputs, as vLLM's older folders have them, and in BF16.
+    let tensor = json!({"quant_method": "fp8", "activation_scheme": "static"});
+    let inputs = ("a.input_scale", DType::F32, &[][..], f32s(&[0.25]));
+    expect(tensor, &[("a.weight_scale", DType::BF16, &[], vec![0x40, 0x3f]), inputs.clone()], vec![0.75; 24]);
+    // Blocks that end in the matrix, with scales in E8M0: 2^-1, 2, 1, 4.
+    let blocks = json!({"quant_method": "fp8", "weight_block_size": [3, 4], "scale_fmt": "ue8m0", "activation_scheme": "dynamic"});
+    let scale = |i: usize| [0.5, 2.0, 1.0, 4.0][i / 6 / 3 * 2 + i % 6 / 4];
+    expect(
+        blocks,
+        &[("a.weight_scale_inv", DType::E8M0, &[2, 2], vec![126, 128, 127, 129])],
+        (0..24).map(scale).collect(),
+    );
+    // ModelOpt's own file, which has no `quantization_config` beside it.
+    let folder = stored(Value::Null, &[("a.weight_scale", DType::F32, &[], f32s(&[0.5])), inputs]);
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    let error = weights.values("a.weight").unwrap_err().to_string();
+    assert!(error.contains("`a.weight` is float8_e4m3, and config.json has no `quantization_config`"), "{error}");
+    let settings = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}});
+    std::fs::write(folder.path().join("hf_quant_config.json"), settings.to_string()).unwrap();
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    assert_eq!(weights.values("a.weight").unwrap().to_vec::<f32>().unwrap()[8], E4M3(0x38).to_f32() * 0.5);
+    assert_eq!(weights.input_scales().unwrap(), BTreeMap::from([("a".to_string(), 0.25)]));
+}
+
+#[test]
+fn other_quantization_is_refused_with_a_remedy() {
+    let wrong = |settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)], words: &str| {
+        let folder = stored(settings.clone(), tensors);
+        let read = WeightFiles::open(folder.path()).and_then(|weights| weights.values("a.weight").map(drop));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(words), "{settings}: {error} lacks {words:?}");
+    };
+    for method in ["gptq", "awq", "bitsandbytes", "mxfp4", "quark"] {
+        let words = format!(
+            "the method `{method}` is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and"
+        );
+        wrong(json!({"quant_method": method, "bits": 4}), &[], &words);
+        let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": method}});
+        let file = ConfigFile::from_values("config.json", config.as_object().unwrap().clone());
+        assert!(decoder_config(&file).unwrap_err().to_string().contains("save this one with BF16 weights"));
+    }
+    let group = |weights: Value| json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {"weights": weights}}});
+    let tensor = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
+    wrong(
+        json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+        &[],
+        "`format` \"pack-quantized\" is not read",
+    );
+    wrong(
+        group(json!({"num_bits": 8, "type": "int", "strategy": "channel"})),
+        &[],
+        "a weight of 8 bits of type \"int\" is not read",
+    );
+    wrong(group(json!({"num_bits": 8, "type": "float", "strategy": "group"})), &[], "`strategy` \"group\" is not read");
+    wrong(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), &[], "`quant_algo` \"NVFP4\" is not read");
+    wrong(json!({"quant_method": "fp8", "fmt": "e5m2"}), &[], "`fmt` \"e5m2\" is not read");
+    wrong(json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), &[], "`weight_block_size` is [0, 128]");
+    wrong(group(tensor.clone()), &[], "its scale `a.weight_scale` or `a.weight_scale_inv` is not in the folder");
+    let two = ("a.weight_scale", DType::F32, &[2][..], f32s(&[1.0, 1.0]));
+    wrong(group(tensor.clone()), &[two], "`a.weight_scale` has shape [2], config.json makes it [1, 1]");
+    let nan = ("a.weight_scale", DType::F32, &[][..], f32s(&[f32::NAN]));
+    wrong(group(tensor), &[nan], "codes or scales that are not finite");
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused_and_leaves_nothing() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Fp8Row));
+    let output = inputs.path().join("exported");
+    let source = Source::open(&folder).unwrap();
+    let format = |(layout, scheme)| Some(Fp8Format { layout, scheme });
+    let refused = |error: Error, words: &str| {
+        assert!(error.to_string().contains(words), "{error} lacks {words:?}");
+        assert!(!output.exists(), "{error}");
+    };
+    let error = export(&source, format(FORMATS[4]), &BTreeMap::new(), &output).unwrap_err();
+    refused(
+        error,
+        "there is no scale for the input of `model.layers.0.self_attn.qkv_proj`: measure them with `ottava calibrate`",
+    );
+    let error = export(&source, None, &BTreeMap::new(), &folder).unwrap_err();
+    refused(error, "this exists already; name a new folder");
+    replace(&folder, DOWN, |i| if i == 300 { f32::INFINITY } else { 0.5 });
+    let error = export(&Source::open(&folder).unwrap(), format(FORMATS[1]), &BTreeMap::new(), &output).unwrap_err();
+    refused(error, &format!("`{DOWN}` holds a weight that is not finite"));
+}
+
+/// Training goes on from the values of codes, with the same bits as from a plain folder of them, and saves plain folders.
+#[test]
+fn training_goes_on_from_fp8_weights() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Fp8Block));
+    let (fp8, plain) = (inputs.path().join("fp8"), inputs.path().join("plain"));
+    exported(&folder, FORMATS[0], &fp8).unwrap();
+    export(&Source::open(&fp8).unwrap(), None, &BTreeMap::new(), &plain).unwrap();
+    let weights: Vec<_> = [&fp8, &plain]
+        .into_iter()
+        .map(|start| {
+            let output = start.join("run");
+            let mut config = config(start, &output, RecipeName::Fp8Block);
+            config.model.init = WeightInit::Pretrained;
+            config.data.train_files = vec![inputs.path().join("text.txt")];
+            config.training.max_steps = 1;
+            train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+            let saved = output.join("checkpoints/checkpoint-1");
+            assert!(json_of(&saved.join("config.json")).get("quantization_config").is_none());
+            std::fs::read(saved.join("model.safetensors")).unwrap()
+        })
+        .collect();
+    assert!(weights[0] == weights[1], "the weights after a step differ");
+}
+
+/// A block of zeros has the scale 1: engines divide by it.
+#[test]
+fn weights_of_zeros_have_the_scale_1() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    replace(&folder, DOWN, |_| 0.0);
+    for (i, format) in FORMATS.into_iter().enumerate() {
+        let output = inputs.path().join(format!("zeros-{i}"));
+        exported(&folder, format, &output).unwrap();
+        let (files, ending) = (ModelFiles::open(&output).unwrap(), if i == 0 { "_inv" } else { "" });
+        assert!(files.read(DOWN).unwrap().iter().all(|code| *code == 0));
+        assert!(numbers(&files, &format!("{DOWN}_scale{ending}")).iter().all(|scale| *scale == 1.0), "{format:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! `ottava calibrate`.
+
+use super::inference::with_model;
+use super::text::Text;
+use crate::output::{Meter, print_json, stop_on_signals};
+use clap::{Args, ValueEnum};
+use ottava_lm::calibrate::{Calibration, Range};
+use ottava_lm::checkpoint::fs::{RealFs, replace_file};
+use ottava_lm::checkpoint::verify_model;
+use ottava_lm::config::{DeviceChoice, RunConfig};
+use ottava_lm::data::Windows;
+use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
+use ottava_lm::param::Purpose;
+use ottava_lm::recipe::{Precision, RecipeName};
+use ottava_lm::trainer::build;
+use ottava_lm::{Error, Result};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Measure the inputs of a model's linears in BF16 on a text, for FP8 with static scales.
+#[derive(Args)]
+#[command(after_help = "Example:
+  ottava calibrate model/ scales.json --data text.txt
+  ottava eval model/ --data held-out.txt --compare --activation-scales scales.json
+  ottava export model/ exported --format modelopt --activation-scales scales.json")]
+pub struct Calibrate {
+    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    model: PathBuf,
+    /// The file to write: JSON with `amax` and `input_scale` of each linear.
+    output: PathBuf,
+    #[command(flatten)]
+    text: Text,
+    /// Which value of an input becomes the largest of E4M3.
+    #[arg(long, default_value = "max")]
+    method: Method,
+    /// Sequences to measure, from the start of the text.
+    #[arg(long, default_value_t = 512, value_parser = super::count)]
+    samples: usize,
+    /// Where to run: auto, cuda or cpu.
+    #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
+    device: DeviceChoice,
+    /// Print one JSON object with `linears` and `tokens`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Choices of a range.
+#[derive(Clone, Copy, ValueEnum)]
+enum Method {
+    /// The largest one: none saturates.
+    Max,
+    /// The one that 99.99 % do not exceed; larger ones saturate.
+    Percentile,
+    /// The one with the least squared error.
+    Mse,
+}
+
+impl Calibrate {
+    pub fn run(self) -> Result<()> {
+        stop_on_signals("stopping")?;
+        let range = match self.method {
+            Method::Max => Range::Max,
+            Method::Percentile => Range::Percentile,
+            Method::Mse => Range::Mse,
+        };
+        if self.output.is_dir() {
+            return Err(Error::Config(format!("{}: this is a folder; name a file", self.output.display())));
+        }
+        let (mut model, tokenizer, seq_len) = with_model(&self.model, |folder| {
+            verify_model(folder)?;
+            let config = ConfigFile::read(folder)?;
+            let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
+            let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
+            // Linears that a run kept in BF16 stay so.
+            let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
+            let (device, sizes) = (crate::device::open(self.device)?, decoder_config(&config)?);
+            let model = build(Some(folder), None, 0, &device, &sizes, |weights| {
+                Decoder::new(&sizes, &precision.recipe(), &device, Purpose::Infer, seq_len, weights)
+            })?;
+            Ok((model, tokenizer, seq_len))
+        })?;
+        let tokens = self.text.tokenize(&tokenizer)?;
+        let batches = tokens.batches(Windows::blocks(seq_len));
+        let total = batches.tokens().min((self.samples * seq_len) as u64);
+        let mut meter = Meter::new("measured", total);
+        let measured = batches.take(self.samples.div_ceil(tokens.rows()));
+        let calibration = Calibration::measure(&mut model, measured, range, &mut |tokens| meter.at(tokens))?;
+        meter.finish(calibration.tokens);
+        replace_file(&RealFs, &self.output, calibration.render().as_bytes())?;
+        let (linears, tokens) = (calibration.inputs.len(), calibration.tokens);
+        match self.json {
+            true => print_json(&json!({"linears": linears, "tokens": tokens})),
+            false => out!("{}: scales of the inputs of {linears} linears, from {tokens} tokens", self.output.display()),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! `ottava export`.
+
+use super::inference::with_model;
+use crate::output::{print_json, stop_on_signals};
+use clap::{Args, ValueEnum};
+use ottava_lm::calibrate::Calibration;
+use ottava_lm::checkpoint::verify_model;
+use ottava_lm::export::{Fp8Format, Layout, LinearReport, Report, Scheme, Source, export};
+use ottava_lm::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Write a model folder for inference engines, with FP8 weights as training had them.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  ottava export runs/quickstart exported
+  ottava export model/ exported --format compressed-tensors
+  ottava export runs/delayed exported --format modelopt
+  ottava export fp8-model/ plain --format bf16
+
+fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
+pub struct Export {
+    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    model: PathBuf,
+    /// The new folder.
+    output: PathBuf,
+    /// The format of the linears of the blocks; the rest is BF16 in all of them.
+    #[arg(long, default_value = "fp8-block")]
+    format: Format,
+    /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
+    #[arg(long)]
+    scheme: Option<SchemeName>,
+    /// The scales of inputs that `ottava calibrate` wrote, for static; by default those of the run, or of the folder.
+    #[arg(long, value_name = "FILE")]
+    activation_scales: Option<PathBuf>,
+    /// Print one JSON object with what each linear loses, and which stay in BF16 for what reason.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Formats of weights.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    /// A plain folder.
+    Bf16,
+    /// DeepSeek's: a power of two for each 128x128 weights; inputs are scaled by engines.
+    Fp8Block,
+    /// Of llm-compressor and vLLM.
+    CompressedTensors,
+    /// Of ModelOpt and TensorRT-LLM.
+    Modelopt,
+}
+
+/// What shares a scale.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum SchemeName {
+    /// Each output of a weight, and each token when it is computed.
+    Dynamic,
+    /// Each weight, and each input by a scale of fp8-delayed or of `ottava calibrate`.
+    Static,
+    /// Each 128x128 weights, by a power of two, and 128 channels of a token when it is computed.
+    Block,
+}
+
+impl Export {
+    pub fn run(self) -> Result<()> {
+        stop_on_signals("stopping")?;
+        let format = self.fp8_format()?;
+        let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
+        if calibrated.is_some() && format.is_none_or(|format| format.scheme != Scheme::Static) {
+            return Err(Error::Config(
+                "--activation-scales are of `--scheme static`; other schemes scale inputs by themselves".into(),
+            ));
+        }
+        let report = with_model(&self.model, |folder| {
+            verify_model(folder)?;
+            let source = Source::open(folder)?;
+            let input_scales = match (&calibrated, format) {
+                (Some(calibrated), _) => calibrated.input_scales(),
+                (None, Some(Fp8Format { scheme: Scheme::Static, .. })) => source.input_scales()?,
+                (None, _) => BTreeMap::new(),
+            };
+            export(&source, format, &input_scales, &self.output)
+        })?;
+        match self.json {
+            true => print_json(&report),
+            false => self.print(&report),
+        }
+        Ok(())
+    }
+
+    /// The format of the linears; `None` for BF16.
+    fn fp8_format(&self) -> Result<Option<Fp8Format>> {
+        let scheme = self.scheme.map(|scheme| match scheme {
+            SchemeName::Dynamic => Scheme::Dynamic,
+            SchemeName::Static => Scheme::Static,
+            SchemeName::Block => Scheme::Block,
+        });
+        let of = |layout, default| Some(Fp8Format { layout, scheme: scheme.unwrap_or(default) });
+        match self.format {
+            Format::CompressedTensors => Ok(of(Layout::CompressedTensors, Scheme::Dynamic)),
+            Format::Modelopt => Ok(of(Layout::ModelOpt, Scheme::Static)),
+            _ if scheme.is_some() => Err(Error::Config(
+                "--scheme is a choice of `--format compressed-tensors` and `--format modelopt`; the others have one"
+                    .into(),
+            )),
+            Format::Fp8Block => Ok(Some(Fp8Format::FP8_BLOCK)),
+            Format::Bf16 => Ok(None),
+        }
+    }
+
+    fn print(&self, report: &Report) {
+        let Report { parameters, bytes, linears, left, tensor_parallel } = report;
+        out!("{}: {parameters} parameters in {:.3} GB", self.output.display(), *bytes as f64 / 1e9);
+        let Some(ranks) = tensor_parallel else { return };
+        // Linears differ little but for the reason why they are cast again.
+        let mut kinds: BTreeMap<&str, Vec<&LinearReport>> = BTreeMap::new();
+        for linear in linears {
+            let origin = linear.recast.as_deref().unwrap_or("the codes of training");
+            kinds.entry(origin).or_default().push(linear);
+        }
+        for (origin, linears) in kinds {
+            let worst =
+                linears.iter().max_by(|a, b| a.relative_error.total_cmp(&b.relative_error)).expect("one or more");
+            let sum = |count: fn(&LinearReport) -> usize| linears.iter().map(|linear| count(linear)).sum::<usize>();
+            out!(
+                "{} linears in FP8, {origin}: relative error up to {:.2} % ({}), {} weights saturated, {} became zero",
+                linears.len(),
+                worst.relative_error * 100.0,
+                worst.name,
+                sum(|linear| linear.saturated),
+                sum(|linear| linear.underflowed),
+            );
+        }
+        let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for linear in left {
+            reasons.entry(&linear.reason).or_default().push(&linear.name);
+        }
+        for (reason, names) in reasons {
+            let more = if names.len() > 1 { format!(" and {} more", names.len() - 1) } else { String::new() };
+            out!("in BF16: {}{more}: {reason}", names[0]);
+        }
+        out!("tensor parallelism: at most {ranks} ranks, whose shares are whole heads and whole blocks");
+        out!("read back: each weight is the nearest value of its format");
+    }
+}

@@ -1,0 +1,87 @@
+use crate::setup::{Run, json};
+
+/// Text to measure and evaluate on.
+const TEXT: [&str; 6] = ["--data", "text.txt", "--seq-len", "16", "--device", "cpu"];
+
+#[test]
+fn exported_folders_are_evaluated_and_generate() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint();
+    let checkpoint = checkpoint.to_str().unwrap();
+    let loss = |folder: &str| {
+        json(&run.succeed(&[&["eval", folder, "--recipe", "fp32", "--json"], &TEXT[..]].concat()))["loss"]
+            .as_f64()
+            .unwrap()
+    };
+    let text = run.succeed(&["export", checkpoint, "rows", "--format", "compressed-tensors"]);
+    for words in [
+        "rows: 14176 parameters",
+        "4 linears in FP8, cast from the weights, which no run with FP8 has cast: relative error up to 2.",
+        "in BF16: lm_head: the head is never cast",
+        "tensor parallelism: at most 1 ranks",
+        "read back: each weight is the nearest value",
+    ] {
+        assert!(text.contains(words), "{text} lacks {words:?}");
+    }
+    let report = json(&run.succeed(&["export", "run", "again", "--format", "compressed-tensors", "--json"]));
+    assert_eq!(report["linears"].as_array().unwrap().len(), 4);
+    let error = report["linears"][0]["relative_error"].as_f64().unwrap();
+    assert!((0.02..0.03).contains(&error) && report["left"][0]["name"] == "lm_head", "{report}");
+    assert!((loss("rows") / loss(checkpoint) - 1.0).abs() < 0.01);
+    assert_ne!(loss("rows"), loss(checkpoint));
+    run.succeed(&["generate", "rows", "--prompt", "line", "--max-new-tokens", "4", "--device", "cpu"]);
+    run.succeed(&["export", "rows", "plain", "--format", "bf16"]);
+    assert!(run.succeed(&["eval", "plain", "--data", "text.txt", "--device", "cpu"]).contains("loss"));
+
+    run.fail(&["export", "run", "rows"], 1, &["rows: this exists already; name a new folder"]);
+    run.fail(
+        &["export", "run", "blocks"],
+        1,
+        &["q_proj has 32 outputs, no multiple of 128", "--format compressed-tensors"],
+    );
+    run.fail(&["export", "run", "x", "--scheme", "static"], 1, &["--scheme is a choice of"]);
+    run.fail(
+        &["export", "run", "x", "--format", "modelopt"],
+        1,
+        &["there is no scale for the input of `model.layers.0."],
+    );
+    assert!(!run.path("x").exists() && !run.path("blocks").exists());
+}
+
+#[test]
+fn calibrated_scales_are_exported_and_compared() {
+    let run = Run::new();
+    run.checkpoint();
+    let calibrate = [&["calibrate", "run", "scales.json", "--method", "mse"], &TEXT[..]].concat();
+    assert!(run.succeed(&calibrate).contains("scales.json: scales of the inputs of 7 linears, from "));
+    let few = [&calibrate[..], &["--samples", "2", "--batch-size", "2", "--json"]].concat();
+    assert_eq!(json(&run.succeed(&few))["tokens"], 32);
+    run.succeed(&calibrate);
+    let export = |folder: &'static str, scales: &[&str]| {
+        let args = ["export", "run", folder, "--format", "compressed-tensors", "--scheme", "static"];
+        run.succeed(&[&args[..], scales].concat());
+    };
+    export("static", &["--activation-scales", "scales.json"]);
+    let compare = |folder: &str, more: &[&str]| {
+        json(&run.succeed(&[&["eval", folder, "--compare", "--json"], &TEXT[..], more].concat()))["compare"].clone()
+    };
+    let from_file = compare("run", &["--activation-scales", "scales.json"]);
+    // The folder has the scales too.
+    let from_folder = compare("static", &[]);
+    for results in [&from_file, &from_folder] {
+        let names: Vec<_> =
+            results.as_array().unwrap().iter().map(|result| result["precision"].as_str().unwrap()).collect();
+        assert_eq!(names, ["bf16", "fp8 dynamic", "fp8 static"]);
+        let losses = [0, 1, 2].map(|i| results[i]["loss"].as_f64().unwrap());
+        assert!(losses.iter().all(|loss| (loss / losses[0] - 1.0).abs() < 0.01), "{results}");
+        assert!(losses[0] != losses[1] && losses[1] != losses[2], "{results}");
+    }
+    // Products read the same codes of weights and inputs.
+    assert_eq!(from_file[2]["loss"], from_folder[2]["loss"]);
+    assert_eq!(compare("run", &[]).as_array().unwrap().len(), 2, "the run has no scales");
+    run.fail(
+        &["export", "run", "x", "--format", "compressed-tensors", "--activation-scales", "scales.json"],
+        1,
+        &["--activation-scales are of `--scheme static`"],
+    );
+}
