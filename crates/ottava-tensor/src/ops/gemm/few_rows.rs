@@ -75,10 +75,10 @@ fn by_panels<const M: usize>(a: Operand, b: Operand, out: &mut Tensor, add: bool
                 let end = k.min(start + length);
                 // Rows beyond the last one are summed, and not stored.
                 let numbers = std::array::from_fn(|lane| (group * LANES + lane).min(n - 1));
-                let rows = read(y, numbers, start..end, widened);
+                let rows = read(y, numbers, start..end, panels == 1, widened);
                 for (panel, total) in totals.iter_mut().enumerate() {
                     let x = &x[panel * M * k..][start * M..end * M];
-                    let mut sums = partial_sums::<M>(x, rows, fused);
+                    let mut sums = rows.partial_sums::<M>(x, fused);
                     if let (Some(_), Some(a), Some(b)) = (cut, of_a, of_b) {
                         // As a whole product of this block, which starts from zero.
                         sums.as_flattened_mut().iter_mut().for_each(|sum| *sum += 0.0);
@@ -121,46 +121,82 @@ fn store<D: Float<Real = f32>, const M: usize>(sums: &[Sums<M>], out: &mut Tenso
 }
 
 /// Reads a range of the rows of these numbers; see [`read`].
-type Read = for<'a> fn(&'a Tensor, [usize; LANES], Range<usize>, &'a mut Widened) -> [&'a [f32]; LANES];
+type Read = for<'a> fn(&'a Tensor, [usize; LANES], Range<usize>, bool, &'a mut Widened) -> Rows<'a>;
 
-/// A range of some rows of `y`, where they lie or `widened`.
+/// Some rows of `b`, as kernels read them.
+enum Rows<'a> {
+    Wide([&'a [f32]; LANES]),
+    /// Widened in registers.
+    Bf16([&'a [bf16]; LANES]),
+}
+
+impl Rows<'_> {
+    /// Sums of `a` `[length, M]` with rows of this length, in order from zero; `fused` where products are exact.
+    fn partial_sums<const M: usize>(&self, a: &[f32], fused: bool) -> Sums<M> {
+        match *self {
+            Rows::Wide(rows) => partial_sums(a, rows, fused),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `read` gives such rows where it has detected the feature.
+            Rows::Bf16(rows) => unsafe { x86::avx512_bf16(a, rows) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Rows::Bf16(_) => unreachable!("rows are widened in memory"),
+        }
+    }
+}
+
+/// A range of some rows of `y`, where they lie or `widened`. Rows that are read `once` may be widened in registers.
 fn read<'a, S: Source>(
     y: &'a Tensor,
     rows: [usize; LANES],
     range: Range<usize>,
+    once: bool,
     widened: &'a mut Widened,
-) -> [&'a [f32]; LANES] {
+) -> Rows<'a> {
     let (width, y): (usize, &[S]) = (y.shape()[1], y.host());
     let rows = rows.map(|row| &y[row * width..][range.clone()]);
     prefetch(rows, LANES * width);
-    S::widen(rows, widened)
+    S::read(rows, once, widened)
 }
 
 /// A type of `b`.
 trait Source: Float {
     /// The rows in F32, in `widened` if they have another type.
-    fn widen<'a>(rows: [&'a [Self]; LANES], widened: &'a mut Widened) -> [&'a [f32]; LANES];
+    fn read<'a>(rows: [&'a [Self]; LANES], once: bool, widened: &'a mut Widened) -> Rows<'a>;
 }
 
 impl Source for f32 {
-    fn widen<'a>(rows: [&'a [f32]; LANES], _: &'a mut Widened) -> [&'a [f32]; LANES] {
-        rows
+    fn read<'a>(rows: [&'a [f32]; LANES], _: bool, _: &'a mut Widened) -> Rows<'a> {
+        Rows::Wide(rows)
     }
 }
 
-/// Widens each row by `$widen`.
+impl Source for bf16 {
+    fn read<'a>(rows: [&'a [bf16]; LANES], once: bool, widened: &'a mut Widened) -> Rows<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if once && is_x86_feature_detected!("avx512f") {
+            return Rows::Bf16(rows);
+        }
+        widen(rows, widened, widen_bf16)
+    }
+}
+
+/// The rows, each widened by `of_row`.
+fn widen<'a, S>(rows: [&[S]; LANES], widened: &'a mut Widened, of_row: fn(&[S], &mut [f32])) -> Rows<'a> {
+    let length = rows[0].len();
+    for (row, wide) in rows.iter().zip(widened.iter_mut()) {
+        of_row(row, &mut wide[..length]);
+    }
+    Rows::Wide(widened.each_ref().map(|wide| &wide[..length]))
+}
+
 macro_rules! widened {
-    ($($t:ty: $widen:expr),*) => { $(impl Source for $t {
-        fn widen<'a>(rows: [&'a [$t]; LANES], widened: &'a mut Widened) -> [&'a [f32]; LANES] {
-            let length = rows[0].len();
-            for (row, wide) in rows.iter().zip(widened.iter_mut()) {
-                $widen(row, &mut wide[..length]);
-            }
-            widened.each_ref().map(|wide| &wide[..length])
+    ($($t:ty: $of_row:expr),*) => { $(impl Source for $t {
+        fn read<'a>(rows: [&'a [$t]; LANES], _: bool, widened: &'a mut Widened) -> Rows<'a> {
+            widen(rows, widened, $of_row)
         }
     })* };
 }
-widened!(f16: |row: &[f16], wide: &mut [f32]| row.convert_to_f32_slice(wide), bf16: widen_bf16, E4M3: load, E5M2: load);
+widened!(f16: |row, wide| row.convert_to_f32_slice(wide), E4M3: load, E5M2: load);
 
 fn load<S: Float<Real = f32>>(row: &[S], wide: &mut [f32]) {
     wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = x.load());
@@ -283,6 +319,58 @@ mod x86 {
         out
     }
 
+    /// [`avx512`] of rows in BF16. Words of two neighbours are transposed, and each gives two terms.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn avx512_bf16<const M: usize>(a: &[f32], rows: [&[bf16]; LANES]) -> Sums<M> {
+        let length = rows[0].len();
+        assert!(a.len() == length * M && rows.iter().all(|row| row.len() == length), "rows of one length");
+        let (a, _) = a.as_chunks::<M>();
+        let odd = _mm512_set1_epi32(0xFFFF_0000u32 as i32);
+        let mut sums = [_mm512_setzero_ps(); M];
+        for start in (0..length).step_by(32) {
+            let count = (length - start).min(32);
+            let mut tile = [_mm512_setzero_ps(); 16];
+            for (tile, row) in tile.iter_mut().zip(rows) {
+                let mut end = [bf16::ZERO; 32];
+                let from = match row[start..].first_chunk::<32>() {
+                    Some(whole) => whole,
+                    None => {
+                        end[..count].copy_from_slice(&row[start..]);
+                        &end
+                    }
+                };
+                // SAFETY: `from` is 32 values of two bytes long.
+                *tile = unsafe { _mm512_loadu_ps(from.as_ptr().cast()) };
+            }
+            let mut end = [[0f32; M]; 32];
+            let a = match a[start..].first_chunk::<32>() {
+                Some(whole) => whole,
+                None => {
+                    end[..count].copy_from_slice(&a[start..]);
+                    &end
+                }
+            };
+            for (a, words) in a.as_chunks::<2>().0.iter().zip(transpose16(tile)) {
+                let bits = _mm512_castps_si512(words);
+                let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits));
+                let high = _mm512_castsi512_ps(_mm512_and_si512(bits, odd));
+                for (sum, &a) in sums.iter_mut().zip(&a[0]) {
+                    *sum = _mm512_fmadd_ps(_mm512_set1_ps(a), low, *sum);
+                }
+                for (sum, &a) in sums.iter_mut().zip(&a[1]) {
+                    *sum = _mm512_fmadd_ps(_mm512_set1_ps(a), high, *sum);
+                }
+            }
+        }
+        let mut out = [[0.0; LANES]; M];
+        for (out, sums) in out.iter_mut().zip(sums) {
+            // SAFETY: a row of `out` is LANES = 16 values long.
+            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sums) };
+        }
+        out
+    }
+
+    #[inline]
     #[target_feature(enable = "avx512f")]
     fn transpose16(mut r: [__m512; 16]) -> [__m512; 16] {
         let mut t = r;
