@@ -31,6 +31,12 @@ nightly-memory:
 nightly-ranks:
     OTTAVA_RANKS=full cargo test -p ottava-lm --test promises ranks:: -- --nocapture
 
+# SmolLM2 learns in FP8 to answer as a dictionary does (configs/chat.toml), and answers a question; a quarter of an hour on two cores
+nightly-chat:
+    [ -d data/smollm2 ] || scripts/fetch-smollm2.sh
+    cargo run --release -- train configs/chat.toml --set output_dir=runs/nightly-chat --device cpu
+    cargo run --release -- generate runs/nightly-chat --chat --prompt 'What is the meaning of "otter"?' --device cpu
+
 # Kill a run 1,000 times at random moments; two to four minutes
 nightly-kill:
     OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
