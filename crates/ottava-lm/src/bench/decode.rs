@@ -2,7 +2,7 @@
 
 use super::{model, shapes::expect_positive};
 use crate::checkpoint::RandomWeights;
-use crate::engine::{DecodeSteps, KvCacheDtype, Scored};
+use crate::engine::{BLOCK_SIZE, DecodeSteps, KvCacheDtype, Scored};
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig, InferenceBatch, SequenceTokens};
 use crate::param::Purpose;
@@ -11,9 +11,6 @@ use ottava_tensor::bench::copy_bandwidth;
 use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
 use std::time::Instant;
-
-/// Tokens of a block of the cache.
-const BLOCK_SIZE: usize = 32;
 
 /// Steps before those that are timed: they compile kernels, time products and capture the graph.
 const WARM_UP: usize = 3;

@@ -15,6 +15,7 @@ mod sequence;
 mod text;
 
 pub use batching::Engine;
+pub use blocks::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};
 pub use decode::{DecodeSteps, Scored};
 pub use request::{

@@ -45,7 +45,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether the likeliest token of the logits as they are is taken.
+    /// Whether the likeliest token is taken, of unchanged logits.
     pub(super) fn is_plain(&self) -> bool {
         *self
             == Sampling {

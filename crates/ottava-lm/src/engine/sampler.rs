@@ -144,7 +144,7 @@ fn keep_mass(all: &mut Vec<(u32, f64)>, top_p: f64) {
     }
 }
 
-/// The log-probability of `token` and the `top` likeliest ones, of the logits as they are.
+/// The log-probability of `token` and the `top` likeliest ones, of unchanged logits.
 pub fn logprob(logits: &[f32], token: u32, top: usize) -> TokenLogprob {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();

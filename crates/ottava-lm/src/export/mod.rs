@@ -148,7 +148,7 @@ fn list(
     Ok(())
 }
 
-/// The bytes of a weight in BF16; those of one that is BF16 in the source as they are.
+/// The bytes of a weight in BF16; a weight that is BF16 in the source keeps its bytes.
 fn in_bf16(weights: &WeightFiles, info: &TensorInfo) -> Result<Vec<u8>> {
     let stored = weights.info(&info.name)?;
     match stored.dtype {

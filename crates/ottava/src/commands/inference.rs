@@ -90,12 +90,17 @@ impl Draws {
     pub fn engine(&self, model: Decoder, lengths: &[usize], capacity: usize) -> Result<Engine> {
         let lengths = lengths.iter().copied();
         let options = EngineOptions::for_lengths(&model, lengths, capacity, self.kv_cache_dtype)?;
-        let engine = Engine::new(model, &options)?;
-        if engine.scales_by_token() {
-            tracing::info!("each token's activations have scales of their own, so that no text depends on others");
-        }
-        Ok(engine)
+        engine(model, &options)
     }
+}
+
+/// An engine, with a line in the log where its scales are not those of the recipe.
+pub fn engine(model: Decoder, options: &EngineOptions) -> Result<Engine> {
+    let engine = Engine::new(model, options)?;
+    if engine.scales_by_token() {
+        tracing::info!("each token's activations have scales of their own, so that no text depends on others");
+    }
+    Ok(engine)
 }
 
 /// How often a run's newest checkpoint may be deleted while it is being read.

@@ -1,6 +1,6 @@
 //! `ottava serve`.
 
-use super::inference::{Inference, with_model};
+use super::inference::{Inference, engine, with_model};
 use crate::output::stop_on_signals;
 use clap::Args;
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
@@ -108,12 +108,9 @@ impl Serve {
         options.max_batch = at_once;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
-        let engine = Engine::new(model, &options)?;
+        let engine = engine(model, &options)?;
         let EngineOptions { kv_cache_tokens, .. } = options;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
-        if engine.scales_by_token() {
-            tracing::info!("each token's activations have scales of their own, so that no text depends on others");
-        }
         Ok(engine)
     }
 }
