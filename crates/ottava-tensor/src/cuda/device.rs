@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::tracker::{Entry, MemoryTracker};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Loaded modules and their kernels.
@@ -33,6 +33,7 @@ pub struct CudaDevice {
     pub(super) profile: Profile,
     host_bytes: AtomicUsize,
     library_bytes: AtomicUsize,
+    has_constant_weights: AtomicBool,
     backend: Backend,
 }
 
@@ -79,6 +80,7 @@ impl CudaDevice {
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
             library_bytes: AtomicUsize::new(0),
+            has_constant_weights: AtomicBool::new(false),
             backend: Backend::Gpu(Box::new(Gpu {
                 background: Background::default(),
                 cubins: Arc::new(Cubins::new(arch_of(context.capability))),
@@ -99,6 +101,7 @@ impl CudaDevice {
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
             library_bytes: AtomicUsize::new(0),
+            has_constant_weights: AtomicBool::new(false),
             backend: Backend::Dry(DryGpu::default()),
         })
     }
@@ -168,6 +171,20 @@ impl CudaDevice {
         if let Some(gpu) = self.gpu() {
             lock(&gpu.gemms).skip_timing();
         }
+    }
+
+    /// Runs `work`, in which weights, as the right-hand operands of products, are constants, as in inference. Kernels of few rows may read
+    /// them while the kernel before them still runs, so another one must have been enqueued after those that wrote them.
+    pub fn with_constant_weights<R>(&self, work: impl FnOnce() -> R) -> R {
+        let before = self.has_constant_weights.swap(true, Ordering::Relaxed);
+        let result = work();
+        self.has_constant_weights.store(before, Ordering::Relaxed);
+        result
+    }
+
+    /// Whether [`CudaDevice::with_constant_weights`] is in progress.
+    pub(crate) fn has_constant_weights(&self) -> bool {
+        self.has_constant_weights.load(Ordering::Relaxed)
     }
 
     pub(super) fn backend(&self) -> &Backend {

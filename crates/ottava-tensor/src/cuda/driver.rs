@@ -1,10 +1,11 @@
 //! The CUDA driver: one context per device with its streams, copies, modules and launches.
 
 mod event;
+mod launch;
 
 pub use event::Event;
+pub(super) use launch::{LaunchConfig, Start, encode};
 
-use super::kernel::DEFAULT_SHARED_BYTES;
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
 use super::lock::lock;
 use crate::error::{Error, Result};
@@ -52,8 +53,9 @@ functions! {
         module_unload = cuModuleUnload(Handle) -> i32;
         module_function = cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> i32;
         function_set = cuFuncSetAttribute(Handle, i32, i32) -> i32;
-        launch = cuLaunchKernel(
-            Handle, u32, u32, u32, u32, u32, u32, u32, Handle, *mut *mut c_void, *mut *mut c_void,
+        launch = cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
+        encode_tiled = cuTensorMapEncodeTiled(
+            *mut c_void, i32, u32, u64, *const u64, *const u64, *const u32, *const u32, i32, i32, i32, i32,
         ) -> i32;
         memory_info = cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
         memory_allocate = cuMemAlloc_v2(*mut u64, usize) -> i32;
@@ -79,7 +81,6 @@ const HOST_PORTABLE: u32 = 1;
 const HOST_MAPPED: u32 = 2;
 /// Allows memory allocations, which are not stream operations, during capture.
 const CAPTURE_RELAXED: i32 = 2;
-const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
 /// Number of recent launches that a fault message lists.
 const REMEMBERED_LAUNCHES: usize = 8;
 
@@ -452,38 +453,6 @@ impl Context {
         self.bind()?;
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.fill)(to, byte, bytes, self.stream()) }, "cuMemsetD8Async")
-    }
-
-    /// Enqueues a kernel.
-    ///
-    /// # Safety
-    /// `args` point to values of the kernel's parameter types, and the kernel stays within the memory they name.
-    pub(super) unsafe fn launch(
-        &self,
-        function: &Function,
-        grid: [u32; 3],
-        block: u32,
-        shared_bytes: u32,
-        args: &mut [*mut c_void],
-    ) -> Result<()> {
-        self.bind()?;
-        if shared_bytes as usize > DEFAULT_SHARED_BYTES {
-            // SAFETY: the function lives as long as its module, which `function` holds.
-            let status =
-                unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };
-            self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
-        }
-        self.record_launch(function.name);
-        let [x, y, z] = grid;
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
-        let status = unsafe {
-            let (args, none) = (args.as_mut_ptr(), null_mut());
-            (self.api.launch)(function.function, x, y, z, block, 1, 1, shared_bytes, self.stream(), args, none)
-        };
-        match status {
-            SUCCESS => Ok(()),
-            status => self.check(status, &format!("launch of {} on {grid:?} blocks of {block}", function.name)),
-        }
     }
 
     /// True while the compute stream captures a graph.

@@ -80,17 +80,27 @@ pub enum Arg {
     U64(u64),
     /// `float`
     F32(f32),
+    /// `const __grid_constant__ TensorMap`
+    Map(TensorMap),
 }
 
-impl Arg {
-    /// The argument's bytes from the lowest on, as many as its type has.
-    pub(super) fn bits(self) -> u64 {
-        match self {
-            Arg::Ptr(value) | Arg::U64(value) => value,
-            Arg::I64(value) => value as u64,
-            Arg::I32(value) => u64::from(value as u32),
-            Arg::U32(value) => u64::from(value),
-            Arg::F32(value) => u64::from(value.to_bits()),
-        }
-    }
+/// A matrix as the copy engine of a multiprocessor reads it: boxes of [`TensorMap::BOX_BYTES`] bytes of some rows, whose 16-byte pieces it
+/// swizzles within groups of eight rows. Beyond the matrix a box has zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMap {
+    /// Where the matrix starts, a multiple of 16.
+    pub address: u64,
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Bytes from one row to the next, a multiple of 16.
+    pub pitch: usize,
+    /// Rows of a box, at most 256.
+    pub box_rows: usize,
+}
+
+impl TensorMap {
+    /// Bytes of a row of a box.
+    pub const BOX_BYTES: usize = 128;
 }

@@ -4,6 +4,7 @@ use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
 use super::cudnn::{AttentionBackward, AttentionForward, AttentionShape, AttentionSums, Pass};
 use super::device::{Backend, CudaDevice};
+use super::driver::{Start, encode};
 use super::dry::DryGpu;
 use super::kernel::{Arg, Kernel};
 use super::lock::lock;
@@ -31,6 +32,37 @@ impl CudaDevice {
         shared_bytes: u32,
         args: &[Arg],
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_at(Start::InOrder, kernel, grid, block, shared_bytes, args) }
+    }
+
+    /// [`CudaDevice::launch`] of a kernel that may start before the work enqueued before it has ended, within
+    /// [`CudaDevice::with_constant_weights`].
+    ///
+    /// # Safety
+    /// As for [`CudaDevice::launch`]; the kernel waits (`wait_for_predecessors`) before it writes, and before it reads anything but constants.
+    pub(crate) unsafe fn launch_early(
+        &self,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
+        let start = if self.has_constant_weights() { Start::Early } else { Start::InOrder };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_at(start, kernel, grid, block, shared_bytes, args) }
+    }
+
+    unsafe fn launch_at(
+        &self,
+        start: Start,
+        kernel: &Kernel,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<()> {
         let gpu = match self.backend() {
             Backend::Gpu(_) if grid.contains(&0) => return Ok(()),
             Backend::Gpu(gpu) => gpu,
@@ -44,11 +76,23 @@ impl CudaDevice {
             }
         };
         let function = gpu.function(kernel)?;
-        let mut values: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
-        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let (mut words, mut starts) = (Vec::with_capacity(args.len()), Vec::with_capacity(args.len()));
+        for arg in args {
+            starts.push(words.len());
+            match *arg {
+                Arg::Ptr(value) | Arg::U64(value) => words.push(value),
+                Arg::I64(value) => words.push(value as u64),
+                Arg::I32(value) => words.push(u64::from(value as u32)),
+                Arg::U32(value) => words.push(u64::from(value)),
+                Arg::F32(value) => words.push(u64::from(value.to_bits())),
+                Arg::Map(map) => words.extend(encode(&map)?),
+            }
+        }
+        let mut pointers: Vec<*mut c_void> =
+            starts.into_iter().map(|at| std::ptr::from_mut(&mut words[at]).cast()).collect();
         self.profile.time(&gpu.context, Call::Kernel(kernel.entry), || {
-            // SAFETY: the caller's promise; little-endian values are at the start of their eight bytes.
-            unsafe { gpu.context.launch(&function, grid, block, shared_bytes, &mut pointers) }
+            // SAFETY: the caller's promise; little-endian values are at the start of their words.
+            unsafe { gpu.context.launch(&function, start, grid, block, shared_bytes, &mut pointers) }
         })
     }
 

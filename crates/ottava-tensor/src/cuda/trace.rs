@@ -33,18 +33,20 @@ pub(super) fn describe_kernel(
     args: &[Arg],
     offset: impl Fn(u64) -> Option<u64>,
 ) -> String {
+    let place = |address| match offset(address) {
+        Some(0) => "*".to_string(),
+        Some(offset) => format!("*+{offset}"),
+        None => "host".to_string(),
+    };
     let describe = |arg: &Arg| match *arg {
         Arg::Ptr(0) => "null".to_string(),
-        Arg::Ptr(address) => match offset(address) {
-            Some(0) => "*".to_string(),
-            Some(offset) => format!("*+{offset}"),
-            None => "host".to_string(),
-        },
+        Arg::Ptr(address) => place(address),
         Arg::I32(value) => value.to_string(),
         Arg::U32(value) => value.to_string(),
         Arg::I64(value) => value.to_string(),
         Arg::U64(value) => value.to_string(),
         Arg::F32(value) => format!("{value:?}f"),
+        Arg::Map(map) => format!("{} [{} x {} bytes]", place(map.address), map.rows, map.row_bytes),
     };
     let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let args: Vec<_> = args.iter().map(describe).collect();

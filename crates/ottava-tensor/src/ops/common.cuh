@@ -65,6 +65,11 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
     raise(amax, __uint_as_float(all));
 }
 
+// Of a kernel that may start before earlier ones have ended (`launch_early`): waits for their end, and lets the next one start. Without early
+// starts both do nothing.
+__device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void start_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Start and step of a grid-stride loop.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }

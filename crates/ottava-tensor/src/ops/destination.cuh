@@ -445,7 +445,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
         all[1] += warps[1][w];
         all[2] += warps[2][w];
     }
-    raise(to.amax, __uint_as_float(all[0]));
+    if (all[0]) raise(to.amax, __uint_as_float(all[0]));
     if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
     if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
     if (first) {
@@ -504,4 +504,29 @@ __device__ __forceinline__ void quantize_tile(const Destination& to, Source sour
     }
     tile.finish();
     measure(to, seen, [&] { tile.flush(); });
+}
+
+// The cast of whole rows, one block each, where only codes along rows are wanted: a row stays in registers, so one launch does. For rows of a
+// multiple of eight columns and up to ROW_EIGHTS eights per thread: thread `t` has columns `row_column(k)`, so that a warp has 256 in a row.
+#define ROW_EIGHTS 4
+__device__ __forceinline__ int row_column(int k) { return 8 * (threadIdx.x + k * blockDim.x); }
+
+// Finds the scale of row `blockIdx.x`, and casts it. Rows beyond the matrix, and eights beyond the columns, are zeros.
+__device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (&values)[ROW_EIGHTS]) {
+    const int row = blockIdx.x;
+    float largest = 0.0f;
+#pragma unroll
+    for (int k = 0; k < ROW_EIGHTS; k++) largest = fmaxf(largest, largest8(values[k]));
+    const float amax = block_max(largest), flagged = flagged_scale<FORMAT>(to, amax);
+    if (threadIdx.x == 0) raise(to.amax, amax);
+    Seen seen;
+#pragma unroll
+    for (int k = 0; k < ROW_EIGHTS; k++) {
+        const int column = row_column(k);
+        if (column >= padded(to.columns)) continue;
+        const bool inside = row < to.rows && column < to.columns;
+        *(uint2*)(to.codes + (u64)row * to.pitch + column) = inside ? encode8_by_own<FORMAT>(values[k], flagged, seen) : make_uint2(0, 0);
+    }
+    if (threadIdx.x == 0) to.scale_inv[row] = 1.0f / fabsf(flagged);
+    measure(to, seen, [] {});
 }

@@ -213,6 +213,8 @@ pub(super) mod tests {
         for (granularity, format, copies, power_of_two) in [
             (Granularity::PerRow, DType::E4M3, CodeCopies::Both, false),
             (Granularity::PerRow, DType::E5M2, CodeCopies::Columns, true),
+            (Granularity::PerRow, DType::E4M3, CodeCopies::Rows, false),
+            (Granularity::PerRow, DType::E5M2, CodeCopies::Rows, true),
             (Granularity::Blocks1x128, DType::E4M3, CodeCopies::Both, false),
             (Granularity::Blocks1x128, DType::E4M3, CodeCopies::Rows, true),
             (Granularity::Blocks1x128, DType::E5M2, CodeCopies::Columns, false),

@@ -27,6 +27,7 @@ mod random;
 mod rmsnorm;
 mod rope;
 mod scaled;
+mod skinny;
 mod swiglu;
 mod transpose;
 

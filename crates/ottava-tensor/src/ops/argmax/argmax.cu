@@ -1,19 +1,44 @@
 struct Larger { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; } };
 
-// One block per row. Element and column are one number, which orders as the element does and prefers small columns.
-extern "C" __global__ void argmax(int* at, const float* x, int C) {
-    const float* row = x + (u64)blockIdx.x * C;
+// Larger than the number of any finite element.
+#define NOT_FINITE 0xFFFFFFFFFFFFFFFF
+#define BLOCKS 8
+
+// A cluster of blocks per row, as few rows would leave most of the GPU idle: grid (BLOCKS, rows). Element and column are one number, which
+// orders as the element does and prefers small columns.
+extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) argmax(int* at, const float* x, int C) {
+    __shared__ u64 of_blocks[BLOCKS];
+    const float* row = x + (u64)blockIdx.y * C;
     u64 best = 0;
-    bool finite = true;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    start_successors();
+    wait_for_predecessors();
+    const auto see = [&](float x, int c) {
         // The sum makes the two zeros equal.
-        const u32 bits = __float_as_uint(row[c] + 0.0f);
-        finite &= (bits & 0x7FFFFFFF) < 0x7F800000;
+        const u32 bits = __float_as_uint(x + 0.0f);
         const u32 ordered = bits >> 31 ? ~bits : bits | 0x80000000;
-        const u64 both = (u64)ordered << 32 | (0xFFFFFFFF - c);
+        const u64 both = (bits & 0x7FFFFFFF) < 0x7F800000 ? (u64)ordered << 32 | (0xFFFFFFFF - c) : NOT_FINITE;
         best = both > best ? both : best;
+    };
+    const int start = blockIdx.x * blockDim.x + threadIdx.x, step = BLOCKS * blockDim.x, eights = C % 8 == 0 && aligned(x) ? C / 8 : 0;
+#pragma unroll 4
+    for (int g = start; g < eights; g += step) {
+        const Eight<f32> eight = load8(row + 8 * g);
+#pragma unroll
+        for (int i = 0; i < 8; i++) see(eight.at[i], 8 * g + i);
     }
+    for (int c = 8 * eights + start; c < C; c += step) see(row[c], c);
     best = block_reduce(best, Larger());
-    finite = __syncthreads_and(finite);
-    if (threadIdx.x == 0) at[blockIdx.x] = finite && C > 0 ? (int)(0xFFFFFFFF - (u32)best) : -1;
+    // All blocks have started.
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (threadIdx.x == 0) {
+        u32 first;
+        asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first) : "r"((u32)__cvta_generic_to_shared(of_blocks + blockIdx.x)));
+        asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(first), "l"(best) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    for (int b = 0; b < BLOCKS; b++) best = Larger()(best, of_blocks[b]);
+    at[blockIdx.y] = best == NOT_FINITE || C == 0 ? -1 : (int)(0xFFFFFFFF - (u32)best);
 }

@@ -2,6 +2,7 @@ use super::{Accumulation, Addend, Operand};
 use crate::cuda::{Arg, CudaDevice, GemmPointers, GemmSpec, Kernel, Major, ScaleMode};
 use crate::granularity::Granularity;
 use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::skinny::Skinny;
 use crate::{Result, Tensor};
 use std::sync::Arc;
 
@@ -23,6 +24,9 @@ pub(super) fn gemm(
             Addend::Out => Ok(()),
             Addend::Tensor(c) => out.copy_from(0, c),
         };
+    }
+    if let Some(product) = Skinny::of(gpu, a, b, [m, n], out.dtype()) {
+        return product.enqueue(gpu, out, addend);
     }
     let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
         true => (t.shape()[1], t.shape()[0]),

@@ -313,6 +313,46 @@ fn products_of_rows_and_blocks_agree_across_devices() {
     eprintln!("{count} products of rows and blocks, at most {worst:e} apart");
 }
 
+/// With constant weights a product of few rows has a kernel of its own.
+#[test]
+fn products_of_few_rows_agree_across_devices() {
+    for m in [1, 8, 9, 16, 17, 40, 64] {
+        for [n, k] in [[8, 16], [200, 128], [384, 1104], [1000, 528], [4104, 2048]] {
+            let inputs = [
+                normals("a", &[m, k], DType::BF16),
+                normals("b", &[n, k], DType::BF16),
+                normals("c", &[m, n], DType::BF16),
+            ];
+            // One rounding of the result; product and residual may be rounded separately.
+            parity(&inputs, Tolerance::Steps(DType::BF16, 2.0), |t| {
+                let by_rows = |x| finer(x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows);
+                let by_tensor = |x| fp8(x, DType::E4M3, 64.0, CodeCopies::Rows);
+                let cast = [[by_rows(&t[0])?, by_rows(&t[1])?], [by_tensor(&t[0])?, by_tensor(&t[1])?]];
+                let products = || {
+                    let (a, b) = (Operand::plain(&t[0]), Operand::plain(&t[1]));
+                    let mut all = vec![product(a, b, DType::BF16)?, product(a, b, DType::F32)?];
+                    all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Exact)?);
+                    for [a, b] in &cast {
+                        let (a, b) = (Operand::Rows(a), Operand::Rows(b));
+                        all.push(product(a, b, DType::BF16)?);
+                        // Twice: the kernel leaves its counters cleared.
+                        all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Fast)?);
+                        all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Fast)?);
+                    }
+                    Ok(all)
+                };
+                match t[0].device() {
+                    Device::Cuda(gpu) => {
+                        gpu.synchronize()?;
+                        gpu.with_constant_weights(products)
+                    }
+                    _ => products(),
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn unsupported_products_are_errors() {
     let (a, b) = (normals("a", &[4, 8], DType::F32), normals("b", &[4, 9], DType::F32));

@@ -148,6 +148,43 @@ pub(in crate::ops) unsafe fn produce(
     }
 }
 
+/// Eights of a row that a thread keeps in registers, as in `destination.cuh`.
+const ROW_EIGHTS: usize = 4;
+
+/// Whether [`produce_rows`] can write `out` from these inputs: per-row scales without a transposed copy, and rows of aligned eights that a
+/// block of `most` eights per thread keeps in registers.
+pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, inputs: &[&Tensor], most: usize) -> bool {
+    out.granularity == Granularity::PerRow
+        && out.transposed.is_none()
+        && out.columns.is_multiple_of(8)
+        && out.columns <= most.min(ROW_EIGHTS) * 8 * 1024
+        && launch::aligned(inputs)
+}
+
+/// Launches a kernel of `source` that ends in `cast_row`, with a block for each row.
+///
+/// # Safety
+/// As for [`CudaDevice::launch_early`], as far as the inputs go.
+pub(in crate::ops) unsafe fn produce_rows(
+    gpu: &CudaDevice,
+    (source, entry): (&'static Source, &'static str),
+    dtype: DType,
+    inputs: &[Arg],
+    out: &mut QuantizedTensor,
+    to: &mut Fp8Output,
+) -> Result<()> {
+    if out.rows * out.columns == 0 {
+        return Ok(());
+    }
+    let kernel = Kernel { source, defines: variant(dtype, out, false)?, entry };
+    let eights = QuantizedTensor::padded(out.columns) / 8;
+    let threads = eights.div_ceil(eights.div_ceil(1024)).next_multiple_of(32);
+    let args = [inputs, &destination(out, to, [0; 2], dtype)].concat();
+    let rows = QuantizedTensor::padded(out.rows);
+    // SAFETY: the caller's promise for the inputs, and that of `destination`; a block for each padded row has threads for its columns.
+    unsafe { gpu.launch_early(&kernel, [rows as u32, 1, 1], threads as u32, 0, &args) }
+}
+
 fn address(t: &mut Option<Tensor>) -> Arg {
     Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))
 }
@@ -206,8 +243,14 @@ pub(in crate::ops) fn quantize(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
+    let inputs = [Arg::Ptr(x.device_ptr())];
     // SAFETY: `x` is `out.rows · out.columns` elements of its type.
-    unsafe { cast(gpu, "quantize", x.dtype(), &[Arg::Ptr(x.device_ptr())], out, to) }
+    unsafe {
+        match fits_rows(out, &[x], ROW_EIGHTS) {
+            true => produce_rows(gpu, (&SOURCE, "quantize_rows"), x.dtype(), &inputs, out, to),
+            false => cast(gpu, "quantize", x.dtype(), &inputs, out, to),
+        }
+    }
 }
 
 /// Casts F32 values, rounded to `dtype` first.

@@ -65,7 +65,7 @@ pub(super) fn rmsnorm(
     args.extend([Arg::I32(channels as i32), Arg::F32(eps as f32)]);
     // SAFETY: all matrices are `tokens · channels`, weight and bias `channels`, `amax` 1; `rstd` is `tokens`, twice for a LayerNorm; one
     // block per token.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0, &args) }
 }
 
 /// Whether a block can keep a row in registers, eight channels per thread.
@@ -137,7 +137,15 @@ pub(super) fn rmsnorm_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    // Per-row scales: the pass for `rstd` also finds the amaxes.
+    if fits_registers(x, weights) && quantize::fits_rows(out, &[x], 1) {
+        let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
+        inputs.extend(affine(weights));
+        inputs.push(Arg::F32(eps as f32));
+        let kernel = (sources(weights.kind)[1], "rmsnorm_rows");
+        // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
+        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), &inputs, out, to) };
+    }
+    // Per-row scales of rows and columns: the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
     let raise = |[rows, columns]: [u64; 2]| {
         // SAFETY: `rstd` is as allocated by the op, and the amaxes of `produce` have one element per row and column.

@@ -234,6 +234,8 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight AND_BIAS, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
     float largest = 0.0f;
+    start_successors();
+    wait_for_predecessors();
     if (C % 8 == 0 && C <= 8 * PLACES * blockDim.x && aligned(y, x, weight, BIAS)) {
         __shared__ alignas(16) float squares[16 * PLACES], means[CENTERED ? 16 * PLACES : 1];
         Eight<X> v[PLACES], w[PLACES];
@@ -483,6 +485,39 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     }
     // Backward also with per-row scales, because `rmsnorm_amax` has read the end last.
     quantize_tile<4>(to, source, first_row(false));
+}
+
+// rstd and cast in one pass, with a scale per row, for rows of C <= 8192 channels, a multiple of 8. Grid of padded rows.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rmsnorm_rows(float* rstd, const X* x, const X* weight AND_BIAS, float eps, const __grid_constant__ Destination to) {
+    if constexpr (SHARING != PerRow) return;
+    // Those of each 256 channels, as `statistics_of` reads them.
+    __shared__ alignas(16) float squares[WARPS + 4], means[CENTERED ? WARPS + 4 : 1];
+    start_successors();
+    const int C = to.columns, c = row_column(0), warp = threadIdx.x / 32, row = blockIdx.x;
+    const bool mine = c < C, inside = row < to.rows;
+    Eight<X> values[ROW_EIGHTS] = {}, w = {}, b = {};
+    if (mine) w = load8(weight + c);
+    if (mine && CENTERED) b = bias8(BIAS, c);
+    if (threadIdx.x < WARPS + 4) squares[threadIdx.x] = 0.0f;
+    __syncthreads();
+    wait_for_predecessors();
+    if (mine && inside) values[0] = load8(x + (u64)row * C + c);
+    float v[8], mean = 0.0f;
+    unpack8(values[0], v);
+    if constexpr (CENTERED) {
+        mean = sum_of_256(sum8(v)) * per_channel_of(warp, C);
+        if (threadIdx.x % 32 == 0) means[warp] = mean;
+    }
+    const float square = sum_of_256(CENTERED && !mine ? 0.0f : squares8(v, mean));
+    if (threadIdx.x % 32 == 0) squares[warp] = square;
+    __syncthreads();
+    if (inside) {
+        const Statistics s = statistics_of(squares, means, C, eps);
+        if (threadIdx.x == 0) put(rstd, to.rows, row, s);
+        if (mine) values[0] = affine8(values[0], s, w, b);
+    }
+    cast_row(to, values);
 }
 
 // rstd and cast in one pass, with a per-tensor scale, for many rows of C <= 7168 channels, a multiple of 16. Persistent blocks process

@@ -36,8 +36,10 @@ pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: &Tensor, y: &mut 
     let [tokens, hidden] = y.dims("activation: y")?;
     let kernel = Kernel { source: SOURCES[place(how)], defines: launch::storage(x.dtype())?, entry: "swiglu" };
     let args = [Arg::Ptr(y.device_ptr_mut()), Arg::Ptr(x.device_ptr()), Arg::I32(hidden as i32)];
+    // Few rows leave most of the GPU idle, so their blocks are larger.
+    let threads = if tokens < gpu.sm_count() { 4 * BLOCK } else { BLOCK };
     // SAFETY: `x` has rows of `how.inputs()` times the width of those of `y`, and as many: one block for each.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0, &args) }
+    unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], threads, 0, &args) }
 }
 
 pub(super) fn activation_amax(gpu: &CudaDevice, how: Activation, x: &Tensor, amax: &mut Tensor) -> Result<()> {
@@ -68,6 +70,11 @@ pub(super) fn activation_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     let mut inputs = vec![Arg::Ptr(x.device_ptr())];
+    if compressed.is_none() && quantize::fits_rows(out, &[x], usize::MAX) {
+        let kernel = (FP8_SOURCES[place(how)], "swiglu_rows");
+        // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements.
+        return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), &inputs, out, to) };
+    }
     let entry = if compressed.is_some() { "swiglu_codes_compressing" } else { "swiglu_codes" };
     inputs.extend(compressed.into_iter().flat_map(CompressedTensor::device_ptrs_mut));
     let how = Producer {

@@ -50,8 +50,10 @@ __device__ __forceinline__ Eight<X> ups8(const X* from, int F) {
 }
 
 #ifndef FORMAT
-// One block per row.
-extern "C" __global__ void __launch_bounds__(256) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
+// Grid of rows.
+extern "C" __global__ void __launch_bounds__(1024) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
+    start_successors();
+    wait_for_predecessors();
     y += (u64)blockIdx.x * F;
     x += (u64)blockIdx.x * HALVES * F;
     const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
@@ -188,6 +190,25 @@ struct Activations {
     }
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
+
+// Grid of padded rows.
+extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_rows(const X* x, const __grid_constant__ Destination to) {
+    if constexpr (SHARING != PerRow) return;
+    start_successors();
+    wait_for_predecessors();
+    const X* const from = x + (u64)blockIdx.x * HALVES * to.columns;
+    Eight<X> values[ROW_EIGHTS] = {};
+#pragma unroll
+    for (int k = 0; k < ROW_EIGHTS; k++) {
+        if (blockIdx.x >= to.rows || row_column(k) >= to.columns) continue;
+        const Eight<X> gate = load8(from + row_column(k)), up = ups8(from + row_column(k), to.columns);
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), up_of(up.at[i]));
+        values[k] = pack8<X>(v);
+    }
+    cast_row(to, values);
+}
 
 // Grid (F / 128, T / 128), 256 threads.
 extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, const __grid_constant__ Destination to) {

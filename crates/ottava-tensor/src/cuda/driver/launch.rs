@@ -1,0 +1,117 @@
+//! Launches of kernels, and their arguments that only the driver can write.
+
+use super::{Context, Function, Handle, SUCCESS, api};
+use crate::cuda::kernel::{DEFAULT_SHARED_BYTES, TensorMap};
+use crate::error::Result;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
+
+/// When a kernel starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cuda) enum Start {
+    /// When all that was enqueued before it has ended.
+    InOrder,
+    /// When blocks of the kernel before it leave room (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). The kernel itself waits
+    /// for the end of what was enqueued before.
+    Early,
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(in crate::cuda) struct LaunchConfig {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: Handle,
+    attributes: *const LaunchAttribute,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute` with a flag as its value.
+#[repr(C)]
+struct LaunchAttribute {
+    id: u32,
+    padding: u32,
+    flag: i32,
+    rest: [u32; 15],
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+const STARTS_EARLY: LaunchAttribute = LaunchAttribute { id: 6, padding: 0, flag: 1, rest: [0; 15] };
+
+impl Context {
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `args` point to values of the kernel's parameter types, and the kernel stays within the memory they name. One that starts early waits
+    /// (`griddepcontrol.wait`) before it writes, and before it reads what earlier work writes.
+    pub(in crate::cuda) unsafe fn launch(
+        &self,
+        function: &Function,
+        start: Start,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
+        self.bind()?;
+        if shared_bytes as usize > DEFAULT_SHARED_BYTES {
+            // SAFETY: the function lives as long as its module, which `function` holds.
+            let status =
+                unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };
+            self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
+        }
+        self.record_launch(function.name);
+        let config = LaunchConfig {
+            grid,
+            block: [block, 1, 1],
+            shared_bytes,
+            stream: self.stream(),
+            attributes: &STARTS_EARLY,
+            attribute_count: (start == Start::Early).into(),
+        };
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        match unsafe { (self.api.launch)(&config, function.function, args.as_mut_ptr(), null_mut()) } {
+            SUCCESS => Ok(()),
+            status => self.check(status, &format!("launch of {} on {grid:?} blocks of {block}", function.name)),
+        }
+    }
+}
+
+/// `CUtensorMap`.
+#[repr(C, align(64))]
+struct Encoded([u64; 16]);
+
+/// `map` as kernels take it.
+pub(in crate::cuda) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
+    const BYTES: i32 = 0;
+    const NOT_INTERLEAVED: i32 = 0;
+    const SWIZZLE_128: i32 = 3;
+    const PROMOTE_TO_256: i32 = 3;
+    const ZEROS_BEYOND: i32 = 0;
+    let TensorMap { address, rows, row_bytes, pitch, box_rows } = *map;
+    let api = api()?;
+    let mut encoded = Encoded([0; 16]);
+    let (sizes, pitches) = ([row_bytes as u64, rows as u64], [pitch as u64]);
+    let (of_box, steps) = ([TensorMap::BOX_BYTES as u32, box_rows as u32], [1u32; 2]);
+    // SAFETY: two sizes, one distance and two steps, as a matrix has; the driver writes 128 bytes, aligned to 64.
+    let status = unsafe {
+        (api.encode_tiled)(
+            encoded.0.as_mut_ptr().cast(),
+            BYTES,
+            2,
+            address,
+            sizes.as_ptr(),
+            pitches.as_ptr(),
+            of_box.as_ptr(),
+            steps.as_ptr(),
+            NOT_INTERLEAVED,
+            SWIZZLE_128,
+            PROMOTE_TO_256,
+            ZEROS_BEYOND,
+        )
+    };
+    api.check(status, &format!("cuTensorMapEncodeTiled of {map:?}")).map(|()| encoded.0)
+}

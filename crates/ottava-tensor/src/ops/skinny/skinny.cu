@@ -1,0 +1,243 @@
+// `a · bᵀ` for few rows of `a`, as in decoding: its time is that of reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
+// (output columns) times up to TOKENS rows of `a`, so that few rows waste nothing.
+//
+// A block has one thread that copies and two warp groups that multiply, each for half of the LINES rows of a tile of `b`. Both operands pass
+// through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. The steps of all tiles, tile after tile, are divided evenly
+// among the blocks (Osama et al. 2023, "Stream-K", arXiv:2301.03598). Where a tile has steps in several blocks, each writes its partial sums,
+// and the last one to arrive adds all of them in the order of K: the order of additions depends on sizes and the number of blocks alone.
+
+#define LINES 128
+#define STEP 128
+#define GROUP 128
+#define SHARED (200 * 1024)
+
+// A matrix in device memory that the copy engine reads (CUtensorMap).
+struct alignas(64) TensorMap { u64 words[16]; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Copies a box of STEP bytes of some rows; beyond the matrix it has zeros.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                     shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)) : "memory");
+}
+// Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.
+__device__ __forceinline__ u64 descriptor(const void* p) {
+    return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+// d (+)= a · b over 32 bytes of K; `adds` is 0 for the first of a sum.
+#if IN_BITS == 8
+#define SHAPE(N) "m64n" #N "k32.f32.e4m3.e4m3"
+#define FLAGS ", 1, 1;"
+#else
+#define SHAPE(N) "m64n" #N "k16.f32." TEXT(IN) "." TEXT(IN)
+#define FLAGS ", 1, 1, 0, 0;"
+#endif
+template <int N> struct Product;
+#define PRODUCT(N, REGISTERS, A, B, ADDS, ...)                                                                                              \
+    template <> struct Product<N> {                                                                                                         \
+        __device__ __forceinline__ static void add(float (&d)[N / 2], u64 a, u64 b, int adds) {                                             \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." SHAPE(N) " {" REGISTERS "}, " A     \
+                         ", " B ", p" FLAGS "\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(adds));                                               \
+        }                                                                                                                                   \
+    };
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define R8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define R16 R8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define R32 R16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+PRODUCT(8, "%0, %1, %2, %3", "%4", "%5", "%6", D4(0))
+PRODUCT(16, R8, "%8", "%9", "%10", D4(0), D4(4))
+PRODUCT(32, R16, "%16", "%17", "%18", D16(0))
+PRODUCT(64, R32, "%32", "%33", "%34", D16(0), D16(16))
+
+struct Arguments {
+    OUT* out;
+    const OUT* addend;                  // [rows, columns], or null
+    const float *a_scale, *b_scale;     // one, or one per row where the stride is 1; null for plain operands
+    float* partial;                     // for two tiles of each block
+    int rows, columns, steps, a_stride, b_stride;
+};
+
+// How many blocks have written their part of a half of a tile; zeros between launches.
+#define MOST_TILES 16384
+__device__ u32 arrived[2 * MOST_TILES];
+
+// Adds one to a counter: what this thread's block has written so far is visible to the one that sees the result, and the reverse.
+__device__ __forceinline__ u32 count_arrival(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+__device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory"); }
+
+template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {
+    constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED - 1024) / BYTES, SUMS = TOKENS / 2;
+    extern __shared__ char ring_of_the_launch[];
+    // Swizzled boxes start at multiples of 1024.
+    char* const ring = ring_of_the_launch + (1024 - shared_address(ring_of_the_launch) % 1024) % 1024;
+    __shared__ u64 full[STAGES], empty[STAGES];
+    __shared__ u32 rank[2];
+    const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, lane = threadIdx.x % 32;
+    const u32 steps = args.steps, all = (args.columns + LINES - 1) / LINES * steps;
+    const auto start_of = [&](u32 block) { return all * block / gridDim.x; };
+    const u32 begin = start_of(blockIdx.x), end = start_of(blockIdx.x + 1);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 2 * GROUP / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    start_successors();
+    if (group == 2) {
+        if (thread != 0) return;
+        const auto copy_a = [&](u32 at, int s) { copy_box(ring + s * BYTES + LINES * STEP, a, at % steps * STEP, 0, full + s); };
+        const auto copy_b = [&](u32 at, int s) {
+            barrier_expect(full + s, BYTES);
+            copy_box(ring + s * BYTES, b, at % steps * STEP, at / steps * LINES, full + s);
+        };
+        // Weights do not depend on what runs before; they are on their way when `a` is ready.
+        const u32 filled = min(end, begin + STAGES);
+        for (u32 at = begin; at < filled; at++) copy_b(at, at - begin);
+        wait_for_predecessors();
+        for (u32 at = begin; at < filled; at++) copy_a(at, at - begin);
+        int s = 0;
+        u32 parity = 0;
+        for (u32 at = filled; at < end; at++) {
+            barrier_wait(empty + s, parity);
+            copy_b(at, s);
+            copy_a(at, s);
+            if (++s == STAGES) {
+                s = 0;
+                parity ^= 1;
+            }
+        }
+        return;
+    }
+    wait_for_predecessors();
+    int s = 0;
+    u32 parity = 0;
+    for (u32 from = begin, until; from < end; from = until) {
+        // The steps of one tile, or this block's part of them.
+        const u32 tile = from / steps, first = tile * steps, last = first + steps - 1;
+        until = min(end, last + 1);
+        float sums[SUMS] = {};
+        for (u32 at = from; at < until; at++) {
+            const char* const slot = ring + s * BYTES;
+            barrier_wait(full + s, parity);
+            const u64 of_b = descriptor(slot + group * (LINES / 2) * STEP), of_a = descriptor(slot + LINES * STEP);
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
+            float of_step[SUMS] = {};
+#pragma unroll
+            for (int k = 0; k < STEP / 32; k++) Product<TOKENS>::add(of_step, of_b + 2 * k, of_a + 2 * k, k > 0);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (lane == 0) barrier_arrive(empty + s);
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) sums[i] += of_step[i];
+            if (++s == STAGES) {
+                s = 0;
+                parity ^= 1;
+            }
+        }
+        // Value `i` of this thread is that of row `row_of(i)` of `a` and line `line_of(i)` of `b`.
+        const auto row_of = [&](int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; };
+        const auto line_of = [&](int i) { return (int)tile * LINES + group * (LINES / 2) + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8; };
+        const auto is_inside = [&](int i) { return row_of(i) < args.rows && line_of(i) < args.columns; };
+        float b_scale[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (args.b_scale && line_of(2 * i) < args.columns) b_scale[i] = args.b_scale[line_of(2 * i) * args.b_stride];
+        const bool is_part = from > first || until <= last;
+        const u32 first_block = ((first + 1) * gridDim.x - 1) / all, last_block = ((last + 1) * gridDim.x - 1) / all;
+        // A block has at most two parts of tiles: of its first one, and of its last.
+        const auto part_of = [&](u32 block, bool is_its_first) {
+            return (float4*)args.partial + ((u64)(2 * block + !is_its_first) * 2 + group) * (SUMS / 4) * GROUP + thread;
+        };
+        if (is_part) {
+            float4* const mine = part_of(blockIdx.x, from == begin);
+#pragma unroll
+            for (int i = 0; i < SUMS / 4; i++)
+                mine[i * GROUP] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+            group_barrier(group);
+            u32* const counter = arrived + 2 * tile + group;
+            if (thread == 0) {
+                const u32 before = count_arrival(counter);
+                rank[group] = before;
+                if (before == last_block - first_block) *counter = 0;
+            }
+            group_barrier(group);
+            if (rank[group] < last_block - first_block) continue;
+        }
+        float added[SUMS] = {};
+        if (args.addend) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i++)
+                if (is_inside(i)) added[i] = load(args.addend[(u64)row_of(i) * args.columns + line_of(i)]);
+        }
+        if (is_part) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
+            // Parts that are read at a time.
+            constexpr int PARTS = TOKENS < 32 ? 32 / TOKENS : 1;
+            const bool is_first_of_first = start_of(first_block) == first;
+            for (u32 block = first_block; block <= last_block; block += PARTS) {
+                float4 parts[PARTS][SUMS / 4];
+#pragma unroll
+                for (int p = 0; p < PARTS; p++) {
+                    const float4* const part = part_of(block + p, block + p > first_block || is_first_of_first);
+#pragma unroll
+                    for (int i = 0; i < SUMS / 4; i++) parts[p][i] = block + p <= last_block ? __ldcg(part + i * GROUP) : float4{};
+                }
+#pragma unroll
+                for (int i = 0; i < PARTS * (SUMS / 4); i++) {
+                    const float4 four = parts[i / (SUMS / 4)][i % (SUMS / 4)];
+                    float* const sum = sums + i % (SUMS / 4) * 4;
+                    sum[0] += four.x;
+                    sum[1] += four.y;
+                    sum[2] += four.z;
+                    sum[3] += four.w;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            if (!is_inside(i)) continue;
+            if (args.a_scale) sums[i] *= args.a_scale[row_of(i) * args.a_stride] * b_scale[i / 2 % 2];
+            store(args.out + (u64)row_of(i) * args.columns + line_of(i), args.addend ? sums[i] + added[i] : sums[i]);
+        }
+    }
+}
+
+// Grid of at most one block per multiprocessor, 288 threads, SHARED bytes. `a` has boxes of TOKENS rows, `b` of LINES.
+#define SKINNY(TOKENS)                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) skinny_##TOKENS(                                                        \
+        const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT* out, const OUT* addend, const float* a_scale,        \
+        const float* b_scale, float* partial, int rows, int columns, int steps, int a_stride, int b_stride) {                               \
+        skinny<TOKENS>(&a, &b, {out, addend, a_scale, b_scale, partial, rows, columns, steps, a_stride, b_stride});                         \
+    }
+SKINNY(8)
+SKINNY(16)
+SKINNY(32)
+SKINNY(64)
