@@ -42,6 +42,7 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));
     all.extend(of(&global_norm::SOURCE, global_norm::VARIANTS.iter().copied()));
     all.extend(of(&paged_attention::SOURCE, paged_attention::VARIANTS.iter().copied()));
+    all.extend(of(&paged_attention::TENSOR_CORES, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
     all.extend(of(&skinny::SOURCE, skinny::VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));

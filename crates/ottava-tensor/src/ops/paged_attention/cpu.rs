@@ -58,7 +58,7 @@ pub(super) fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBat
 
 fn append<S: Float>(qkv: &mut [S], cache: &mut KvBlocks, sequences: &[Sequence], l: PagedLayout) {
     let (block_size, dim) = (cache.block_size(), l.head_dim);
-    let KvBlocks { data, scale_inv } = cache;
+    let KvBlocks { data, scale_inv, .. } = cache;
     let same = data.dtype() == S::DTYPE;
     for s in sequences {
         for i in 0..s.new {

@@ -1,9 +1,17 @@
 use super::{KvBlocks, PagedBatch, PagedLayout};
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, kernel_source};
+use crate::ops::launch::{BLOCK, Defines, aligned, kernel_source};
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!("paged_attention");
+kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh");
+kernel_source!(
+    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh";
+    /// Tokens of a context that a block reads, or a multiple for long contexts; so no result depends on other sequences. Parts of 256 tokens
+    /// are written and read again, in F32: 3 % of the bytes of keys and values in BF16 where four query heads share them.
+    const SPLIT: usize = 256;
+    /// Splits of a context at most, which bounds the memory of parts and the time of their merge.
+    const SPLITS: usize = 32
+);
 
 /// Storage types of activations and of the cache.
 pub(crate) const VARIANTS: &[Defines] = &[
@@ -17,14 +25,27 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3")],
 ];
 
+/// Those of tensor cores, and the largest size of a head.
+pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
+    &[("X", "f16"), ("KV", "f16"), ("DIM", "64")],
+    &[("X", "f16"), ("KV", "f16"), ("DIM", "128")],
+    &[("X", "f16"), ("KV", "f16"), ("DIM", "256")],
+    &[("X", "bf16"), ("KV", "bf16"), ("DIM", "64")],
+    &[("X", "bf16"), ("KV", "bf16"), ("DIM", "128")],
+    &[("X", "bf16"), ("KV", "bf16"), ("DIM", "256")],
+    &[("X", "f16"), ("KV", "e4m3"), ("DIM", "64")],
+    &[("X", "f16"), ("KV", "e4m3"), ("DIM", "128")],
+    &[("X", "f16"), ("KV", "e4m3"), ("DIM", "256")],
+    &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "64")],
+    &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "128")],
+    &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "256")],
+];
+
 /// Threads of a block of attention.
 const THREADS: u32 = 128;
 
-/// Tokens of a context that a block reads in decoding. A constant, so that no result depends on other sequences. Parts of 256 tokens are
-/// written and read again, in F32: 3 % of the bytes of keys and values in BF16 where four query heads share them.
-const SPLIT: usize = 256;
-
-fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
+/// The kernel of these types among `variants`, and of heads of up to `dim` for tensor cores.
+fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Option<Defines> {
     let name = |dtype| match dtype {
         DType::F32 => "f32",
         DType::F16 => "f16",
@@ -32,9 +53,29 @@ fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
         DType::E4M3 => "e4m3",
         _ => "",
     };
-    let defines = VARIANTS.iter().find(|defines| defines[0].1 == name(x) && defines[1].1 == name(kv));
+    let wanted = [Some(name(x)), Some(name(kv)), dim];
+    variants
+        .iter()
+        .copied()
+        .find(|defines| defines.iter().map(|d| Some(d.1)).eq(wanted.into_iter().take(defines.len())))
+}
+
+fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
     let missing = || Error::Value(format!("paged attention: a GPU has no cache in {kv} for {x}"));
-    Ok(Kernel { source: &SOURCE, defines: defines.ok_or_else(missing)?, entry })
+    Ok(Kernel { source: &SOURCE, defines: defines(VARIANTS, x, kv, None).ok_or_else(missing)?, entry })
+}
+
+/// The defines of tensor cores, and the size of heads that they have room for; `None` where they do not take the types or sizes.
+fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, l: PagedLayout) -> Option<(Defines, usize)> {
+    let (dim, size) = match l.head_dim {
+        0..=64 => ("64", 64),
+        65..=128 => ("128", 128),
+        129..=256 => ("256", 256),
+        _ => return None,
+    };
+    let whole = l.head_dim.is_multiple_of(16) && cache.block_size().is_multiple_of(16);
+    let defines = defines(TENSOR_CORE_VARIANTS, qkv.dtype(), cache.dtype(), Some(dim))?;
+    (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
 
 /// The tensors of a batch, and their sizes.
@@ -77,53 +118,47 @@ pub(super) fn paged_attention(
     if l.head_dim > 256 {
         return Err(Error::Value(format!("paged attention: heads of {} are larger than 256", l.head_dim)));
     }
-    let (tokens, group) = (qkv.shape()[0], l.heads / l.kv_heads);
-    // Prompts have blocks enough without splits, whose parts would take memory per token.
-    let split = if batch.max_new == 1 { SPLIT } else { batch.max_context(cache).max(1) };
-    let splits = batch.max_context(cache).div_ceil(split);
-    let (together, entry) = match group {
-        1 => (1, "attend_1"),
-        2 => (2, "attend_2"),
-        3 | 4 => (4, "attend_4"),
-        _ => (8, "attend_8"),
-    };
-    let parts = |width: usize| {
-        let rows = if splits > 1 { tokens * l.heads * splits } else { 0 };
-        Tensor::empty(qkv.device(), &[rows, width], DType::F32)
-    };
-    let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);
     // Powers of two are cheaper than powers of e.
     let scale = (l.scale() * std::f64::consts::LOG2_E) as f32;
-    let head = [
-        Arg::Ptr(o.device_ptr_mut()),
-        Arg::Ptr(sums.device_ptr_mut()),
-        Arg::Ptr(stats.device_ptr_mut()),
+    let inputs = [
         Arg::Ptr(qkv.device_ptr()),
         Arg::Ptr(cache.data.device_ptr()),
         Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
     ];
-    let lanes = l.head_dim.div_ceil(8).next_power_of_two();
-    let sizes = [l.heads, l.kv_heads, l.head_dim, lanes, split].map(|size| Arg::I32(size as i32));
-    let args = [head.as_slice(), &of_batch(batch, cache), &sizes, &[Arg::F32(scale)]].concat();
-    let grid = [splits as u32, (l.kv_heads * group.div_ceil(together)) as u32, tokens as u32];
-    // SAFETY: the op has checked sizes, parts have room for all splits, and tables name blocks of the cache, as the contract demands.
-    unsafe { gpu.launch(&kernel(qkv.dtype(), cache.dtype(), entry)?, grid, THREADS, 0, &args)? };
-    if splits < 2 {
-        return Ok(());
-    }
+    let inputs = [inputs.as_slice(), &of_batch(batch, cache)].concat();
+    let sizes = [l.heads, l.kv_heads, l.head_dim].map(|size| Arg::I32(size as i32));
+    let (tokens, group) = (qkv.shape()[0], l.heads / l.kv_heads);
+    let Some((defines, size)) = tensor_cores(qkv, cache, l) else {
+        let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &[Arg::F32(scale)]].concat();
+        let kernel = kernel(qkv.dtype(), cache.dtype(), "attend")?;
+        // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
+        return unsafe { gpu.launch(&kernel, [tokens as u32, l.heads as u32, 1], THREADS, 0, &args) };
+    };
+    // Columns of products are queries that share a key head: those of one new token, or of several in prompts. Heads of 256 leave no
+    // registers for more than eight.
+    let (columns, entry) = match size < 256 && (group > 8 || batch.max_new > 1) {
+        true => (16, "attend_2"),
+        false => (8, "attend_1"),
+    };
+    let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
+    let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
+    let chunks = group.div_ceil(columns);
+    let splits = batch.max_context(cache).div_ceil(SPLIT).clamp(1, SPLITS);
+    let room = batch.capacity() * l.kv_heads * chunks * splits * together * group.div_ceil(chunks);
+    let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
+    let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);
+    let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
     let args = [
-        Arg::Ptr(o.device_ptr_mut()),
-        Arg::Ptr(sums.device_ptr()),
-        Arg::Ptr(stats.device_ptr()),
-        Arg::Ptr(batch.query_starts.device_ptr()),
-        Arg::Ptr(batch.context_lens.device_ptr()),
-        Arg::I32(batch.capacity() as i32),
-        Arg::I32(l.heads as i32),
-        Arg::I32(l.head_dim as i32),
-        Arg::I32(split as i32),
-        Arg::I32(splits as i32),
-    ];
-    let kernel = kernel(qkv.dtype(), cache.dtype(), "merge_splits")?;
-    // SAFETY: as above.
-    unsafe { gpu.launch(&kernel, [l.heads as u32, tokens as u32, 1], THREADS, 0, &args) }
+        outputs.as_slice(),
+        &[Arg::Ptr(cache.arrived.device_ptr())],
+        &inputs,
+        &[Arg::I32(tokens as i32)],
+        &sizes,
+        &[Arg::I32(together as i32), Arg::I32(splits as i32), Arg::F32(scale)],
+    ]
+    .concat();
+    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, (l.kv_heads * chunks) as u32, 1];
+    // SAFETY: as above; parts have room for all splits and `arrived` for all blocks and key heads. The launch leaves `arrived` as it was,
+    // and launches of a device are in order, so none shares it with another.
+    unsafe { gpu.launch(&Kernel { source: &TENSOR_CORES, defines, entry }, grid, THREADS, 0, &args) }
 }

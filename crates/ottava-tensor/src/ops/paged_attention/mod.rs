@@ -8,7 +8,7 @@ mod tests;
 use super::expect_compute;
 use crate::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use cuda::{SOURCE, VARIANTS};
+pub(crate) use cuda::{SOURCE, TENSOR_CORE_VARIANTS, TENSOR_CORES, VARIANTS};
 
 /// The sizes of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,11 @@ impl PagedLayout {
         self.heads * self.head_dim
     }
 
+    /// Counters of a block: one for each key head, and for each eight query heads that share it.
+    fn counters(&self) -> usize {
+        self.kv_heads * (self.heads / self.kv_heads.max(1)).div_ceil(8)
+    }
+
     fn scale(&self) -> f64 {
         1.0 / (self.head_dim as f64).sqrt()
     }
@@ -41,6 +46,8 @@ pub struct KvBlocks {
     data: Tensor,
     /// F32 `[blocks, 2, H_kv, block size]`: the inverse scale of each token and head, for codes.
     scale_inv: Option<Tensor>,
+    /// I32 `[blocks, counters]`: how many blocks of a GPU have read their split of the sequence that ends in a block. Zero between ops.
+    arrived: Tensor,
 }
 
 impl KvBlocks {
@@ -53,16 +60,18 @@ impl KvBlocks {
         dtype: DType,
     ) -> Result<KvBlocks> {
         let shape = [blocks, 2, layout.kv_heads, block_size, layout.head_dim];
-        // Values of rows that no token has written are multiplied by probabilities of zero, so they have to be finite.
+        // Rows that no token has written are not read. Zeros make caches comparable.
         let data = Tensor::zeros(device, &shape, dtype)?;
         let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
-        Ok(KvBlocks { data, scale_inv })
+        let arrived = Tensor::zeros(device, &[blocks, layout.counters()], DType::I32)?;
+        Ok(KvBlocks { data, scale_inv, arrived })
     }
 
     /// Bytes of a block.
     pub fn block_bytes(layout: PagedLayout, block_size: usize, dtype: DType) -> usize {
         let scale = if dtype == DType::E4M3 { size_of::<f32>() } else { 0 };
-        2 * layout.kv_heads * block_size * (layout.head_dim * dtype.size() + scale)
+        let arrived = layout.counters() * size_of::<i32>();
+        2 * layout.kv_heads * block_size * (layout.head_dim * dtype.size() + scale) + arrived
     }
 
     /// Tokens of a block.
@@ -171,13 +180,15 @@ pub fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBatch, lay
 /// Errors as [`append_kv`].
 pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<Tensor> {
     let tokens = check("paged_attention", qkv, cache, batch, layout)?;
-    // No run depends on what the memory of padding held before.
-    let mut o = Tensor::zeros(qkv.device(), &[tokens, layout.output_width()], qkv.dtype())?;
+    let mut o = Tensor::empty(qkv.device(), &[tokens, layout.output_width()], qkv.dtype())?;
     if tokens == 0 {
         return Ok(o);
     }
     match qkv.device() {
-        Device::Cpu => cpu::paged_attention(qkv, cache, batch, layout, &mut o)?,
+        Device::Cpu => {
+            o.fill_zero()?;
+            cpu::paged_attention(qkv, cache, batch, layout, &mut o)?
+        }
         Device::DryCpu(_) => {}
         Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, layout, &mut o)?,
     }

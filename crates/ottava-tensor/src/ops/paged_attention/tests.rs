@@ -95,44 +95,89 @@ fn sequences_in_pieces_equal_whole_ones() {
     }
 }
 
+/// The last of `new` tokens of sequences that end at `contexts`, and two rows of padding, behind tokens that came before them.
+fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: PagedLayout, dtype: DType, kv: DType) {
+    let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
+    let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], dtype);
+    let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
+    // Sums run in another order, powers of two are approximate, and tensor cores read probabilities in 16 bits.
+    let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 2.0 });
+    parity(&[all, last], tolerance, |x| {
+        let mut cache = KvBlocks::new(x[0].device(), l, before.blocks, BLOCK_SIZE, kv)?;
+        before.run(&x[0], &mut cache, l)?;
+        Ok(vec![now.run(&x[1], &mut cache, l)?])
+    });
+}
+
 #[test]
 fn paged_attention_agrees_across_devices() {
     // The CPU alone is compared with plain attention above.
     if gpu().is_none() {
         return;
     }
-    // Decoding over several splits, with empty rows; prompts behind others; padding.
-    let cases: [(&[usize], &[usize], usize); 3] =
-        [(&[700, 1, 256, 257, 90], &[1; 5], 8), (&[40, 300, 7], &[33, 20, 7], 3), (&[600], &[1], 1)];
+    // Decoding over several splits, and with empty rows; prompts behind others; several new tokens of which some fit in one tile.
+    let cases: [(&[usize], &[usize], usize); 4] = [
+        (&[700, 1, 256, 257, 90], &[1; 5], 8),
+        (&[40, 300, 7], &[33, 20, 7], 3),
+        (&[530, 300, 70], &[2, 0, 4], 4),
+        (&[600], &[1], 1),
+    ];
+    // Groups of all sizes; heads of whole pieces of four, eight or neither; more query heads than columns; what is left to CUDA cores.
+    let layouts = [
+        layout(3, 3, 64),
+        layout(4, 2, 80),
+        layout(6, 2, 96),
+        layout(8, 2, 128),
+        layout(6, 1, 128),
+        layout(8, 1, 64),
+        layout(16, 1, 96),
+        layout(20, 1, 16),
+        layout(2, 1, 256),
+        layout(12, 1, 160),
+        layout(4, 2, 6),
+    ];
     for (contexts, new, capacity) in cases {
-        for l in [
-            layout(8, 2, 128),
-            layout(3, 3, 64),
-            layout(5, 1, 80),
-            layout(16, 1, 96),
-            layout(2, 1, 256),
-            layout(4, 2, 6),
-        ] {
+        for l in layouts {
             for (dtype, kv) in [
                 (DType::F32, DType::F32),
+                (DType::F16, DType::F16),
                 (DType::BF16, DType::BF16),
+                (DType::F16, DType::E4M3),
                 (DType::BF16, DType::E4M3),
                 (DType::F32, DType::E4M3),
                 (DType::F16, DType::BF16),
             ] {
-                let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
-                let tokens = contexts.iter().sum::<usize>();
-                // Two rows of padding behind the last tokens.
-                let all = normals("all", &[tokens, l.qkv_width()], dtype);
-                let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
-                // Sums run in another order, and powers of two are approximate.
-                let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 1.0 });
-                parity(&[all, last], tolerance, |x| {
-                    let mut cache = KvBlocks::new(x[0].device(), l, before.blocks, BLOCK_SIZE, kv)?;
-                    before.run(&x[0], &mut cache, l)?;
-                    Ok(vec![now.run(&x[1], &mut cache, l)?])
-                });
+                parity_of(contexts, new, capacity, l, dtype, kv);
             }
+        }
+    }
+    // Splits of more than their smallest size, and more tiles of a warp than it has lanes.
+    for kv in [DType::BF16, DType::E4M3] {
+        parity_of(&[8300, 5], &[1, 1], 2, layout(2, 1, 64), DType::BF16, kv);
+        parity_of(&[2500], &[40], 1, layout(2, 1, 128), DType::BF16, kv);
+    }
+}
+
+/// A token has the same bits alone, beside other sequences, and beside a prompt.
+#[test]
+fn no_token_depends_on_other_sequences() {
+    let Some(gpu) = gpu() else { return };
+    let (contexts, l) = ([700, 257, 90], layout(8, 2, 128));
+    for kv in [DType::BF16, DType::E4M3] {
+        let before = Ragged::new(&contexts, &contexts, 3);
+        let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+        let last = normals("last", &[3, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+        let prompt = normals("prompt", &[50, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
+        let run = |new: &[usize], x: &[Tensor]| {
+            let mut cache = KvBlocks::new(&gpu, l, before.blocks, BLOCK_SIZE, kv).unwrap();
+            before.run(&all, &mut cache, l).unwrap();
+            Ragged::new(&contexts, new, 3).run(&stacked(x), &mut cache, l).unwrap()
+        };
+        let row = |i: usize| last.rows(i, i + 1).unwrap();
+        let together = run(&[1, 1, 1], &[row(0), row(1), row(2)]);
+        let (alone, beside) = (run(&[0, 1, 0], &[row(1)]), run(&[1, 1, 50], &[row(0), row(1), prompt.clone()]));
+        for o in [alone, beside.rows(1, 2).unwrap()] {
+            assert_close(&format!("{kv}"), &together.rows(1, 2).unwrap(), &o, Tolerance::Exact);
         }
     }
 }
@@ -167,7 +212,7 @@ fn a_cache_in_codes_is_as_exact_as_its_format() {
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut exact.iter().zip(&coded).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
     assert!(apart > 1e-3 && apart < 0.06, "{apart}");
-    assert_eq!(KvBlocks::block_bytes(l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4));
+    assert_eq!(KvBlocks::block_bytes(l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4) + 2 * 4);
 }
 
 #[test]

@@ -1,0 +1,394 @@
+// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of a multiple of 16 tokens.
+//
+// Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
+// channels. A multiprocessor is limited by the bytes that it has requested, so keys and values go from global memory to registers, in
+// pieces of 16 bytes, without shared memory:
+// - A sum does not depend on its order, so the four lanes of a row of K hold neighbouring pieces of it, and Q is permuted alike.
+// - The accumulator of Sᵀ, as Pᵀ in 16 bits and transposed by `movmatrix`, is the second operand of Vᵀ·Pᵀ.
+// - A lane of Vᵀ holds the same piece of four tokens, whose elements it interleaves; rows of Vᵀ are the channels in that order.
+// In comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16".
+
+// 16 bytes of a row.
+struct Piece { u32 words[4]; };
+__device__ __forceinline__ Piece fetch(const void* from) {
+    Piece p;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(p.words[0]), "=r"(p.words[1]), "=r"(p.words[2]), "=r"(p.words[3]) : "l"(from));
+    return p;
+}
+__device__ __forceinline__ u32 transposed(u32 pair) {
+    u32 y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(pair));
+    return y;
+}
+__device__ __forceinline__ float log2_of(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Codes are multiplied as halves, which hold them exactly; elements as what they are.
+template <class T> struct Operand { typedef T Type; };
+template <> struct Operand<e4m3> { typedef f16 Type; };
+typedef Operand<KV>::Type M;
+
+#define MULTIPLY(TYPE)                                                                                                          \
+    __device__ __forceinline__ u32 pair_of(TYPE, float low, float high) {                                                       \
+        u32 pair;                                                                                                               \
+        asm("cvt.rn." #TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));                                           \
+        return pair;                                                                                                            \
+    }                                                                                                                           \
+    __device__ __forceinline__ void multiply(TYPE, float* sums, const u32* a, const u32* b) {                                   \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." #TYPE "." #TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "      \
+            "{%0, %1, %2, %3};"                                                                                                 \
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                        \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                                \
+    }
+MULTIPLY(bf16)
+MULTIPLY(f16)
+
+__device__ __forceinline__ u32 halves(u32 codes) {
+    u32 pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)codes));
+    return pair;
+}
+// The elements 2i and 2i + 1 of a piece.
+template <class T> __device__ __forceinline__ u32 pair_in(const Piece& p, int i) { return p.words[i]; }
+template <> __device__ __forceinline__ u32 pair_in<e4m3>(const Piece& p, int i) { return halves(p.words[i / 2] >> (i % 2 * 16)); }
+// The element 2i of two pieces, and the element 2i + 1.
+template <class T> __device__ __forceinline__ void interleave(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
+    *even = __byte_perm(a.words[i], b.words[i], 0x5410);
+    *odd = __byte_perm(a.words[i], b.words[i], 0x7632);
+}
+template <> __device__ __forceinline__ void interleave<e4m3>(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
+    const u32 codes = __byte_perm(a.words[i / 2], b.words[i / 2], i % 2 ? 0x7362 : 0x5140);
+    *even = halves(codes);
+    *odd = halves(codes >> 16);
+}
+
+// Elements of a piece; 16-token tiles that a warp takes at once, for enough bytes in flight; pieces that a lane has of a row of K, which
+// four lanes share, and of V, which eight share; products of 16 channels that they make.
+#define EACH (16 / (int)sizeof(KV))
+#define TILES (DIM * (int)sizeof(KV) <= 128 ? 2 : 1)
+#define K_PIECES ((DIM / EACH + 3) / 4)
+#define V_PIECES ((DIM / EACH + 7) / 8)
+#define V_ROWS (V_PIECES * EACH / 2)
+
+// Four elements, rounded once.
+__device__ __forceinline__ void store4(X* to, float4 v) {
+    union { uint2 words; X at[4]; } e;
+    store(&e.at[0], v.x), store(&e.at[1], v.y), store(&e.at[2], v.z), store(&e.at[3], v.w);
+    *(uint2*)to = e.words;
+}
+__device__ __forceinline__ float4 scaled(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
+__device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
+    return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
+}
+
+// Tokens of a split of a context: at most SPLITS splits of a multiple of SPLIT tokens, which depend on nothing but the context.
+__device__ __forceinline__ int split_of(int context) { return (context + SPLIT * SPLITS - 1) / (SPLIT * SPLITS) * SPLIT; }
+
+// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
+// A block reads one split of the context, its warps in turn. A tile that is not all of the new tokens has one split. Of tiles with several,
+// blocks write parts, and the one that is last merges them in order: `parts` [sequences, key heads · chunks, splits, columns, dim] and
+// `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the sum of powers; `arrived`
+// [blocks, key heads · chunks], at the sequence's last block, is cleared again.
+// Grid (tiles + sequences · (splits - 1), key heads times chunks of their query heads): the first splits of all tiles, then further ones.
+template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
+                                                        const float* scale_inv, Batch batch, int tokens, int heads, int kv_heads,
+                                                        int dim, int together, int most_splits, float scale) {
+    const int C = 8 * N, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int group = heads / kv_heads, chunks = (group + C - 1) / C, most = (group + chunks - 1) / chunks;
+    const int kv = blockIdx.y / chunks, skip = blockIdx.y % chunks * most, count = min(most, group - skip);
+    const int further = (int)blockIdx.x - ((int)gridDim.x - batch.sequences * (most_splits - 1));
+    const int sequence = further < 0 ? batch.sequence_of(blockIdx.x, together) : further % batch.sequences;
+    const int number_of_split = further < 0 ? 0 : further / batch.sequences + 1;
+    const bool padding = sequence == batch.sequences;
+    const int start = batch.query_starts[sequence], stop = padding ? tokens : batch.query_starts[sequence + 1];
+    const int first = start + (further < 0 ? ((int)blockIdx.x - batch.first_tile(sequence, together)) * together : 0);
+    const int columns = min(together, stop - first) * count;
+    if (columns <= 0) return;
+
+    // Column n is the head n % count of the token n / count.
+    const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
+    X* const out = o + ((u64)first * heads + first_head) * dim;
+    auto store_column = [&](int n, int channel, float4 v) { store4(out + (n / count * heads + n % count) * dim + channel, v); };
+    if (padding) {
+        for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) store_column(i / quads, i % quads * 4, make_float4(0, 0, 0, 0));
+        return;
+    }
+    // What the first and the last token of the tile see.
+    const int context = batch.context_lens[sequence], least = context - (stop - first) + 1, seen = least + columns / count - 1;
+    const int split = stop - start <= together ? split_of(context) : seen, splits = (seen + split - 1) / split;
+    const int begin = number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
+    if (begin >= end) return;
+
+    // Queries, as second operand: column g of eights of columns. In halves they are divided by a power of two, so that none overflows.
+    u32 q[N][K_PIECES * EACH / 2];
+    float scales[N][2];
+    int limits[N][2];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int n = j * 8 + g;
+        const X* const from = qkv + (u64)(first + n / count) * width + (first_head + n % count) * dim;
+        float largest = 0.0f;
+#pragma unroll
+        for (int e = 0; e < K_PIECES * EACH / 8; e++) {
+            const int channel = (e * 8 / EACH * 4 + t) * EACH + e * 8 % EACH;
+            Eight<X> eight = {};
+            if (n < columns && channel < dim) eight = load8(from + channel);
+            const uint4 words = eight.words[0];
+            q[j][e * 4] = words.x, q[j][e * 4 + 1] = words.y, q[j][e * 4 + 2] = words.z, q[j][e * 4 + 3] = words.w;
+            if (IsCodes<KV>::value) largest = fmaxf(largest, largest8(eight));
+        }
+        u32 exponent = 127;
+        if (IsCodes<KV>::value) {
+            for (int bits = 1; bits < 4; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
+            exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+            const float divisor = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+            for (int i = 0; i < K_PIECES * EACH / 2; i++) {
+                const X low = {(unsigned short)q[j][i]}, high = {(unsigned short)(q[j][i] >> 16)};
+                q[j][i] = pair_of(M(), load(low) * divisor, load(high) * divisor);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int column = j * 8 + 2 * t + c;
+            scales[j][c] = scale * __uint_as_float(__shfl_sync(FULL, exponent, (2 * t + c) * 4) << 23);
+            limits[j][c] = column < columns ? least + column / count : 0;
+        }
+    }
+
+    // Of the tiles of 16 tokens that this warp takes, each lane knows the row of one; of the next 32 of them after each 32.
+    const int pieces = dim / EACH, to_values = kv_heads * batch.block_size;
+    auto rows_from = [&](int number) {
+        const int i = number + lane, tile = begin + ((i / TILES * WARPS + warp) * TILES + i % TILES) * 16;
+        return (u32)batch.row_of(sequence, min(tile, last), kv_heads, kv);
+    };
+    u32 rows = rows_from(0);
+    // The row of a token of a tile; of the last one instead of those behind it.
+    auto row_of = [&](int tile, int number, int token) {
+        return __shfl_sync(FULL, rows, number % 32) + min(token, end - 1 - min(tile, last));
+    };
+    Piece keys[TILES][2][K_PIECES] = {}, values[TILES][4][V_PIECES] = {};
+    float key_scales[TILES][2], value_scales[TILES][2];
+    auto load_keys = [&](int tile, int number) {
+#pragma unroll
+        for (int u = 0; u < TILES; u++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 row = row_of(tile + 16 * u, number + u, g + 8 * i);
+                const char* const from = (const char*)(cache + (u64)row * dim) + t * 16;
+#pragma unroll
+                for (int j = 0; j < K_PIECES; j++) {
+                    if (j * 4 + t < pieces) keys[u][i][j] = fetch(from + j * 64);
+                }
+            }
+        }
+    };
+    auto load_values = [&](int tile, int number) {
+#pragma unroll
+        for (int u = 0; u < TILES; u++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 row = row_of(tile + 16 * u, number + u, 2 * t + i % 2 + i / 2 * 8) + to_values;
+                const char* const from = (const char*)(cache + (u64)row * dim) + g * 16;
+#pragma unroll
+                for (int j = 0; j < V_PIECES; j++) {
+                    if (j * 8 + g < pieces) values[u][i][j] = fetch(from + j * 128);
+                }
+            }
+            if (IsCodes<KV>::value) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const u32 row = row_of(tile + 16 * u, number + u, g + 8 * i);
+                    key_scales[u][i] = scale_inv[row];
+                    value_scales[u][i] = scale_inv[row + to_values];
+                }
+            }
+        }
+    };
+
+    // Of columns 2t and 2t + 1 of eights of columns: the largest score so far, the sum of this lane's powers, and weighted values.
+    float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
+#pragma unroll
+    for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
+    const int step = 16 * TILES * WARPS;
+    int tile = begin + warp * TILES * 16, number = 0;
+    if (tile < end) {
+        load_keys(tile, 0);
+        load_values(tile, 0);
+    }
+    for (; tile < end; tile += step, number += TILES) {
+        // Rows are tokens g and g + 8 of a tile, columns as above.
+        float scores[TILES][N][4] = {};
+#pragma unroll
+        for (int u = 0; u < TILES; u++) {
+#pragma unroll
+            for (int i = 0; i < K_PIECES * EACH / 4; i++) {
+                const int j = i * 4 / EACH, pair = i * 2 % (EACH / 2);
+                const Piece &upper = keys[u][0][j], &lower = keys[u][1][j];
+                const u32 a[4] = {pair_in<KV>(upper, pair), pair_in<KV>(lower, pair), pair_in<KV>(upper, pair + 1), pair_in<KV>(lower, pair + 1)};
+#pragma unroll
+                for (int n = 0; n < N; n++) multiply(M(), scores[u][n], a, &q[n][2 * i]);
+            }
+        }
+        if ((number + TILES) % 32 == 0) rows = rows_from(number + TILES);
+        if (tile + step < end) load_keys(tile + step, number + TILES);
+
+        u32 p[TILES][N][2];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            float factors[2], bases[2];
+            // The scale of a value joins the exponent of its power, so that powers times scales are at most 1 and no half underflows that
+            // counts; `largest` is of scores so raised.
+            float raises[TILES][2] = {};
+#pragma unroll
+            for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (IsCodes<KV>::value) raises[u][i] = log2_of(value_scales[u][i]);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float most = largest[n][c];
+#pragma unroll
+                for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        float& score = scores[u][n][2 * i + c];
+                        score *= IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c];
+                        if (tile + 16 * u + g + 8 * i >= limits[n][c]) score = -INFINITY;
+                        most = fmaxf(most, score + raises[u][i]);
+                    }
+                }
+                for (int bits = 4; bits < 32; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
+                bases[c] = base_of(most);
+                factors[c] = power(largest[n][c] - bases[c]);
+                largest[n][c] = most;
+                sums[n][c] *= factors[c];
+            }
+#pragma unroll
+            for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float powers[2];
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        const float score = scores[u][n][2 * i + c] - bases[c];
+                        powers[c] = power(score + raises[u][i]);
+                        sums[n][c] += IsCodes<KV>::value ? power(score) : powers[c];
+                    }
+                    p[u][n][i] = transposed(pair_of(M(), powers[0], powers[1]));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < V_ROWS; i++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) weighted[n][i][e] *= factors[e % 2];
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < TILES; u++) {
+#pragma unroll
+            for (int i = 0; i < V_ROWS; i++) {
+                const int j = i * 2 / EACH, pair = i % (EACH / 2);
+                u32 a[4];
+                interleave<KV>(values[u][0][j], values[u][1][j], pair, &a[0], &a[1]);
+                interleave<KV>(values[u][2][j], values[u][3][j], pair, &a[2], &a[3]);
+#pragma unroll
+                for (int n = 0; n < N; n++) multiply(M(), weighted[n][i], a, p[u][n]);
+            }
+        }
+        if (tile + step < end) load_values(tile + step, number + TILES);
+    }
+
+    // Warps meet in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
+    __shared__ float4 shared_out[WARPS][C][DIM / 4 + 1];
+    __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int column = n * 8 + 2 * t + c;
+            for (int bits = 4; bits < 32; bits *= 2) sums[n][c] += __shfl_xor_sync(FULL, sums[n][c], bits);
+            if (g == 0) shared_stats[warp * C + column] = make_float2(largest[n][c], sums[n][c]);
+#pragma unroll
+            for (int i = 0; i < V_ROWS; i += 2) {
+                const int channel = (i * 2 / EACH * 8 + g) * EACH + i * 2 % EACH;
+                const float(*w)[4] = &weighted[n][i];
+                if (channel < dim) shared_out[warp][column][channel / 4] = make_float4(w[0][c], w[0][2 + c], w[1][c], w[1][2 + c]);
+            }
+        }
+    }
+    __syncthreads();
+    // Of each column, the sum of `n` weighted values in order; stats of part s are at `s · C + column`.
+    auto merge = [&](int n, int column, auto value_of) {
+        float most = -INFINITY, sum = 0.0f;
+        for (int s = 0; s < n; s++) most = fmaxf(most, shared_stats[s * C + column].x);
+        float4 out = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int s = 0; s < n; s++) {
+            const float2 stat = shared_stats[s * C + column];
+            const float factor = power(stat.x - base_of(most));
+            sum = fmaf(factor, stat.y, sum);
+            out = add_scaled(out, value_of(s), factor);
+        }
+        struct { float4 out; float most, sum; } merged = {out, most, sum};
+        return merged;
+    };
+    const int place = sequence * gridDim.y + blockIdx.y, room = together * most;
+    const u64 part = ((u64)place * most_splits + number_of_split) * room;
+    for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) {
+        const int column = i / quads, quad = i % quads;
+        const auto merged = merge(WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
+        if (splits == 1) {
+            store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
+            continue;
+        }
+        ((float4*)parts)[(part + column) * quads + quad] = merged.out;
+        if (quad == 0) ((float2*)stats)[part + column] = make_float2(merged.most, merged.sum);
+    }
+    if (splits == 1) return;
+
+    __threadfence();
+    __syncthreads();
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        const int block = batch.block_tables[(u64)sequence * batch.max_blocks + (context - 1) / batch.block_size];
+        int* const counter = &arrived[block * gridDim.y + blockIdx.y];
+        is_last = atomicAdd(counter, 1) == splits - 1;
+        if (is_last) *counter = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const u64 parts_begin = (u64)place * most_splits * room;
+    for (int i = threadIdx.x; i < splits * columns; i += 32 * WARPS) {
+        shared_stats[i / columns * C + i % columns] = __ldcg((const float2*)stats + parts_begin + i / columns * room + i % columns);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) {
+        const int column = i / quads, quad = i % quads;
+        const float4* const from = (const float4*)parts + (parts_begin + column) * quads + quad;
+        const auto merged = merge(splits, column, [&](int s) { return __ldcg(from + (u64)s * room * quads); });
+        store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
+    }
+}
+
+// With so few registers that BLOCKS blocks run at once on a multiprocessor.
+#define ATTEND(N, BLOCKS)                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
+        X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
+        const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
+        int block_size, int tokens, int heads, int kv_heads, int dim, int together, int most_splits, float scale) {             \
+        const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
+        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, heads, kv_heads, dim, together, most_splits,  \
+                  scale);                                                                                                       \
+    }
+ATTEND(1, DIM <= 128 ? 3 : 2)
+#if DIM <= 128
+ATTEND(2, 2)
+#endif
