@@ -97,7 +97,8 @@ __device__ __forceinline__ int split_of(int context) { return (context + SPLIT *
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int heads, int kv_heads,
                                                         int dim, int together, int most_splits, float scale) {
-    const int C = 8 * N, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
+    const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
     const int group = heads / kv_heads, chunks = (group + C - 1) / C, most = (group + chunks - 1) / chunks;
     const int kv = blockIdx.y / chunks, skip = blockIdx.y % chunks * most, count = min(most, group - skip);
     const int further = (int)blockIdx.x - ((int)gridDim.x - batch.sequences * (most_splits - 1));
