@@ -13,17 +13,16 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("IN", "bf16"), ("IN_BITS", "16"), ("OUT", "f32")],
 ];
 
-/// Rows at most, and the kernels by the rows that they have room for.
-const MOST_ROWS: usize = 64;
-const KERNELS: [(usize, &str); 4] = [(8, "skinny_8"), (16, "skinny_16"), (32, "skinny_32"), (MOST_ROWS, "skinny_64")];
+/// The kernels by the rows that they have room for.
+const KERNELS: [(usize, &str); 4] = [(8, "skinny_8"), (16, "skinny_16"), (32, "skinny_32"), (64, "skinny_64")];
+/// Rows of plain operands at most; the library is faster with more.
+const MOST_PLAIN_ROWS: usize = 32;
 
 /// Columns of the result in a tile, and bytes that a step reads of each row, as in `skinny.cu`; so are threads, and bytes of shared memory.
 const LINES: usize = 128;
 const STEP: usize = TensorMap::BOX_BYTES;
 const THREADS: u32 = 288;
 const SHARED_BYTES: u32 = 200 << 10;
-/// Tiles that the kernel can count arrivals of.
-const MOST_TILES: usize = 16384;
 
 /// A product that [`Skinny::enqueue`] can compute.
 pub(in crate::ops) struct Skinny {
@@ -70,22 +69,21 @@ impl Skinny {
             fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
         };
         let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
-        // The kernel counts steps times blocks in 32 bits.
-        let steps = n.div_ceil(LINES) * a.row_bytes.div_ceil(STEP) * (gpu.sm_count() + 1);
-        let fits = gpu.has_constant_weights()
-            && y.dtype() == x.dtype()
-            && n.div_ceil(LINES) <= MOST_TILES
-            && u32::try_from(steps).is_ok();
+        let fits =
+            gpu.has_constant_weights() && y.dtype() == x.dtype() && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS);
         fits.then_some(Skinny { defines, rows: m, columns: n, a, b, scales })
     }
 
     /// Enqueues the product.
     pub(in crate::ops) fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
         let Skinny { defines, rows, columns, a, b, scales } = self;
-        let steps = a.row_bytes.div_ceil(STEP);
-        let blocks = gpu.sm_count().min(columns.div_ceil(LINES) * steps);
-        // Two tiles of each block may be divided.
-        let partial = Tensor::empty(out.device(), &[2 * blocks, LINES * a.box_rows], DType::F32)?;
+        let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
+        // Half of the multiprocessors suffice to read at the speed of the memory, so none has more tiles than another, and fewer may work.
+        let parts = (gpu.sm_count() / tiles).clamp(1, steps);
+        let most = tiles.div_ceil(gpu.sm_count());
+        let blocks = tiles.div_ceil(most) * parts;
+        let partial = if parts > 1 { tiles * parts } else { 0 };
+        let partial = Tensor::empty(out.device(), &[partial, LINES * a.box_rows], DType::F32)?;
         let addend = match addend {
             Addend::None => 0,
             Addend::Out => out.device_ptr(),
@@ -103,6 +101,8 @@ impl Skinny {
             Arg::I32(*rows as i32),
             Arg::I32(*columns as i32),
             Arg::I32(steps as i32),
+            Arg::I32(most as i32),
+            Arg::I32(parts as i32),
             Arg::I32(a_stride),
             Arg::I32(b_stride),
         ];

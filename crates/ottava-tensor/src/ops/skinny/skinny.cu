@@ -2,9 +2,8 @@
 // (output columns) times up to TOKENS rows of `a`, so that few rows waste nothing.
 //
 // A block has one thread that copies and two warp groups that multiply, each for half of the LINES rows of a tile of `b`. Both operands pass
-// through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. The steps of all tiles, tile after tile, are divided evenly
-// among the blocks (Osama et al. 2023, "Stream-K", arXiv:2301.03598). Where a tile has steps in several blocks, each writes its partial sums,
-// and the last one to arrive adds all of them in the order of K: the order of additions depends on sizes and the number of blocks alone.
+// through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
+// than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
 
 #define LINES 128
 #define STEP 128
@@ -73,13 +72,12 @@ struct Arguments {
     OUT* out;
     const OUT* addend;                  // [rows, columns], or null
     const float *a_scale, *b_scale;     // one, or one per row where the stride is 1; null for plain operands
-    float* partial;                     // for two tiles of each block
-    int rows, columns, steps, a_stride, b_stride;
+    float* partial;                     // [tiles, parts, LINES, TOKENS], if there are parts
+    int rows, columns, steps, most, parts, a_stride, b_stride;
 };
 
-// How many blocks have written their part of a half of a tile; zeros between launches.
-#define MOST_TILES 16384
-__device__ u32 arrived[2 * MOST_TILES];
+// How many blocks have written their part of a half of a tile; zeros between launches. Of tiles with parts there are fewer than multiprocessors.
+__device__ u32 arrived[2 * 1024];
 
 // Adds one to a counter: what this thread's block has written so far is visible to the one that sees the result, and the reverse.
 __device__ __forceinline__ u32 count_arrival(u32* counter) {
@@ -95,11 +93,11 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     // Swizzled boxes start at multiples of 1024.
     char* const ring = ring_of_the_launch + (1024 - shared_address(ring_of_the_launch) % 1024) % 1024;
     __shared__ u64 full[STAGES], empty[STAGES];
-    __shared__ u32 rank[2];
+    __shared__ bool is_last[2];
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, lane = threadIdx.x % 32;
-    const u32 steps = args.steps, all = (args.columns + LINES - 1) / LINES * steps;
-    const auto start_of = [&](u32 block) { return all * block / gridDim.x; };
-    const u32 begin = start_of(blockIdx.x), end = start_of(blockIdx.x + 1);
+    const int steps = args.steps, tiles = (args.columns + LINES - 1) / LINES, parts = args.parts, part = blockIdx.x % parts;
+    const int first_tile = blockIdx.x / parts * args.most, last_tile = min(first_tile + args.most, tiles) - 1;
+    const int first_step = steps * part / parts, last_step = steps * (part + 1) / parts - 1;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
@@ -111,38 +109,46 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     start_successors();
     if (group == 2) {
         if (thread != 0) return;
-        const auto copy_a = [&](u32 at, int s) { copy_box(ring + s * BYTES + LINES * STEP, a, at % steps * STEP, 0, full + s); };
-        const auto copy_b = [&](u32 at, int s) {
+        const auto copy_a = [&](int s, int step) { copy_box(ring + s * BYTES + LINES * STEP, a, step * STEP, 0, full + s); };
+        const auto copy_b = [&](int s, int tile, int step) {
             barrier_expect(full + s, BYTES);
-            copy_box(ring + s * BYTES, b, at % steps * STEP, at / steps * LINES, full + s);
+            copy_box(ring + s * BYTES, b, step * STEP, tile * LINES, full + s);
         };
-        // Weights do not depend on what runs before; they are on their way when `a` is ready.
-        const u32 filled = min(end, begin + STAGES);
-        for (u32 at = begin; at < filled; at++) copy_b(at, at - begin);
+        // Weights do not depend on what runs before; the first ones are on their way when `a` is ready.
+        int filled = 0;
+        for (int tile = first_tile, step = first_step; filled < STAGES && tile <= last_tile; filled++) {
+            copy_b(filled, tile, step);
+            if (++step > last_step) step = first_step, tile++;
+        }
         wait_for_predecessors();
-        for (u32 at = begin; at < filled; at++) copy_a(at, at - begin);
         int s = 0;
-        u32 parity = 0;
-        for (u32 at = filled; at < end; at++) {
-            barrier_wait(empty + s, parity);
-            copy_b(at, s);
-            copy_a(at, s);
-            if (++s == STAGES) {
-                s = 0;
-                parity ^= 1;
+        u32 turn = 0;
+        for (int tile = first_tile; tile <= last_tile; tile++) {
+            for (int step = first_step; step <= last_step; step++) {
+                if (turn > 0) {
+                    barrier_wait(empty + s, turn % 2 ^ 1);
+                    copy_b(s, tile, step);
+                }
+                copy_a(s, step);
+                if (++s == STAGES) s = 0, turn++;
             }
         }
         return;
     }
     wait_for_predecessors();
+    // Value `i` of a thread is that of row `row_of(i)` of `a` and line `line_of(i)` of the tile.
+    const auto row_of = [&](int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; };
+    const auto line_of = [&](int i) { return group * (LINES / 2) + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8; };
+    // All that is multiplied and added is read before anything is written, which might be the same memory.
+    float a_scale[SUMS / 2];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        if (i % 4 < 2) a_scale[i / 4 * 2 + i % 2] = args.a_scale && row_of(i) < args.rows ? args.a_scale[row_of(i) * args.a_stride] : 1.0f;
     int s = 0;
     u32 parity = 0;
-    for (u32 from = begin, until; from < end; from = until) {
-        // The steps of one tile, or this block's part of them.
-        const u32 tile = from / steps, first = tile * steps, last = first + steps - 1;
-        until = min(end, last + 1);
+    for (int tile = first_tile; tile <= last_tile; tile++) {
         float sums[SUMS] = {};
-        for (u32 at = from; at < until; at++) {
+        for (int step = first_step; step <= last_step; step++) {
             const char* const slot = ring + s * BYTES;
             barrier_wait(full + s, parity);
             const u64 of_b = descriptor(slot + group * (LINES / 2) * STEP), of_a = descriptor(slot + LINES * STEP);
@@ -156,76 +162,66 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
             if (lane == 0) barrier_arrive(empty + s);
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sums[i] += of_step[i];
-            if (++s == STAGES) {
-                s = 0;
-                parity ^= 1;
-            }
+            if (++s == STAGES) s = 0, parity ^= 1;
         }
-        // Value `i` of this thread is that of row `row_of(i)` of `a` and line `line_of(i)` of `b`.
-        const auto row_of = [&](int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; };
-        const auto line_of = [&](int i) { return (int)tile * LINES + group * (LINES / 2) + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8; };
-        const auto is_inside = [&](int i) { return row_of(i) < args.rows && line_of(i) < args.columns; };
-        float b_scale[2] = {};
+        const auto is_inside = [&](int i) { return row_of(i) < args.rows && tile * LINES + line_of(i) < args.columns; };
+        const auto place_of = [&](int i) { return (u64)row_of(i) * args.columns + tile * LINES + line_of(i); };
+        float b_scale[2] = {1.0f, 1.0f}, added[SUMS] = {};
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (args.b_scale && line_of(2 * i) < args.columns) b_scale[i] = args.b_scale[line_of(2 * i) * args.b_stride];
-        const bool is_part = from > first || until <= last;
-        const u32 first_block = ((first + 1) * gridDim.x - 1) / all, last_block = ((last + 1) * gridDim.x - 1) / all;
-        // A block has at most two parts of tiles: of its first one, and of its last.
-        const auto part_of = [&](u32 block, bool is_its_first) {
-            return (float4*)args.partial + ((u64)(2 * block + !is_its_first) * 2 + group) * (SUMS / 4) * GROUP + thread;
+            if (args.b_scale && tile * LINES + line_of(2 * i) < args.columns) b_scale[i] = args.b_scale[(tile * LINES + line_of(2 * i)) * args.b_stride];
+        const auto sums_of = [&](int part) {
+            return (float4*)args.partial + ((u64)(tile * parts + part) * 2 + group) * (SUMS / 4) * GROUP + thread;
         };
-        if (is_part) {
-            float4* const mine = part_of(blockIdx.x, from == begin);
+        if (parts > 1) {
+            float4* const mine = sums_of(part);
 #pragma unroll
             for (int i = 0; i < SUMS / 4; i++)
                 mine[i * GROUP] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
             group_barrier(group);
-            u32* const counter = arrived + 2 * tile + group;
             if (thread == 0) {
-                const u32 before = count_arrival(counter);
-                rank[group] = before;
-                if (before == last_block - first_block) *counter = 0;
+                u32* const counter = arrived + 2 * tile + group;
+                const bool last = count_arrival(counter) == parts - 1;
+                if (last) *counter = 0;
+                is_last[group] = last;
             }
             group_barrier(group);
-            if (rank[group] < last_block - first_block) continue;
+            if (!is_last[group]) return;
         }
-        float added[SUMS] = {};
         if (args.addend) {
 #pragma unroll
             for (int i = 0; i < SUMS; i++)
-                if (is_inside(i)) added[i] = load(args.addend[(u64)row_of(i) * args.columns + line_of(i)]);
+                if (is_inside(i)) added[i] = load(args.addend[place_of(i)]);
         }
-        if (is_part) {
+        if (parts > 1) {
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
             // Parts that are read at a time.
-            constexpr int PARTS = TOKENS < 32 ? 32 / TOKENS : 1;
-            const bool is_first_of_first = start_of(first_block) == first;
-            for (u32 block = first_block; block <= last_block; block += PARTS) {
-                float4 parts[PARTS][SUMS / 4];
+            constexpr int AHEAD = TOKENS < 64 ? 64 / TOKENS : 2;
+            for (int p = 0; p < parts; p += AHEAD) {
+                float4 read[AHEAD][SUMS / 4];
 #pragma unroll
-                for (int p = 0; p < PARTS; p++) {
-                    const float4* const part = part_of(block + p, block + p > first_block || is_first_of_first);
+                for (int k = 0; k < AHEAD; k++) {
 #pragma unroll
-                    for (int i = 0; i < SUMS / 4; i++) parts[p][i] = block + p <= last_block ? __ldcg(part + i * GROUP) : float4{};
+                    for (int i = 0; i < SUMS / 4; i++) read[k][i] = p + k < parts ? __ldcg(sums_of(p + k) + i * GROUP) : float4{};
                 }
 #pragma unroll
-                for (int i = 0; i < PARTS * (SUMS / 4); i++) {
-                    const float4 four = parts[i / (SUMS / 4)][i % (SUMS / 4)];
-                    float* const sum = sums + i % (SUMS / 4) * 4;
-                    sum[0] += four.x;
-                    sum[1] += four.y;
-                    sum[2] += four.z;
-                    sum[3] += four.w;
+                for (int k = 0; k < AHEAD; k++) {
+#pragma unroll
+                    for (int i = 0; i < SUMS / 4; i++) {
+                        sums[4 * i] += read[k][i].x;
+                        sums[4 * i + 1] += read[k][i].y;
+                        sums[4 * i + 2] += read[k][i].z;
+                        sums[4 * i + 3] += read[k][i].w;
+                    }
                 }
             }
         }
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             if (!is_inside(i)) continue;
-            if (args.a_scale) sums[i] *= args.a_scale[row_of(i) * args.a_stride] * b_scale[i / 2 % 2];
-            store(args.out + (u64)row_of(i) * args.columns + line_of(i), args.addend ? sums[i] + added[i] : sums[i]);
+            const float v = sums[i] * (a_scale[i / 4 * 2 + i % 2] * b_scale[i / 2 % 2]);
+            store(args.out + place_of(i), args.addend ? v + added[i] : v);
         }
     }
 }
@@ -234,8 +230,8 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
 #define SKINNY(TOKENS)                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) skinny_##TOKENS(                                                        \
         const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT* out, const OUT* addend, const float* a_scale,        \
-        const float* b_scale, float* partial, int rows, int columns, int steps, int a_stride, int b_stride) {                               \
-        skinny<TOKENS>(&a, &b, {out, addend, a_scale, b_scale, partial, rows, columns, steps, a_stride, b_stride});                         \
+        const float* b_scale, float* partial, int rows, int columns, int steps, int most, int parts, int a_stride, int b_stride) {          \
+        skinny<TOKENS>(&a, &b, {out, addend, a_scale, b_scale, partial, rows, columns, steps, most, parts, a_stride, b_stride});            \
     }
 SKINNY(8)
 SKINNY(16)
