@@ -160,8 +160,9 @@ impl Attention {
         is_whole: bool,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let mut qkv = self.rotate(self.qkv.fprop(x, None, context)?, context)?;
-        append_kv(&mut qkv, cache, batch, self.paged_layout())?;
+        let mut qkv = self.normalise(self.qkv.fprop(x, None, context)?)?;
+        let rotation = self.angles(context).map(|angles| (angles, self.config.pairs));
+        append_kv(&mut qkv, cache, batch, self.paged_layout(), rotation)?;
         let o = match is_whole {
             true => attention(&qkv, None, self.layout(1, qkv.shape()[0]))?.0,
             false => paged_attention(&qkv, cache, batch, self.paged_layout())?,
@@ -169,13 +170,22 @@ impl Attention {
         Ok(self.output.forward(o, Some(residual), context)?.0)
     }
 
-    /// Normalises and rotates projected Q, K and V.
-    fn rotate(&self, mut qkv: Tensor, context: &Context) -> Result<Tensor> {
-        if let Some(norm) = &self.norm {
-            qkv = norm.forward(&qkv)?;
+    /// Normalises heads of projected Q and K, where they are.
+    fn normalise(&self, qkv: Tensor) -> Result<Tensor> {
+        match &self.norm {
+            Some(norm) => norm.forward(&qkv),
+            None => Ok(qkv),
         }
-        if let Some(table) = &self.rope_table {
-            let angles = Angles { table, positions: &context.sequences.positions };
+    }
+
+    fn angles<'a>(&'a self, context: &'a Context) -> Option<Angles<'a>> {
+        self.rope_table.as_ref().map(|table| Angles { table, positions: &context.sequences.positions })
+    }
+
+    /// Normalises and rotates projected Q, K and V.
+    fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
+        let mut qkv = self.normalise(qkv)?;
+        if let Some(angles) = self.angles(context) {
             rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
         }
         Ok(qkv)

@@ -5,26 +5,40 @@
 template <class T> struct IsCodes { static const bool value = false; };
 template <> struct IsCodes<e4m3> { static const bool value = true; };
 
+// A sequence: its new tokens are `start` to `stop`, the last of `context` tokens.
+struct Place {
+    int sequence, start, stop, context;
+    // The number of tokens that a new token sees, itself included.
+    __device__ __forceinline__ int seen_by(int token) const { return context - (stop - 1 - token); }
+};
+
 // Where new tokens belong, and where their keys and values are; fields as of PagedBatch.
 struct Batch {
     const int *query_starts, *context_lens, *block_tables;
     int sequences, max_blocks, block_size;
 
-    // New tokens are numbered in tiles of `together` tokens of one sequence. Numbers of several tokens per tile have gaps, so that no sum
-    // over sequences is needed to find a tile's sequence. Padding counts as the sequence `sequences`.
-    __device__ __forceinline__ int first_tile(int sequence, int together) const {
-        return query_starts[sequence] / together + (together > 1 ? sequence : 0);
+    // Padding counts as the sequence `sequences`, without end and context.
+    __device__ __forceinline__ Place at(int sequence) const {
+        const bool padding = sequence == sequences;
+        return {sequence, query_starts[sequence], padding ? 0 : query_starts[sequence + 1], padding ? 0 : context_lens[sequence]};
     }
-    // The sequence of a tile, by all lanes of a warp.
-    __device__ __forceinline__ int sequence_of(int tile, int together) const {
+    // New tokens are numbered in tiles of `together` tokens of one sequence. Numbers of several tokens per tile have gaps, so that no sum
+    // over sequences is needed to find a tile's sequence.
+    __device__ __forceinline__ static int first_tile(Place place, int together) {
+        return together > 1 ? place.start / together + place.sequence : place.start;
+    }
+    // The sequence of a tile, by all lanes of a warp. Lanes also read the ends and the contexts of sequences that may be it, for one round of
+    // loads instead of two.
+    __device__ __forceinline__ Place find(int tile, int together) const {
+        Place mine = {};
         int count = 0;
 #pragma unroll 4
-        for (int r = threadIdx.x % 32; r <= sequences; r += 32) count += first_tile(r, together) <= tile;
-        return __reduce_add_sync(FULL, count) - 1;
-    }
-    // The number of tokens that a new token sees, itself included.
-    __device__ __forceinline__ int seen_by(int token, int sequence) const {
-        return context_lens[sequence] - (query_starts[sequence + 1] - 1 - token);
+        for (int r = threadIdx.x % 32; r <= sequences; r += 32) {
+            const Place place = at(r);
+            if (first_tile(place, together) <= tile) count++, mine = place;
+        }
+        const int sequence = __reduce_add_sync(FULL, count) - 1, lane = sequence % 32;
+        return {sequence, __shfl_sync(FULL, mine.start, lane), __shfl_sync(FULL, mine.stop, lane), __shfl_sync(FULL, mine.context, lane)};
     }
     // The row of a position among the keys of a head, in rows of `dim` elements; its value is `kv_heads · block_size` rows later.
     __device__ __forceinline__ u64 row_of(int sequence, int position, int kv_heads, int head) const {

@@ -1,9 +1,10 @@
 use super::{KvBlocks, PagedBatch, PagedLayout};
 use crate::cuda::{Arg, CudaDevice, Kernel};
-use crate::ops::launch::{BLOCK, Defines, aligned, kernel_source};
+use crate::ops::launch::{Defines, aligned, kernel_source};
+use crate::ops::{Angles, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh");
+kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh");
 kernel_source!(
     TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh";
     /// Tokens of a context that a block reads, or a multiple for long contexts; so no result depends on other sequences. Parts of 256 tokens
@@ -41,7 +42,7 @@ pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "256")],
 ];
 
-/// Threads of a block of attention.
+/// Threads of a block.
 const THREADS: u32 = 128;
 
 /// The kernel of these types among `variants`, and of heads of up to `dim` for tensor cores.
@@ -73,7 +74,7 @@ fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, l: PagedLayout) -> Option<(Defin
         129..=256 => ("256", 256),
         _ => return None,
     };
-    let whole = l.head_dim.is_multiple_of(16) && cache.block_size().is_multiple_of(16);
+    let whole = l.head_dim.is_multiple_of(16) && cache.block_size().is_power_of_two() && cache.block_size() >= 16;
     let defines = defines(TENSOR_CORE_VARIANTS, qkv.dtype(), cache.dtype(), Some(dim))?;
     (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
@@ -90,21 +91,38 @@ fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 6] {
     ]
 }
 
+fn check(l: PagedLayout) -> Result<()> {
+    if l.head_dim > 256 {
+        return Err(Error::Value(format!("paged attention: heads of {} are larger than 256", l.head_dim)));
+    }
+    Ok(())
+}
+
 pub(super) fn append_kv(
     gpu: &CudaDevice,
     qkv: &mut Tensor,
     cache: &mut KvBlocks,
     batch: &PagedBatch,
     l: PagedLayout,
+    rotation: Option<(Angles, RopePairs)>,
 ) -> Result<()> {
-    let kernel = kernel(qkv.dtype(), cache.dtype(), "append_kv")?;
+    check(l)?;
+    let entry = match rotation {
+        Some((_, RopePairs::Neighbours)) => "append_kv_neighbours",
+        _ => "append_kv",
+    };
+    let kernel = kernel(qkv.dtype(), cache.dtype(), entry)?;
     let scales = cache.scale_inv.as_mut().map_or(0, Tensor::device_ptr_mut);
     let indices = of_batch(batch, cache);
-    let head = [Arg::Ptr(cache.data.device_ptr_mut()), Arg::Ptr(scales), Arg::Ptr(qkv.device_ptr_mut())];
-    let sizes = [l.kv_heads, l.head_dim, l.qkv_width(), l.output_width()].map(|size| Arg::I32(size as i32));
-    let args = [head.as_slice(), &indices, &sizes].concat();
-    // SAFETY: the op has checked sizes; tables name blocks of the cache, as its contract demands of the caller.
-    unsafe { gpu.launch(&kernel, [qkv.shape()[0] as u32, 1, 1], BLOCK, 0, &args) }
+    let [table, positions] =
+        rotation.map_or([0; 2], |(angles, _)| [angles.table, angles.positions].map(Tensor::device_ptr));
+    let pointers = [cache.data.device_ptr_mut(), scales, qkv.device_ptr_mut(), table, positions].map(Arg::Ptr);
+    let lanes = l.head_dim.div_ceil(16).next_power_of_two();
+    let sizes = [l.heads, l.kv_heads, l.head_dim, lanes.ilog2() as usize].map(|size| Arg::I32(size as i32));
+    let args = [pointers.as_slice(), &indices, &sizes].concat();
+    let blocks = (l.heads + 2 * l.kv_heads).div_ceil(THREADS as usize / lanes);
+    // SAFETY: the op has checked sizes; tables name blocks of the cache and the angles have all positions, as contracts demand of the caller.
+    unsafe { gpu.launch_early(&kernel, [qkv.shape()[0] as u32, blocks as u32, 1], THREADS, 0, &args) }
 }
 
 pub(super) fn paged_attention(
@@ -115,9 +133,7 @@ pub(super) fn paged_attention(
     l: PagedLayout,
     o: &mut Tensor,
 ) -> Result<()> {
-    if l.head_dim > 256 {
-        return Err(Error::Value(format!("paged attention: heads of {} are larger than 256", l.head_dim)));
-    }
+    check(l)?;
     // Powers of two are cheaper than powers of e.
     let scale = (l.scale() * std::f64::consts::LOG2_E) as f32;
     let inputs = [
@@ -126,13 +142,13 @@ pub(super) fn paged_attention(
         Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
     ];
     let inputs = [inputs.as_slice(), &of_batch(batch, cache)].concat();
-    let sizes = [l.heads, l.kv_heads, l.head_dim].map(|size| Arg::I32(size as i32));
     let (tokens, group) = (qkv.shape()[0], l.heads / l.kv_heads);
     let Some((defines, size)) = tensor_cores(qkv, cache, l) else {
+        let sizes = [l.heads, l.kv_heads, l.head_dim].map(|size| Arg::I32(size as i32));
         let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &[Arg::F32(scale)]].concat();
         let kernel = kernel(qkv.dtype(), cache.dtype(), "attend")?;
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
-        return unsafe { gpu.launch(&kernel, [tokens as u32, l.heads as u32, 1], THREADS, 0, &args) };
+        return unsafe { gpu.launch_early(&kernel, [tokens as u32, l.heads as u32, 1], THREADS, 0, &args) };
     };
     // Columns of products are queries that share a key head: those of one new token, or of several in prompts. Heads of 256 leave no
     // registers for more than eight.
@@ -143,22 +159,17 @@ pub(super) fn paged_attention(
     let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
+    let most = group.div_ceil(chunks);
     let splits = batch.max_context(cache).div_ceil(SPLIT).clamp(1, SPLITS);
-    let room = batch.capacity() * l.kv_heads * chunks * splits * together * group.div_ceil(chunks);
+    let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);
     let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
-    let args = [
-        outputs.as_slice(),
-        &[Arg::Ptr(cache.arrived.device_ptr())],
-        &inputs,
-        &[Arg::I32(tokens as i32)],
-        &sizes,
-        &[Arg::I32(together as i32), Arg::I32(splits as i32), Arg::F32(scale)],
-    ]
-    .concat();
-    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, (l.kv_heads * chunks) as u32, 1];
+    let sizes = [tokens, group, most, l.head_dim, together, splits].map(|size| Arg::I32(size as i32));
+    let args =
+        [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &[Arg::F32(scale)]].concat();
+    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, l.kv_heads as u32, chunks as u32];
     // SAFETY: as above; parts have room for all splits and `arrived` for all blocks and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.
-    unsafe { gpu.launch(&Kernel { source: &TENSOR_CORES, defines, entry }, grid, THREADS, 0, &args) }
+    unsafe { gpu.launch_early(&Kernel { source: &TENSOR_CORES, defines, entry }, grid, THREADS, 0, &args) }
 }

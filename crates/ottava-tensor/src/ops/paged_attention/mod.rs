@@ -6,6 +6,7 @@ mod cuda;
 mod tests;
 
 use super::expect_compute;
+use super::rope::{self, Angles, RopeLayout, RopePairs, Rotation, rope};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, TENSOR_CORE_VARIANTS, TENSOR_CORES, VARIANTS};
@@ -24,6 +25,11 @@ pub struct PagedLayout {
 impl PagedLayout {
     fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Query and key heads are rotated.
+    fn rotated(&self, pairs: RopePairs) -> RopeLayout {
+        RopeLayout { heads: self.heads + self.kv_heads, head_dim: self.head_dim, pairs }
     }
 
     fn output_width(&self) -> usize {
@@ -156,21 +162,36 @@ fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, l: Page
 }
 
 /// Writes keys and values of new tokens to their places in `cache`. `qkv` `[T, (H + 2·H_kv)·D]` is laid out as for
-/// [`attention`](super::attention()).
+/// [`attention`](super::attention()). With a `rotation`, [`rope`](super::rope()) rotates queries and keys first, with the same bits, in the
+/// same launch.
 ///
 /// With codes, a token's key or value of one head has the scale `448 / amax`, so that no later token changes it; and `qkv` gets what the
 /// codes mean, so that attention over `qkv` and over the cache see the same.
 ///
 /// Errors with [`Error::Value`] where a CPU finds an index outside of the cache; the GPU relies on the caller.
-pub fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<()> {
+pub fn append_kv(
+    qkv: &mut Tensor,
+    cache: &mut KvBlocks,
+    batch: &PagedBatch,
+    layout: PagedLayout,
+    rotation: Option<(Angles, RopePairs)>,
+) -> Result<()> {
     let tokens = check("append_kv", qkv, cache, batch, layout)?;
+    if let Some((angles, pairs)) = rotation {
+        rope::check(qkv, angles, layout.rotated(pairs))?;
+    }
     if tokens == 0 {
         return Ok(());
     }
     match qkv.device().clone() {
-        Device::Cpu => cpu::append_kv(qkv, cache, batch, layout),
+        Device::Cpu => {
+            if let Some((angles, pairs)) = rotation {
+                rope(qkv, angles, layout.rotated(pairs), Rotation::Forward)?;
+            }
+            cpu::append_kv(qkv, cache, batch, layout)
+        }
         Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, layout),
+        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, layout, rotation),
     }
 }
 

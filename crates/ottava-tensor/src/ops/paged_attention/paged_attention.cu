@@ -1,42 +1,84 @@
 #ifndef DIM
-// Writes a key or value to the cache; of codes, `from` gets what they mean.
-__device__ __forceinline__ void write(X* to, X* from, float* scale_inv, int dim, int lane) {
-    for (int d = lane; d < dim; d += 32) to[d] = from[d];
+// A key or value as the cache holds it, of codes multiplied by `scale`; then `x` becomes what they mean. Elements of the cache's type keep
+// their bits.
+template <class T> __device__ __forceinline__ Eight<T> stored(Eight<X>& x, float scale) {
+    float values[8];
+    unpack8(x, values);
+    return pack8<T>(values);
 }
-template <class T> __device__ __forceinline__ void write(T* to, X* from, float*, int dim, int lane) {
-    for (int d = lane; d < dim; d += 32) store(&to[d], load(from[d]));
-}
-template <> __device__ __forceinline__ void write<e4m3>(e4m3* to, X* from, float* scale_inv, int dim, int lane) {
-    float largest = 0.0f;
-    for (int d = lane; d < dim; d += 32) largest = fmaxf(largest, fabsf(load(from[d])));
-    for (int offset = 16; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, offset));
-    // As `current_scale` in quantize/cpu.rs, limited to the largest float.
-    const bool usable = largest > 0.0f && largest < INFINITY;
-    const float scale = usable ? fminf(max_finite<e4m3>() / largest, __int_as_float(0x7F7FFFFF)) : 1.0f;
-    for (int d = lane; d < dim; d += 32) {
-        Eight<e4m3> code = {};
-        code.at[0].bits = encode<e4m3>(load(from[d]) * scale, 0.0f);
-        to[d] = code.at[0];
-        float values[8];
-        unpack8(code, values);
-        store(&from[d], values[0] * (1.0f / scale));
-    }
-    if (lane == 0) *scale_inv = 1.0f / scale;
+template <> __device__ __forceinline__ Eight<X> stored<X>(Eight<X>& x, float scale) { return x; }
+template <> __device__ __forceinline__ Eight<e4m3> stored<e4m3>(Eight<X>& x, float scale) {
+    float values[8];
+    unpack8(x, values);
+#pragma unroll
+    for (int i = 0; i < 8; i++) values[i] *= scale;
+    const Eight<e4m3> codes = pack8<e4m3>(values);
+    unpack8(codes, values);
+#pragma unroll
+    for (int i = 0; i < 8; i++) values[i] *= 1.0f / scale;
+    x = pack8<X>(values);
+    return codes;
 }
 
-// Grid of tokens; each warp writes the key or value of a head at a time. Of `qkv`, keys begin at column `first`.
-extern "C" __global__ void append_kv(KV* cache, float* scale_inv, X* qkv, const int* query_starts, const int* context_lens,
-                                     const int* block_tables, int sequences, int max_blocks, int block_size, int kv_heads, int dim,
-                                     int width, int first) {
-    const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};
-    const int token = blockIdx.x, sequence = batch.sequence_of(token, 1), lane = threadIdx.x % 32;
-    if (sequence == sequences) return;
-    const int position = batch.seen_by(token, sequence) - 1;
-    for (int i = threadIdx.x / 32; i < 2 * kv_heads; i += blockDim.x / 32) {
-        const u64 row = batch.row_of(sequence, position, kv_heads, i % kv_heads) + (u64)(i / kv_heads) * kv_heads * block_size;
-        write(cache + row * dim, qkv + (u64)token * width + first + i * dim, scale_inv + row, dim, lane);
+// Rotates queries and keys of `qkv` in place where there are `positions`, and writes keys and values to the cache; with codes, `qkv` gets
+// what they mean. Grid (tokens, heads of `qkv` over heads of a block); 2^log2_lanes lanes share a head, each with eight pairs of it.
+template <bool NEIGHBOURS>
+__device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
+                                       int heads, int kv_heads, int dim, int log2_lanes) {
+    start_successors();
+    wait_for_predecessors();
+    const int token = blockIdx.x, all = heads + 2 * kv_heads, half = (dim + 1) / 2, lane = threadIdx.x & ((1 << log2_lanes) - 1);
+    const int head = (blockIdx.y * blockDim.x + threadIdx.x) >> log2_lanes;
+    // A lane's two eights of a head, of which the last lane may have fewer elements.
+    const int at = at_of<NEIGHBOURS>(8 * lane), apart = distance<NEIGHBOURS>(half, 8);
+    const int counts[2] = {(NEIGHBOURS ? dim : half) - at, dim - at - apart}, pairs = half - 8 * lane;
+    const bool wide = dim % 16 == 0 && aligned(qkv, cache, table), works = head < all && pairs > 0;
+    const bool turns = works && positions && head < heads + kv_heads, keeps = works && head >= heads;
+    X* const from = qkv + ((u64)token * all + head) * dim + at;
+    Eight<X> x[2] = {};
+    if (turns || keeps) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) x[i] = fetch8(from + i * apart, counts[i], wide);
+    }
+    const int row_of_table = turns ? positions[token] : 0;
+    const Place place = batch.find(token, 1);
+    const bool stores = keeps && place.sequence < batch.sequences;
+    if (turns) {
+        const float* const angles = table + (u64)row_of_table * dim + 8 * lane;
+        turn8<NEIGHBOURS>(x[0], x[1], fetch8(angles, pairs, wide), fetch8(angles + half, pairs, wide), 1.0f);
+    }
+    const int part = head >= heads + kv_heads;
+    u64 row = 0;
+    if (stores) {
+        row = batch.row_of(place.sequence, place.seen_by(token) - 1, kv_heads, head - heads - part * kv_heads);
+        row += (u64)part * kv_heads * batch.block_size;
+    }
+    float scale = 1.0f;
+    if (IsCodes<KV>::value) {
+        float largest = fmaxf(largest8(x[0]), largest8(x[1]));
+        for (int bits = 1; bits < 1 << log2_lanes; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
+        // As `current_scale` in quantize/cpu.rs, limited to the largest float.
+        const bool usable = largest > 0.0f && largest < INFINITY;
+        if (usable) scale = fminf(max_finite<e4m3>() / largest, __int_as_float(0x7F7FFFFF));
+        if (stores && lane == 0) scale_inv[row] = 1.0f / scale;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (stores) put8(cache + row * dim + at + i * apart, stored<KV>(x[i], scale), counts[i], wide);
+        if (turns || (stores && IsCodes<KV>::value)) put8(from + i * apart, x[i], counts[i], wide);
     }
 }
+
+#define APPEND(NAME, NEIGHBOURS)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(                                                              \
+        KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, const int* query_starts,                 \
+        const int* context_lens, const int* block_tables, int sequences, int max_blocks, int block_size, int heads,             \
+        int kv_heads, int dim, int log2_lanes) {                                                                                \
+        const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
+        append<NEIGHBOURS>(cache, scale_inv, qkv, table, positions, batch, heads, kv_heads, dim, log2_lanes);                   \
+    }
+APPEND(append_kv, false)
+APPEND(append_kv_neighbours, true)
 
 // The value of a single element.
 __device__ __forceinline__ float value_of(KV x) {
@@ -53,12 +95,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
                                                                 const int* query_starts, const int* context_lens,
                                                                 const int* block_tables, int sequences, int max_blocks,
                                                                 int block_size, int heads, int kv_heads, int dim, float scale) {
+    start_successors();
+    wait_for_predecessors();
     __shared__ float query[256], shared_out[WARPS][256], shared_stats[WARPS][2];
     const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};
-    const int token = blockIdx.x, head = blockIdx.y, sequence = batch.sequence_of(token, 1);
+    const int token = blockIdx.x, head = blockIdx.y;
+    const Place place = batch.find(token, 1);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv = head / (heads / kv_heads);
     X* const out = o + ((u64)token * heads + head) * dim;
-    if (sequence == sequences) {
+    if (place.sequence == sequences) {
         for (int d = threadIdx.x; d < dim; d += 32 * WARPS) store(&out[d], 0.0f);
         return;
     }
@@ -66,11 +111,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
         query[d] = d < dim ? load(qkv[(u64)token * (heads + 2 * kv_heads) * dim + head * dim + d]) * scale : 0.0f;
     }
     __syncthreads();
-    const int seen = batch.seen_by(token, sequence);
+    const int seen = place.seen_by(token);
     const u64 to_values = (u64)kv_heads * block_size;
     float largest = -INFINITY, sum = 0.0f, weighted[8] = {};
     for (int base = 32 * warp; base < seen; base += 32 * WARPS) {
-        const u64 row = batch.row_of(sequence, min(base + lane, seen - 1), kv_heads, kv);
+        const u64 row = batch.row_of(place.sequence, min(base + lane, seen - 1), kv_heads, kv);
         float score = 0.0f;
         for (int d = 0; d < dim; d += 8) {
             float key[8];

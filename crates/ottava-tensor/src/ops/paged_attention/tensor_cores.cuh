@@ -1,4 +1,4 @@
-// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of a multiple of 16 tokens.
+// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of a power of two of at least 16 tokens.
 //
 // Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
 // channels. A multiprocessor is limited by the bytes that it has requested, so keys and values go from global memory to registers, in
@@ -93,34 +93,44 @@ __device__ __forceinline__ int split_of(int context) { return (context + SPLIT *
 // blocks write parts, and the one that is last merges them in order: `parts` [sequences, key heads · chunks, splits, columns, dim] and
 // `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the sum of powers; `arrived`
 // [blocks, key heads · chunks], at the sequence's last block, is cleared again.
-// Grid (tiles + sequences · (splits - 1), key heads times chunks of their query heads): the first splits of all tiles, then further ones.
+// Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
+// tiles, then further ones. The start of a block is latency, so that it divides by nothing that a kernel of one token per tile can do without.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
-                                                        const float* scale_inv, Batch batch, int tokens, int heads, int kv_heads,
-                                                        int dim, int together, int most_splits, float scale) {
+                                                        const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
+                                                        int together, int most_splits, float scale) {
+    start_successors();
+    wait_for_predecessors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
-    const int group = heads / kv_heads, chunks = (group + C - 1) / C, most = (group + chunks - 1) / chunks;
-    const int kv = blockIdx.y / chunks, skip = blockIdx.y % chunks * most, count = min(most, group - skip);
+    const int kv_heads = gridDim.y, heads = kv_heads * group, kv = blockIdx.y, skip = blockIdx.z * most, count = min(most, group - skip);
     const int further = (int)blockIdx.x - ((int)gridDim.x - batch.sequences * (most_splits - 1));
-    const int sequence = further < 0 ? batch.sequence_of(blockIdx.x, together) : further % batch.sequences;
-    const int number_of_split = further < 0 ? 0 : further / batch.sequences + 1;
+    const int number_of_split = further < 0 ? 0 : (u32)further / (u32)batch.sequences + 1;
+    const Place place = further < 0 ? batch.find(blockIdx.x, together) : batch.at(further - (number_of_split - 1) * batch.sequences);
+    const int sequence = place.sequence, start = place.start;
     const bool padding = sequence == batch.sequences;
-    const int start = batch.query_starts[sequence], stop = padding ? tokens : batch.query_starts[sequence + 1];
-    const int first = start + (further < 0 ? ((int)blockIdx.x - batch.first_tile(sequence, together)) * together : 0);
-    const int columns = min(together, stop - first) * count;
+    const int stop = padding ? tokens : place.stop;
+    const int first = start + (further < 0 ? ((int)blockIdx.x - batch.first_tile(place, together)) * together : 0);
+    const int rows_of_tile = min(together, stop - first), columns = rows_of_tile * count;
     if (columns <= 0) return;
 
-    // Column n is the head n % count of the token n / count.
+    // Column n is the head n % count of the token n / count, which is 0 for one token per tile.
+    auto token_of = [&](int n) { return together > 1 ? n / count : 0; };
     const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
     X* const out = o + ((u64)first * heads + first_head) * dim;
-    auto store_column = [&](int n, int channel, float4 v) { store4(out + (n / count * heads + n % count) * dim + channel, v); };
+    auto store_column = [&](int n, int channel, float4 v) { store4(out + (token_of(n) * (heads - count) + n) * dim + channel, v); };
+    auto for_quads = [&](auto work) {
+        for (int i = threadIdx.x; i < columns * (DIM / 4); i += 32 * WARPS) {
+            if (i % (DIM / 4) < quads) work(i / (DIM / 4), i % (DIM / 4));
+        }
+    };
     if (padding) {
-        for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) store_column(i / quads, i % quads * 4, make_float4(0, 0, 0, 0));
+        for_quads([&](int column, int quad) { store_column(column, quad * 4, make_float4(0, 0, 0, 0)); });
         return;
     }
     // What the first and the last token of the tile see.
-    const int context = batch.context_lens[sequence], least = context - (stop - first) + 1, seen = least + columns / count - 1;
-    const int split = stop - start <= together ? split_of(context) : seen, splits = (seen + split - 1) / split;
+    const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
+    const int split = stop - start <= together ? split_of(place.context) : seen;
+    const int splits = seen <= split ? 1 : split == SPLIT ? (seen + SPLIT - 1) / SPLIT : (seen + split - 1) / split;
     const int begin = number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
     if (begin >= end) return;
 
@@ -131,7 +141,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int n = j * 8 + g;
-        const X* const from = qkv + (u64)(first + n / count) * width + (first_head + n % count) * dim;
+        const X* const from = qkv + (u64)(first + token_of(n)) * width + (first_head + n - token_of(n) * count) * dim;
         float largest = 0.0f;
 #pragma unroll
         for (int e = 0; e < K_PIECES * EACH / 8; e++) {
@@ -157,15 +167,16 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         for (int c = 0; c < 2; c++) {
             const int column = j * 8 + 2 * t + c;
             scales[j][c] = scale * __uint_as_float(__shfl_sync(FULL, exponent, (2 * t + c) * 4) << 23);
-            limits[j][c] = column < columns ? least + column / count : 0;
+            limits[j][c] = column < columns ? least + token_of(column) : 0;
         }
     }
 
     // Of the tiles of 16 tokens that this warp takes, each lane knows the row of one; of the next 32 of them after each 32.
-    const int pieces = dim / EACH, to_values = kv_heads * batch.block_size;
+    const int pieces = dim / EACH, to_values = kv_heads * batch.block_size, log2_block = __ffs(batch.block_size) - 1;
     auto rows_from = [&](int number) {
         const int i = number + lane, tile = begin + ((i / TILES * WARPS + warp) * TILES + i % TILES) * 16;
-        return (u32)batch.row_of(sequence, min(tile, last), kv_heads, kv);
+        const int position = min(tile, last), block = batch.block_tables[(u64)sequence * batch.max_blocks + (position >> log2_block)];
+        return ((u32)block * 2 * kv_heads + kv) * batch.block_size + (position & (batch.block_size - 1));
     };
     u32 rows = rows_from(0);
     // The row of a token of a tile; of the last one instead of those behind it.
@@ -306,6 +317,10 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         if (tile + step < end) load_values(tile + step, number + TILES);
     }
 
+    // The sequence's last block. Its context is read again, which costs less than a register of the loop.
+    int last_block = 0;
+    if (splits > 1) last_block = batch.block_tables[(u64)sequence * batch.max_blocks + ((batch.context_lens[sequence] - 1) >> log2_block)];
+
     // Warps meet in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
     __shared__ float4 shared_out[WARPS][C][DIM / 4 + 1];
     __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
@@ -340,43 +355,36 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         struct { float4 out; float most, sum; } merged = {out, most, sum};
         return merged;
     };
-    const int place = sequence * gridDim.y + blockIdx.y, room = together * most;
-    const u64 part = ((u64)place * most_splits + number_of_split) * room;
-    for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) {
-        const int column = i / quads, quad = i % quads;
+    const int chunk = blockIdx.y * gridDim.z + blockIdx.z, room = together * most;
+    const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room, part = parts_begin + number_of_split * room;
+    for_quads([&](int column, int quad) {
         const auto merged = merge(WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
-        if (splits == 1) {
-            store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
-            continue;
-        }
+        if (splits == 1) return store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
         ((float4*)parts)[(part + column) * quads + quad] = merged.out;
         if (quad == 0) ((float2*)stats)[part + column] = make_float2(merged.most, merged.sum);
-    }
+    });
     if (splits == 1) return;
 
     __threadfence();
     __syncthreads();
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
-        const int block = batch.block_tables[(u64)sequence * batch.max_blocks + (context - 1) / batch.block_size];
-        int* const counter = &arrived[block * gridDim.y + blockIdx.y];
+        int* const counter = &arrived[last_block * kv_heads * gridDim.z + chunk];
         is_last = atomicAdd(counter, 1) == splits - 1;
         if (is_last) *counter = 0;
     }
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    const u64 parts_begin = (u64)place * most_splits * room;
-    for (int i = threadIdx.x; i < splits * columns; i += 32 * WARPS) {
-        shared_stats[i / columns * C + i % columns] = __ldcg((const float2*)stats + parts_begin + i / columns * room + i % columns);
+    for (int i = threadIdx.x; i < splits * C; i += 32 * WARPS) {
+        if (i % C < columns) shared_stats[i] = __ldcg((const float2*)stats + parts_begin + i / C * room + i % C);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < columns * quads; i += 32 * WARPS) {
-        const int column = i / quads, quad = i % quads;
+    for_quads([&](int column, int quad) {
         const float4* const from = (const float4*)parts + (parts_begin + column) * quads + quad;
         const auto merged = merge(splits, column, [&](int s) { return __ldcg(from + (u64)s * room * quads); });
         store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
-    }
+    });
 }
 
 // With so few registers that BLOCKS blocks run at once on a multiprocessor.
@@ -384,10 +392,9 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
         X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
-        int block_size, int tokens, int heads, int kv_heads, int dim, int together, int most_splits, float scale) {             \
+        int block_size, int tokens, int group, int most, int dim, int together, int most_splits, float scale) {                 \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, heads, kv_heads, dim, together, most_splits,  \
-                  scale);                                                                                                       \
+        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, scale); \
     }
 ATTEND(1, DIM <= 128 ? 3 : 2)
 #if DIM <= 128

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::{AttentionLayout, attention};
+use crate::ops::{AttentionLayout, attention, rope_table};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
@@ -31,17 +31,22 @@ impl Ragged {
         Ragged { query_starts, context_lens, block_tables, capacity, max_new, blocks }
     }
 
-    /// Appends the new tokens `qkv`, and attends.
-    fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, l: PagedLayout) -> Result<Tensor> {
-        let vector = |shape: &[usize], values: &[i32]| Tensor::from_slice(qkv.device(), shape, values);
+    /// Its tensors on `device`.
+    fn with_batch<T>(&self, device: &Device, work: impl FnOnce(&PagedBatch) -> Result<T>) -> Result<T> {
+        let vector = |shape: &[usize], values: &[i32]| Tensor::from_slice(device, shape, values);
         let (starts, lens) =
             (vector(&[self.capacity + 1], &self.query_starts)?, vector(&[self.capacity], &self.context_lens)?);
         let tables = vector(&[self.capacity, self.block_tables.len() / self.capacity], &self.block_tables)?;
-        let batch =
-            PagedBatch { query_starts: &starts, context_lens: &lens, block_tables: &tables, max_new: self.max_new };
-        let mut qkv = qkv.duplicate()?;
-        append_kv(&mut qkv, cache, &batch, l)?;
-        paged_attention(&qkv, cache, &batch, l)
+        work(&PagedBatch { query_starts: &starts, context_lens: &lens, block_tables: &tables, max_new: self.max_new })
+    }
+
+    /// Appends the new tokens `qkv`, and attends.
+    fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, l: PagedLayout) -> Result<Tensor> {
+        self.with_batch(qkv.device(), |batch| {
+            let mut qkv = qkv.duplicate()?;
+            append_kv(&mut qkv, cache, batch, l, None)?;
+            paged_attention(&qkv, cache, batch, l)
+        })
     }
 }
 
@@ -182,21 +187,52 @@ fn no_token_depends_on_other_sequences() {
     }
 }
 
-/// Codes and scales of the cache, and values in another type than activations, have the same bits on all devices.
+/// Codes and scales of the cache, values in another type than activations, and rotated rows, padding included, have the same bits on all
+/// devices, and those of `rope` before `append_kv`.
 #[test]
-fn caches_are_bit_identical_across_devices() {
-    let (l, ragged) = (layout(4, 2, 64), Ragged::new(&[20, 3], &[20, 3], 4));
-    for (dtype, kv) in
-        [(DType::BF16, DType::E4M3), (DType::F32, DType::E4M3), (DType::F32, DType::BF16), (DType::F16, DType::F16)]
-    {
-        let mut qkv = normals("qkv", &[23, l.qkv_width()], dtype).to_device(&Device::Cpu).unwrap();
-        // A key of zeros has the scale 1.
-        qkv.copy_from(2, &Tensor::zeros(&Device::Cpu, &[1, l.qkv_width()], dtype).unwrap()).unwrap();
-        parity(&[qkv], Tolerance::Exact, |x| {
-            let mut cache = KvBlocks::new(x[0].device(), l, ragged.blocks, BLOCK_SIZE, kv)?;
-            ragged.run(&x[0], &mut cache, l)?;
-            cache.tensors().into_iter().map(Tensor::duplicate).collect()
-        });
+fn caches_are_bit_identical_across_devices_and_to_rope() {
+    // Heads of whole eights of pairs, and of others; more of them than a block takes.
+    for (l, pairs) in [
+        (layout(4, 2, 64), Some(RopePairs::Halves)),
+        (layout(30, 10, 128), Some(RopePairs::Neighbours)),
+        (layout(4, 2, 80), None),
+        (layout(2, 2, 80), Some(RopePairs::Neighbours)),
+        (layout(3, 1, 70), Some(RopePairs::Halves)),
+        (layout(4, 2, 6), Some(RopePairs::Neighbours)),
+        (layout(2, 1, 7), None),
+    ] {
+        let ragged = Ragged::new(&[20, 3], &[20, 3], 4);
+        for (dtype, kv) in
+            [(DType::BF16, DType::E4M3), (DType::F32, DType::E4M3), (DType::F32, DType::BF16), (DType::F16, DType::F16)]
+        {
+            let mut qkv = normals("qkv", &[25, l.qkv_width()], dtype).to_device(&Device::Cpu).unwrap();
+            // A key of zeros has the scale 1.
+            qkv.copy_from(2, &Tensor::zeros(&Device::Cpu, &[1, l.qkv_width()], dtype).unwrap()).unwrap();
+            let frequencies: Vec<f64> = (0..l.head_dim / 2).map(|i| 0.9f64.powi(i as i32)).collect();
+            let table = match pairs {
+                Some(_) => rope_table(&Device::Cpu, &frequencies, 60, DType::F32).unwrap(),
+                None => Tensor::zeros(&Device::Cpu, &[1, 1], DType::F32).unwrap(),
+            };
+            let positions: Vec<i32> = (0..25).map(|t| t * 7 % 60).collect();
+            let positions = Tensor::from_slice(&Device::Cpu, &[25], &positions).unwrap();
+            let append = |x: &[Tensor], fused: bool| {
+                let (mut qkv, mut cache) =
+                    (x[0].duplicate()?, KvBlocks::new(x[0].device(), l, ragged.blocks, BLOCK_SIZE, kv)?);
+                let mut rotation = pairs.map(|pairs| (Angles { table: &x[1], positions: &x[2] }, pairs));
+                if let (false, Some((angles, pairs))) = (fused, rotation) {
+                    rope(&mut qkv, angles, l.rotated(pairs), Rotation::Forward)?;
+                    rotation = None;
+                }
+                ragged.with_batch(x[0].device(), |batch| append_kv(&mut qkv, &mut cache, batch, l, rotation))?;
+                let cache = cache.tensors().into_iter().map(Tensor::duplicate).collect::<Result<Vec<Tensor>>>()?;
+                Ok([vec![qkv], cache].concat())
+            };
+            let inputs = [qkv, table, positions];
+            parity(&inputs, Tolerance::Exact, |x| append(x, true));
+            for (apart, together) in append(&inputs, false).unwrap().iter().zip(append(&inputs, true).unwrap()) {
+                assert_close(&format!("{l:?} {dtype} in {kv}"), apart, &together, Tolerance::Exact);
+            }
+        }
     }
 }
 

@@ -85,7 +85,7 @@ pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotatio
     }
 }
 
-fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()> {
+pub(super) fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()> {
     let Angles { table, positions } = angles;
     let [tokens, width] = x.dims("rope: x")?;
     let [_, dim] = table.dims("rope: table")?;

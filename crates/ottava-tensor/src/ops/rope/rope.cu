@@ -1,39 +1,7 @@
-// Pair i of a head of 2h elements is (i, i + h), or with INTERLEAVED (2i, 2i + 1). Eights of pairs are two eights of elements, from
-// `at_of(i)` on and `distance(h, 8)` behind that.
+// Kernels of one kind of pairs, as pairs.cuh says.
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
-__device__ __forceinline__ int at_of(int i) { return INTERLEAVED ? 2 * i : i; }
-__device__ __forceinline__ int distance(int half, int n) { return INTERLEAVED ? n : half; }
-
-// Rotates eight pairs; `turn` is 1 or -1.
-__device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
-    float u[8], v[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        X a8 = first.at[i], b8 = second.at[i];
-        if (INTERLEAVED) {
-            a8 = i < 4 ? first.at[2 * i % 8] : second.at[2 * i % 8];
-            b8 = i < 4 ? first.at[(2 * i + 1) % 8] : second.at[(2 * i + 1) % 8];
-        }
-        const float a = load(a8), b = load(b8), s = sin.at[i] * turn;
-        u[i] = a * cos.at[i] - b * s;
-        v[i] = b * cos.at[i] + a * s;
-    }
-    if (INTERLEAVED) {
-        float lower[8], upper[8];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            lower[2 * i] = u[i], lower[2 * i + 1] = v[i];
-            upper[2 * i] = u[i + 4], upper[2 * i + 1] = v[i + 4];
-        }
-        first = pack8<X>(lower);
-        second = pack8<X>(upper);
-        return;
-    }
-    first = pack8<X>(u);
-    second = pack8<X>(v);
-}
 
 #ifndef FORMAT
 __device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin, float turn) {
@@ -51,17 +19,17 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
         const int eights = half / 8;
 #pragma unroll 2
         for (int p = threadIdx.x; p < heads * eights; p += blockDim.x) {
-            X* at = row + p / eights * dim + at_of(p % eights * 8);
-            Eight<X> first = load8(at), second = load8(at + distance(half, 8));
-            turn8(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
+            X* at = row + p / eights * dim + at_of<INTERLEAVED>(p % eights * 8);
+            Eight<X> first = load8(at), second = load8(at + distance<INTERLEAVED>(half, 8));
+            turn8<INTERLEAVED>(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
             store8(at, first);
-            store8(at + distance(half, 8), second);
+            store8(at + distance<INTERLEAVED>(half, 8), second);
         }
         return;
     }
     for (int p = threadIdx.x; p < heads * half; p += blockDim.x) {
-        X* at = row + p / half * dim + at_of(p % half);
-        turn1(at[0], at[distance(half, 1)], angles[p % half], angles[half + p % half], turn);
+        X* at = row + p / half * dim + at_of<INTERLEAVED>(p % half);
+        turn1(at[0], at[distance<INTERLEAVED>(half, 1)], angles[p % half], angles[half + p % half], turn);
     }
 }
 
@@ -78,17 +46,17 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
             const int eights = half / 8;
 #pragma unroll 2
             for (int p = threadIdx.x; p < heads * eights; p += blockDim.x) {
-                const X* at = row + p / eights * dim + at_of(p % eights * 8);
-                Eight<X> first = load8(at), second = load8(at + distance(half, 8));
-                turn8(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
+                const X* at = row + p / eights * dim + at_of<INTERLEAVED>(p % eights * 8);
+                Eight<X> first = load8(at), second = load8(at + distance<INTERLEAVED>(half, 8));
+                turn8<INTERLEAVED>(first, second, load8(angles + p % eights * 8), load8(angles + half + p % eights * 8), turn);
                 largest = fmaxf(largest, fmaxf(largest8(first), largest8(second)));
             }
 #pragma unroll 2
             for (int c = turned + 8 * threadIdx.x; c < width; c += 8 * blockDim.x) largest = fmaxf(largest, largest8(load8(row + c)));
         } else {
             for (int p = threadIdx.x; p < heads * half; p += blockDim.x) {
-                const X* at = row + p / half * dim + at_of(p % half);
-                X first = at[0], second = at[distance(half, 1)];
+                const X* at = row + p / half * dim + at_of<INTERLEAVED>(p % half);
+                X first = at[0], second = at[distance<INTERLEAVED>(half, 1)];
                 turn1(first, second, angles[p % half], angles[half + p % half], turn);
                 largest = fmaxf(largest, fmaxf(fabsf(load(first)), fabsf(load(second))));
             }
@@ -103,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
 extern "C" __global__ void __launch_bounds__(256, 3)
     rope_codes(const X* x, const float* table, int heads, int dim, const int* __restrict__ positions, float turn, const __grid_constant__ Destination to) {
     const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
-    const int first = pair / half * dim + at_of(pair % half);
+    const int first = pair / half * dim + at_of<INTERLEAVED>(pair % half);
     const float scale = given_scale(to);
     Seen seen;
     const TileCast<FORMAT> tiles[2] = {{to, tiles_of_the_launch[0], seen, row0, (int)blockIdx.x * 2 * TILE},
                                        {to, tiles_of_the_launch[1], seen, row0, (int)(blockIdx.x * 2 + 1) * TILE}};
-    const int columns[2] = {first, first + distance(half, 8)};
+    const int columns[2] = {first, first + distance<INTERLEAVED>(half, 8)};
 #pragma unroll
     for (int k = 0; k < 2; k++) tiles[k].begin();
     if (SHARING == PerRow) __syncthreads();
@@ -123,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             if (row0 + row >= to.rows || column >= to.columns) continue;
             const X* from = x + (u64)(row0 + row) * to.columns + column;
             x8[k][0] = load8(from);
-            x8[k][1] = load8(from + distance(half, 8));
+            x8[k][1] = load8(from + distance<INTERLEAVED>(half, 8));
         }
         if (row0 + row < to.rows && (blockIdx.x * 2 * TILE + first) < heads * dim) {
             const float* angles = table + (u64)positions[row0 + row] * dim + pair % half;
@@ -132,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8(x8[k][0], x8[k][1], cos, sin, turn);
+            if (row0 + row < to.rows && (blockIdx.x * 2 + k) * TILE + first < heads * dim) turn8<INTERLEAVED>(x8[k][0], x8[k][1], cos, sin, turn);
             tiles[k].cast(row, columns, x8[k], scale);
         }
     }
