@@ -3,8 +3,8 @@
 use super::launch;
 use super::{
     adamw, add, argmax, attention, bias, cast, column_scales, compress, cross_entropy, delayed_scaling, embedding,
-    gemm, global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, scaled, skinny,
-    swiglu, transpose,
+    gemm, global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, scaled, swiglu,
+    transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 
@@ -44,7 +44,7 @@ pub fn kernels() -> Vec<KernelModule> {
     all.extend(of(&paged_attention::SOURCE, paged_attention::VARIANTS.iter().copied()));
     all.extend(of(&paged_attention::TENSOR_CORES, paged_attention::TENSOR_CORE_VARIANTS.iter().copied()));
     all.extend(of(&scaled::SOURCE, scaled::VARIANTS.iter().copied()));
-    all.extend(of(&skinny::SOURCE, skinny::VARIANTS.iter().copied()));
+    all.extend(of(&gemm::SKINNY, gemm::SKINNY_VARIANTS.iter().copied()));
     all.extend(of(&transpose::SOURCE, transpose::VARIANTS.iter().copied()));
     all.extend(untyped.into_iter().flat_map(|source| of(source, [[].as_slice()])));
     all

@@ -27,7 +27,6 @@ mod random;
 mod rmsnorm;
 mod rope;
 mod scaled;
-mod skinny;
 mod swiglu;
 mod transpose;
 

@@ -7,7 +7,7 @@ mod packed;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cuda::SOURCE;
+pub(crate) use cuda::{SKINNY, SKINNY_VARIANTS, SOURCE};
 
 use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
@@ -51,7 +51,7 @@ impl<'a> Operand<'a> {
     }
 
     /// The matrix of elements or codes, and whether it is contracted along its rows.
-    pub(super) fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
+    fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
         let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
         match self {
             Operand::Plain { x, transposed } => Ok((x, transposed)),
@@ -61,7 +61,7 @@ impl<'a> Operand<'a> {
     }
 
     /// Inverse scales of this copy and their granularity.
-    pub(super) fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
+    fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
             Operand::Rows(q) => Some((&q.scale_inv, q.granularity.of_rows())),
@@ -72,7 +72,7 @@ impl<'a> Operand<'a> {
     }
 
     /// `(rows, K)` without padding.
-    pub(super) fn size(self, what: &str) -> Result<(usize, usize)> {
+    fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {
             Operand::Plain { x, transposed } => {
                 let [r, c] = x.dims(what)?;
@@ -125,7 +125,7 @@ pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accu
 
 /// What is added to a product.
 #[derive(Clone, Copy)]
-pub(super) enum Addend<'a> {
+enum Addend<'a> {
     None,
     /// The output itself.
     Out,

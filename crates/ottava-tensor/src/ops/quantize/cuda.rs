@@ -150,12 +150,15 @@ pub(in crate::ops) unsafe fn produce(
 
 /// Eights of a row that a thread keeps in registers, as in `destination.cuh`.
 const ROW_EIGHTS: usize = 4;
+/// Rows that have a block each at most. With more, two launches over tiles take less time.
+const MOST_ROWS: usize = 512;
 
-/// Whether [`produce_rows`] can write `out` from these inputs: per-row scales without a transposed copy, and rows of aligned eights that a
+/// Whether [`produce_rows`] can write `out` from these inputs: per-row scales without a transposed copy, and few rows of aligned eights that a
 /// block of `most` eights per thread keeps in registers.
 pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, inputs: &[&Tensor], most: usize) -> bool {
     out.granularity == Granularity::PerRow
         && out.transposed.is_none()
+        && out.rows <= MOST_ROWS
         && out.columns.is_multiple_of(8)
         && out.columns <= most.min(ROW_EIGHTS) * 8 * 1024
         && launch::aligned(inputs)

@@ -50,8 +50,8 @@ __device__ __forceinline__ Eight<X> ups8(const X* from, int F) {
 }
 
 #ifndef FORMAT
-// Grid of rows.
-extern "C" __global__ void __launch_bounds__(1024) swiglu(X* __restrict__ y, const X* __restrict__ x, int F) {
+// Grid of rows. Without `__restrict__`, which would let reads move ahead of the wait.
+extern "C" __global__ void __launch_bounds__(1024) swiglu(X* y, const X* x, int F) {
     start_successors();
     wait_for_predecessors();
     y += (u64)blockIdx.x * F;

@@ -69,8 +69,8 @@ PRODUCT(32, R16, "%16", "%17", "%18", D16(0))
 PRODUCT(64, R32, "%32", "%33", "%34", D16(0), D16(16))
 
 struct Arguments {
-    OUT* out;
-    const OUT* addend;                  // [rows, columns], or null
+    X* out;
+    const X* addend;                  // [rows, columns], or null
     const float *a_scale, *b_scale;     // one, or one per row where the stride is 1; null for plain operands
     float* partial;                     // [tiles, parts, LINES, TOKENS], if there are parts
     int rows, columns, steps, most, parts, a_stride, b_stride;
@@ -229,7 +229,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
 // Grid of at most one block per multiprocessor, 288 threads, SHARED bytes. `a` has boxes of TOKENS rows, `b` of LINES.
 #define SKINNY(TOKENS)                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) skinny_##TOKENS(                                                        \
-        const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, OUT* out, const OUT* addend, const float* a_scale,        \
+        const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,        \
         const float* b_scale, float* partial, int rows, int columns, int steps, int most, int parts, int a_stride, int b_stride) {          \
         skinny<TOKENS>(&a, &b, {out, addend, a_scale, b_scale, partial, rows, columns, steps, most, parts, a_stride, b_stride});            \
     }
