@@ -16,7 +16,7 @@ const LOGIT_ROWS: usize = 256;
 /// Computes completions of a model.
 pub struct Engine {
     model: Decoder,
-    options: EngineOptions,
+    pub(super) options: EngineOptions,
     cache: KvCache,
     /// On a GPU.
     steps: DecodeSteps,
@@ -27,7 +27,7 @@ pub struct Engine {
     running: Vec<Sequence>,
     cancelled: Vec<RequestId>,
     next_id: u64,
-    stats: EngineStats,
+    pub(super) stats: EngineStats,
     scales_by_token: bool,
 }
 
@@ -97,13 +97,18 @@ impl Engine {
         self.scales_by_token
     }
 
+    /// Tokens of a request at most, prompt and completion together.
+    pub(super) fn room(&self) -> usize {
+        self.options.max_model_len.min(self.free.all() * BLOCK_SIZE)
+    }
+
     /// Adds a request, which later steps compute.
     ///
     /// Errors with [`Error::Config`] for settings that cannot be used, an empty prompt, or one without room for another token;
     /// with [`Error::Data`] for a token that the model does not have.
     pub fn add(&mut self, request: Request) -> Result<RequestId> {
         request.sampling.check()?;
-        let room = self.options.max_model_len.min(self.free.all() * BLOCK_SIZE);
+        let room = self.room();
         let prompt = request.prompt.len();
         if prompt == 0 {
             return Err(Error::Config("the prompt is empty; give at least one token".into()));
@@ -292,10 +297,9 @@ impl Engine {
             let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
             for (rows, positions) in rows.chunks(LOGIT_ROWS).zip(positions.chunks(LOGIT_ROWS)) {
                 let rows = self.on_device(rows)?;
-                let logits = self.model.logits(hidden, &rows)?;
-                for (i, &position) in positions.iter().enumerate() {
-                    found.push(Some(sampler::logprob(&row_of(&logits, i)?, prompt[position], top)));
-                }
+                let logits = on_host(&self.model.logits(hidden, &rows)?)?;
+                let rows = logits.chunks_exact(self.model.config().vocabulary);
+                found.extend(positions.iter().zip(rows).map(|(&p, row)| Some(sampler::logprob(row, prompt[p], top))));
             }
             let sequence = &mut self.running[at];
             sequence.prompt_logprobs.extend(found);
@@ -336,7 +340,7 @@ impl Engine {
             if barred.is_empty() && request.sampling.is_plain() && request.logprobs.is_none() {
                 return Ok((at, best, None));
             }
-            let logits = row_of(&scored.logits, row)?;
+            let logits = on_host(&scored.logits.rows(row, row + 1)?)?;
             let token = sampler::draw(&logits, &request.sampling, &sequence.seen, barred, number);
             Ok((at, token, request.logprobs.map(|top| sampler::logprob(&logits, token, top))))
         };
@@ -383,11 +387,10 @@ impl Engine {
     }
 }
 
-/// One row of logits on the host, in F32.
-fn row_of(logits: &Tensor, row: usize) -> Result<Vec<f32>> {
-    let row = logits.rows(row, row + 1)?;
-    Ok(match row.dtype() {
-        DType::F32 => row.to_vec()?,
-        _ => ottava_tensor::ops::cast(&row, DType::F32)?.to_vec()?,
+/// Logits on the host, in F32, row after row.
+fn on_host(logits: &Tensor) -> Result<Vec<f32>> {
+    Ok(match logits.dtype() {
+        DType::F32 => logits.to_vec()?,
+        _ => ottava_tensor::ops::cast(logits, DType::F32)?.to_vec()?,
     })
 }
