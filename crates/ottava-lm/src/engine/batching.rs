@@ -7,6 +7,7 @@ use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
+use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -324,27 +325,46 @@ impl Engine {
         drawing
     }
 
-    /// Draws a token of each of these requests from its row of logits. Logits reach the host only where a draw needs them.
+    /// Draws a token of each of these requests from its row of logits, on the model's device. Logits reach the host only for the likeliest
+    /// tokens beside a drawn one.
     fn draw(&self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
+        let drawing: Vec<_> =
+            drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).collect();
         let likeliest = scored.likeliest.to_vec::<i32>()?;
-        let draw = |(at, row): (usize, usize)| {
-            let sequence = &self.running[at];
-            let (request, number) = (&sequence.request, sequence.drawn());
-            let Ok(best) = u32::try_from(likeliest[row]) else {
-                return Err(Error::NonFinite(format!(
-                    "a logit of token {} is not finite: the model's weights or activations are not",
-                    sequence.tokens.len() + 1
-                )));
-            };
-            let barred = if number < request.min_new_tokens { request.stop_ids.as_slice() } else { &[] };
-            if barred.is_empty() && request.sampling.is_plain() && request.logprobs.is_none() {
-                return Ok((at, best, None));
-            }
-            let logits = on_host(&scored.logits.rows(row, row + 1)?)?;
-            let token = sampler::draw(&logits, &request.sampling, &sequence.seen, barred, number);
-            Ok((at, token, request.logprobs.map(|top| sampler::logprob(&logits, token, top))))
+        let bad = |&&(_, row): &&(usize, usize)| likeliest[row] < 0;
+        if let Some(&(at, _)) = drawing.iter().find(bad) {
+            return Err(Error::NonFinite(format!(
+                "a logit of token {} is not finite: the model's weights or activations are not",
+                self.running[at].tokens.len() + 1
+            )));
+        }
+        if drawing.iter().all(|&(at, _)| self.running[at].is_plain()) {
+            return Ok(drawing.into_iter().map(|(at, row)| (at, likeliest[row] as u32, None)).collect());
+        }
+        let logits = match scored.logits.dtype() {
+            DType::F32 => scored.logits.clone(),
+            _ => ottava_tensor::ops::cast(&scored.logits, DType::F32)?,
         };
-        drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).map(draw).collect()
+        let [rows, columns] = logits.dims("logits")?;
+        let mut draws = vec![Draw::GREEDY; rows];
+        for &(at, row) in &drawing {
+            draws[row] = self.running[at].draw();
+        }
+        let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
+        let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
+        on_device.set(&draws)?;
+        let (tokens, logprobs) = sample(&logits, &mut on_device)?;
+        let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
+        let drawn = |(at, row): (usize, usize)| {
+            let (token, logprob) = (tokens[row] as u32, logprobs[row]);
+            let found = match self.running[at].request.logprobs {
+                None => None,
+                Some(0) => Some(TokenLogprob { token, logprob, top: Vec::new() }),
+                Some(top) => Some(sampler::logprob(&on_host(&logits.rows(row, row + 1)?)?, token, top)),
+            };
+            Ok((at, token, found))
+        };
+        drawing.into_iter().map(drawn).collect()
     }
 
     /// Counts what was computed.
