@@ -41,7 +41,7 @@ fn greedy() -> Value {
 /// Drawn completions of all kinds, longer than most clients wait.
 fn drawn(number: usize, stream: bool) -> Value {
     json!({"prompt": ["line", "a"], "n": 1 + number % 3, "max_tokens": 20, "stream": stream, "seed": number, "top_p": 0.9, "top_k": 40,
-        "repetition_penalty": 1.1, "logprobs": number % 2, "echo": number % 5 == 0, "ignore_eos": true, "stop": ["zz"]})
+        "repetition_penalty": 1.1, "logprobs": number % 2, "echo": number.is_multiple_of(5), "ignore_eos": true, "stop": ["zz"]})
 }
 
 /// Sends request `number`, and checks its answer. `expected` is the text of [`greedy`].

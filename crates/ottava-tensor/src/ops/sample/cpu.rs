@@ -65,8 +65,8 @@ fn weight(x: f32) -> u64 {
     let n = (x + 0.5).floor();
     let f = x - n;
     // The powers of ln 2 over factorials, for |f| up to 1/2: within 2⁻²³.
-    let coefficients = [1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, LN_2, 1.0];
-    let p = coefficients.into_iter().fold(1.5403530e-4f32, |p, coefficient| p * f + coefficient);
+    let coefficients = [1.3333558e-3, 9.618129e-3, 5.550411e-2, 2.402265e-1, LN_2, 1.0];
+    let p = coefficients.into_iter().fold(1.540353e-4f32, |p, coefficient| p * f + coefficient);
     (p * f32::from_bits(((n as i32 + 127 + ONE as i32) as u32) << 23)) as u64
 }
 

@@ -11,11 +11,11 @@ __device__ __forceinline__ float float_of(u32 key) {
 __device__ __forceinline__ u64 weight(float x) {
     if (!(x >= -ONE)) return 0;
     const float n = floorf(x + 0.5f), f = x - n;
-    float p = 1.5403530e-4f;
+    float p = 1.540353e-4f;
     p = p * f + 1.3333558e-3f;
-    p = p * f + 9.6181291e-3f;
-    p = p * f + 5.5504109e-2f;
-    p = p * f + 2.4022651e-1f;
+    p = p * f + 9.618129e-3f;
+    p = p * f + 5.550411e-2f;
+    p = p * f + 2.402265e-1f;
     p = p * f + 6.9314718e-1f;
     p = p * f + 1.0f;
     return (u64)(p * __uint_as_float((u32)((int)n + 127 + ONE) << 23));
