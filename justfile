@@ -41,6 +41,10 @@ nightly-chat:
 nightly-kill:
     OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
 
+# Send 10,000 requests to a server, most of them faulty or broken off, and watch its memory and files; half a minute
+nightly-soak:
+    OTTAVA_SOAK=10000 cargo test -p ottava --test cli soak -- --nocapture
+
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:
     scripts/gpu-check.sh

@@ -22,5 +22,5 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use server::{Options, serve};
+pub use server::{Model, Options, serve};
 pub use worker::Backend;

@@ -5,7 +5,6 @@ use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
 use crate::worker::Worker;
 use axum::http::{HeaderMap, header};
-use ottava_lm::Error;
 use ottava_lm::data::{Chat, ChatTemplate, Tokenizer};
 use ottava_lm::hash::sha256;
 use std::sync::Arc;
@@ -53,7 +52,7 @@ impl Served {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
         let tokenizer = self.tokenizer.clone();
-        beside(move || tokenizer.encode(&template.render(&chat, true).map_err(Error::Config)?)).await
+        beside(move || template.prompt(&tokenizer, &chat)).await
     }
 
     /// Errors when a token has no row in the model's embedding.

@@ -37,8 +37,6 @@ pub struct Options {
     pub address: SocketAddr,
     /// The name of the model for clients.
     pub name: String,
-    /// Tokens of prompt and completion together, at most.
-    pub max_model_len: usize,
     /// Completions in work or waiting, at most; more are refused with status 429.
     pub max_requests: usize,
     /// The key that clients of `/v1` must send, if any.
@@ -47,17 +45,26 @@ pub struct Options {
     pub shutdown_timeout: Duration,
 }
 
-/// Serves until a signal asks to stop, or the engine fails. `load` makes the engine, on the thread that it then stays on; `vocabulary` is
-/// the number of rows of the model's embedding. Calls `ready` with the address once clients can connect.
+/// What is known of a model beside its engine.
+pub struct Model {
+    /// Turns texts into tokens.
+    pub tokenizer: Tokenizer,
+    /// Turns conversations into texts, if the model has one.
+    pub template: Option<ChatTemplate>,
+    /// Rows of the model's embedding.
+    pub vocabulary: usize,
+    /// Tokens of prompt and completion together, at most.
+    pub max_model_len: usize,
+}
+
+/// Serves until a signal asks to stop, or the engine fails. `load` makes the engine, on the thread that it then stays on. Calls `ready` with
+/// the address once it is loaded and requests are answered.
 ///
 /// # Errors
 /// Those of `load`, [`Error::Io`] when the address cannot be used, and [`Error::Model`] when the engine failed.
 pub fn serve<B: Backend>(
     options: &Options,
-    tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
-    vocabulary: usize,
-    load: impl FnOnce() -> ottava_lm::Result<B> + Send + 'static,
+    load: impl FnOnce() -> ottava_lm::Result<(B, Model)> + Send + 'static,
     ready: impl FnOnce(SocketAddr),
 ) -> ottava_lm::Result<()> {
     let io = |error| Error::io(options.address.to_string())(error);
@@ -65,10 +72,11 @@ pub fn serve<B: Backend>(
     // Before the model is loaded, so that a port in use is found at once.
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
-    let (worker, thread) = Worker::start(options.max_requests, load)?;
+    let (worker, thread, model) = Worker::start(options.max_requests, load)?;
+    let Model { tokenizer, template, vocabulary, max_model_len } = model;
     let served = Arc::new(Served {
         name: options.name.clone(),
-        max_model_len: options.max_model_len,
+        max_model_len,
         tokenizer: Arc::new(tokenizer),
         template: template.map(Arc::new),
         vocabulary,

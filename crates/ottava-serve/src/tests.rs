@@ -1,6 +1,6 @@
 //! The server over HTTP, with a stand-in for the engine that repeats its prompts.
 
-use crate::server::{Options, serve};
+use crate::server::{Model, Options, serve};
 use crate::worker::Backend;
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::{EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
@@ -113,17 +113,15 @@ fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
     let mut options = Options {
         address: "127.0.0.1:0".parse().unwrap(),
         name: "parrot".into(),
-        max_model_len: MODEL_LEN,
         max_requests: 8,
         api_key: None,
         shutdown_timeout: Duration::from_secs(5),
     };
     let mut parrot = Parrot::default();
     change(&mut options, &mut parrot);
-    let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), template());
-    let thread = std::thread::spawn(move || {
-        serve(&options, tokenizer(), Some(template), 4096, || Ok(parrot), |address| sender.send(address).unwrap())
-    });
+    let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
+    let load = || Ok((parrot, Model { tokenizer: tokenizer(), template, vocabulary: 4096, max_model_len: MODEL_LEN }));
+    let thread = std::thread::spawn(move || serve(&options, load, |address| sender.send(address).unwrap()));
     Server { address: receiver.recv().unwrap(), log, thread }
 }
 

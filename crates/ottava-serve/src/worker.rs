@@ -77,18 +77,19 @@ pub struct Running {
 }
 
 impl Worker {
-    /// Starts the thread with the backend that `load` gives, and waits for it. At most `limit` completions are in work or wait.
-    pub fn start<B: Backend>(
+    /// Starts the thread with the backend that `load` gives, and waits for it. At most `limit` completions are in work or wait. Returns what
+    /// else `load` gives, too.
+    pub fn start<B: Backend, T: Send + 'static>(
         limit: usize,
-        load: impl FnOnce() -> ottava_lm::Result<B> + Send + 'static,
-    ) -> ottava_lm::Result<(Worker, JoinHandle<()>)> {
+        load: impl FnOnce() -> ottava_lm::Result<(B, T)> + Send + 'static,
+    ) -> ottava_lm::Result<(Worker, JoinHandle<()>, T)> {
         let (commands, receiver) = channel();
         let (loaded, result) = channel();
         let shared = Arc::new(Shared::default());
         let of_thread = shared.clone();
         let run = move || match load() {
-            Ok(backend) => {
-                let _ = loaded.send(Ok(()));
+            Ok((backend, other)) => {
+                let _ = loaded.send(Ok(other));
                 run(backend, receiver, &of_thread);
             }
             Err(error) => {
@@ -97,14 +98,9 @@ impl Worker {
         };
         let builder = std::thread::Builder::new().name("engine".into());
         let thread = builder.spawn(run).map_err(ottava_lm::Error::io("the thread of the engine"))?;
-        match result.recv() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(error),
-            Err(_) => {
-                return Err(ottava_lm::Error::Model("the model could not be loaded: its thread has ended".into()));
-            }
-        }
-        Ok((Worker { commands, permits: Arc::new(Semaphore::new(limit)), limit, shared }, thread))
+        let ended = || ottava_lm::Error::Model("the model could not be loaded: its thread has ended".into());
+        let other = result.recv().map_err(|_| ended())??;
+        Ok((Worker { commands, permits: Arc::new(Semaphore::new(limit)), limit, shared }, thread, other))
     }
 
     /// Starts the completions of `requests`, all or none.

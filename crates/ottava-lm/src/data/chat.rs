@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::clock::Clock;
 use super::edges::read_json;
 use super::python::{self, Json};
+use super::tokenizer::Tokenizer;
 use crate::hash::sha256;
 use crate::{Error, Result, input};
 
@@ -141,6 +142,13 @@ impl ChatTemplate {
     /// Renders `chat`; with `prompt`, up to where the assistant begins to write. Errors with the reason.
     pub fn render(&self, chat: &Chat, prompt: bool) -> Result<String, String> {
         self.render_marked(&chat.messages, &chat.tools, prompt).map(|rendered| rendered.text)
+    }
+
+    /// The ids of `chat` up to where the assistant begins to write.
+    ///
+    /// Errors with [`Error::Config`] for a chat that the template does not render, and as [`Tokenizer::encode`].
+    pub fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>> {
+        tokenizer.encode(&self.render(chat, true).map_err(Error::Config)?)
     }
 
     /// Renders `chat` with the ranges of its assistant's turns: those of `{% generation %}` blocks, or, where the template has none, what

@@ -7,6 +7,7 @@ use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
+use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -16,7 +17,7 @@ const LOGIT_ROWS: usize = 256;
 /// Computes completions of a model.
 pub struct Engine {
     model: Decoder,
-    options: EngineOptions,
+    pub(super) options: EngineOptions,
     cache: KvCache,
     /// On a GPU.
     steps: DecodeSteps,
@@ -27,7 +28,7 @@ pub struct Engine {
     running: Vec<Sequence>,
     cancelled: Vec<RequestId>,
     next_id: u64,
-    stats: EngineStats,
+    pub(super) stats: EngineStats,
     scales_by_token: bool,
 }
 
@@ -97,13 +98,18 @@ impl Engine {
         self.scales_by_token
     }
 
+    /// Tokens of a request at most, prompt and completion together.
+    pub(super) fn room(&self) -> usize {
+        self.options.max_model_len.min(self.free.all() * BLOCK_SIZE)
+    }
+
     /// Adds a request, which later steps compute.
     ///
     /// Errors with [`Error::Config`] for settings that cannot be used, an empty prompt, or one without room for another token;
     /// with [`Error::Data`] for a token that the model does not have.
     pub fn add(&mut self, request: Request) -> Result<RequestId> {
         request.sampling.check()?;
-        let room = self.options.max_model_len.min(self.free.all() * BLOCK_SIZE);
+        let room = self.room();
         let prompt = request.prompt.len();
         if prompt == 0 {
             return Err(Error::Config("the prompt is empty; give at least one token".into()));
@@ -292,10 +298,9 @@ impl Engine {
             let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
             for (rows, positions) in rows.chunks(LOGIT_ROWS).zip(positions.chunks(LOGIT_ROWS)) {
                 let rows = self.on_device(rows)?;
-                let logits = self.model.logits(hidden, &rows)?;
-                for (i, &position) in positions.iter().enumerate() {
-                    found.push(Some(sampler::logprob(&row_of(&logits, i)?, prompt[position], top)));
-                }
+                let logits = on_host(&self.model.logits(hidden, &rows)?)?;
+                let rows = logits.chunks_exact(self.model.config().vocabulary);
+                found.extend(positions.iter().zip(rows).map(|(&p, row)| Some(sampler::logprob(row, prompt[p], top))));
             }
             let sequence = &mut self.running[at];
             sequence.prompt_logprobs.extend(found);
@@ -320,27 +325,46 @@ impl Engine {
         drawing
     }
 
-    /// Draws a token of each of these requests from its row of logits. Logits reach the host only where a draw needs them.
+    /// Draws a token of each of these requests from its row of logits, on the model's device. Logits reach the host only for the likeliest
+    /// tokens beside a drawn one.
     fn draw(&self, scored: &Scored, drawing: impl Iterator<Item = (usize, usize)>) -> Result<Vec<Drawn>> {
+        let drawing: Vec<_> =
+            drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).collect();
         let likeliest = scored.likeliest.to_vec::<i32>()?;
-        let draw = |(at, row): (usize, usize)| {
-            let sequence = &self.running[at];
-            let (request, number) = (&sequence.request, sequence.drawn());
-            let Ok(best) = u32::try_from(likeliest[row]) else {
-                return Err(Error::NonFinite(format!(
-                    "a logit of token {} is not finite: the model's weights or activations are not",
-                    sequence.tokens.len() + 1
-                )));
-            };
-            let barred = if number < request.min_new_tokens { request.stop_ids.as_slice() } else { &[] };
-            if barred.is_empty() && request.sampling.is_plain() && request.logprobs.is_none() {
-                return Ok((at, best, None));
-            }
-            let logits = row_of(&scored.logits, row)?;
-            let token = sampler::draw(&logits, &request.sampling, &sequence.seen, barred, number);
-            Ok((at, token, request.logprobs.map(|top| sampler::logprob(&logits, token, top))))
+        let bad = |&&(_, row): &&(usize, usize)| likeliest[row] < 0;
+        if let Some(&(at, _)) = drawing.iter().find(bad) {
+            return Err(Error::NonFinite(format!(
+                "a logit of token {} is not finite: the model's weights or activations are not",
+                self.running[at].tokens.len() + 1
+            )));
+        }
+        if drawing.iter().all(|&(at, _)| self.running[at].is_plain()) {
+            return Ok(drawing.into_iter().map(|(at, row)| (at, likeliest[row] as u32, None)).collect());
+        }
+        let logits = match scored.logits.dtype() {
+            DType::F32 => scored.logits.clone(),
+            _ => ottava_tensor::ops::cast(&scored.logits, DType::F32)?,
         };
-        drawing.filter(|&(at, _)| self.running[at].tokens.len() < self.running[at].max_len).map(draw).collect()
+        let [rows, columns] = logits.dims("logits")?;
+        let mut draws = vec![Draw::GREEDY; rows];
+        for &(at, row) in &drawing {
+            draws[row] = self.running[at].draw();
+        }
+        let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
+        let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
+        on_device.set(&draws)?;
+        let (tokens, logprobs) = sample(&logits, &mut on_device)?;
+        let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
+        let drawn = |(at, row): (usize, usize)| {
+            let (token, logprob) = (tokens[row] as u32, logprobs[row]);
+            let found = match self.running[at].request.logprobs {
+                None => None,
+                Some(0) => Some(TokenLogprob { token, logprob, top: Vec::new() }),
+                Some(top) => Some(sampler::logprob(&on_host(&logits.rows(row, row + 1)?)?, token, top)),
+            };
+            Ok((at, token, found))
+        };
+        drawing.into_iter().map(drawn).collect()
     }
 
     /// Counts what was computed.
@@ -383,11 +407,10 @@ impl Engine {
     }
 }
 
-/// One row of logits on the host, in F32.
-fn row_of(logits: &Tensor, row: usize) -> Result<Vec<f32>> {
-    let row = logits.rows(row, row + 1)?;
-    Ok(match row.dtype() {
-        DType::F32 => row.to_vec()?,
-        _ => ottava_tensor::ops::cast(&row, DType::F32)?.to_vec()?,
+/// Logits on the host, in F32, row after row.
+fn on_host(logits: &Tensor) -> Result<Vec<f32>> {
+    Ok(match logits.dtype() {
+        DType::F32 => logits.to_vec()?,
+        _ => ottava_tensor::ops::cast(logits, DType::F32)?.to_vec()?,
     })
 }

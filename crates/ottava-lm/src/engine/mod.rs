@@ -13,6 +13,7 @@ mod request;
 mod sampler;
 mod sequence;
 mod text;
+mod warm_up;
 
 pub use batching::Engine;
 pub use blocks::BLOCK_SIZE;

@@ -1,8 +1,9 @@
 //! A request in progress.
 
 use super::request::{Request, RequestId, TokenLogprob};
-use super::sampler::Occurrences;
+use super::sampler::{self, Occurrences};
 use crate::models::SequenceTokens;
+use ottava_tensor::ops::Draw;
 
 /// A request, its tokens so far, and its place in the KV cache.
 pub struct Sequence {
@@ -38,6 +39,21 @@ impl Sequence {
     /// Tokens drawn so far.
     pub fn drawn(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Tokens that cannot be drawn yet.
+    fn barred(&self) -> &[u32] {
+        if self.drawn() < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
+    }
+
+    /// Whether its next token is the likeliest one, of unchanged logits, and nothing else is asked for.
+    pub fn is_plain(&self) -> bool {
+        self.barred().is_empty() && self.request.sampling.is_plain() && self.request.logprobs.is_none()
+    }
+
+    /// How its next token is drawn.
+    pub fn draw(&self) -> Draw {
+        sampler::draw(&self.request.sampling, &self.seen, self.barred(), self.drawn())
     }
 
     /// Its next `new` tokens.

@@ -123,15 +123,14 @@ fn fp8_learns_as_well_as_bf16() {
     let text = text();
     for device in devices() {
         announce(&device);
-        let run =
-            |name: &str, recipe: &Recipe| losses(name, recipe, MemoryPolicy::FULL, &device, &text, recipe_seeds());
+        let run = |name: &str, recipe: &Recipe| losses(name, recipe, MemoryPolicy::FULL, &device, text, recipe_seeds());
         let bf16 = run("bf16", &named(RecipeName::Bf16));
         for name in fp8_names_on(&device) {
             expect_as_low(name.as_str(), &run(name.as_str(), &named(name)), "bf16", &bf16);
         }
         // What must fail, or the bar says nothing.
         let broken = unscaled_gradients(DType::E4M3);
-        let broken = train(&broken, MemoryPolicy::FULL, &device, &text, SEEDS[0], length()) - bf16[0];
+        let broken = train(&broken, MemoryPolicy::FULL, &device, text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
         assert!(broken >= 0.2, "gradients that are cast without a scale end only {broken:.4} above bf16 on {device}");
     }
@@ -148,7 +147,7 @@ fn with_activations_saved_in_fp8_models_learn_as_well_as_with_exact_ones() {
             (RecipeName::Fp8Delayed, &[Recompute::None, Recompute::Attention]),
         ] {
             let (recipe, name) = (named(name), name.as_str());
-            let run = |name: &str, kept| losses(name, &recipe, kept, &device, &text, memory_seeds());
+            let run = |name: &str, kept| losses(name, &recipe, kept, &device, text, memory_seeds());
             let exact = run(name, MemoryPolicy::FULL);
             for &recompute in policies {
                 let words = format!("{name}, float8, {}", recompute.as_str());
@@ -165,7 +164,7 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
     for device in devices() {
         announce(&device);
         let recipe = named(RecipeName::Fp8Delayed);
-        let run = |name: &str, kept| losses(name, &recipe, kept, &device, &text, memory_seeds());
+        let run = |name: &str, kept| losses(name, &recipe, kept, &device, text, memory_seeds());
         let first = run("O0", MemoryPolicy::FULL);
         for level in Level::ALL.into_iter().skip(1) {
             expect_as_low(level.as_str(), &run(level.as_str(), at(level)), "O0", &first);

@@ -5,7 +5,7 @@ use crate::setup::{
     tiny_llama,
 };
 use ottava_lm::engine::{
-    Engine, EngineOptions, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
+    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
 };
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
@@ -281,4 +281,21 @@ fn all_passes_of_a_gpu_run_dry() {
         assert!(found.iter().all(|got| got.end == Some(FinishReason::Length)), "{name:?}");
         assert_eq!(found[6].tokens, [0; 20]);
     }
+}
+
+/// A dry run sees which kernels are launched; each of them is compiled in its first launch.
+#[test]
+fn after_warming_up_requests_launch_no_new_kernel() {
+    let device = Device::dry_gpu(GpuModel::h200());
+    let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+    let options = EngineOptions { max_model_len: 900, prefill_chunk: 512, ..ROOMY };
+    let mut engine = Engine::new(model(&recipe(RecipeName::Fp8Current, Fp8Format::Auto), &device), &options).unwrap();
+    let cold = gpu.workload();
+    engine.warm_up().unwrap();
+    let warm = gpu.workload();
+    assert!(warm != cold && engine.is_idle());
+    assert_eq!(engine.stats(), EngineStats { kv_blocks: engine.stats().kv_blocks, ..EngineStats::default() });
+    let long = Request { prompt_logprobs: None, ..request("long", 700) };
+    run(&mut engine, requests().into_iter().chain([long]).collect());
+    assert_eq!(gpu.workload(), warm);
 }

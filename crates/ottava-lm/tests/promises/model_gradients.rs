@@ -84,12 +84,11 @@ fn two_steps(recipe: &Recipe, device: &Device) -> [Gradients; 2] {
 
 /// The same, where backward has what `kept` says.
 fn two_steps_with(recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> [Gradients; 2] {
-    let text = text();
     let mut decoder =
         Decoder::new(&model(), recipe, device, Purpose::Train(kept), 32, &mut Seeded { std: STD }).unwrap();
     decoder.quantize_weights().unwrap();
     [0, 1].map(|step| {
-        let batch = text_batch(&text, step * 10_000, ROWS, TOKENS).map(|ids| ids.to_device(device).unwrap());
+        let batch = text_batch(text(), step * 10_000, ROWS, TOKENS).map(|ids| ids.to_device(device).unwrap());
         losses_and_gradients(&mut decoder, &batch[0], &batch[1], ROWS, 1.0 / (ROWS * TOKENS) as f64).unwrap();
         let seen = gradients(&mut decoder);
         decoder.parameters().into_iter().for_each(|param| param.clear_grad());
@@ -162,7 +161,7 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
         part
     };
     let mut parts: Vec<Decoder> = [first].into_iter().chain(middle).chain([last]).map(part).collect();
-    let [mut x, targets] = text_batch(&text(), 0, ROWS, TOKENS);
+    let [mut x, targets] = text_batch(text(), 0, ROWS, TOKENS);
     let sequences = sequences(device, ROWS, ROWS * TOKENS);
     let mut saved = Vec::new();
     for part in &mut parts {

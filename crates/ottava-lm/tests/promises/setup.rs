@@ -18,6 +18,7 @@ use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
+use std::sync::LazyLock;
 
 /// The CPU and, where there is one, the GPU.
 pub fn devices() -> Vec<Device> {
@@ -357,16 +358,20 @@ pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     losses
 }
 
-/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128.
-pub fn text() -> Vec<i32> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
-    let file = std::fs::File::open(path).expect("the bundled text is there");
-    let mut all = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
-    let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
-    // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
-    let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
-    visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
+/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128. Read once, since tests of many
+/// models all learn it.
+pub fn text() -> &'static [i32] {
+    static TEXT: LazyLock<Vec<i32>> = LazyLock::new(|| {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
+        let file = std::fs::File::open(path).expect("the bundled text is there");
+        let mut all = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
+        let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
+        // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
+        let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
+        visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
+    });
+    &TEXT
 }
 
 /// A batch of `text` from byte `start` on.

@@ -26,6 +26,7 @@ mod quantize;
 mod random;
 mod rmsnorm;
 mod rope;
+mod sample;
 mod scaled;
 mod swiglu;
 mod transpose;
@@ -55,6 +56,7 @@ pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into
 pub use random::normal;
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
+pub use sample::{Adjustment, Draw, Draws, sample};
 pub use scaled::{scaled, split, unscaled};
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_to,

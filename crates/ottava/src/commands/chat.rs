@@ -56,7 +56,7 @@ impl ChatCommand {
             let line = line.map_err(Error::io("standard input"))?;
             if !line.trim().is_empty() {
                 chat.messages.push(Chat::message("user", &line));
-                let ids = chat_prompt(&template, &tokenizer, &chat)?;
+                let ids = template.prompt(&tokenizer, &chat)?;
                 let request = self.draws.request(ids, self.max_new_tokens, turn);
                 let mut answer = String::new();
                 complete(&mut engine, &tokenizer, [request], &mut |_, text| out_part!("{text}"), &mut |_, done| {
@@ -81,9 +81,4 @@ pub fn chat_template(folder: &Path) -> Result<ChatTemplate> {
             folder.display()
         ))
     })
-}
-
-/// The ids of a conversation up to where the model answers.
-pub fn chat_prompt(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>> {
-    tokenizer.encode(&template.render(chat, true).map_err(Error::Config)?)
 }

@@ -1,6 +1,6 @@
 //! `ottava generate`.
 
-use super::chat::{chat_prompt, chat_template};
+use super::chat::chat_template;
 use super::inference::{Draws, Inference, with_model};
 use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
@@ -110,7 +110,7 @@ impl Generate {
         let talks = self.chat || prompts.iter().any(|prompt| matches!(prompt, Prompt::Messages { .. }));
         let template = talks.then(|| chat_template(folder)).transpose()?;
         let of_chat = |messages: Vec<Value>| match &template {
-            Some(template) => chat_prompt(template, tokenizer, &Chat { messages, ..Chat::default() }),
+            Some(template) => template.prompt(tokenizer, &Chat { messages, ..Chat::default() }),
             None => unreachable!("there is a template where a prompt is a chat"),
         };
         let tokenize = |prompt: &Prompt| {

@@ -7,7 +7,7 @@ use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
-use ottava_serve::{Options, serve};
+use ottava_serve::{Model, Options, serve};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -73,44 +73,45 @@ impl Serve {
         if !self.host.is_loopback() && self.api_key.is_none() {
             tracing::warn!("{} can be reached from other machines, and there is no --api-key", self.host);
         }
-        let (tokenizer, template, sizes) = with_model(&self.model, |folder| {
-            let sizes = decoder_config(&ConfigFile::read(folder)?)?;
-            Ok((Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?, sizes))
-        })?;
-        tokenizer.check_fits(sizes.vocabulary)?;
-        let most = sizes.max_positions.min(sizes.window.unwrap_or(usize::MAX));
-        let max_model_len = self.max_model_len.unwrap_or(most);
-        if max_model_len > most {
-            return Err(Error::Config(format!("--max-model-len is {max_model_len}; the model has {most} positions")));
-        }
         let options = Options {
             address: SocketAddr::new(self.host, self.port),
             name: self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string()),
-            max_model_len,
             max_requests: self.max_queue,
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
         };
         stop_on_signals("stopping: requests in work are answered, new ones are refused")?;
         let name = options.name.clone();
-        let load = move || self.engine(max_model_len);
-        serve(&options, tokenizer, template, sizes.vocabulary, load, |address| {
-            note!("serving {name} at http://{address}");
-        })
+        serve(&options, move || self.load(), |address| note!("serving {name} at http://{address}"))
     }
 
-    fn engine(&self, max_model_len: usize) -> Result<Engine> {
-        let model = with_model(&self.model, |folder| self.how.load(folder, &ConfigFile::read(folder)?, max_model_len))?;
-        let default = if matches!(model.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
-        let at_once = self.max_num_seqs.unwrap_or(default);
+    /// The engine, warmed up, and what requests need to know of its model.
+    fn load(&self) -> Result<(Engine, Model)> {
+        let (decoder, model) = with_model(&self.model, |folder| {
+            let config = ConfigFile::read(folder)?;
+            let sizes = decoder_config(&config)?;
+            let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
+            tokenizer.check_fits(sizes.vocabulary)?;
+            let most = sizes.max_positions.min(sizes.window.unwrap_or(usize::MAX));
+            let max_model_len = self.max_model_len.unwrap_or(most);
+            if max_model_len > most {
+                let text = format!("--max-model-len is {max_model_len}; the model has {most} positions");
+                return Err(Error::Config(text));
+            }
+            let model = Model { tokenizer, template, vocabulary: sizes.vocabulary, max_model_len };
+            Ok((self.how.load(folder, &config, max_model_len)?, model))
+        })?;
+        let default = if matches!(decoder.device(), Device::Cuda(_)) { ON_A_GPU } else { ON_A_CPU };
+        let (at_once, max_model_len) = (self.max_num_seqs.unwrap_or(default), model.max_model_len);
         let lengths = std::iter::repeat_n(max_model_len, at_once);
-        let mut options = EngineOptions::for_lengths(&model, lengths, max_model_len, self.kv_cache_dtype)?;
+        let mut options = EngineOptions::for_lengths(&decoder, lengths, max_model_len, self.kv_cache_dtype)?;
         options.max_batch = at_once;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
-        let engine = engine(model, &options)?;
+        let mut engine = engine(decoder, &options)?;
         let EngineOptions { kv_cache_tokens, .. } = options;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
-        Ok(engine)
+        engine.warm_up()?;
+        Ok((engine, model))
     }
 }

@@ -14,4 +14,5 @@ mod runs;
 mod serve;
 mod setup;
 mod signals;
+mod soak;
 mod streams;

@@ -5,21 +5,29 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A server of a run's checkpoint.
-struct Server {
+pub struct Server {
     child: Child,
-    address: String,
-    /// Kept open, since the server writes to it.
-    _errors: BufReader<std::process::ChildStderr>,
+    pub address: String,
+    /// Reads what the server writes to standard error, since a full pipe would stop it.
+    errors: Option<JoinHandle<String>>,
 }
 
 impl Server {
-    fn start(run: &Run, more: &[&str]) -> Server {
+    pub fn start(run: &Run, more: &[&str]) -> Server {
         let model = run.checkpoint();
         let args = [&["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu"], more].concat();
-        let mut child = run.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = run.command(&args);
+        // Freed memory goes back to the system, so that the resident memory is what is in use.
+        command.envs([
+            ("MALLOC_ARENA_MAX", "1"),
+            ("MALLOC_MMAP_THRESHOLD_", "65536"),
+            ("MALLOC_TRIM_THRESHOLD_", "65536"),
+        ]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut errors = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         let address = loop {
@@ -29,20 +37,33 @@ impl Server {
                 break address.to_string();
             }
         };
-        Server { child, address, _errors: errors }
+        let rest = std::thread::spawn(move || {
+            let mut text = String::new();
+            errors.read_to_string(&mut text).unwrap();
+            text
+        });
+        Server { child, address, errors: Some(rest) }
     }
 
-    /// Sends a request, whose answer can be read.
-    fn send(&self, path: &str, body: &Value) -> TcpStream {
-        let (mut client, body) = (TcpStream::connect(&self.address).unwrap(), body.to_string());
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Connects to it.
+    pub fn connect(&self) -> TcpStream {
+        let client = TcpStream::connect(&self.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let head =
-            format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
-        client.write_all((head + &body).as_bytes()).unwrap();
         client
     }
 
-    fn post(&self, path: &str, body: Value) -> Value {
+    /// Sends a request, whose answer can be read.
+    pub fn send(&self, path: &str, body: &Value) -> TcpStream {
+        let (mut client, body) = (self.connect(), body.to_string());
+        client.write_all(&request(path, body.as_bytes())).unwrap();
+        client
+    }
+
+    pub fn post(&self, path: &str, body: Value) -> Value {
         let mut text = String::new();
         self.send(path, &body).read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -50,8 +71,14 @@ impl Server {
         serde_json::from_str(body).unwrap()
     }
 
-    fn signal(&self) {
+    pub fn signal(&self) {
         assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Waits for its end after [`Server::signal`]. Returns its exit code and what it wrote to standard error since it was ready.
+    pub fn wait(mut self) -> (Option<i32>, String) {
+        let code = self.child.wait().unwrap().code();
+        (code, self.errors.take().unwrap().join().unwrap())
     }
 }
 
@@ -60,6 +87,13 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The bytes of a POST request.
+pub fn request(path: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    [head.as_bytes(), body].concat()
 }
 
 /// The token of each byte in the model's tokenizer.
@@ -118,13 +152,13 @@ fn served_completions_and_losses_are_those_of_the_commands() {
 #[test]
 fn a_signal_lets_answers_finish() {
     let run = Run::new();
-    let mut server = Server::start(&run, &[]);
+    let server = Server::start(&run, &[]);
     let body = json!({"prompt": "line", "max_tokens": 50, "ignore_eos": true, "stream": true});
     let mut lines = BufReader::new(server.send("/v1/completions", &body)).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.starts_with("data: {")), "the answer has begun");
     server.signal();
     assert!(lines.any(|line| line == "data: [DONE]"), "it goes on to its end");
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.wait().0, Some(0));
 }
 
 #[test]
@@ -134,6 +168,10 @@ fn a_server_that_cannot_start_says_why() {
     let (model, port) = (run.checkpoint(), server.address.rsplit_once(':').unwrap().1);
     let model = model.to_str().unwrap();
     run.fail(&["serve", model, "--port", port, "--device", "cpu"], 1, &[&server.address, "in use"]);
-    run.fail(&["serve", model, "--max-model-len", "65", "--device", "cpu"], 1, &["65; the model has 64 positions"]);
-    run.fail(&["serve", "nowhere"], 1, &["nowhere"]);
+    run.fail(
+        &["serve", model, "--port", "0", "--max-model-len", "65", "--device", "cpu"],
+        1,
+        &["65; the model has 64 positions"],
+    );
+    run.fail(&["serve", "nowhere", "--port", "0"], 1, &["nowhere"]);
 }

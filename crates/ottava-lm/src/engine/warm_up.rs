@@ -1,0 +1,50 @@
+//! Steps before the first request, so that no request waits for what the first step of a size does.
+
+use super::batching::Engine;
+use super::request::{EngineOptions, Request, Sampling};
+use crate::error::Result;
+use crate::models::WHOLE;
+use ottava_tensor::Device;
+
+/// Tokens drawn in each size: a step that compiles kernels and times products, one that is captured, and one that is replayed.
+const DRAWN: usize = 3;
+
+impl Engine {
+    /// Computes prompts and decode steps of all padded sizes on a GPU, as requests, which compiles kernels, times products and captures
+    /// graphs. Decode steps are of one block of the KV cache; longer ones are captured when they come. A CPU needs none of this.
+    ///
+    /// Errors as [`Engine::step`].
+    pub fn warm_up(&mut self) -> Result<()> {
+        if !matches!(self.model().device(), Device::Cuda(_)) {
+            return Ok(());
+        }
+        let before = self.stats;
+        let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
+        let last_prompt = self.room().saturating_sub(1);
+        // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
+        let whole = (1..=prefill_chunk / WHOLE).map(|count| count * WHOLE);
+        let prompts = whole.chain([prefill_chunk.saturating_add(WHOLE / 2).min(last_prompt)]);
+        for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
+            self.run_alike(1, tokens)?;
+        }
+        let sizes =
+            std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|&size| size < max_batch);
+        for size in sizes.chain([max_batch]).filter(|_| last_prompt > 0) {
+            self.run_alike(size, 1)?;
+        }
+        self.stats = before;
+        Ok(())
+    }
+
+    /// Runs `count` requests with prompts of `tokens` tokens to their end. They draw, so that the kernels of draws are launched too.
+    fn run_alike(&mut self, count: usize, tokens: usize) -> Result<()> {
+        for _ in 0..count {
+            let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+            self.add(Request { prompt: vec![0; tokens], sampling, max_new_tokens: DRAWN, ..Request::default() })?;
+        }
+        while !self.is_idle() {
+            self.step()?;
+        }
+        Ok(())
+    }
+}

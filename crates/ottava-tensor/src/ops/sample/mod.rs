@@ -1,0 +1,179 @@
+//! Draws a token of each row of logits.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use crate::{DType, Device, Result, Tensor};
+use bytemuck::{Pod, Zeroable};
+use std::f64::consts::LOG2_E;
+
+pub(crate) use cuda::SOURCE;
+
+/// The weight of the likeliest token is `2^ONE`. Sums of weights of up to 2²³ columns are exact in 64 bits, so all orders give the same.
+const ONE: u32 = cuda::EXPONENT_OF_ONE;
+
+/// How a token is drawn. In this order: [`Adjustment`]s of logits, temperature, min-p, top-k, top-p, one draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Draw {
+    /// Logits are divided by it; 0 takes the largest one.
+    pub temperature: f64,
+    /// Only this many of the likeliest tokens can be drawn, the smaller ids among equals; `None` for all.
+    pub top_k: Option<usize>,
+    /// Only the fewest likeliest tokens that together have this probability can be drawn; 1 for all.
+    pub top_p: f64,
+    /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
+    pub min_p: f64,
+    /// Where the draw falls among the weights in the order of ids: a uniform number in units of 2⁻⁶⁴.
+    pub uniform: u64,
+    /// Divides positive logits and multiplies others, as [`Adjustment::count`] says.
+    pub repetition_penalty: f32,
+    /// Subtracted from logits, as [`Adjustment::count`] says.
+    pub presence_penalty: f32,
+    /// Subtracted from logits for each count.
+    pub frequency_penalty: f32,
+    /// Changes of logits, one per token at most.
+    pub adjustments: Vec<Adjustment>,
+}
+
+/// A change of one logit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adjustment {
+    /// The token.
+    pub token: u32,
+    /// Times the token was drawn: from 0 up the repetition penalty applies, from 1 up the others too. `None` for no penalty.
+    pub count: Option<u32>,
+    /// Added after the penalties; minus infinity bars the token.
+    pub bias: f32,
+}
+
+impl Draw {
+    /// Takes the likeliest token.
+    pub const GREEDY: Draw = Draw {
+        temperature: 0.0,
+        top_k: None,
+        top_p: 1.0,
+        min_p: 0.0,
+        uniform: 0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        adjustments: Vec::new(),
+    };
+
+    /// The parameters of its row, with adjustments from number `start` to before `end`.
+    fn of_row(&self, start: usize, end: usize) -> RowDraw {
+        let is_greedy = self.temperature == 0.0;
+        let scale = if is_greedy { 1.0 } else { (LOG2_E / self.temperature).min(f64::from(f32::MAX)) };
+        let top_k = if is_greedy { 1 } else { self.top_k.unwrap_or(0) };
+        RowDraw {
+            uniform: self.uniform,
+            top_p: if self.top_p >= 1.0 { u64::MAX } else { (self.top_p * 2f64.powi(64)) as u64 },
+            least: (self.min_p * 2f64.powi(ONE as i32)).ceil() as u64,
+            top_k: u32::try_from(top_k).unwrap_or(0),
+            scale: scale as f32,
+            repetition: self.repetition_penalty,
+            presence: self.presence_penalty,
+            frequency: self.frequency_penalty,
+            start: start as u32,
+            end: end as u32,
+            unused: 0,
+        }
+    }
+}
+
+/// As the struct of the same name in `sample.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RowDraw {
+    uniform: u64,
+    /// In units of 2⁻⁶⁴; all bits set for 1.
+    top_p: u64,
+    /// The smallest weight that min-p leaves.
+    least: u64,
+    /// 0 for all.
+    top_k: u32,
+    /// What a logit is multiplied by to be a power of two.
+    scale: f32,
+    repetition: f32,
+    presence: f32,
+    frequency: f32,
+    /// Its adjustments.
+    start: u32,
+    end: u32,
+    unused: u32,
+}
+
+/// As the struct of the same name in `sample.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Change {
+    token: u32,
+    /// -1 for no penalty.
+    count: i32,
+    bias: f32,
+    unused: u32,
+}
+
+/// The draws of a batch in memory of a device, so that a captured graph reads what was written last.
+pub struct Draws {
+    words: Tensor,            /* I64: a `RowDraw` for each row, then all `Change`s */
+    adjusted: Option<Tensor>, /* F32 [R, V]: logits of rows with adjustments */
+    shape: [usize; 2],
+    adjustments: usize,
+}
+
+impl Draws {
+    /// Room for draws from logits `shape` `[R, V]`, with `adjustments` of all rows together.
+    pub fn new(device: &Device, shape: [usize; 2], adjustments: usize) -> Result<Draws> {
+        let bytes = shape[0] * size_of::<RowDraw>() + adjustments * size_of::<Change>();
+        let words = Tensor::zeros(device, &[bytes / 8], DType::I64)?;
+        let adjusted = (adjustments > 0).then(|| Tensor::empty(device, &shape, DType::F32)).transpose()?;
+        Ok(Draws { words, adjusted, shape, adjustments })
+    }
+
+    /// Writes a draw for each row, in one copy. Adjustments of tokens that logits do not have are left out.
+    ///
+    /// Panics for another number of draws, or if there is no room for their adjustments.
+    pub fn set(&mut self, draws: &[Draw]) -> Result<()> {
+        let [rows, columns] = self.shape;
+        assert_eq!(draws.len(), rows, "a draw for each row");
+        let (mut of_rows, mut changes) = (Vec::with_capacity(rows), Vec::with_capacity(self.adjustments));
+        for draw in draws {
+            let start = changes.len();
+            let known = draw.adjustments.iter().filter(|adjustment| (adjustment.token as usize) < columns);
+            changes.extend(known.map(|&Adjustment { token, count, bias }| Change {
+                token,
+                count: count.map_or(-1, |count| count.min(i32::MAX as u32) as i32),
+                bias,
+                unused: 0,
+            }));
+            of_rows.push(draw.of_row(start, changes.len()));
+        }
+        assert!(changes.len() <= self.adjustments, "room for all adjustments");
+        changes.resize(self.adjustments, Change::zeroed());
+        let bytes = [bytemuck::cast_slice::<_, u8>(&of_rows), bytemuck::cast_slice(&changes)].concat();
+        self.words.write_bytes(&bytes)
+    }
+}
+
+/// Draws a token of each row of F32 `logits` `[R, V]`: I32 `[R]`, -1 for a row with an element that is not finite. Also F32 `[R]`, the
+/// token's log-probability by the logits as they are.
+///
+/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so those below it are never drawn. A draw depends on its row alone, and
+/// is the same on all devices.
+pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
+    let [rows, _] = draws.shape;
+    logits.expect("sample: logits", &draws.shape)?;
+    logits.expect_dtype("sample: logits", &[DType::F32])?;
+    draws.words.expect_device("sample: draws", logits.device())?;
+    let mut tokens = Tensor::empty(logits.device(), &[rows], DType::I32)?;
+    let mut logprobs = Tensor::empty(logits.device(), &[rows], DType::F32)?;
+    match logits.device() {
+        Device::Cpu => cpu::sample(logits, draws, &mut tokens, &mut logprobs),
+        Device::DryCpu(_) => {}
+        Device::Cuda(gpu) => cuda::sample(gpu, logits, draws, &mut tokens, &mut logprobs)?,
+    }
+    Ok((tokens, logprobs))
+}

@@ -1,0 +1,218 @@
+// The bits of a float as a number that orders as the float does; the two zeros are equal.
+__device__ __forceinline__ u32 key_of(float x) {
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000;
+}
+__device__ __forceinline__ float float_of(u32 key) {
+    return __uint_as_float(key >> 31 ? key & 0x7FFFFFFF : ~key);
+}
+
+// floor(2^ONE · 2^x) for x <= 0; as in cpu.rs, operation by operation, so that both give the same number.
+__device__ __forceinline__ u64 weight(float x) {
+    if (!(x >= -ONE)) return 0;
+    const float n = floorf(x + 0.5f), f = x - n;
+    float p = 1.540353e-4f;
+    p = p * f + 1.3333558e-3f;
+    p = p * f + 9.618129e-3f;
+    p = p * f + 5.550411e-2f;
+    p = p * f + 2.402265e-1f;
+    p = p * f + 6.9314718e-1f;
+    p = p * f + 1.0f;
+    return (u64)(p * __uint_as_float((u32)((int)n + 127 + ONE) << 23));
+}
+
+// The row as draws see it.
+struct Row {
+    const float* x;
+    int V;
+    float largest, scale;
+    u64 least;  // the smallest weight that min-p leaves
+    __device__ __forceinline__ u64 weigh(float value) const {
+        const u64 w = weight((value - largest) * scale);
+        return w < least ? 0 : w;
+    }
+};
+
+constexpr float LOG2_E = 1.44269504f;
+
+struct LargerKey { __device__ u32 operator()(u32 a, u32 b) const { return a > b ? a : b; } };
+
+// Sums of N values per thread over the block; all threads get them. Exact, so in any order.
+template <int N> __device__ __forceinline__ void block_sums(u64* sums) {
+    __shared__ u64 warps[N][32];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        u64 sum = sums[i];
+        for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
+        if (threadIdx.x % 32 == 0) warps[i][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sums[i] = 0;
+        for (int w = 0; w < blockDim.x / 32; w++) sums[i] += warps[i][w];
+    }
+}
+
+// Number of elements (COUNT), or the sum of their weights.
+template <bool COUNT> __device__ __forceinline__ u64 measure(const Row& row, float x) { return COUNT ? 1 : row.weigh(x); }
+
+// The sum of what lies above `key`.
+template <bool COUNT> __device__ u64 above(const Row& row, u32 key) {
+    u64 sum[1] = {0};
+    for (int c = threadIdx.x; c < row.V; c += blockDim.x)
+        if (key_of(row.x[c]) > key) sum[0] += measure<COUNT>(row, row.x[c]);
+    block_sums<1>(sum);
+    return sum[0];
+}
+
+// The largest key from `low` on, at which elements from it on sum to `wanted` at least; `low` is known to do so. Each pass over the row
+// divides the range in eight.
+template <bool COUNT> __device__ u32 search(const Row& row, u64 low, u64 wanted) {
+    u64 high = (u64)key_of(row.largest) + 1;
+    while (high - low > 1) {
+        const u64 step = (high - low + 7) / 8;
+        u64 sums[7] = {};
+        for (int c = threadIdx.x; c < row.V; c += blockDim.x) {
+            const u64 key = key_of(row.x[c]);
+            if (key < low + step) continue;
+            const u64 m = measure<COUNT>(row, row.x[c]);
+#pragma unroll
+            for (int i = 0; i < 7; i++) if (key >= low + (i + 1) * step) sums[i] += m;
+        }
+        block_sums<7>(sums);
+        int reached = 0;
+        for (int i = 0; i < 7; i++) if (sums[i] >= wanted) reached = i + 1;
+        const u64 next = low + (reached + 1) * step;
+        low += reached * step;
+        high = next < high ? next : high;
+    }
+    return (u32)low;
+}
+
+// As in mod.rs.
+struct RowDraw {
+    u64 uniform, top_p, least;
+    u32 top_k;
+    float scale, repetition, presence, frequency;
+    u32 start, end, unused;
+};
+struct Change {
+    u32 token;
+    int count;
+    float bias;
+    u32 unused;
+};
+
+// One block per row; threads stride over its V columns, warps over pieces of it in the last pass. `words` has a RowDraw for each row, then
+// the changes.
+extern "C" __global__ void sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
+                                  const RowDraw* words, int V) {
+    const int r = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const float* x = logits + (u64)r * V;
+    const RowDraw how = words[r];
+    const Change* changes = (const Change*)(words + gridDim.x);
+
+    bool finite = true;
+    u32 best = 0;
+    for (int c = threadIdx.x; c < V; c += blockDim.x) {
+        finite &= (__float_as_uint(x[c]) & 0x7FFFFFFF) < 0x7F800000;
+        best = max(best, key_of(x[c]));
+    }
+    if (!__syncthreads_and(finite)) {
+        if (threadIdx.x == 0) tokens[r] = -1, logprobs[r] = 0.0f;
+        return;
+    }
+    const Row plain = {x, V, float_of(block_reduce(best, LargerKey())), LOG2_E, 0};
+    const double total = (double)above<false>(plain, 0);
+
+    Row row = plain;
+    row.scale = how.scale;
+    row.least = how.least;
+    if (how.start < how.end) {
+        float* y = adjusted + (u64)r * V;
+        for (int c = threadIdx.x; c < V; c += blockDim.x) y[c] = x[c];
+        __syncthreads();
+        for (u32 i = how.start + threadIdx.x; i < how.end; i += blockDim.x) {
+            const Change change = changes[i];
+            float value = x[change.token];
+            if (change.count >= 0) value = value > 0.0f ? value / how.repetition : value * how.repetition;
+            if (change.count > 0) value -= how.presence + how.frequency * (float)change.count;
+            y[change.token] = value + change.bias;
+        }
+        __syncthreads();
+        best = 0;
+        for (int c = threadIdx.x; c < V; c += blockDim.x) best = max(best, key_of(y[c]));
+        row.x = y;
+        row.largest = float_of(block_reduce(best, LargerKey()));
+    }
+
+    // What is left: all keys above `key`, with weights of `mass` together, and the first `ties` columns of that key.
+    u32 key = 0;
+    u64 ties = 0, mass = 0;
+    if (how.top_k == 1) {
+        key = key_of(row.largest), ties = 1;
+    } else {
+        if (how.top_k > 0 && how.top_k < V) {
+            key = search<true>(row, 0, how.top_k);
+            ties = how.top_k - above<true>(row, key);
+        }
+        mass = above<false>(row, key);
+        if (how.top_p != ~0ull) {
+            const u64 wanted = __umul64hi(how.top_p, mass + ties * row.weigh(float_of(key))) + 1;
+            if (mass >= wanted) {
+                key = search<false>(row, (u64)key + 1, wanted);
+                mass = above<false>(row, key);
+            }
+            const u64 w = row.weigh(float_of(key));
+            ties = w ? (wanted - mass + w - 1) / w : 0;
+        }
+    }
+    const u64 tied = row.weigh(float_of(key));
+    const u64 target = __umul64hi(how.uniform, mass + ties * tied);
+
+    // The piece of the row in which weights in the order of columns reach the target, then the column.
+    __shared__ u64 masses[32], equals[32];
+    const int piece = (V + warps - 1) / warps, start = min(warp * piece, V), end = min(start + piece, V);
+    u64 m = 0, e = 0;
+    for (int c = start + lane; c < end; c += 32) {
+        const u32 k = key_of(row.x[c]);
+        if (k > key) m += row.weigh(row.x[c]);
+        e += k == key;
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+        m += __shfl_xor_sync(0xFFFFFFFF, m, offset);
+        e += __shfl_xor_sync(0xFFFFFFFF, e, offset);
+    }
+    if (lane == 0) masses[warp] = m, equals[warp] = e;
+    __syncthreads();
+    if (warp > 0) return;
+    u64 left = target, free = ties;
+    int p = 0;
+    for (; p < warps - 1; p++) {
+        const u64 taken = min(equals[p], free), here = masses[p] + taken * tied;
+        if (left < here) break;
+        left -= here, free -= taken;
+    }
+    int token = -1;
+    for (int first = p * piece; first < V && token < 0; first += 32) {
+        const int c = first + lane;
+        const u32 k = c < V ? key_of(row.x[c]) : 0;
+        const u32 same = __ballot_sync(0xFFFFFFFF, c < V && k == key);
+        const bool kept = c < V && (k > key || (k == key && __popc(same & ((1u << lane) - 1)) < free));
+        u64 sum = kept ? row.weigh(row.x[c]) : 0;
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const u64 before = __shfl_up_sync(0xFFFFFFFF, sum, offset);
+            if (lane >= offset) sum += before;
+        }
+        const u32 reached = __ballot_sync(0xFFFFFFFF, sum > left);
+        if (reached) token = first + __ffs(reached) - 1;
+        left -= __shfl_sync(0xFFFFFFFF, sum, 31);
+        free -= min((u64)__popc(same), free);
+    }
+    if (lane > 0) return;
+    token = max(token, 0);
+    tokens[r] = token;
+    logprobs[r] = (float)((double)(x[token] - plain.largest) - log(total / (double)(1ull << ONE)));
+}
