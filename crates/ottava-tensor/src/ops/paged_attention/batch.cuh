@@ -20,15 +20,16 @@ struct Batch {
     // Padding counts as the sequence `sequences`, without end and context.
     __device__ __forceinline__ Place at(int sequence) const {
         const bool padding = sequence == sequences;
-        return {sequence, query_starts[sequence], padding ? 0 : query_starts[sequence + 1], padding ? 0 : context_lens[sequence]};
+        const int stop = padding ? 0 : query_starts[sequence + 1], context = padding ? 0 : context_lens[sequence];
+        return {sequence, query_starts[sequence], stop, context};
     }
     // New tokens are numbered in tiles of `together` tokens of one sequence. Numbers of several tokens per tile have gaps, so that no sum
     // over sequences is needed to find a tile's sequence.
     __device__ __forceinline__ static int first_tile(Place place, int together) {
         return together > 1 ? place.start / together + place.sequence : place.start;
     }
-    // The sequence of a tile, by all lanes of a warp. Lanes also read the ends and the contexts of sequences that may be it, for one round of
-    // loads instead of two.
+    // The sequence of a tile, by all lanes of a warp. Lanes also read the ends and the contexts of sequences that may be it, for one round
+    // of loads instead of two.
     __device__ __forceinline__ Place find(int tile, int together) const {
         Place mine = {};
         int count = 0;

@@ -121,7 +121,8 @@ pub(super) fn append_kv(
     let sizes = [l.heads, l.kv_heads, l.head_dim, lanes.ilog2() as usize].map(|size| Arg::I32(size as i32));
     let args = [pointers.as_slice(), &indices, &sizes].concat();
     let blocks = (l.heads + 2 * l.kv_heads).div_ceil(THREADS as usize / lanes);
-    // SAFETY: the op has checked sizes; tables name blocks of the cache and the angles have all positions, as contracts demand of the caller.
+    // SAFETY: the op has checked sizes; tables name blocks of the cache, and the angles have all positions, as contracts demand of the
+    // caller. The kernel waits for its predecessors before it reads or writes.
     unsafe { gpu.launch_early(&kernel, [qkv.shape()[0] as u32, blocks as u32, 1], THREADS, 0, &args) }
 }
 

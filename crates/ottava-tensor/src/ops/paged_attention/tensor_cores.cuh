@@ -1,4 +1,5 @@
-// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of a power of two of at least 16 tokens.
+// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of 16 tokens or a larger power of
+// two.
 //
 // Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
 // channels. A multiprocessor is limited by the bytes that it has requested, so keys and values go from global memory to registers, in
@@ -94,7 +95,7 @@ __device__ __forceinline__ int split_of(int context) { return (context + SPLIT *
 // `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the sum of powers; `arrived`
 // [blocks, key heads · chunks], at the sequence's last block, is cleared again.
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
-// tiles, then further ones. The start of a block is latency, so that it divides by nothing that a kernel of one token per tile can do without.
+// tiles, then further ones. The start of a block is all latency, so it divides by as little as it can where a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, float scale) {
@@ -102,7 +103,8 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     wait_for_predecessors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
-    const int kv_heads = gridDim.y, heads = kv_heads * group, kv = blockIdx.y, skip = blockIdx.z * most, count = min(most, group - skip);
+    const int kv_heads = gridDim.y, heads = kv_heads * group, kv = blockIdx.y;
+    const int skip = blockIdx.z * most, count = min(most, group - skip);
     const int further = (int)blockIdx.x - ((int)gridDim.x - batch.sequences * (most_splits - 1));
     const int number_of_split = further < 0 ? 0 : (u32)further / (u32)batch.sequences + 1;
     const Place place = further < 0 ? batch.find(blockIdx.x, together) : batch.at(further - (number_of_split - 1) * batch.sequences);
@@ -356,7 +358,8 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         return merged;
     };
     const int chunk = blockIdx.y * gridDim.z + blockIdx.z, room = together * most;
-    const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room, part = parts_begin + number_of_split * room;
+    const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room;
+    const u64 part = parts_begin + number_of_split * room;
     for_quads([&](int column, int quad) {
         const auto merged = merge(WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
         if (splits == 1) return store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));

@@ -1,5 +1,5 @@
-// Rotation of pairs of a head. Pair i of a head of 2h elements is (i, i + h), or of NEIGHBOURS (2i, 2i + 1). Eights of pairs are two eights of
-// elements, from `at_of(i)` on and `distance(h, 8)` behind that.
+// Rotation of pairs of a head. Pair i of a head of 2h elements is (i, i + h), or of NEIGHBOURS (2i, 2i + 1). Eights of pairs are two
+// eights of elements, from `at_of(i)` on and `distance(h, 8)` behind that.
 template <bool NEIGHBOURS> __device__ __forceinline__ int at_of(int i) { return NEIGHBOURS ? 2 * i : i; }
 template <bool NEIGHBOURS> __device__ __forceinline__ int distance(int half, int n) { return NEIGHBOURS ? n : half; }
 
