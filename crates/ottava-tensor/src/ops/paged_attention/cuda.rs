@@ -7,9 +7,9 @@ use crate::{DType, Error, Result, Tensor};
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh");
 kernel_source!(
     TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh";
-    /// Tokens of a context that a block reads, or a multiple for long contexts; so no result depends on other sequences. Parts of 256 tokens
-    /// are written and read again, in F32: 3 % of the bytes of keys and values in BF16 where four query heads share them.
-    const SPLIT: usize = 256;
+    /// How often a warp of a block reads 16 or 32 tokens of a split of a context: splits have 256 tokens of 256 bytes, or 512 of 128. Parts are
+    /// written and read again, in F32: 3 % of the bytes of keys and values where four query heads share them.
+    const ROUNDS: usize = 4;
     /// Splits of a context at most, which bounds the memory of parts and the time of their merge.
     const SPLITS: usize = 32
 );
@@ -161,7 +161,9 @@ pub(super) fn paged_attention(
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
     let most = group.div_ceil(chunks);
-    let splits = batch.max_context(cache).div_ceil(SPLIT).clamp(1, SPLITS);
+    let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
+    let split = ROUNDS * of_warp * THREADS as usize / 32;
+    let splits = batch.max_context(cache).div_ceil(split).clamp(1, SPLITS);
     let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);

@@ -86,7 +86,9 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
-// Tokens of a split of a context: at most SPLITS splits of a multiple of SPLIT tokens, which depend on nothing but the context.
+// Tokens of a split of a context: at most SPLITS splits of a multiple of SPLIT, which depend on nothing but the context. Each warp of a block
+// takes ROUNDS times TILES tiles of the smallest split.
+#define SPLIT (ROUNDS * 16 * TILES * WARPS)
 __device__ __forceinline__ int split_of(int context) { return (context + SPLIT * SPLITS - 1) / (SPLIT * SPLITS) * SPLIT; }
 
 // Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
