@@ -52,12 +52,13 @@ if wants models; then
 fi
 if wants losses; then
     work=$(mktemp -d)
-    for ranks in "${all[*]}" "--gpus 1"; do
-        # shellcheck disable=SC2086
-        timeout -k 5 120 "$bin/ottava" train configs/llama-110m.toml $ranks --set "output_dir=$work/run" --set "cache_dir=$work/tokens" \
-            --set global_batch_size=32 --set "per_device_train_batch_size=$((ranks == "--gpus 1" ? 16 : 32 / gpus))" --set eval_steps=300 \
-            --set save_steps=0 --set 'prompts=[]' --set gradient_dtype=bfloat16 --set recipe=fp8-delayed >"$out/losses-${ranks##* }.log" 2>&1
-        cp "$work/run/metrics.jsonl" "$out/losses-${ranks##* }.jsonl"
+    for ranks in 1 "$gpus"; do
+        micro=$((ranks == 1 ? 16 : 32 / ranks))
+        timeout -k 5 120 "$bin/ottava" train configs/llama-110m.toml --gpus "$ranks" --set "output_dir=$work/run" \
+            --set "cache_dir=$work/tokens" --set global_batch_size=32 --set "per_device_train_batch_size=$micro" --set eval_steps=300 \
+            --set save_steps=0 --set 'prompts=[]' --set gradient_dtype=bfloat16 --set recipe=fp8-delayed --set logging_steps=10 \
+            >"$out/losses-$ranks.log" 2>&1
+        cp "$work/run/metrics.jsonl" "$out/losses-$ranks.jsonl"
         rm -rf "$work/run"
     done
     rm -rf "$work"
