@@ -273,24 +273,25 @@ impl Decoder {
 
     /// Normalised activations `[T, C]` of the new tokens of a batch of sequences, whose keys and values join those in `cache`.
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
-        with_constant_weights(self.device(), || cache.forward(&self.stage, self.scaling.scales(), batch))
+        let pass = || cache.forward(&self.stage, self.scaling.scales(), batch);
+        with_constant_weights(self.device(), self.stage.blocks_are_stored(), pass)
     }
 
     /// Logits `[S, V]` of the rows I32 `rows` `[S]` of what [`Decoder::hidden`] returned, in F32 (F64 for F64): in BF16, likely tokens
     /// would often have equal ones.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
-        let x = embedding(hidden, rows)?;
-        with_constant_weights(self.device(), || {
-            Head::logits(&x, self.head_weight()?, Fetched::none(), real_type(x.dtype()))
-        })
+        let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
+        let pass = || Head::logits(&x, head, Fetched::none(), real_type(x.dtype()));
+        with_constant_weights(self.device(), head.is_stored(), pass)
     }
 }
 
-/// Runs a pass of inference.
-fn with_constant_weights<R>(device: &Device, pass: impl FnOnce() -> R) -> R {
+/// Runs a pass of inference over weights that `are_stored`. Those that forward casts, as after training without stored codes, are not
+/// constant.
+fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce() -> R) -> R {
     match device {
-        Device::Cuda(gpu) => gpu.with_constant_weights(pass),
-        Device::Cpu | Device::DryCpu(_) => pass(),
+        Device::Cuda(gpu) if are_stored => gpu.with_constant_weights(pass),
+        _ => pass(),
     }
 }
 

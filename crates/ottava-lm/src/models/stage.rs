@@ -229,6 +229,13 @@ impl Stage {
         self.units_mut().into_iter().flatten().collect()
     }
 
+    /// Whether forward of the blocks makes no weights or codes of its own.
+    pub fn blocks_are_stored(&self) -> bool {
+        let mut are_stored = true;
+        self.blocks.iter().for_each(|block| block.parameters(&mut |param| are_stored &= param.is_stored()));
+        are_stored
+    }
+
     /// The parameters of each unit: the embedding, learned positions, each block, the last norm and the head.
     pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
         let embedding =

@@ -260,6 +260,14 @@ impl Param {
         }
     }
 
+    /// Whether forward reads what is stored, and makes no values or codes of its own.
+    pub fn is_stored(&self) -> bool {
+        match &self.cast {
+            Some(cast) => cast.codes.is_some(),
+            None => self.weights.is_stored(),
+        }
+    }
+
     /// The type of [`Param::value`].
     pub fn dtype(&self) -> DType {
         self.weights.dtype()

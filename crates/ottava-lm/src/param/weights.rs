@@ -120,6 +120,11 @@ impl Weights {
         self.values_from(None)?.plain()
     }
 
+    /// Whether layers read a stored tensor, and not one that each forward makes of the master.
+    pub fn is_stored(&self) -> bool {
+        self.value.is_some()
+    }
+
     /// The weights as casts read them, with the device `copy` of [`Weights::read_from`] where that is in host memory.
     pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();

@@ -1,15 +1,15 @@
 //! The inference engine: its logits are those of training, and what a request gets depends on nothing but the request.
 
 use crate::setup::{
-    decoder, devices_of, finish_step, kv_cache, logits, losses_and_gradients, next_logits, recipe, recipes, sequences,
-    tiny_llama,
+    Seeded, decoder, devices_of, finish_step, kv_cache, logits, losses_and_gradients, next_logits, recipe, recipes,
+    sequences, tiny_llama,
 };
 use ottava_lm::engine::{
     Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Request, RequestId, Sampling, TokenLogprob,
 };
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::param::Resident;
+use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{Tolerance, assert_close, integers, values};
@@ -305,4 +305,24 @@ fn after_warming_up_requests_launch_no_new_kernel() {
     let long = Request { prompt_logprobs: None, ..request("long", 700) };
     run(&mut engine, requests().into_iter().chain([long]).collect());
     assert_eq!(gpu.workload(), warm);
+}
+
+/// Products of few rows read weights while the kernel before them runs, which must not be the one that casts them.
+#[test]
+fn only_stored_weights_are_read_early() {
+    for weight_codes in [true, false] {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let Device::Cuda(gpu) = &device else { panic!("not a GPU") };
+        let (recipe, memory) =
+            (recipe(RecipeName::Fp8Row, Fp8Format::Auto), MemoryPolicy { weight_codes, ..MemoryPolicy::FULL });
+        let mut decoder =
+            Decoder::new(&tiny_llama(), &recipe, &device, Purpose::Train(memory), 1000, &mut Seeded { std: 0.3 })
+                .unwrap();
+        decoder.quantize_weights().unwrap();
+        gpu.start_trace();
+        let mut engine = Engine::new(decoder, &ROOMY).unwrap();
+        run(&mut engine, vec![request("a", 40)]);
+        let early = gpu.take_trace().iter().any(|line| line.starts_with("skinny_") && line.contains("IN=e4m3"));
+        assert_eq!(early, weight_codes);
+    }
 }
