@@ -1,14 +1,14 @@
 //! Continuous batching: which tokens of which requests each step computes, and what follows from them.
 
 use super::blocks::{BLOCK_SIZE, FreeBlocks};
-use super::decode::{DecodeSteps, Scored};
+use super::decode::{DecodeSteps, Scored, in_f32};
 use super::request::{EngineOptions, EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{Device, Tensor};
 use std::collections::VecDeque;
 
 /// Rows of logits that exist at once.
@@ -298,7 +298,7 @@ impl Engine {
             let rows: Vec<i32> = positions.iter().map(|p| row + (p - start - 1) as i32).collect();
             for (rows, positions) in rows.chunks(LOGIT_ROWS).zip(positions.chunks(LOGIT_ROWS)) {
                 let rows = self.on_device(rows)?;
-                let logits = on_host(&self.model.logits(hidden, &rows)?)?;
+                let logits = in_f32(&self.model.logits(hidden, &rows)?)?.to_vec()?;
                 let rows = logits.chunks_exact(self.model.config().vocabulary);
                 found.extend(positions.iter().zip(rows).map(|(&p, row)| Some(sampler::logprob(row, prompt[p], top))));
             }
@@ -341,10 +341,7 @@ impl Engine {
         if drawing.iter().all(|&(at, _)| self.running[at].is_plain()) {
             return Ok(drawing.into_iter().map(|(at, row)| (at, likeliest[row] as u32, None)).collect());
         }
-        let logits = match scored.logits.dtype() {
-            DType::F32 => scored.logits.clone(),
-            _ => ottava_tensor::ops::cast(&scored.logits, DType::F32)?,
-        };
+        let logits = in_f32(&scored.logits)?;
         let [rows, columns] = logits.dims("logits")?;
         let mut draws = vec![Draw::GREEDY; rows];
         for &(at, row) in &drawing {
@@ -360,7 +357,7 @@ impl Engine {
             let found = match self.running[at].request.logprobs {
                 None => None,
                 Some(0) => Some(TokenLogprob { token, logprob, top: Vec::new() }),
-                Some(top) => Some(sampler::logprob(&on_host(&logits.rows(row, row + 1)?)?, token, top)),
+                Some(top) => Some(sampler::logprob(&logits.rows(row, row + 1)?.to_vec()?, token, top)),
             };
             Ok((at, token, found))
         };
@@ -405,12 +402,4 @@ impl Engine {
             false
         });
     }
-}
-
-/// Logits on the host, in F32, row after row.
-fn on_host(logits: &Tensor) -> Result<Vec<f32>> {
-    Ok(match logits.dtype() {
-        DType::F32 => logits.to_vec()?,
-        _ => ottava_tensor::ops::cast(logits, DType::F32)?.to_vec()?,
-    })
 }

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
 use ottava_tensor::cuda::Graph;
-use ottava_tensor::ops::argmax;
+use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 
@@ -32,12 +32,17 @@ impl Scored {
     /// The logits of some rows of `hidden`.
     pub fn of(model: &Decoder, hidden: &Tensor, rows: &Tensor) -> Result<Scored> {
         let logits = model.logits(hidden, rows)?;
-        let likeliest = match logits.dtype() {
-            DType::F64 => argmax(&ottava_tensor::ops::cast(&logits, DType::F32)?)?,
-            _ => argmax(&logits)?,
-        };
+        let likeliest = argmax(&in_f32(&logits)?)?;
         Ok(Scored { logits, likeliest })
     }
+}
+
+/// Logits in F32, as draws read them.
+pub fn in_f32(logits: &Tensor) -> Result<Tensor> {
+    Ok(match logits.dtype() {
+        DType::F32 => logits.clone(),
+        _ => cast(logits, DType::F32)?,
+    })
 }
 
 /// How far the capture of steps of one size is.

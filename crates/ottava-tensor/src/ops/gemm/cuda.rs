@@ -116,6 +116,7 @@ const SHARED_BYTES: u32 = 200 << 10;
 /// A product of few rows in inference, which takes the time of reading `b`: `skinny.cuh`.
 struct Skinny {
     defines: Defines,
+    entry: &'static str,
     rows: usize,
     columns: usize,
     a: TensorMap,
@@ -145,7 +146,7 @@ impl Skinny {
             Some(_) => None,
         };
         let scales = [scale(a)?, scale(b)?];
-        let rows = KERNELS.iter().map(|&(rows, _)| rows).find(|&rows| m <= rows)?;
+        let (rows, entry) = KERNELS.into_iter().find(|&(rows, _)| m <= rows)?;
         let map = |t: &Tensor, rows: usize, box_rows: usize| {
             let (size, pitch) = (t.dtype().size(), t.shape()[1] * t.dtype().size());
             let fits = t.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16);
@@ -153,14 +154,14 @@ impl Skinny {
         };
         let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
         let fits = gpu.has_constant_weights() && y.dtype() == x.dtype() && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS);
-        fits.then_some(Skinny { defines, rows: m, columns: n, a, b, scales })
+        fits.then_some(Skinny { defines, entry, rows: m, columns: n, a, b, scales })
     }
 
     /// Enqueues the product.
     fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
-        let Skinny { defines, rows, columns, a, b, scales } = self;
+        let Skinny { defines, entry, rows, columns, a, b, scales } = self;
         let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // Half of the multiprocessors suffice to read at the speed of the memory, so none has more tiles than another, and fewer may work.
+        // Half of the multiprocessors suffice to read at the speed of the memory, so blocks have whole tiles, and some may be left over.
         let parts = (gpu.sm_count() / tiles).clamp(1, steps);
         let most = tiles.div_ceil(gpu.sm_count());
         let blocks = tiles.div_ceil(most) * parts;
@@ -188,7 +189,6 @@ impl Skinny {
             Arg::I32(a_stride),
             Arg::I32(b_stride),
         ];
-        let (_, entry) = KERNELS.into_iter().find(|&(rows, _)| rows == a.box_rows).expect("a box has a kernel's rows");
         let kernel = Kernel { source: &SKINNY, defines, entry };
         // SAFETY: the maps are those of the operands, scales have one element or one per row, what is added has the shape and type of `out`,
         // and there is room for the partial sums. The kernel reads only `b` before it waits, which is a constant where it starts early.

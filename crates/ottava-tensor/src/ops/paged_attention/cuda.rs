@@ -161,6 +161,7 @@ pub(super) fn paged_attention(
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
     let most = group.div_ceil(chunks);
+    // As TILES in tensor_cores.cuh.
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
     let split = ROUNDS * of_warp * THREADS as usize / 32;
     let splits = batch.max_context(cache).div_ceil(split).clamp(1, SPLITS);

@@ -153,15 +153,15 @@ const ROW_EIGHTS: usize = 4;
 /// Rows that have a block each at most. With more, two launches over tiles take less time.
 const MOST_ROWS: usize = 512;
 
-/// Whether [`produce_rows`] can write `out` from these inputs: per-row scales without a transposed copy, and few rows of aligned eights that a
-/// block of `most` eights per thread keeps in registers.
-pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, inputs: &[&Tensor], most: usize) -> bool {
+/// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and few rows of aligned eights that a block
+/// keeps in registers.
+pub(in crate::ops) fn fits_rows(out: &QuantizedTensor, x: &Tensor) -> bool {
     out.granularity == Granularity::PerRow
         && out.transposed.is_none()
         && out.rows <= MOST_ROWS
         && out.columns.is_multiple_of(8)
-        && out.columns <= most.min(ROW_EIGHTS) * 8 * 1024
-        && launch::aligned(inputs)
+        && out.columns <= ROW_EIGHTS * 8 * 1024
+        && launch::aligned(&[x])
 }
 
 /// Launches a kernel of `source` that ends in `cast_row`, with a block for each row.
@@ -249,7 +249,7 @@ pub(in crate::ops) fn quantize(
     let inputs = [Arg::Ptr(x.device_ptr())];
     // SAFETY: `x` is `out.rows · out.columns` elements of its type.
     unsafe {
-        match fits_rows(out, &[x], ROW_EIGHTS) {
+        match fits_rows(out, x) {
             true => produce_rows(gpu, (&SOURCE, "quantize_rows"), x.dtype(), &inputs, out, to),
             false => cast(gpu, "quantize", x.dtype(), &inputs, out, to),
         }

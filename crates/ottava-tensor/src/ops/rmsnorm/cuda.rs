@@ -137,7 +137,7 @@ pub(super) fn rmsnorm_codes(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    if fits_registers(x, weights) && quantize::fits_rows(out, &[x], 1) {
+    if fits_registers(x, weights) && quantize::fits_rows(out, x) {
         let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
         inputs.extend(affine(weights));
         inputs.push(Arg::F32(eps as f32));

@@ -70,7 +70,7 @@ pub(super) fn activation_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     let mut inputs = vec![Arg::Ptr(x.device_ptr())];
-    if compressed.is_none() && quantize::fits_rows(out, &[x], usize::MAX) {
+    if compressed.is_none() && quantize::fits_rows(out, x) {
         let kernel = (FP8_SOURCES[place(how)], "swiglu_rows");
         // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements.
         return unsafe { quantize::produce_rows(gpu, kernel, x.dtype(), &inputs, out, to) };

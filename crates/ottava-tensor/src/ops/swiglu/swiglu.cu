@@ -201,11 +201,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) swiglu_rows(const X* x, co
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++) {
         if (blockIdx.x >= to.rows || row_column(k) >= to.columns) continue;
-        const Eight<X> gate = load8(from + row_column(k)), up = ups8(from + row_column(k), to.columns);
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = forward(load(gate.at[i]), up_of(up.at[i]));
-        values[k] = pack8<X>(v);
+        values[k] = activated(load8(from + row_column(k)), ups8(from + row_column(k), to.columns));
     }
     cast_row(to, values);
 }
