@@ -24,7 +24,7 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
-        let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::new(device, n)?);
+        let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::unread(device, n)?);
         Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None })
     }
 

@@ -47,6 +47,15 @@ template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op o
 template <class T> __device__ __forceinline__ T block_sum(T x) { return block_reduce(x, Add()); }
 __device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max()); }
 
+// The largest of one value per thread that is not negative, over a block of whole warps.
+__device__ __forceinline__ float block_amax(float x) {
+    __shared__ u32 warps[32];
+    const u32 lane = threadIdx.x % 32, bits = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(x));
+    if (lane == 0) warps[threadIdx.x / 32] = bits;
+    __syncthreads();
+    return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, lane < blockDim.x / 32 ? warps[lane] : 0));
+}
+
 // Raises *amax; called by one thread. Non-negative floats order as their bits, so the result is independent of the order of blocks. A
 // read first avoids most atomics.
 __device__ __forceinline__ void raise(float* amax, float largest) {

@@ -423,21 +423,25 @@ template <class T, Sharing SHARED = SHARING> struct TileCast {
     }
 };
 
-// Adds the block's statistics, with a barrier for all threads. `then` runs before the last thread adds up, to hide its latency. The `first`
-// block of a matrix also counts its elements.
+// Adds the block's statistics, if they are read, with a barrier for all threads. `then` runs before the last thread adds up, to hide its
+// latency. The `first` block of a matrix also counts its elements.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
     if constexpr (SHARING == RowAmaxes) return;
-    const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
-    const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
-    if (threadIdx.x % 32 == 0) {
-        warps[0][threadIdx.x / 32] = amax;
-        warps[1][threadIdx.x / 32] = beyond;
-        warps[2][threadIdx.x / 32] = lost;
+    if (to.amax) {
+        const u32 amax = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(seen.amax));
+        const u32 beyond = __reduce_add_sync(0xFFFFFFFF, seen.beyond), lost = __reduce_add_sync(0xFFFFFFFF, seen.lost);
+        if (threadIdx.x % 32 == 0) {
+            warps[0][threadIdx.x / 32] = amax;
+            warps[1][threadIdx.x / 32] = beyond;
+            warps[2][threadIdx.x / 32] = lost;
+        }
     }
     __syncthreads();
     then();
     if (threadIdx.x > 0) return;
+    if (SHARING == PerTensor && first) *to.scale_inv = 1.0f / *to.scale;
+    if (!to.amax) return;
     u32 all[3] = {};
 #pragma unroll 1
     for (int w = 0; w < blockDim.x / 32; w++) {
@@ -448,10 +452,7 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     if (all[0]) raise(to.amax, __uint_as_float(all[0]));
     if (all[1]) atomicAdd(to.saturated, (u64)all[1]);
     if (all[2]) atomicAdd(to.underflowed, (u64)all[2]);
-    if (first) {
-        if (SHARING == PerTensor) *to.scale_inv = 1.0f / *to.scale;
-        atomicAdd(to.elements, (u64)to.rows * to.columns);
-    }
+    if (first) atomicAdd(to.elements, (u64)to.rows * to.columns);
 }
 
 // `measure` for a grid with one matrix.
@@ -517,9 +518,9 @@ __device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (
     float largest = 0.0f;
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++) largest = fmaxf(largest, largest8(values[k]));
-    const float amax = block_max(largest), flagged = flagged_scale<FORMAT>(to, amax);
-    if (threadIdx.x == 0) raise(to.amax, amax);
+    const float amax = block_amax(largest), flagged = flagged_scale<FORMAT>(to, amax);
     Seen seen;
+    seen.amax = amax;
 #pragma unroll
     for (int k = 0; k < ROW_EIGHTS; k++) {
         const int column = row_column(k);
@@ -528,5 +529,5 @@ __device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (
         *(uint2*)(to.codes + (u64)row * to.pitch + column) = inside ? encode8_by_own<FORMAT>(values[k], flagged, seen) : make_uint2(0, 0);
     }
     if (threadIdx.x == 0) to.scale_inv[row] = 1.0f / fabsf(flagged);
-    measure(to, seen, [] {});
+    if (to.amax) measure(to, seen, [] {});
 }

@@ -31,6 +31,8 @@ pub struct CastStatistics {
     pub underflowed: Tensor,
     /// Number of elements cast, I64 `[n]`.
     pub elements: Tensor,
+    /// Whether they are read. Kernels do not count for those that are not.
+    is_read: bool,
 }
 
 impl CastStatistics {
@@ -41,7 +43,22 @@ impl CastStatistics {
             saturated: Tensor::zeros(device, &[n], DType::I64)?,
             underflowed: Tensor::zeros(device, &[n], DType::I64)?,
             elements: Tensor::zeros(device, &[n], DType::I64)?,
+            is_read: true,
         })
+    }
+
+    /// `n` entries that nothing reads, as of a pass whose casts are not measured: what they hold is undefined.
+    pub fn unread(device: &Device, n: usize) -> Result<CastStatistics> {
+        Ok(CastStatistics { is_read: false, ..CastStatistics::new(device, n)? })
+    }
+
+    /// Addresses of the entry `slot` on a GPU: amax, saturated, underflowed, elements; null if nothing reads them.
+    pub(super) fn device_ptrs_mut(&mut self, slot: usize) -> [u64; 4] {
+        if !self.is_read {
+            return [0; 4];
+        }
+        [&mut self.amax, &mut self.saturated, &mut self.underflowed, &mut self.elements]
+            .map(|entries| entries.device_ptr_mut() + (slot * entries.dtype().size()) as u64)
     }
 }
 

@@ -112,6 +112,8 @@ const LINES: usize = 128;
 const STEP: usize = TensorMap::BOX_BYTES;
 const THREADS: u32 = 288;
 const SHARED_BYTES: u32 = 200 << 10;
+/// Steps of a part, at least.
+const LEAST_STEPS: usize = 16;
 
 /// A product of few rows in inference, which takes the time of reading `b`: `skinny.cuh`.
 struct Skinny {
@@ -161,8 +163,9 @@ impl Skinny {
     fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
         let Skinny { defines, entry, rows, columns, a, b, scales } = self;
         let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // Half of the multiprocessors suffice to read at the speed of the memory, so blocks have whole tiles, and some may be left over.
-        let parts = (gpu.sm_count() / tiles).clamp(1, steps);
+        // Half of the multiprocessors suffice to read at the speed of the memory, so blocks have whole tiles, and some may be left over. Parts
+        // of fewer steps would be added for longer than they are read.
+        let parts = (gpu.sm_count() / tiles).clamp(1, (steps / LEAST_STEPS).max(1));
         let most = tiles.div_ceil(gpu.sm_count());
         let blocks = tiles.div_ceil(most) * parts;
         let partial = if parts > 1 { tiles * parts } else { 0 };

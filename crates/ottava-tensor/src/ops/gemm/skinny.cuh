@@ -34,6 +34,13 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap* from, int by
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
                      shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)) : "memory");
 }
+// `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
+__device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+                     shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)), "l"(policy) : "memory");
+}
 // Rows of 128 bytes, 16-byte pieces swizzled within groups of eight rows.
 __device__ __forceinline__ u64 descriptor(const void* p) {
     return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
@@ -112,7 +119,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         const auto copy_a = [&](int s, int step) { copy_box(ring + s * BYTES + LINES * STEP, a, step * STEP, 0, full + s); };
         const auto copy_b = [&](int s, int tile, int step) {
             barrier_expect(full + s, BYTES);
-            copy_box(ring + s * BYTES, b, step * STEP, tile * LINES, full + s);
+            copy_once(ring + s * BYTES, b, step * STEP, tile * LINES, full + s);
         };
         // Weights do not depend on what runs before; the first ones are on their way when `a` is ready.
         int filled = 0;
@@ -135,10 +142,20 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         }
         return;
     }
-    wait_for_predecessors();
     // Value `i` of a thread is that of row `row_of(i)` of `a` and line `line_of(i)` of the tile.
     const auto row_of = [&](int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; };
     const auto line_of = [&](int i) { return group * (LINES / 2) + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8; };
+    // Scales of `b` are constants, as `b` is.
+    float b_scale[2];
+    const auto read_b_scale = [&](int tile) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int line = tile * LINES + line_of(2 * i);
+            b_scale[i] = args.b_scale && line < args.columns ? args.b_scale[line * args.b_stride] : 1.0f;
+        }
+    };
+    read_b_scale(first_tile);
+    wait_for_predecessors();
     // All that is multiplied and added is read before anything is written, which might be the same memory.
     float a_scale[SUMS / 2];
 #pragma unroll
@@ -147,6 +164,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     int s = 0;
     u32 parity = 0;
     for (int tile = first_tile; tile <= last_tile; tile++) {
+        if (tile > first_tile) read_b_scale(tile);
         float sums[SUMS] = {};
         for (int step = first_step; step <= last_step; step++) {
             const char* const slot = ring + s * BYTES;
@@ -166,10 +184,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
         }
         const auto is_inside = [&](int i) { return row_of(i) < args.rows && tile * LINES + line_of(i) < args.columns; };
         const auto place_of = [&](int i) { return (u64)row_of(i) * args.columns + tile * LINES + line_of(i); };
-        float b_scale[2] = {1.0f, 1.0f}, added[SUMS] = {};
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (args.b_scale && tile * LINES + line_of(2 * i) < args.columns) b_scale[i] = args.b_scale[(tile * LINES + line_of(2 * i)) * args.b_stride];
+        float added[SUMS] = {};
         const auto sums_of = [&](int part) {
             return (float4*)args.partial + ((u64)(tile * parts + part) * 2 + group) * (SUMS / 4) * GROUP + thread;
         };
@@ -197,7 +212,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sums[i] = 0.0f;
             // Parts that are read at a time.
-            constexpr int AHEAD = TOKENS < 64 ? 64 / TOKENS : 2;
+            constexpr int AHEAD = TOKENS < 16 ? 8 : 4;
             for (int p = 0; p < parts; p += AHEAD) {
                 float4 read[AHEAD][SUMS / 4];
 #pragma unroll

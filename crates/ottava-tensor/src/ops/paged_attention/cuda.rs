@@ -7,12 +7,14 @@ use crate::{DType, Error, Result, Tensor};
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh");
 kernel_source!(
     TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh";
-    /// How often a warp of a block reads 16 or 32 tokens of a split of a context: splits have 256 tokens of 256 bytes, or 512 of 128. Parts are
-    /// written and read again, in F32: 3 % of the bytes of keys and values where four query heads share them.
-    const ROUNDS: usize = 4;
     /// Splits of a context at most, which bounds the memory of parts and the time of their merge.
     const SPLITS: usize = 32
 );
+/// How often a warp of a block reads 16 or 32 tokens of the smallest split of a context, at most. Parts are written and read again in F32:
+/// 3 % of the bytes of keys and values where four query heads share 512 tokens of 128 bytes.
+const ROUNDS: usize = 8;
+/// Blocks that a multiprocessor runs at once.
+const BLOCKS: usize = 2;
 
 /// Storage types of activations and of the cache.
 pub(crate) const VARIANTS: &[Defines] = &[
@@ -163,13 +165,17 @@ pub(super) fn paged_attention(
     let most = group.div_ceil(chunks);
     // As TILES in tensor_cores.cuh.
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
-    let split = ROUNDS * of_warp * THREADS as usize / 32;
-    let splits = batch.max_context(cache).div_ceil(split).clamp(1, SPLITS);
+    let stride = of_warp * THREADS as usize / 32;
+    let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
+    // Few sequences have short splits, so that all multiprocessors read; many have long ones, in one wave of blocks if that is possible.
+    let fits = |rounds: usize| batch.capacity() * l.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
+    let rounds = (0..).map(|log| 1 << log).find(|&rounds| rounds == ROUNDS || fits(rounds)).expect("the range is endless");
+    let splits = splits_of(rounds);
     let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);
     let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
-    let sizes = [tokens, group, most, l.head_dim, together, splits].map(|size| Arg::I32(size as i32));
+    let sizes = [tokens, group, most, l.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
     let args =
         [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &[Arg::F32(scale)]].concat();
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, l.kv_heads as u32, chunks as u32];

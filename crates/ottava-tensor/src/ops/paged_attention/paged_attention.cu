@@ -26,7 +26,6 @@ template <bool NEIGHBOURS>
 __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
                                        int heads, int kv_heads, int dim, int log2_lanes) {
     start_successors();
-    wait_for_predecessors();
     const int token = blockIdx.x, all = heads + 2 * kv_heads, half = (dim + 1) / 2, lane = threadIdx.x & ((1 << log2_lanes) - 1);
     const int head = (blockIdx.y * blockDim.x + threadIdx.x) >> log2_lanes;
     // A lane's two eights of a head, of which the last lane may have fewer elements.
@@ -35,24 +34,27 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     const bool wide = dim % 16 == 0 && aligned(qkv, cache, table), works = head < all && pairs > 0;
     const bool turns = works && positions && head < heads + kv_heads, keeps = works && head >= heads;
     X* const from = qkv + ((u64)token * all + head) * dim + at;
-    Eight<X> x[2] = {};
-    if (turns || keeps) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) x[i] = fetch8(from + i * apart, counts[i], wide);
-    }
-    const int row_of_table = turns ? positions[token] : 0;
+    // Angles and places are constants of a pass.
     const Place place = batch.find(token, 1);
     const bool stores = keeps && place.sequence < batch.sequences;
-    if (turns) {
-        const float* const angles = table + (u64)row_of_table * dim + 8 * lane;
-        turn8<NEIGHBOURS>(x[0], x[1], fetch8(angles, pairs, wide), fetch8(angles + half, pairs, wide), 1.0f);
-    }
     const int part = head >= heads + kv_heads;
     u64 row = 0;
     if (stores) {
         row = batch.row_of(place.sequence, place.seen_by(token) - 1, kv_heads, head - heads - part * kv_heads);
         row += (u64)part * kv_heads * batch.block_size;
     }
+    Eight<f32> cosines, sines;
+    if (turns) {
+        const float* const angles = table + (u64)positions[token] * dim + 8 * lane;
+        cosines = fetch8(angles, pairs, wide), sines = fetch8(angles + half, pairs, wide);
+    }
+    wait_for_predecessors();
+    Eight<X> x[2] = {};
+    if (turns || keeps) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) x[i] = fetch8(from + i * apart, counts[i], wide);
+    }
+    if (turns) turn8<NEIGHBOURS>(x[0], x[1], cosines, sines, 1.0f);
     float scale = 1.0f;
     if (IsCodes<KV>::value) {
         float largest = fmaxf(largest8(x[0]), largest8(x[1]));

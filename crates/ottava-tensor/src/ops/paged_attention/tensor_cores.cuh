@@ -86,10 +86,13 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
-// Tokens of a split of a context: at most SPLITS splits of a multiple of SPLIT, which depend on nothing but the context. Each warp of a block
-// takes ROUNDS times TILES tiles of the smallest split.
-#define SPLIT (ROUNDS * 16 * TILES * WARPS)
-__device__ __forceinline__ int split_of(int context) { return (context + SPLIT * SPLITS - 1) / (SPLIT * SPLITS) * SPLIT; }
+// Tokens that a block reads at a time, and those of a split of a context: a multiple of `rounds` times as many, so that there are at most
+// SPLITS splits.
+#define STRIDE (16 * TILES * WARPS)
+__device__ __forceinline__ int split_of(int context, int rounds) {
+    const int least = rounds * STRIDE;
+    return (context + least * SPLITS - 1) / (least * SPLITS) * least;
+}
 
 // Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
 // A block reads one split of the context, its warps in turn. A tile that is not all of the new tokens has one split. Of tiles with several,
@@ -100,9 +103,8 @@ __device__ __forceinline__ int split_of(int context) { return (context + SPLIT *
 // tiles, then further ones. The start of a block is all latency, so it divides by as little as it can where a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
-                                                        int together, int most_splits, float scale) {
+                                                        int together, int most_splits, int rounds, float scale) {
     start_successors();
-    wait_for_predecessors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
     const int kv_heads = gridDim.y, heads = kv_heads * group, kv = blockIdx.y;
@@ -128,52 +130,16 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         }
     };
     if (padding) {
+        wait_for_predecessors();
         for_quads([&](int column, int quad) { store_column(column, quad * 4, make_float4(0, 0, 0, 0)); });
         return;
     }
     // What the first and the last token of the tile see.
     const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
-    const int split = stop - start <= together ? split_of(place.context) : seen;
-    const int splits = seen <= split ? 1 : split == SPLIT ? (seen + SPLIT - 1) / SPLIT : (seen + split - 1) / split;
+    const int split = stop - start <= together ? split_of(place.context, rounds) : seen;
+    const int splits = seen <= split ? 1 : (seen + split - 1) / split;
     const int begin = number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
     if (begin >= end) return;
-
-    // Queries, as second operand: column g of eights of columns. In halves they are divided by a power of two, so that none overflows.
-    u32 q[N][K_PIECES * EACH / 2];
-    float scales[N][2];
-    int limits[N][2];
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        const int n = j * 8 + g;
-        const X* const from = qkv + (u64)(first + token_of(n)) * width + (first_head + n - token_of(n) * count) * dim;
-        float largest = 0.0f;
-#pragma unroll
-        for (int e = 0; e < K_PIECES * EACH / 8; e++) {
-            const int channel = (e * 8 / EACH * 4 + t) * EACH + e * 8 % EACH;
-            Eight<X> eight = {};
-            if (n < columns && channel < dim) eight = load8(from + channel);
-            const uint4 words = eight.words[0];
-            q[j][e * 4] = words.x, q[j][e * 4 + 1] = words.y, q[j][e * 4 + 2] = words.z, q[j][e * 4 + 3] = words.w;
-            if (IsCodes<KV>::value) largest = fmaxf(largest, largest8(eight));
-        }
-        u32 exponent = 127;
-        if (IsCodes<KV>::value) {
-            for (int bits = 1; bits < 4; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
-            exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
-            const float divisor = __uint_as_float((254 - exponent) << 23);
-#pragma unroll
-            for (int i = 0; i < K_PIECES * EACH / 2; i++) {
-                const X low = {(unsigned short)q[j][i]}, high = {(unsigned short)(q[j][i] >> 16)};
-                q[j][i] = pair_of(M(), load(low) * divisor, load(high) * divisor);
-            }
-        }
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int column = j * 8 + 2 * t + c;
-            scales[j][c] = scale * __uint_as_float(__shfl_sync(FULL, exponent, (2 * t + c) * 4) << 23);
-            limits[j][c] = column < columns ? least + token_of(column) : 0;
-        }
-    }
 
     // Of the tiles of 16 tokens that this warp takes, each lane knows the row of one; of the next 32 of them after each 32.
     const int pieces = dim / EACH, to_values = kv_heads * batch.block_size, log2_block = __ffs(batch.block_size) - 1;
@@ -219,24 +185,66 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const u32 row = row_of(tile + 16 * u, number + u, g + 8 * i);
-                    key_scales[u][i] = scale_inv[row];
-                    value_scales[u][i] = scale_inv[row + to_values];
+                    key_scales[u][i] = __ldcg(scale_inv + row);
+                    value_scales[u][i] = __ldcg(scale_inv + row + to_values);
                 }
             }
         }
     };
 
+    // Tokens of earlier passes are in the cache before the predecessors' end.
+    int tile = begin + warp * TILES * 16, number = 0;
+    const auto load_first = [&] {
+        load_keys(tile, 0);
+        load_values(tile, 0);
+    };
+    const bool is_old = tile < end && min(tile + TILES * 16, end) <= place.context - (stop - start);
+    if (is_old) load_first();
+    wait_for_predecessors();
+    if (!is_old && tile < end) load_first();
+
+    // Queries, as second operand: column g of eights of columns. In halves they are divided by a power of two, so that none overflows.
+    u32 q[N][K_PIECES * EACH / 2];
+    float scales[N][2];
+    int limits[N][2];
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int n = j * 8 + g;
+        const X* const from = qkv + (u64)(first + token_of(n)) * width + (first_head + n - token_of(n) * count) * dim;
+        float largest = 0.0f;
+#pragma unroll
+        for (int e = 0; e < K_PIECES * EACH / 8; e++) {
+            const int channel = (e * 8 / EACH * 4 + t) * EACH + e * 8 % EACH;
+            Eight<X> eight = {};
+            if (n < columns && channel < dim) eight = load8(from + channel);
+            const uint4 words = eight.words[0];
+            q[j][e * 4] = words.x, q[j][e * 4 + 1] = words.y, q[j][e * 4 + 2] = words.z, q[j][e * 4 + 3] = words.w;
+            if (IsCodes<KV>::value) largest = fmaxf(largest, largest8(eight));
+        }
+        u32 exponent = 127;
+        if (IsCodes<KV>::value) {
+            for (int bits = 1; bits < 4; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
+            exponent = min(max(__float_as_uint(largest) >> 23, 1u), 253u);
+            const float divisor = __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+            for (int i = 0; i < K_PIECES * EACH / 2; i++) {
+                const X low = {(unsigned short)q[j][i]}, high = {(unsigned short)(q[j][i] >> 16)};
+                q[j][i] = pair_of(M(), load(low) * divisor, load(high) * divisor);
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int column = j * 8 + 2 * t + c;
+            scales[j][c] = scale * __uint_as_float(__shfl_sync(FULL, exponent, (2 * t + c) * 4) << 23);
+            limits[j][c] = column < columns ? least + token_of(column) : 0;
+        }
+    }
+
     // Of columns 2t and 2t + 1 of eights of columns: the largest score so far, the sum of this lane's powers, and weighted values.
     float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
-    const int step = 16 * TILES * WARPS;
-    int tile = begin + warp * TILES * 16, number = 0;
-    if (tile < end) {
-        load_keys(tile, 0);
-        load_values(tile, 0);
-    }
-    for (; tile < end; tile += step, number += TILES) {
+    for (; tile < end; tile += STRIDE, number += TILES) {
         // Rows are tokens g and g + 8 of a tile, columns as above.
         float scores[TILES][N][4] = {};
 #pragma unroll
@@ -251,7 +259,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
             }
         }
         if ((number + TILES) % 32 == 0) rows = rows_from(number + TILES);
-        if (tile + step < end) load_keys(tile + step, number + TILES);
+        if (tile + STRIDE < end) load_keys(tile + STRIDE, number + TILES);
 
         u32 p[TILES][N][2];
 #pragma unroll
@@ -318,7 +326,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
                 for (int n = 0; n < N; n++) multiply(M(), weighted[n][i], a, p[u][n]);
             }
         }
-        if (tile + step < end) load_values(tile + step, number + TILES);
+        if (tile + STRIDE < end) load_values(tile + STRIDE, number + TILES);
     }
 
     // The sequence's last block. Its context is read again, which costs less than a register of the loop.
@@ -397,11 +405,11 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
         X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \
         const int* query_starts, const int* context_lens, const int* block_tables, int sequences, int max_blocks,               \
-        int block_size, int tokens, int group, int most, int dim, int together, int most_splits, float scale) {                 \
+        int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale) {     \
         const Batch batch = {query_starts, context_lens, block_tables, sequences, max_blocks, block_size};                      \
-        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, scale); \
+        attend<N>(o, parts, stats, arrived, qkv, cache, scale_inv, batch, tokens, group, most, dim, together, most_splits, rounds, scale); \
     }
-ATTEND(1, DIM <= 128 ? 3 : 2)
+ATTEND(1, IsCodes<KV>::value || DIM > 128 ? 2 : 3)
 #if DIM <= 128
 ATTEND(2, 2)
 #endif

@@ -219,16 +219,16 @@ fn destination(out: &mut QuantizedTensor, to: &mut Fp8Output, amaxes: [u64; 2], 
         None if turned => [0, out.scale_inv.device_ptr_mut()],
         None => [out.scale_inv.device_ptr_mut(), 0],
     };
-    let (slot, statistics) = (to.slot as u64, &mut to.statistics);
+    let [amax, saturated, underflowed, elements] = to.statistics.device_ptrs_mut(to.slot).map(Arg::Ptr);
     [
         address(&mut out.codes),
         address(&mut out.transposed),
         Arg::Ptr(scale_inv[0]),
         Arg::Ptr(scale_inv[1]),
-        Arg::Ptr(statistics.amax.device_ptr_mut() + 4 * slot),
-        Arg::Ptr(statistics.saturated.device_ptr_mut() + 8 * slot),
-        Arg::Ptr(statistics.underflowed.device_ptr_mut() + 8 * slot),
-        Arg::Ptr(statistics.elements.device_ptr_mut() + 8 * slot),
+        amax,
+        saturated,
+        underflowed,
+        elements,
         Arg::Ptr(scale),
         Arg::Ptr(amaxes[0]),
         Arg::Ptr(amaxes[1]),
