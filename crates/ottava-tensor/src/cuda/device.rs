@@ -173,8 +173,9 @@ impl CudaDevice {
         }
     }
 
-    /// Runs `work`, in which weights, as the right-hand operands of products, are constants, as in inference. Kernels of few rows may read
-    /// them while the kernel before them still runs, so another one must have been enqueued after those that wrote them.
+    /// Runs `work`, a pass of inference, in which weights, the indices of the batch, and keys and values of earlier passes are constants.
+    /// Kernels may read these while the one before them still runs (`launch_early`). The first kernel of `work` must not start early, so that
+    /// all that wrote them has ended by then.
     pub fn with_constant_weights<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = self.has_constant_weights.swap(true, Ordering::Relaxed);
         let result = work();

@@ -40,7 +40,8 @@ impl CudaDevice {
     /// [`CudaDevice::with_constant_weights`].
     ///
     /// # Safety
-    /// As for [`CudaDevice::launch`]; the kernel waits (`wait_for_predecessors`) before it writes, and before it reads anything but constants.
+    /// As for [`CudaDevice::launch`]; the kernel waits (`wait_for_predecessors`) before it writes, and before it reads anything but constants
+    /// of the pass.
     pub(crate) unsafe fn launch_early(
         &self,
         kernel: &Kernel,
