@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod calibrate;
+pub mod capture;
 pub mod checkpoint;
 pub mod config;
 pub mod context;

@@ -2,6 +2,7 @@
 //! captured as a CUDA graph, and later ones are replayed. Ranks launch each step alike: NCCL wants a collective captured on all of
 //! them or on none.
 
+use crate::capture::{Capture, Launch};
 use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::{Error, Result};
@@ -56,52 +57,6 @@ impl LossScaleOnDevice {
         self.per_token.write_bytes(&cast(&per_token, self.per_token.dtype())?.read_bytes()?)?;
         self.value = value;
         Ok(())
-    }
-}
-
-/// How far the capture of one kind of step is.
-enum Capture {
-    /// Steps are launched call by call: there is no GPU, or capture failed.
-    Never,
-    /// One step has to run first: it compiles kernels and times products.
-    AfterThisStep,
-    Due,
-    Done(Graph),
-}
-
-/// How a step is launched, the most careful way first. Ranks take the first of what they are ready for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Launch {
-    /// Call by call, now and in all later steps.
-    Eager,
-    /// Call by call, before the capture.
-    WarmUp,
-    Capture,
-    Replay,
-}
-
-impl Launch {
-    const ALL: [Launch; 4] = [Launch::Eager, Launch::WarmUp, Launch::Capture, Launch::Replay];
-
-    /// What all ranks do, from the number of what each is ready for.
-    fn agreed(ready: impl Iterator<Item = f64>) -> Launch {
-        ready.map(|ready| Launch::ALL[ready as usize]).min().unwrap_or(Launch::Eager)
-    }
-}
-
-impl Capture {
-    /// What the next step can do. Memory is given to others between steps, as for an evaluation; where it has not come back, the step is
-    /// captured anew.
-    fn ready_for(&mut self) -> Launch {
-        match self {
-            Capture::Never => Launch::Eager,
-            Capture::AfterThisStep => Launch::WarmUp,
-            Capture::Due => Launch::Capture,
-            Capture::Done(graph) => match graph.is_valid() {
-                true => Launch::Replay,
-                false => Launch::Capture,
-            },
-        }
     }
 }
 
@@ -350,23 +305,4 @@ impl TrainStep {
 /// How the tokens of a micro-batch lie.
 fn sequences_of(sequences: &[Sequences], pass: usize) -> &Sequences {
     sequences.get(pass).unwrap_or(&sequences[0])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_launch_a_step_alike() {
-        let agreed = |ready: &[Launch]| Launch::agreed(ready.iter().map(|&ready| f64::from(ready as u8)));
-        for launch in Launch::ALL {
-            assert_eq!(agreed(&[launch]), launch);
-            // A rank that never captures makes all eager, and one whose graph is not valid any more makes all capture.
-            assert_eq!(agreed(&[launch, Launch::Eager]), Launch::Eager);
-            assert_eq!(agreed(&[Launch::Capture, launch]), launch.min(Launch::Capture));
-        }
-        assert_eq!(agreed(&[Launch::Replay, Launch::WarmUp, Launch::Capture]), Launch::WarmUp);
-        assert_eq!(Capture::Never.ready_for(), Launch::Eager);
-        assert_eq!(Capture::AfterThisStep.ready_for(), Launch::WarmUp);
-    }
 }

@@ -1,5 +1,6 @@
 //! Steps in which every sequence gets one token. On a GPU they are captured as CUDA graphs, one for each padded size of the batch.
 
+use crate::capture::{Capture, Launch};
 use crate::error::Result;
 use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
 use ottava_tensor::cuda::Graph;
@@ -45,16 +46,6 @@ pub fn in_f32(logits: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// How far the capture of steps of one size is.
-enum Capture {
-    /// Steps are launched call by call, because a capture failed.
-    Never,
-    /// One step has to run first: it compiles kernels and times products.
-    AfterThisStep,
-    Due,
-    Done(Graph),
-}
-
 impl DecodeSteps {
     /// Computes one token of each of `sequences` on a GPU. Rows of the result are in their order; further ones are padding.
     pub fn run(&mut self, model: &Decoder, cache: &mut KvCache, sequences: &[SequenceTokens]) -> Result<Scored> {
@@ -78,14 +69,12 @@ impl DecodeStep {
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
-        if let Capture::Done(graph) = &mut self.capture
-            && !graph.is_valid()
-        {
-            self.capture = Capture::Due;
-        }
-        match (&mut self.capture, model.device()) {
-            (Capture::Done(graph), _) => graph.replay()?,
-            (Capture::Due, Device::Cuda(gpu)) => {
+        match (self.capture.ready_for(), model.device()) {
+            (Launch::Replay, _) => {
+                let Capture::Done(graph) = &mut self.capture else { unreachable!("a graph is ready") };
+                graph.replay()?;
+            }
+            (Launch::Capture, Device::Cuda(gpu)) => {
                 let (batch, rows, scored) = (&self.batch, &self.rows, &mut self.scored);
                 let captured = Graph::capture(gpu, || {
                     *scored = Some(Scored::of(model, &model.hidden(batch, cache)?, rows)?);
@@ -103,10 +92,10 @@ impl DecodeStep {
                     }
                 }
             }
-            (capture, _) => {
+            (launch, _) => {
                 self.scored = Some(Scored::of(model, &model.hidden(&self.batch, cache)?, &self.rows)?);
-                if matches!(capture, Capture::AfterThisStep) {
-                    *capture = Capture::Due;
+                if launch == Launch::WarmUp {
+                    self.capture = Capture::Due;
                 }
             }
         }

@@ -38,6 +38,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("launch", 3),
             ("limits", 3),
             ("lora", 3),
+            ("capture", 3),
             ("mode", 3),
             ("operand", 3),
             ("context", 3),

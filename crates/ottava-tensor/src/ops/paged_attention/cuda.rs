@@ -169,7 +169,8 @@ pub(super) fn paged_attention(
     let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
     // Few sequences have short splits, so that all multiprocessors read; many have long ones, in one wave of blocks if that is possible.
     let fits = |rounds: usize| batch.capacity() * l.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
-    let rounds = (0..).map(|log| 1 << log).find(|&rounds| rounds == ROUNDS || fits(rounds)).expect("the range is endless");
+    let rounds =
+        (0..).map(|log| 1 << log).find(|&rounds| rounds == ROUNDS || fits(rounds)).expect("the range is endless");
     let splits = splits_of(rounds);
     let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
