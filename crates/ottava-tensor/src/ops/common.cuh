@@ -200,14 +200,28 @@ template <class T> __device__ __forceinline__ float smallest8(const Eight<T>& e)
     for (int i = 1; i < 8; i++) smallest = fminf(smallest, fabsf(load(e.at[i])));
     return smallest;
 }
+__device__ __forceinline__ u32 smaller_pair(u32 a, u32 b) {
+    u32 c;
+    asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
 template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& e) {
-    const auto smaller = [](u32 a, u32 b) {
-        u32 c;
-        asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-        return c;
-    };
-    const u32 pair = smaller(smaller(e.words[0].x, e.words[0].y), smaller(e.words[0].z, e.words[0].w));
+    const u32 pair = smaller_pair(smaller_pair(e.words[0].x, e.words[0].y), smaller_pair(e.words[0].z, e.words[0].w));
     return fminf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000)));
+}
+
+// Elementwise the value of smaller magnitude, with an undefined sign; a number is preferred to NaN.
+template <class T> __device__ __forceinline__ Eight<T> smaller8(const Eight<T>& a, const Eight<T>& b) {
+    Eight<T> c;
+#pragma unroll
+    for (int i = 0; i < 8; i++) store(&c.at[i], fminf(fabsf(load(a.at[i])), fabsf(load(b.at[i]))));
+    return c;
+}
+template <> __device__ __forceinline__ Eight<bf16> smaller8<bf16>(const Eight<bf16>& a, const Eight<bf16>& b) {
+    const uint4 u = a.words[0], v = b.words[0];
+    Eight<bf16> c;
+    c.words[0] = make_uint4(smaller_pair(u.x, v.x), smaller_pair(u.y, v.y), smaller_pair(u.z, v.z), smaller_pair(u.w, v.w));
+    return c;
 }
 
 // Elementwise the value of larger magnitude, with an undefined sign; a number is preferred to NaN.

@@ -68,6 +68,15 @@ template <class T> __device__ __forceinline__ void count_lost(const float* v, co
     for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Underflow<T>::bound;
 }
 
+// Casts without counting, because another copy is counted, or the caller counts.
+template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eight<X>& e, float scale) {
+    float v[8];
+    unpack8(e, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= scale;
+    return encode8<T>(v);
+}
+
 // Casts eight values with one scale. Losses are counted only if the extremes of the eight show one: scaling keeps the order.
 template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
     float v[8], a[8];
@@ -81,6 +90,74 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     return encode8<T>(a);
 }
 
+// With a given scale, 16-bit values above `finite` saturate, and those not above `lost` underflow. Both are pairs of equal values.
+struct Limits { u32 finite, lost; };
+template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
+    if constexpr (sizeof(X) != 2) return {};
+    // The largest value that passes a test which smaller ones pass too.
+    const auto last = [](const auto& passes) {
+        u32 bits = 0;
+#pragma unroll 1
+        for (u32 bit = 0x4000; bit > 0; bit /= 2)
+            if (passes(load(X{(unsigned short)(bits | bit)}))) bits |= bit;
+        return bits * 0x10001;
+    };
+    return {last([=](float v) { return v == v && !(v * scale > max_finite<T>()); }),
+            last([=](float v) { return v * scale <= Underflow<T>::bound; })};
+}
+
+// The number of 16-bit values above a limit, a pair of equal values, in magnitude; NaN is not. Counts in pairs.
+#define COUNT_ABOVE(TYPE, ONES)                                                                                        \
+    template <int N> __device__ __forceinline__ u32 count_above(const Eight<TYPE> (&e)[N], u32 limit) {                \
+        u32 count = 0;                                                                                                 \
+        for (int k = 0; k < N; k++) {                                                                                  \
+            const u32 pairs[4] = {e[k].words[0].x, e[k].words[0].y, e[k].words[0].z, e[k].words[0].w};                 \
+            for (int i = 0; i < 4; i++)                                                                                \
+                asm("{\n.reg .b32 a;\nabs." #TYPE "x2 a, %1;\nset.gt." #TYPE "x2." #TYPE "x2 a, a, %2;\n"              \
+                    "fma.rn." #TYPE "x2 %0, a, %3, %0;\n}" : "+r"(count) : "r"(pairs[i]), "r"(limit), "r"(ONES));      \
+        }                                                                                                              \
+        return load(TYPE{(unsigned short)count}) + load(TYPE{(unsigned short)(count >> 16)});                          \
+    }
+COUNT_ABOVE(bf16, 0x3F803F80)
+COUNT_ABOVE(f16, 0x3C003C00)
+
+// `encode8` of eights of several rows, with one test of their extremes. Rows from `valid` on become zeros, even if the scale is infinite.
+template <class T, int N>
+__device__ __forceinline__ void encode_rows(uint2 (&codes)[N], Eight<X> (&e)[N], int valid, float scale, const Limits& limits, Seen& seen) {
+    if (valid < N) {
+#pragma unroll
+        for (int k = 0; k < N; k++) if (k >= valid) e[k] = {};
+    }
+    Eight<X> larger = e[0], smaller = e[0];
+#pragma unroll
+    for (int k = 1; k < N; k++) {
+        larger = larger8(larger, e[k]);
+        smaller = smaller8(smaller, e[k]);
+    }
+    const float largest = largest8(larger);
+    seen.amax = fmaxf(seen.amax, largest);
+    const bool saturates = largest * scale > max_finite<T>(), underflows = smallest8(smaller) * scale <= Underflow<T>::bound;
+    if constexpr (sizeof(X) == 2) {
+        if (saturates) seen.beyond += count_above(e, limits.finite);
+        if (underflows) seen.lost += count_above(e, 0) - count_above(e, limits.lost);
+    } else {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            float a[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) a[i] = e[k].at[i] * scale;
+            if (saturates) count_beyond<T>(a, seen);
+            if (underflows) count_lost<T>(e[k].at, a, seen);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++) codes[k] = encode8_uncounted<T>(e[k], scale);
+    if (valid < N) {
+#pragma unroll
+        for (int k = 0; k < N; k++) if (k >= valid) codes[k] = make_uint2(0, 0);
+    }
+}
+
 // Casts with a scale from a measured amax; a negative scale means that the amax saturates.
 template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X>& e, float flagged, Seen& seen) {
     const float scale = fabsf(flagged);
@@ -91,15 +168,6 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
     if (flagged < 0.0f) count_beyond<T>(a, seen);
     if (smallest8(e) * scale <= Underflow<T>::bound) count_lost<T>(v, a, seen);
     return encode8<T>(a);
-}
-
-// Casts without counting, because another copy is counted.
-template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eight<X>& e, float scale) {
-    float v[8];
-    unpack8(e, v);
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] *= scale;
-    return encode8<T>(v);
 }
 
 // Casts with scales of eight columns; counts only if no other copy is counted.

@@ -37,6 +37,15 @@ fn aligned(x: &Tensor, weights: NormWeights) -> bool {
 const MOST_PARTS: usize = 4;
 const STAGES_BYTES: usize = 216 << 10;
 
+/// Dynamic shared memory to which LayerNorm prefetches rows (`Ahead` in rmsnorm.cu): 64 bytes per thread for any type. RMSNorm prefetches
+/// to registers.
+fn prefetched_bytes(kind: NormKind, threads: usize) -> usize {
+    match kind {
+        NormKind::Rms => 0,
+        NormKind::Layer => threads * 64,
+    }
+}
+
 /// Dynamic shared memory plus 16 bytes, so that a launch that exceeds 48 KiB with its static part raises the limit.
 fn shared_bytes(dynamic: usize) -> u32 {
     dynamic as u32 + 16
@@ -109,8 +118,7 @@ unsafe fn raise_amaxes(
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     let [source, _] = sources(weights.kind);
     let kernel = Kernel { source, defines: launch::storage(x.dtype())?, entry: "rmsnorm_amax" };
-    let of_kind = if weights.kind == NormKind::Layer { 4 } else { 8 };
-    let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), of_kind / x.dtype().size());
+    let (threads, rows_at_a_time) = (launch::row_threads(channels, 8), 8 / x.dtype().size());
     let at_once = gpu.sm_count() * (1024 / threads as usize);
     let mut args = vec![
         Arg::Ptr(rstd),
@@ -121,10 +129,11 @@ unsafe fn raise_amaxes(
     ];
     args.extend(affine(weights));
     args.extend([Arg::I32(tokens as i32), Arg::I32(channels as i32), Arg::F32(eps as f32)]);
-    let shared = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
+    let of_columns = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
+    let shared = shared_bytes(prefetched_bytes(weights.kind, threads as usize) + of_columns);
     let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
     // SAFETY: `x` is `tokens · channels`, weight and bias `channels`; there is a thread for eight channels. The caller guarantees the rest.
-    unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared as u32, &args) }
+    unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared, &args) }
 }
 
 /// Computes `rstd`, then casts the normalised `x`.
@@ -172,15 +181,26 @@ pub(super) fn rmsnorm_codes(
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Bytes of shared memory that the codes of a strip may fill.
+/// Dynamic shared memory that [`rmsnorm_strips`] may fill.
 const STRIP_BYTES: usize = 224 << 10;
+
+/// Threads of a group, of a block, and dynamic shared memory of [`rmsnorm_strips`].
+fn strip_launch(x: &Tensor, kind: NormKind, transposed: bool) -> (usize, usize, usize) {
+    let columns = x.shape()[1];
+    let group = columns.div_ceil(8).next_multiple_of(32);
+    let groups = [8, 4, 2].into_iter().find(|groups| groups * group <= 1024).unwrap_or(1);
+    let codes = if transposed { columns.next_multiple_of(128) * STRIP } else { 0 };
+    let parameters = if kind == NormKind::Layer { 2 * columns * x.dtype().size() } else { 0 };
+    (group, groups * group, codes + prefetched_bytes(kind, groups * group) + parameters)
+}
 
 /// Whether [`rmsnorm_strips`] can replace [`rmsnorm`] and [`rmsnorm_codes`] by one pass: strips fit in shared memory, and there are enough
 /// of them to fill the GPU.
 pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weights: NormWeights) -> bool {
     let (rows, columns) = (x.shape()[0], x.shape()[1]);
+    let (_, _, shared) = strip_launch(x, weights.kind, true);
     columns.is_multiple_of(QuantizedTensor::PAD)
-        && columns.next_multiple_of(128) * STRIP <= STRIP_BYTES
+        && shared <= STRIP_BYTES
         && 2 * rows.div_ceil(STRIP) > gpu.sm_count()
         && aligned(x, weights)
 }
@@ -194,11 +214,7 @@ pub(super) fn rmsnorm_strips(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let (rows, columns) = (out.rows, out.columns);
-    let group = columns.div_ceil(8).next_multiple_of(32);
-    let groups = [8, 4, 2, 1].into_iter().find(|groups| groups * group <= 1024).expect("a strip fits 7168 channels");
-    let threads = groups * group;
-    let shared = if out.transposed.is_some() { columns.next_multiple_of(128) * STRIP } else { 0 };
+    let (group, threads, shared) = strip_launch(x, weights.kind, out.transposed.is_some());
     let at_once = gpu.sm_count() * (1024 / threads).min(STRIP_BYTES / shared.max(1)).max(1);
     let mut inputs = vec![Arg::Ptr(rstd.device_ptr_mut()), Arg::Ptr(x.device_ptr())];
     inputs.extend(affine(weights));
@@ -207,13 +223,14 @@ pub(super) fn rmsnorm_strips(
         source: sources(weights.kind)[1],
         entry: "rmsnorm_strips",
         dtype: x.dtype(),
-        grid: [rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
+        grid: [out.rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
         block: threads as u32,
         shared: shared_bytes(shared),
         inputs: &inputs,
         raise: None,
     };
-    // SAFETY: `x` is `rows · columns`, `rstd` as allocated by the op, weight and bias have a value per column; `fits_strips` holds.
+    // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, weight and bias have a value per column, and shared memory has
+    // room for what the kernel keeps there; `fits_strips` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 

@@ -45,15 +45,18 @@ __device__ __forceinline__ Eight<X> bias8(const X* bias, int c, int valid = 8, b
 
 // Sums of eight channels of a thread.
 __device__ __forceinline__ float sum8(const float* v) {
-    float sum = 0.0f;
+    float sum = v[0];
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum += v[i];
+    for (int i = 1; i < 8; i++) sum += v[i];
     return sum;
 }
 __device__ __forceinline__ float squares8(const float* v, float mean) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum += (CENTERED ? v[i] - mean : v[i]) * (CENTERED ? v[i] - mean : v[i]);
+    for (int i = 0; i < 8; i++) {
+        const float centered = CENTERED ? v[i] - mean : v[i];
+        sum = fmaf(centered, centered, sum);
+    }
     return sum;
 }
 // Sum over 256 channels, by one warp. Every kernel adds these in the same order, so statistics are bit-identical for every destination.
@@ -62,9 +65,9 @@ __device__ __forceinline__ float sum_of_256(float sum) {
     return sum;
 }
 
-// Rows that a group of threads processes at a time, eight channels per thread, as cuda.rs knows; LayerNorm has registers for half as many.
-// Lanes of a warp per row, and maximum warps per group.
-#define ROWS (8 / (int)sizeof(X) / (1 + CENTERED))
+// Rows that a group of threads processes at a time, eight channels per thread, as cuda.rs knows. Lanes of a warp per row, and maximum warps
+// per group.
+#define ROWS (8 / (int)sizeof(X))
 #define LANES (32 / ROWS)
 #define WARPS 32
 
@@ -84,12 +87,21 @@ __device__ __forceinline__ float sums_of_256(float (&v)[ROWS]) {
     return v[0];
 }
 
+// Asynchronous copy of eight elements to shared memory.
+__device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
+#pragma unroll
+    for (int w = 0; w < sizeof(X) / 2; w++)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w)
+                     : "memory");
+}
+
 // Channels of the `i`th 256 of a row, and the reciprocal.
 __device__ __forceinline__ float channels_of(int i, int C) { return max(0, min(256, C - 256 * i)); }
 __device__ __forceinline__ float per_channel_of(int i, int C) { return 1.0f / fmaxf(1.0f, channels_of(i, C)); }
 
 // Statistics of a row from those of each 256 of its channels: sums of squares, for LayerNorm of distances from the mean of the 256, and
-// these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do.
+// these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do, about the first
+// mean, so that the mean of equal values is exact.
 __device__ __forceinline__ Statistics statistics_of(const float* squares, const float* means, int C, float eps) {
     const int parts = (C + 255) / 256;
     if constexpr (CENTERED) {
@@ -99,16 +111,17 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
             return v;
         };
         const int first = threadIdx.x % LANES;
+        const float pilot = means[0];
         float sum = 0.0f, square = 0.0f;
 #pragma unroll 1
-        for (int i = first; i < parts; i += LANES) sum += channels_of(i, C) * means[i];
-        const float mean = of_lanes(sum) * (1.0f / C);
-#pragma unroll 1
         for (int i = first; i < parts; i += LANES) {
-            const float distance = means[i] - mean;
-            square += squares[i] + channels_of(i, C) * distance * distance;
+            const float distance = means[i] - pilot, weighted = channels_of(i, C) * distance;
+            sum += weighted;
+            square += fmaf(weighted, distance, squares[i]);
         }
-        return {rstd_of(of_lanes(square), C, eps), mean};
+        sum = of_lanes(sum);
+        const float shift = sum * (1.0f / C);
+        return {rstd_of(fmaf(-sum, shift, of_lanes(square)), C, eps), pilot + shift};
     }
     float total = 0.0f;
     // Four at a time; sums beyond the last are zero.
@@ -122,48 +135,70 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
 // Sums of each 256 channels, padded so that lanes that read several rows do so from different banks. They start at zero.
 struct Sums { float squares[ROWS][WARPS + 4], means[CENTERED ? ROWS : 1][WARPS + 4]; };
 
-// Statistics of ROWS rows held by a group of whole warps, whose sums start at `first` in those of the block; the first warp writes those of
-// rows `row0..` below `all`. `mine` says whether the thread has channels. Calls alternate between two `sums`.
-__device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], float* rstd, int row0, int all, const Eight<X>* rows, bool mine,
-                                                   Sums& sums, int first, int threads, int barrier, int C, float eps) {
-    const int lane = threadIdx.x % 32, row = lane / LANES, warp = threadIdx.x % threads / 32;
-    const auto wait = [&] { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); };
-    float v[8], of_thread[ROWS], means[ROWS] = {};
+// A group of whole warps that processes ROWS rows at a time. Its barrier; where its sums start in those of the block, and where its warps'
+// are; one over the channels of this warp; whether this thread has channels.
+struct Group {
+    int barrier, threads, first, place;
+    float per_channel;
+    bool mine;
+};
+
+// Statistics of ROWS rows held by a group; its first warp writes those of rows `row0..` below `all`. Calls alternate between two `sums`.
+__device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], float* rstd, int row0, int all, const Eight<X>* rows,
+                                                   const Group& group, Sums& sums, int C, float eps) {
+    const int lane = threadIdx.x % 32, row = lane / LANES;
+    float of_thread[ROWS] = {}, means[ROWS] = {};
+    // Each pass unpacks the rows under a condition of its own: the compiler would keep the values of an unconditional pass, and spill.
     if constexpr (CENTERED) {
+        if (group.mine) {
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                float v[8];
+                unpack8(rows[k], v);
+                of_thread[k] = sum8(v);
+            }
+        }
+        const float mean = sums_of_256(of_thread) * group.per_channel;
+        if (lane % LANES == 0) sums.means[row][group.place] = mean;
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
-            unpack8(rows[k], v);
-            of_thread[k] = sum8(v);
+            means[k] = __shfl_sync(0xFFFFFFFF, mean, k * LANES);
+            of_thread[k] = 0.0f;
         }
-        const float mean = sums_of_256(of_thread) * per_channel_of(warp, C);
-        if (lane % LANES == 0) sums.means[row][first + warp] = mean;
-#pragma unroll
-        for (int k = 0; k < ROWS; k++) means[k] = __shfl_sync(0xFFFFFFFF, mean, k * LANES);
     }
+    if (group.mine) {
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        unpack8(rows[k], v);
-        of_thread[k] = CENTERED && !mine ? 0.0f : squares8(v, means[k]);
+        for (int k = 0; k < ROWS; k++) {
+            float v[8];
+            unpack8(rows[k], v);
+            of_thread[k] = squares8(v, means[k]);
+        }
     }
     const float squares = sums_of_256(of_thread);
-    if (lane % LANES == 0) sums.squares[row][first + warp] = squares;
-    wait();
-    // Merging takes a LayerNorm longer than another barrier, so one warp does it, and puts the statistics in place of the first sums.
-    Statistics s = {};
-    if (!CENTERED || warp == 0) s = statistics_of(sums.squares[row] + first, sums.means[CENTERED ? row : 0] + first, C, eps);
-    if (warp == 0 && lane % LANES == 0 && row0 + row < all) put(rstd, all, row0 + row, s);
-    if constexpr (CENTERED) {
-        if (warp == 0 && lane % LANES == 0) {
-            sums.squares[row][first] = s.rstd;
-            sums.means[row][first] = s.mean;
-        }
-        wait();
+    if (lane % LANES == 0) sums.squares[row][group.place] = squares;
+    asm volatile("bar.sync %0, %1;" ::"r"(group.barrier), "r"(group.threads) : "memory");
+    const Statistics s = statistics_of(sums.squares[row] + group.first, sums.means[CENTERED ? row : 0] + group.first, C, eps);
+    if (group.place == group.first && lane % LANES == 0 && row0 + row < all) put(rstd, all, row0 + row, s);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++)
+        of_rows[k] = {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), CENTERED ? __shfl_sync(0xFFFFFFFF, s.mean, k * LANES) : 0.0f};
+}
+
+// `affine8` of ROWS rows, in place.
+__device__ __forceinline__ void affine_rows(Eight<X> (&x)[ROWS], const Statistics (&s)[ROWS], const Eight<X>& weight,
+                                            const Eight<X>& bias) {
+    float v[ROWS][8], w[8], b[8] = {};
+    unpack8(weight, w);
+    if (CENTERED) unpack8(bias, b);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) unpack8(x[k], v[k]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) v[k][i] = affine(v[k][i], s[k], w[i], b[i]);
     }
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        if constexpr (CENTERED) of_rows[k] = {sums.squares[k][first], sums.means[k][first]};
-        else of_rows[k] = {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), 0.0f};
-    }
+    for (int k = 0; k < ROWS; k++) x[k] = pack8<X>(v[k]);
 }
 
 // Clears the sums of a block.
@@ -172,35 +207,74 @@ __device__ __forceinline__ void clear(Sums (&sums)[2]) {
     __syncthreads();
 }
 
+// The next ROWS rows of a thread's channels, prefetched: to its slots in shared memory, because LayerNorm has no registers left, or to
+// registers.
+#if CENTERED
+struct Ahead {
+    Eight<X>* slots;
+    // Threads without channels have zeros.
+    __device__ __forceinline__ void clear() {
+        for (int k = 0; k < ROWS; k++) slots[k * blockDim.x] = {};
+    }
+    __device__ __forceinline__ void fetch(const X* x, int C, int rows) {
+        Eight<X>* to = slots;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++, x += C, to += blockDim.x) if (k < rows) send8(to, x);
+    }
+    // A thread reads only what it copied, and a warp's accesses to shared memory are in order, so no barrier is needed.
+    __device__ __forceinline__ void take(Eight<X> (&now)[ROWS]) const {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        const Eight<X>* from = slots;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++, from += blockDim.x) now[k] = *from;
+    }
+};
+#else
+struct Ahead {
+    Eight<X> next[ROWS] = {};
+    __device__ __forceinline__ Ahead(Eight<X>*) {}
+    __device__ __forceinline__ void clear() {}
+    __device__ __forceinline__ void fetch(const X* x, int C, int rows) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++, x += C) if (k < rows) next[k] = load8(x);
+    }
+    __device__ __forceinline__ void take(Eight<X> (&now)[ROWS]) const {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) now[k] = next[k];
+    }
+};
+#endif
+
 #ifndef FORMAT
 // rstd and amaxes of rmsnorm (tensor, rows, columns; each may be null) for aligned rows of C <= 8192 channels, a multiple of 8. Column
-// amaxes need one float of dynamic shared memory per column. Persistent blocks process ROWS rows at a time and prefetch the next ones.
+// amaxes need one float of dynamic shared memory per column, behind the slots of `Ahead`. Persistent blocks process ROWS rows at a time and
+// prefetch the next ones.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight AND_BIAS, int rows, int C,
                  float eps) {
     __shared__ alignas(16) Sums sums[2];
-    extern __shared__ uint4 columns_of_the_launch[];
+    extern __shared__ Eight<X> slots_of_the_launch[];
     const int lane = threadIdx.x % 32, c = 8 * threadIdx.x;
     const bool mine = c < C;
-    Eight<X> w = {}, b = {}, next[ROWS] = {}, in_columns = {};
+    Eight<X> w = {}, b = {}, in_columns = {};
     float largest = 0.0f;
     if (mine) w = load8(weight + c);
     if (mine && CENTERED) b = bias8(BIAS, c);
+    Ahead ahead = {slots_of_the_launch + threadIdx.x};
+    if (!mine) ahead.clear();
     const auto fetch = [&](int row0) {
-#pragma unroll
-        for (int k = 0; k < ROWS; k++)
-            if (mine && row0 + k < rows) next[k] = load8(x + (u64)(row0 + k) * C + c);
+        if (mine) ahead.fetch(x + (u64)row0 * C + c, C, rows - row0);
     };
+    const Group group = {0, (int)blockDim.x, 0, (int)threadIdx.x / 32, per_channel_of(threadIdx.x / 32, C), mine};
     int turn = 0;
     fetch(blockIdx.x * ROWS);
     clear(sums);
     for (int row0 = blockIdx.x * ROWS; row0 < rows; row0 += gridDim.x * ROWS, turn ^= 1) {
         Eight<X> now[ROWS];
-#pragma unroll
-        for (int k = 0; k < ROWS; k++) now[k] = next[k];
+        ahead.take(now);
         fetch(row0 + gridDim.x * ROWS);
         Statistics of_rows[ROWS];
-        statistics_of_rows(of_rows, rstd, row0, rows, now, mine, sums[turn], 0, blockDim.x, 0, C, eps);
+        statistics_of_rows(of_rows, rstd, row0, rows, now, group, sums[turn], C, eps);
 #pragma unroll
         for (int k = 0; k < ROWS; k++) {
             if (row0 + k >= rows) continue;
@@ -216,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     }
     if (column_amax) {
         // Coalesced: neighbouring threads raise neighbouring amaxes.
-        float* const columns = (float*)columns_of_the_launch;
+        float* const columns = (float*)(slots_of_the_launch + CENTERED * ROWS * blockDim.x);
         float v[8];
         unpack8(in_columns, v);
         if (mine) store8(columns + c, pack8<f32>(v));
@@ -312,13 +386,6 @@ __device__ __forceinline__ void row_sums(float* x, float (*warps)[32]) {
         x[n] = warps[n][0];
         for (int w = 1; w < blockDim.x / 32; w++) x[n] += warps[n][w];
     }
-}
-
-// Asynchronous copy of eight elements to shared memory.
-__device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
-#pragma unroll
-    for (int w = 0; w < sizeof(X) / 2; w++)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(&to->words[w])), "l"((const uint4*)from + w) : "memory");
 }
 
 // Asynchronous copy of eight saved values or codes. Exponents, one byte per two threads, are loaded directly.
@@ -522,61 +589,78 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 
 // rstd and cast in one pass, with a per-tensor scale, for many rows of C <= 7168 channels, a multiple of 16. Persistent blocks process
 // strips of 32 rows, so that writes of the transpose are whole sectors. Groups of threads process ROWS rows of the strip at a time and
-// prefetch the next ones. If there is a transpose, the codes of a strip are collected in dynamic shared memory.
+// prefetch the next ones. Dynamic shared memory holds the codes of a strip, if there is a transpose; of a LayerNorm also the slots of
+// `Ahead` and the weight and bias of each eight columns.
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rmsnorm_strips(float* rstd, const X* x, const X* weight AND_BIAS, float eps, int group_threads, const __grid_constant__ Destination to) {
+    rmsnorm_strips(float* rstd, const X* x, const X* weight AND_BIAS, float eps, int group_threads,
+                   const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
     // Those of 8, 4, 2 or 1 groups lie side by side.
     __shared__ alignas(16) Sums sums[2];
+    __shared__ Limits limits;
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
     const float scale = *to.scale;
-    const int group = threadIdx.x / group_threads, groups = blockDim.x / group_threads, step = groups * ROWS, c = threadIdx.x % group_threads * 8;
+    const int groups = blockDim.x / group_threads, number = threadIdx.x / group_threads, step = groups * ROWS;
+    const int c = threadIdx.x % group_threads * 8, first = WARPS / groups * number;
     const bool mine = c < columns;
-    // Swizzles halves of 32 words in the lower rows to avoid bank conflicts in the transpose.
-    const int pitch = (columns + 127) / 128 * 32;
-    const auto at = [&](int row, int word) { return (u32*)strip_of_the_launch + row * pitch + (word ^ (row / 16 * 16)); };
-    Eight<X> w = {}, b = {}, next[ROWS] = {};
+    const Group group = {1 + number, group_threads, first, first + c / 256, per_channel_of(c / 256, columns), mine};
+    // Swizzles halves of 128 bytes in the lower rows to avoid bank conflicts in the transpose.
+    const int pitch = (columns + 127) / 128 * 128;
+    const auto at = [&](int row, int column) { return (unsigned char*)strip_of_the_launch + row * pitch + (column ^ row / 16 * 64); };
+    Eight<X>* const slots = (Eight<X>*)(strip_of_the_launch + (to.transposed ? STRIP * pitch / 16 : 0));
+    Eight<X>* const parameters = slots + ROWS * blockDim.x + c / 8 * 2;
+    Eight<X> w = {}, b = {};
     if (mine) w = load8(weight + c);
-    if (mine && CENTERED) b = bias8(BIAS, c);
+    if (CENTERED && mine && number == 0) {
+        parameters[0] = w;
+        parameters[1] = bias8(BIAS, c);
+    }
+    Ahead ahead = {slots + threadIdx.x};
+    if (!mine) ahead.clear();
     const auto fetch = [&](int row0) {
-#pragma unroll
-        for (int k = 0; k < ROWS; k++)
-            if (mine && row0 >= 0 && row0 + k < rows) next[k] = load8(x + (u64)(row0 + k) * columns + c);
+        if (mine && row0 >= 0) ahead.fetch(x + (u64)row0 * columns + c, columns, rows - row0);
     };
+    if (threadIdx.x < 32) limits = limits_of<FORMAT>(scale);
     Seen seen;
     // Backward, as `first_row`.
     int turn_of_sums = 0, strip0 = ((padded_rows - 1) / STRIP - (int)blockIdx.x) * STRIP;
-    fetch(strip0 + group * ROWS);
+    fetch(strip0 + number * ROWS);
     clear(sums);
     for (; strip0 >= 0; strip0 -= gridDim.x * STRIP) {
 #pragma unroll 1
-        for (int row = group * ROWS; row < STRIP; row += step, turn_of_sums ^= 1) {
+        for (int row = number * ROWS; row < STRIP; row += step, turn_of_sums ^= 1) {
+            const int out = strip0 + row;
             Eight<X> now[ROWS];
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) now[k] = next[k];
-            fetch(row + step < STRIP ? strip0 + row + step : strip0 - (int)gridDim.x * STRIP + group * ROWS);
+            ahead.take(now);
+            fetch(row + step < STRIP ? out + step : strip0 - (int)gridDim.x * STRIP + number * ROWS);
             Statistics of_rows[ROWS];
-            statistics_of_rows(of_rows, rstd, strip0 + row, rows, now, mine, sums[turn_of_sums], WARPS / groups * group, group_threads, 1 + group,
-                               columns, eps);
+            statistics_of_rows(of_rows, rstd, out, rows, now, group, sums[turn_of_sums], columns, eps);
+            if (!mine || out >= padded_rows) continue;
+            if constexpr (CENTERED) {
+                w = parameters[0];
+                b = parameters[1];
+            }
+            affine_rows(now, of_rows, w, b);
+            uint2 codes[ROWS];
+            encode_rows<FORMAT>(codes, now, rows - out, scale, limits, seen);
+            if (to.codes) {
+                unsigned char* p = to.codes + (u64)out * columns + c;
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                const int out = strip0 + row + k;
-                if (!mine || out >= padded_rows) continue;
-                uint2 eight = make_uint2(0, 0);
-                if (out < rows) {
-                    eight = encode8<FORMAT>(affine8(now[k], of_rows[k], w, b), scale, seen);
-                }
-                if (to.codes) *(uint2*)(to.codes + (u64)out * columns + c) = eight;
-                if (to.transposed) *(uint2*)at(row + k, c / 4) = eight;
+                for (int k = 0; k < ROWS; k++, p += columns) *(uint2*)p = codes[k];
+            }
+            if (to.transposed) {
+                unsigned char* p = at(row, c);
+#pragma unroll
+                for (int k = 0; k < ROWS; k++, p += pitch) *(uint2*)p = codes[k];
             }
         }
         if (!to.transposed) continue;
         __syncthreads();
         for (int i = threadIdx.x; i < columns / 2; i += blockDim.x) {
-            const int half = i % 2 * 16, word = i / 2;
-            if (strip0 + half < padded_rows)
-                turn([&](int k) { return *at(half + k, word); }, to.transposed + (u64)word * 4 * padded_rows + strip0 + half, padded_rows);
+            const int half = i % 2 * 16, column = i / 2 * 4;
+            unsigned char* const transposed = to.transposed + (u64)column * padded_rows + strip0 + half;
+            if (strip0 + half < padded_rows) turn([&](int k) { return *(const u32*)at(half + k, column); }, transposed, padded_rows);
         }
         __syncthreads();
     }

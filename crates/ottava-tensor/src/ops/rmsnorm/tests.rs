@@ -1,7 +1,7 @@
 use super::{NormBackward, NormKind, NormWeights, cuda, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
 use crate::ops::quantize::prepare;
-use crate::ops::{CastScale, CastStatistics, CodeCopies, Fp8Output, Output, add, amax};
+use crate::ops::{CastScale, CastStatistics, CodeCopies, Fp8Output, Output, add, amax, cast};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
@@ -174,8 +174,9 @@ fn layernorm_writes_to_every_destination() {
 #[test]
 fn strips_of_a_layernorm_match_tiles() {
     let Some(gpu) = gpu() else { return };
-    for (t, c) in [(2117, 16), (4400, 896), (2200, 1040), (2130, 3584), (2177, 7168)] {
-        for dtype in [DType::F32, DType::BF16] {
+    // All group counts, the longest rows that fit shared memory, and longer ones.
+    for (t, c) in [(2117, 16), (4400, 896), (2200, 1040), (2130, 3584), (2150, 4096), (2115, 5120), (2177, 5136)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("a", &[t, c], dtype), normals("w", &[c], dtype), normals("b", &[c], dtype)];
             let [x, weight, bias] = inputs.each_ref().map(|x| x.to_device(&gpu).unwrap());
             let (_, statistics) = norm_to(&x, layer(&weight, Some(&bias)), 1e-5, Output::Plain).unwrap();
@@ -184,6 +185,22 @@ fn strips_of_a_layernorm_match_tiles() {
                 assert_close("statistics", &statistics, &again, Tolerance::Exact);
                 Ok(y)
             });
+        }
+    }
+}
+
+/// The kernels merge the means of each 256 channels, which must not round the mean of equal values.
+#[test]
+fn layernorm_of_equal_values_is_its_bias() {
+    for device in std::iter::once(Device::Cpu).chain(gpu()) {
+        for (t, c) in [(2, 8), (3, 768), (5, 1408), (1, 5120)] {
+            for dtype in [DType::F32, DType::BF16] {
+                let x = cast(&Tensor::from_slice(&device, &[t, c], &vec![3f32; t * c]).unwrap(), dtype).unwrap();
+                let [weight, bias] = ["w", "b"].map(|name| normals(name, &[c], dtype).to_device(&device).unwrap());
+                let (y, _) = norm_to(&x, layer(&weight, Some(&bias)), 1e-5, Output::Plain).unwrap();
+                let expected = values(&bias).repeat(t);
+                assert_eq!(values(&y.plain().unwrap()), expected, "[{t}, {c}] {dtype}");
+            }
         }
     }
 }
