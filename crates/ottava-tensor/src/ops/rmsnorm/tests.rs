@@ -189,17 +189,18 @@ fn strips_of_a_layernorm_match_tiles() {
     }
 }
 
-/// The kernels merge the means of each 256 channels, which must not round the mean of equal values.
+/// The mean of equal values is not rounded: not by the product with 1/C, of which 896 and 3584 are examples, nor where kernels merge the means
+/// of each 256 channels.
 #[test]
 fn layernorm_of_equal_values_is_its_bias() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
-        for (t, c) in [(2, 8), (3, 768), (5, 1408), (1, 5120)] {
+        for (t, c) in [(2, 8), (3, 768), (5, 896), (1, 3584)] {
             for dtype in [DType::F32, DType::BF16] {
                 let x = cast(&Tensor::from_slice(&device, &[t, c], &vec![3f32; t * c]).unwrap(), dtype).unwrap();
                 let [weight, bias] = ["w", "b"].map(|name| normals(name, &[c], dtype).to_device(&device).unwrap());
                 let (y, _) = norm_to(&x, layer(&weight, Some(&bias)), 1e-5, Output::Plain).unwrap();
                 let expected = values(&bias).repeat(t);
-                assert_eq!(values(&y.plain().unwrap()), expected, "[{t}, {c}] {dtype}");
+                assert!(values(&y.plain().unwrap()) == expected, "[{t}, {c}] {dtype}");
             }
         }
     }
