@@ -322,6 +322,48 @@ fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
     assert_eq!(report.linears.len(), 4);
 }
 
+/// In all formats, and whatever a run has cast; and so they do when their folder is exported again.
+#[test]
+fn linears_that_an_export_excepts_stay_in_bf16() {
+    let inputs = inputs(256);
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Block] {
+        let folder = checkpoint(inputs.path(), precision(recipe));
+        let mut source = Source::open(&folder).unwrap();
+        source.leave(&["first_layers_bf16=1".into(), "high_precision_layers=[\"*.o_proj\"]".into()]).unwrap();
+        let scales = Decoder::describe(&source.sizes, &source.recipe).unwrap().linears;
+        let scales = scales.into_iter().map(|(site, _)| (site.name, 0.5)).collect();
+        for (i, (layout, scheme)) in FORMATS.into_iter().enumerate() {
+            let output = inputs.path().join(format!("{}-{i}", recipe.as_str()));
+            let report = export(&source, Some(Fp8Format { layout, scheme }), &scales, &output).unwrap();
+            let left: Vec<_> = report.left.iter().map(|left| (&left.name[..], &left.reason[..])).collect();
+            assert_eq!((left.len(), report.linears.len()), (7 + 1 + 1, 3));
+            assert_eq!(left[0], ("model.layers.0.self_attn.q_proj", "first_layers_bf16 = 1"));
+            assert_eq!(left[7], ("model.layers.1.self_attn.o_proj", "`*.o_proj` of high_precision_layers"));
+            let again = output.join("again");
+            let report = exported(&output, (layout, scheme), &again).unwrap();
+            assert_eq!(
+                (report.left.len(), &report.left[0].reason[..]),
+                (9, "in the folder too"),
+                "{layout:?} {scheme:?}"
+            );
+            let config = |folder: &Path| json_of(&folder.join("config.json"))["quantization_config"].clone();
+            assert_eq!(config(&again), config(&output));
+            let of =
+                |folder: &Path| ModelFiles::open(folder).unwrap().read("model.layers.0.mlp.up_proj.weight").unwrap();
+            assert_eq!(of(&again), of(&folder));
+        }
+    }
+    let mut source = Source::open(&checkpoint(inputs.path(), precision(RecipeName::Fp8Row))).unwrap();
+    for (setting, words) in [
+        ("recipe=fp8-row", "an export sets `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`"),
+        ("high_precision_layers=[\"*.x_proj\"]", "`*.x_proj` matches no linear of this model"),
+        ("max_steps=1", "only keys of [precision] are set here"),
+    ] {
+        let error = source.leave(&[setting.into()]).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} lacks {words:?}");
+    }
+}
+
 /// The share of each rank has whole heads and whole blocks.
 #[test]
 fn the_largest_safe_tensor_parallelism_is_reported() {
