@@ -57,6 +57,11 @@ impl WeightFiles {
         Ok(TensorInfo { dtype: if info.dtype == DType::E4M3 { DType::BF16 } else { info.dtype }, ..info })
     }
 
+    /// Whether a weight is stored in FP8.
+    pub fn is_fp8(&self, name: &str) -> Result<bool> {
+        Ok(self.files.info(name)?.dtype == DType::E4M3)
+    }
+
     /// A weight in F32, on the CPU; one in FP8 as `code · scale`, rounded once.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.files.info(name)?;

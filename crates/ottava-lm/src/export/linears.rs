@@ -54,11 +54,14 @@ impl Linears {
             ));
         }
         let mut linears = Linears { groups: Vec::new(), left: Vec::new() };
-        let description = Decoder::describe(sizes, &source.recipe)?;
+        let (description, left) = (Decoder::describe(sizes, &source.recipe)?, source.left()?);
         for (site, decision) in &description.linears {
             let outputs = |part: &String| Ok((part.clone(), source.weights.info(&format!("{part}.weight"))?.shape[0]));
             let parts: Vec<_> = site.parts.iter().map(outputs).collect::<Result<_>>()?;
-            if let Some(reason) = reason_to_leave(source, format, site, &parts, decision) {
+            let excepted = source.exceptions.decide(site)?;
+            let excepted = excepted.fp8.is_none().then_some(excepted.reason);
+            let in_folder = site.parts.iter().any(|part| left.contains(part)).then(|| "in the folder too".to_string());
+            if let Some(reason) = reason_to_leave(source, format, site, &parts, decision).or(in_folder).or(excepted) {
                 linears.left.extend(parts.into_iter().map(|(part, _)| (part, reason.clone())));
                 continue;
             }

@@ -6,9 +6,9 @@ use crate::config::RunConfig;
 use crate::error::{Error, Result};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, WeightScales, decoder_config};
 use crate::param::Description;
-use crate::recipe::{LinearSite, Recipe, RecipeName};
+use crate::recipe::{LinearSite, Precision, Recipe, RecipeName};
 use ottava_tensor::{DType, Device, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// An opened model folder.
@@ -23,6 +23,8 @@ pub struct Source {
     pub weights: WeightFiles,
     /// The recipe of the run that saved the folder, if one with FP8 did; else one that casts nothing.
     pub recipe: Recipe,
+    /// A recipe whose exceptions stay in BF16, whatever the run has cast.
+    pub(super) exceptions: Recipe,
     /// Scales of delayed scaling, by the name of the cast: `code = cast(x · scale)`.
     pub delayed: BTreeMap<String, f32>,
 }
@@ -38,8 +40,24 @@ impl Source {
             RecipeName::Fp8Delayed => delayed_scales(folder)?,
             _ => BTreeMap::new(),
         };
-        let recipe = precision.recipe();
-        Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, delayed })
+        let (recipe, exceptions) = (precision.recipe(), exceptions(&Precision::default()));
+        Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, exceptions, delayed })
+    }
+
+    /// Leaves linears in BF16 by `settings`, `key=value` of `[precision]`.
+    ///
+    /// Errors for keys that say otherwise how to cast, and for patterns that match no linear.
+    pub fn leave(&mut self, settings: &[String]) -> Result<()> {
+        let set = RunConfig::default().with_precision(settings)?.precision;
+        let precision = only_exceptions(&set);
+        if set != precision {
+            return Err(Error::Config(
+                "an export sets `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`; how linears are cast, its format says"
+                    .into(),
+            ));
+        }
+        self.exceptions = exceptions(&precision);
+        Decoder::describe(&self.sizes, &self.exceptions).map(drop)
     }
 
     /// Scales of casts for a model of this folder with recipe fp8-delayed whose scales are set: of inputs from `input_scales`, by the name of a
@@ -86,6 +104,33 @@ impl Source {
         scales.extend(self.weights.input_scales()?);
         Ok(scales)
     }
+
+    /// The linears of a folder with FP8 weights that it has in another type.
+    pub fn left(&self) -> Result<BTreeSet<String>> {
+        let mut left = BTreeSet::new();
+        if self.weights.quantization().is_some() {
+            for (site, _) in Decoder::describe(&self.sizes, &self.recipe)?.linears {
+                for part in site.parts {
+                    if !self.weights.is_fp8(&format!("{part}.weight"))? {
+                        left.insert(part);
+                    }
+                }
+            }
+        }
+        Ok(left)
+    }
+}
+
+/// Defaults with the exceptions of `precision`.
+fn only_exceptions(precision: &Precision) -> Precision {
+    let Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } = precision.clone();
+    Precision { high_precision_layers, first_layers_bf16, last_layers_bf16, ..Precision::default() }
+}
+
+/// A recipe that casts all linears but the exceptions of `precision`.
+fn exceptions(precision: &Precision) -> Recipe {
+    let all = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..only_exceptions(precision) };
+    all.recipe()
 }
 
 /// The scales that a checkpoint's casts have in the coming step, with which its weights are cast.

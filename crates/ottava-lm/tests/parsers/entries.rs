@@ -32,6 +32,12 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
     std::fs::create_dir(folder.join("model")).unwrap();
     std::fs::create_dir_all(folder.join("megatron/mp_rank_00")).unwrap();
     std::fs::write(folder.join("model/part.safetensors"), safetensors()).unwrap();
+    for kind in ["metadata", "chunks"] {
+        std::fs::create_dir(folder.join(kind)).unwrap();
+        for (name, bytes) in DISTRIBUTED {
+            std::fs::write(folder.join(kind).join(name), bytes).unwrap();
+        }
+    }
     let same: fn(Vec<u8>) -> Vec<u8> = |bytes| bytes;
     let parser =
         |name, file, good: Value, parse| Parser { name, file, good: good.to_string().into(), repair: same, parse };
@@ -107,6 +113,8 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
                 std::fs::remove_dir_all(output).unwrap();
             }
         }),
+        text("torch metadata", "metadata/.metadata", DISTRIBUTED[0].1, read_distributed),
+        text("torch chunks", "chunks/__0_0.distcp", DISTRIBUTED[2].1, read_distributed),
         text("chats", "chats.jsonl", chats(&chat).as_bytes(), |path| {
             documents(path, &SourceOptions::default()).unwrap().for_each(drop);
         }),
@@ -125,6 +133,21 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
 /// The file of the first of two ranks; without the second its tensors have other shapes than its arguments say, which is found last.
 fn torch_file() -> &'static [u8] {
     include_bytes!("../data/megatron/tp2/iter_0000005/mp_rank_00/model_optim_rng.pt")
+}
+
+/// The files of a checkpoint of torch.distributed.checkpoint.
+const DISTRIBUTED: [(&str, &[u8]); 4] = [
+    (".metadata", include_bytes!("../data/megatron/tp2-dist/iter_0000005/.metadata")),
+    ("metadata.json", include_bytes!("../data/megatron/tp2-dist/iter_0000005/metadata.json")),
+    ("__0_0.distcp", include_bytes!("../data/megatron/tp2-dist/iter_0000005/__0_0.distcp")),
+    ("__1_0.distcp", include_bytes!("../data/megatron/tp2-dist/iter_0000005/__1_0.distcp")),
+];
+
+fn read_distributed(path: &Path) {
+    let (folder, output) = (path.parent().unwrap(), path.with_extension("folder"));
+    if convert(folder, None, &output, DType::BF16).is_ok() {
+        std::fs::remove_dir_all(output).unwrap();
+    }
 }
 
 /// A safetensors file of two tensors.

@@ -322,6 +322,48 @@ fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
     assert_eq!(report.linears.len(), 4);
 }
 
+/// In all formats, and whatever a run has cast; and so they do when their folder is exported again.
+#[test]
+fn linears_that_an_export_excepts_stay_in_bf16() {
+    let inputs = inputs(256);
+    for recipe in [RecipeName::Bf16, RecipeName::Fp8Block] {
+        let folder = checkpoint(inputs.path(), precision(recipe));
+        let mut source = Source::open(&folder).unwrap();
+        source.leave(&["first_layers_bf16=1".into(), "high_precision_layers=[\"*.o_proj\"]".into()]).unwrap();
+        let scales = Decoder::describe(&source.sizes, &source.recipe).unwrap().linears;
+        let scales = scales.into_iter().map(|(site, _)| (site.name, 0.5)).collect();
+        for (i, (layout, scheme)) in FORMATS.into_iter().enumerate() {
+            let output = inputs.path().join(format!("{}-{i}", recipe.as_str()));
+            let report = export(&source, Some(Fp8Format { layout, scheme }), &scales, &output).unwrap();
+            let left: Vec<_> = report.left.iter().map(|left| (&left.name[..], &left.reason[..])).collect();
+            assert_eq!((left.len(), report.linears.len()), (7 + 1 + 1, 3));
+            assert_eq!(left[0], ("model.layers.0.self_attn.q_proj", "first_layers_bf16 = 1"));
+            assert_eq!(left[7], ("model.layers.1.self_attn.o_proj", "`*.o_proj` of high_precision_layers"));
+            let again = output.join("again");
+            let report = exported(&output, (layout, scheme), &again).unwrap();
+            assert_eq!(
+                (report.left.len(), &report.left[0].reason[..]),
+                (9, "in the folder too"),
+                "{layout:?} {scheme:?}"
+            );
+            let config = |folder: &Path| json_of(&folder.join("config.json"))["quantization_config"].clone();
+            assert_eq!(config(&again), config(&output));
+            let of =
+                |folder: &Path| ModelFiles::open(folder).unwrap().read("model.layers.0.mlp.up_proj.weight").unwrap();
+            assert_eq!(of(&again), of(&folder));
+        }
+    }
+    let mut source = Source::open(&checkpoint(inputs.path(), precision(RecipeName::Fp8Row))).unwrap();
+    for (setting, words) in [
+        ("recipe=fp8-row", "an export sets `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`"),
+        ("high_precision_layers=[\"*.x_proj\"]", "`*.x_proj` matches no linear of this model"),
+        ("max_steps=1", "only keys of [precision] are set here"),
+    ] {
+        let error = source.leave(&[setting.into()]).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} lacks {words:?}");
+    }
+}
+
 /// The share of each rank has whole heads and whole blocks.
 #[test]
 fn the_largest_safe_tensor_parallelism_is_reported() {
@@ -373,15 +415,52 @@ fn requantization_by_vllm_changes_no_weight() {
         // 225 is rounded to the code of 224.
         replace(&folder, DOWN, |i| (225.0 - (i % 97) as f32) / 2048.0);
         exported(&folder, FORMATS[0], &output).unwrap();
-        expect_unchanged_by_vllm(&ModelFiles::open(&output).unwrap());
+        assert_eq!(unchanged_by_vllm(&ModelFiles::open(&output).unwrap(), "_scale_inv"), [22, 24]);
     }
 }
 
-fn expect_unchanged_by_vllm(files: &ModelFiles) {
+/// What training multiplied is what engines multiply: in all formats with blocks, and with linears beside them that have no whole blocks.
+#[test]
+fn codes_of_powers_of_two_go_from_training_to_vllm_unchanged() {
+    for (intermediate, blocks) in [(256, 24), (192, 12)] {
+        let inputs = inputs(intermediate);
+        let precision = precision(RecipeName::Fp8Block);
+        let folder = checkpoint(inputs.path(), precision.clone());
+        let (trained, checkpoint) =
+            (codes_of_training(&folder, &precision.recipe()), ModelFiles::open(&folder).unwrap());
+        for (layout, scheme) in FORMATS.into_iter().filter(|(_, scheme)| *scheme == Scheme::Block) {
+            let output = inputs.path().join(format!("exported-{layout:?}"));
+            let report = exported(&folder, (layout, scheme), &output).unwrap();
+            assert!(report.linears.iter().all(|linear| linear.recast.is_none()), "{report:?}");
+            let files = ModelFiles::open(&output).unwrap();
+            for (name, (codes, scales)) in &trained {
+                if intermediate == 192 && name.contains(".mlp.") {
+                    assert_eq!(
+                        files.read(name).unwrap(),
+                        checkpoint.read(name).unwrap(),
+                        "{name} is not the trained one"
+                    );
+                    continue;
+                }
+                let scale = Fp8Format { layout, scheme }.scale_name(name.strip_suffix(".weight").unwrap());
+                assert_eq!((&files.read(name).unwrap(), &numbers(&files, &scale)), (codes, scales), "{name}");
+            }
+            let ending = if layout == Layout::DeepSeek { "_scale_inv" } else { "_scale" };
+            assert_eq!(unchanged_by_vllm(&files, ending), [blocks, blocks], "{layout:?}");
+        }
+    }
+}
+
+/// Requantizes the blocks of a folder, whose values must not change; returns how many keep their bytes, and all. Names of scales have an
+/// `ending`.
+fn unchanged_by_vllm(files: &ModelFiles, ending: &str) -> [usize; 2] {
     let (mut blocks, mut same) = (0, 0);
     for name in files.names().filter(|name| name.ends_with("_proj.weight")) {
-        let (shape, codes) = (files.info(name).unwrap().shape, files.read(name).unwrap());
-        let scales = numbers(files, &format!("{name}_scale_inv"));
+        let (info, codes) = (files.info(name).unwrap(), files.read(name).unwrap());
+        if info.dtype != DType::E4M3 {
+            continue;
+        }
+        let (shape, scales) = (info.shape, numbers(files, &format!("{name}{ending}")));
         for (i, scale) in scales.into_iter().enumerate() {
             assert_eq!(scale.log2().fract(), 0.0, "{name}: {scale} is no power of two");
             let (row, column) = (i / (shape[1] / 128) * 128, i % (shape[1] / 128) * 128);
@@ -399,8 +478,7 @@ fn expect_unchanged_by_vllm(files: &ModelFiles) {
             (blocks, same) = (blocks + 1, same + usize::from(again == block));
         }
     }
-    eprintln!("{same} of {blocks} blocks keep their bytes, all their values");
-    assert_eq!((same, blocks), (22, 24));
+    [same, blocks]
 }
 
 #[test]
@@ -465,112 +543,6 @@ fn folders_with_fp8_weights_are_read_as_their_values() {
             }
         }
     }
-}
-
-/// A folder with one FP8 weight `[4, 6]` of 24 consecutive codes, `settings` in config.json, and other tensors: name, type, shape, bytes.
-fn stored(settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)]) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let weight = ("a.weight", DType::E4M3, &[4, 6][..], (0x30..0x48).collect::<Vec<u8>>());
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for (name, dtype, shape, bytes) in std::iter::once(&weight).chain(tensors) {
-        let dtype = match dtype {
-            DType::E4M3 => "F8_E4M3",
-            DType::E8M0 => "F8_E8M0",
-            DType::BF16 => "BF16",
-            _ => "F32",
-        };
-        let start = data.len();
-        data.extend(bytes);
-        header.insert(name.to_string(), json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}));
-    }
-    let header = Value::Object(header).to_string();
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
-    folder
-}
-
-fn f32s(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-/// Forms that other programs write and this one does not.
-#[test]
-fn scales_of_other_writers_are_read() {
-    let rows = |scales: [f32; 4]| (0..24).map(move |i| scales[i / 6]);
-    let expect = |settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)], scales: Vec<f32>| {
-        let folder = stored(settings.clone(), tensors);
-        let found = WeightFiles::open(folder.path()).unwrap().values("a.weight").unwrap().to_vec::<f32>().unwrap();
-        let codes = (0x30..0x48).map(|code| E4M3(code).to_f32());
-        assert_eq!(found, codes.zip(scales).map(|(code, scale)| code * scale).collect::<Vec<_>>(), "{settings}");
-    };
-    let four = [0.5, 0.3, 2.0, 1e-3];
-    let fbgemm =
-        json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]});
-    expect(fbgemm, &[("a.weight_scale", DType::F32, &[4, 1], f32s(&four))], rows(four).collect());
-    // One scale per tensor, with one for inputs, as vLLM's older folders have them, and in BF16.
-    let tensor = json!({"quant_method": "fp8", "activation_scheme": "static"});
-    let inputs = ("a.input_scale", DType::F32, &[][..], f32s(&[0.25]));
-    expect(tensor, &[("a.weight_scale", DType::BF16, &[], vec![0x40, 0x3f]), inputs.clone()], vec![0.75; 24]);
-    // Blocks that end in the matrix, with scales in E8M0: 2^-1, 2, 1, 4.
-    let blocks = json!({"quant_method": "fp8", "weight_block_size": [3, 4], "scale_fmt": "ue8m0", "activation_scheme": "dynamic"});
-    let scale = |i: usize| [0.5, 2.0, 1.0, 4.0][i / 6 / 3 * 2 + i % 6 / 4];
-    expect(
-        blocks,
-        &[("a.weight_scale_inv", DType::E8M0, &[2, 2], vec![126, 128, 127, 129])],
-        (0..24).map(scale).collect(),
-    );
-    // ModelOpt's own file, which has no `quantization_config` beside it.
-    let folder = stored(Value::Null, &[("a.weight_scale", DType::F32, &[], f32s(&[0.5])), inputs]);
-    let weights = WeightFiles::open(folder.path()).unwrap();
-    let error = weights.values("a.weight").unwrap_err().to_string();
-    assert!(error.contains("`a.weight` is float8_e4m3, and config.json has no `quantization_config`"), "{error}");
-    let settings = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}});
-    std::fs::write(folder.path().join("hf_quant_config.json"), settings.to_string()).unwrap();
-    let weights = WeightFiles::open(folder.path()).unwrap();
-    assert_eq!(weights.values("a.weight").unwrap().to_vec::<f32>().unwrap()[8], E4M3(0x38).to_f32() * 0.5);
-    assert_eq!(weights.input_scales().unwrap(), BTreeMap::from([("a".to_string(), 0.25)]));
-}
-
-#[test]
-fn other_quantization_is_refused_with_a_remedy() {
-    let wrong = |settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)], words: &str| {
-        let folder = stored(settings.clone(), tensors);
-        let read = WeightFiles::open(folder.path()).and_then(|weights| weights.values("a.weight").map(drop));
-        let error = read.unwrap_err().to_string();
-        assert!(error.contains(words), "{settings}: {error} lacks {words:?}");
-    };
-    for method in ["gptq", "awq", "bitsandbytes", "mxfp4", "quark"] {
-        let words = format!(
-            "the method `{method}` is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and"
-        );
-        wrong(json!({"quant_method": method, "bits": 4}), &[], &words);
-        let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": method}});
-        let file = ConfigFile::from_values("config.json", config.as_object().unwrap().clone());
-        assert!(decoder_config(&file).unwrap_err().to_string().contains("save this one with BF16 weights"));
-    }
-    let group = |weights: Value| json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {"weights": weights}}});
-    let tensor = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
-    wrong(
-        json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
-        &[],
-        "`format` \"pack-quantized\" is not read",
-    );
-    wrong(
-        group(json!({"num_bits": 8, "type": "int", "strategy": "channel"})),
-        &[],
-        "a weight of 8 bits of type \"int\" is not read",
-    );
-    wrong(group(json!({"num_bits": 8, "type": "float", "strategy": "group"})), &[], "`strategy` \"group\" is not read");
-    wrong(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), &[], "`quant_algo` \"NVFP4\" is not read");
-    wrong(json!({"quant_method": "fp8", "fmt": "e5m2"}), &[], "`fmt` \"e5m2\" is not read");
-    wrong(json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), &[], "`weight_block_size` is [0, 128]");
-    wrong(group(tensor.clone()), &[], "its scale `a.weight_scale` or `a.weight_scale_inv` is not in the folder");
-    let two = ("a.weight_scale", DType::F32, &[2][..], f32s(&[1.0, 1.0]));
-    wrong(group(tensor.clone()), &[two], "`a.weight_scale` has shape [2], config.json makes it [1, 1]");
-    let nan = ("a.weight_scale", DType::F32, &[][..], f32s(&[f32::NAN]));
-    wrong(group(tensor), &[nan], "codes or scales that are not finite");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod lora;
 mod memory;
 mod model_gradients;
 mod products;
+mod quantized_folders;
 mod ranks;
 mod real_model;
 mod recompute;

@@ -1,6 +1,6 @@
 //! `ottava eval`.
 
-use super::inference::{Inference, with_model};
+use super::inference::{Inference, StaticScales, with_model};
 use super::text::{Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
@@ -124,15 +124,18 @@ impl Eval {
             };
             let scales = (!inputs.is_empty()).then(|| source.static_scales(&inputs)).transpose()?;
             let mut precisions = vec![("bf16", RecipeName::Bf16, None), ("fp8 dynamic", RecipeName::Fp8Row, None)];
-            match &scales {
-                Some(scales) => precisions.push(("fp8 static", RecipeName::Fp8Delayed, Some(scales))),
+            match scales {
+                Some(scales) => {
+                    let given = StaticScales { scales, left: source.left()? };
+                    precisions.push(("fp8 static", RecipeName::Fp8Delayed, Some(given)));
+                }
                 None => note!(
                     "no static scales: measure them with `ottava calibrate`, and name the file with --activation-scales"
                 ),
             }
             let mut results = Vec::new();
             for (precision, recipe, scales) in precisions {
-                let mut model = self.how.load_as(folder, &source.config, seq_len, recipe, scales)?;
+                let mut model = self.how.load_as(folder, &source.config, seq_len, recipe, scales.as_ref())?;
                 results.push(Compared { precision, evaluation: run(&mut model, &tokens, windows)? });
             }
             Ok(results)

@@ -16,6 +16,7 @@ use std::path::PathBuf;
   ottava export runs/quickstart exported
   ottava export model/ exported --format compressed-tensors
   ottava export runs/delayed exported --format modelopt
+  ottava export model/ exported --format modelopt --activation-scales scales.json --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava export fp8-model/ plain --format bf16
 
 fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
@@ -33,6 +34,9 @@ pub struct Export {
     /// The scales of inputs that `ottava calibrate` wrote, for static; by default those of the run, or of the folder.
     #[arg(long, value_name = "FILE")]
     activation_scales: Option<PathBuf>,
+    /// Leave linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in [precision] of a run.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<String>,
     /// Print one JSON object with what each linear loses, and which stay in BF16 for what reason.
     #[arg(long)]
     json: bool,
@@ -74,7 +78,8 @@ impl Export {
         }
         let report = with_model(&self.model, |folder| {
             verify_model(folder)?;
-            let source = Source::open(folder)?;
+            let mut source = Source::open(folder)?;
+            source.leave(&self.settings)?;
             let input_scales = match (&calibrated, format) {
                 (Some(calibrated), _) => calibrated.input_scales(),
                 (None, Some(Fp8Format { scheme: Scheme::Static, .. })) => source.input_scales()?,

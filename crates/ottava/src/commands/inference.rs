@@ -10,7 +10,7 @@ use ottava_lm::param::Purpose;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Recipe and device.
@@ -147,26 +147,34 @@ pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>)
     unreachable!("the last attempt returns")
 }
 
+/// Scales of casts that never change.
+pub struct StaticScales {
+    /// By the name of the cast.
+    pub scales: BTreeMap<String, f32>,
+    /// The linears that stay in BF16.
+    pub left: BTreeSet<String>,
+}
+
 impl Inference {
-    /// The model of `folder` in another recipe, which casts also what would be slow, for comparisons. `scales` are set scales of casts, with
-    /// fp8-delayed.
+    /// The model of `folder` in another recipe, which casts also what would be slow, for comparisons. `given` are for fp8-delayed.
     pub fn load_as(
         &self,
         folder: &Path,
         config: &ConfigFile,
         seq_len: usize,
         name: RecipeName,
-        scales: Option<&BTreeMap<String, f32>>,
+        given: Option<&StaticScales>,
     ) -> Result<Decoder> {
         let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
-        let precision = run.with_precision(&self.settings)?.precision;
+        let mut precision = run.with_precision(&self.settings)?.precision;
+        precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
         let (device, sizes) = (crate::device::open(self.device)?, decoder_config(config)?);
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
-        if let Some(scales) = scales {
-            model.scaling().set_scales(scales, ".input")?;
+        if let Some(given) = given {
+            model.scaling().set_scales(&given.scales, ".input")?;
         }
         model.quantize_weights()?;
         Ok(model)

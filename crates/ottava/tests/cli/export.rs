@@ -79,6 +79,13 @@ fn calibrated_scales_are_exported_and_compared() {
     // Products read the same codes of weights and inputs.
     assert_eq!(from_file[2]["loss"], from_folder[2]["loss"]);
     assert_eq!(compare("run", &[]).as_array().unwrap().len(), 2, "the run has no scales");
+    // Linears in BF16: in both ways the same.
+    let first = ["--set", "high_precision_layers=[\"*.o_proj\", \"*.down_proj\"]"];
+    export("first", &[&["--activation-scales", "scales.json"], &first[..]].concat());
+    let [from_file, folder] =
+        [compare("run", &[&["--activation-scales", "scales.json"], &first[..]].concat()), compare("first", &[])];
+    assert_eq!(from_file[2]["loss"], folder[2]["loss"]);
+    assert_ne!(from_file[2]["loss"], from_folder[2]["loss"]);
     run.fail(
         &["export", "run", "x", "--format", "compressed-tensors", "--activation-scales", "scales.json"],
         1,

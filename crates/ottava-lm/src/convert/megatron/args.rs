@@ -1,30 +1,38 @@
 //! `config.json` from the arguments of a training run of Megatron, which its checkpoints hold.
 
-use super::super::torch::TorchFile;
-use super::super::torch::pickle::Node;
+use crate::convert::torch::TorchFile;
+use crate::convert::torch::pickle::{Id, Node};
 use crate::error::Result;
 use serde_json::{Map, Value, json};
 
-/// The arguments of a run.
-pub struct Args<'a>(pub &'a TorchFile);
+/// What a checkpoint without arguments is told.
+pub const NO_ARGS: &str = "it has no arguments of its run; name a Hugging Face folder with config.json (--like)";
 
-impl Args<'_> {
+/// The arguments of a run.
+pub struct Args<'a> {
+    file: &'a TorchFile,
+    args: Id,
+}
+
+impl<'a> Args<'a> {
+    /// The arguments in the dictionary `state` of a file.
+    ///
+    /// Errors when it has none.
+    pub fn of(file: &'a TorchFile, state: Id) -> Result<Args<'a>> {
+        let args = file.pickle.get(state, "args").map(|args| Args { file, args });
+        args.filter(|args| args.value("num_layers").is_number()).ok_or_else(|| file.error(NO_ARGS))
+    }
+
     /// An argument; null if it is none of None, a number or a text.
     fn value(&self, name: &str) -> Value {
-        let pickle = &self.0.pickle;
-        let found = pickle.get(pickle.root(), "args").and_then(|args| pickle.get(args, name));
-        match found.map(|id| pickle.node(id)) {
+        let pickle = &self.file.pickle;
+        match pickle.get(self.args, name).map(|id| pickle.node(id)) {
             Some(Node::Bool(value)) => json!(value),
             Some(Node::Int(value)) => json!(value),
             Some(Node::Float(value)) => json!(value),
             Some(Node::Text(value)) => json!(value),
             _ => Value::Null,
         }
-    }
-
-    /// Whether the checkpoint has arguments.
-    pub fn exist(&self) -> bool {
-        self.value("num_layers").is_number()
     }
 
     /// `config.json` of the model, whose table has `vocabulary` tokens unless an argument says how many are no padding.
@@ -35,7 +43,7 @@ impl Args<'_> {
         let needed = |name: &str| match self.value(name) {
             Value::Number(value) => Ok(Value::Number(value)),
             _ => Err(self
-                .0
+                .file
                 .error(&format!("its arguments have no number `{name}`; name a folder with config.json (--like)"))),
         };
         for (name, expected) in
@@ -44,7 +52,7 @@ impl Args<'_> {
             let found = self.value(name);
             if found != expected {
                 return Err(self
-                    .0
+                    .file
                     .error(&format!("its argument `{name}` is {found}; models with {expected} are converted")));
             }
         }
@@ -53,7 +61,7 @@ impl Args<'_> {
         let differs = differs.into_iter().find(|name| !matches!(self.value(name), Value::Null | Value::Bool(false)));
         if let Some(name) = differs.or((percent != 1.0).then_some("rotary_percent")) {
             return Err(self
-                .0
+                .file
                 .error(&format!("its argument `{name}` is {}, which is not converted", self.value(name))));
         }
         let (architecture, model_type) = match (flag("qk_layernorm"), flag("add_qkv_bias")) {
@@ -61,7 +69,7 @@ impl Args<'_> {
             (false, true) => ("Qwen2ForCausalLM", "qwen2"),
             (false, false) => ("LlamaForCausalLM", "llama"),
             (true, true) => {
-                return Err(self.0.error("it has both `qk_layernorm` and `add_qkv_bias`, as no known family"));
+                return Err(self.file.error("it has both `qk_layernorm` and `add_qkv_bias`, as no known family"));
             }
         };
         let heads = needed("num_attention_heads")?;

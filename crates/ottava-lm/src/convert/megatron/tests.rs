@@ -1,5 +1,6 @@
 //! `tests/data/README.md` says where the checkpoints come from.
 
+use super::ranks::FILE;
 use crate::checkpoint::ModelFiles;
 use crate::convert::convert;
 use crate::hash::sha256;
@@ -21,8 +22,12 @@ fn copy(name: &str) -> tempfile::TempDir {
     for entry in std::fs::read_dir(recorded(name).join("iter_0000005")).unwrap() {
         let entry = entry.unwrap();
         let to = folder.path().join(entry.file_name());
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), to).unwrap();
+            continue;
+        }
         std::fs::create_dir(&to).unwrap();
-        std::fs::copy(entry.path().join(super::FILE), to.join(super::FILE)).unwrap();
+        std::fs::copy(entry.path().join(FILE), to.join(FILE)).unwrap();
     }
     folder
 }
@@ -35,6 +40,18 @@ fn archive(pickle: &[u8], method: CompressionMethod) -> Vec<u8> {
     writer.finish().unwrap().into_inner()
 }
 
+/// A file with chunks whose pickles begin with another.
+fn with_pickle(chunks: &[u8], pickle: &[u8]) -> Vec<u8> {
+    let mut bytes = chunks.to_vec();
+    let starts = b"data.pklFB";
+    for at in (0..chunks.len()).filter(|at| chunks[*at..].starts_with(starts)) {
+        let start = at + chunks[at..].windows(2).position(|window| window == b"\x80\x02").unwrap();
+        bytes[start..start + pickle.len()].copy_from_slice(pickle);
+    }
+    assert_ne!(bytes, chunks);
+    bytes
+}
+
 fn error(source: &Path) -> String {
     let output = tempfile::tempdir().unwrap();
     let error = convert(source, None, &output.path().join("model"), DType::F32).unwrap_err().to_string();
@@ -43,12 +60,19 @@ fn error(source: &Path) -> String {
 }
 
 /// Of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
+/// In the format `torch_dist`, the first has a tensor for all blocks and `common.pt`, the second numbers its blocks and has an object.
 #[test]
 fn merged_weights_are_those_that_were_divided() {
-    for (name, tensors, architecture) in [("tp2-pp2", 70, "Qwen3ForCausalLM"), ("tp2", 32, "Qwen2ForCausalLM")] {
+    for (name, format, tensors, architecture) in [
+        ("tp2-pp2", "", 70, "Qwen3ForCausalLM"),
+        ("tp2-pp2", "-dist", 11, "Qwen3ForCausalLM"),
+        ("tp2", "", 32, "Qwen2ForCausalLM"),
+        ("tp2", "-dist", 18, "Qwen2ForCausalLM"),
+    ] {
+        let source = recorded(&format!("{name}{format}"));
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("model");
-        let converted = convert(&recorded(name), None, &output, DType::F32).unwrap();
+        let converted = convert(&source, None, &output, DType::F32).unwrap();
         let expected: Value =
             serde_json::from_slice(&std::fs::read(recorded(name).join("expected.json")).unwrap()).unwrap();
         let files = ModelFiles::open(&output).unwrap();
@@ -78,7 +102,7 @@ fn merged_weights_are_those_that_were_divided() {
         // The same from one checkpoint's own folder, with the files of another.
         std::fs::write(output.join("tokenizer_config.json"), "{\"kept\": true}").unwrap();
         let again = folder.path().join("again");
-        convert(&recorded(name).join("iter_0000005"), Some(&output), &again, DType::F32).unwrap();
+        convert(&source.join("iter_0000005"), Some(&output), &again, DType::F32).unwrap();
         for file in ["model.safetensors", "tokenizer_config.json"] {
             assert!(std::fs::read(again.join(file)).unwrap() == std::fs::read(output.join(file)).unwrap(), "{file}");
         }
@@ -98,11 +122,6 @@ fn checkpoints_that_are_not_whole_are_refused() {
     let empty = tempfile::tempdir().unwrap();
     assert!(
         error(empty.path()).contains("there are no folders mp_rank_00, mp_rank_01 and so on with model_optim_rng.pt")
-    );
-    std::fs::write(empty.path().join(".metadata"), "").unwrap();
-    assert!(
-        error(empty.path())
-            .contains("`torch_dist`, which is not read; let Megatron save it with `--ckpt-format torch`")
     );
     // Sizes of another model.
     let (folder, output) = (copy("tp2"), tempfile::tempdir().unwrap());
@@ -134,11 +153,106 @@ fn checkpoints_that_are_not_whole_are_refused() {
     }
 }
 
+#[test]
+fn distributed_checkpoints_that_are_not_whole_are_refused() {
+    let changed = |name: &str, file: &str, change: &dyn Fn(Vec<u8>) -> Vec<u8>, words: &str| {
+        let folder = copy(name);
+        let path = folder.path().join(file);
+        std::fs::write(&path, change(std::fs::read(&path).unwrap_or_default())).unwrap();
+        let found = error(folder.path());
+        assert!(found.contains(words), "{found} lacks {words:?}");
+    };
+    let cut = |bytes: Vec<u8>| bytes[..bytes.len() - 1].to_vec();
+    changed(
+        "tp2-dist",
+        "__1_0.distcp",
+        &cut,
+        "`decoder.layers.1.mlp.linear_fc2.weight` has a chunk at [0, 12] that has",
+    );
+    changed("tp2-dist", ".metadata", &cut, ".metadata: its pickle is cut off");
+    changed(
+        "tp2-dist",
+        "metadata.json",
+        &|_| b"{\"sharded_backend\": \"zarr\"}".to_vec(),
+        "its `sharded_backend` is \"zarr\"; only \"torch_dist\"",
+    );
+    changed("tp2-dist", "metadata.json", &|_| Vec::new(), "its `sharded_backend` is null");
+    changed("tp2-pp2-dist", "common.pt", &cut, "common.pt: this is not a file of torch.save");
+    // The same length, so that everything else is as it was.
+    let renamed = |from: &'static str, to: &'static str| {
+        assert_eq!(from.len(), to.len());
+        move |bytes: Vec<u8>| {
+            let mut bytes = bytes;
+            let at: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+            assert!(!at.is_empty());
+            at.into_iter().for_each(|at| bytes[at..at + to.len()].copy_from_slice(to.as_bytes()));
+            bytes
+        }
+    };
+    for (name, from, to, words) in [
+        ("tp2-dist", "embedding.word", "embedding.wort", "the weight embedding.word_embeddings.weight is missing"),
+        ("tp2-dist", "layers.1.", "layers.2.", "it has 3 blocks, and config.json 2"),
+        (
+            "tp2-dist",
+            "layers.0.mlp.linear_fc2",
+            "layers.0.mlp.linear_fcX",
+            "the weight decoder.layers.mlp.linear_fc2.weight or decoder.layers.0.mlp.linear_fc2.weight is missing",
+        ),
+        (
+            "tp2-dist",
+            "optimizer.state.exp_avg",
+            "decorator.state.exp_avg",
+            "`decorator.state.exp_avg.decoder.final_layernorm.weight` has no place",
+        ),
+        ("tp2-dist", "common_state", "common_stats", "it has no arguments of its run; name a Hugging Face folder"),
+        ("tp2-dist", "__1_0.distcp", "__9_0.distcp", "lies in \"__9_0.distcp\", which the folder does not have"),
+        (
+            "tp2-pp2-dist",
+            "_StorageInfo",
+            "_StorageCode",
+            "it refers to `torch.distributed.checkpoint.filesystem._StorageCode`",
+        ),
+    ] {
+        changed(name, ".metadata", &renamed(from, to), words);
+    }
+    let folder = copy("tp2-dist");
+    std::fs::remove_file(folder.path().join("metadata.json")).unwrap();
+    assert!(
+        error(folder.path()).contains("it has no metadata.json: it is not whole, or its format is not `torch_dist`")
+    );
+    let folder = copy("tp2-dist");
+    std::fs::remove_file(folder.path().join("__0_0.distcp")).unwrap();
+    assert!(error(folder.path()).contains("lies in \"__0_0.distcp\", which the folder does not have"));
+    // Sizes of another model.
+    let (folder, output) = (copy("tp2-pp2-dist"), tempfile::tempdir().unwrap());
+    let like = output.path().join("like");
+    convert(folder.path(), None, &like, DType::F32).unwrap();
+    let config = std::fs::read_to_string(like.join("config.json")).unwrap();
+    for (from, to, words) in [
+        ("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 3", "it has 4 blocks, and config.json 3"),
+        (
+            "\"intermediate_size\": 24",
+            "\"intermediate_size\": 32",
+            "`decoder.layers.mlp.linear_fc1.weight` has shape [4, 48, 16], and config.json makes it [4, 64, 16]",
+        ),
+        (
+            "\"vocab_size\": 30",
+            "\"vocab_size\": 33",
+            "`embedding.word_embeddings.weight` has shape [32, 16], and config.json makes it [33, 16]",
+        ),
+    ] {
+        assert!(config.contains(from));
+        std::fs::write(like.join("config.json"), config.replace(from, to)).unwrap();
+        let found = convert(folder.path(), Some(&like), &output.path().join("x"), DType::F32).unwrap_err().to_string();
+        assert!(found.contains(words), "{found} lacks {words:?}");
+    }
+}
+
 /// `os.system("touch FILE")`, as `pickle` would run it when it reads.
 #[test]
 fn pickles_with_code_are_refused_and_not_run() {
     let folder = copy("tp2");
-    let (file, touched) = (folder.path().join("mp_rank_01").join(super::FILE), folder.path().join("touched"));
+    let (file, touched) = (folder.path().join("mp_rank_01").join(FILE), folder.path().join("touched"));
     let command = format!("touch {}", touched.display());
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let old = [&b"\x80\x02cposix\nsystem\n"[..], &text(&command), b"\x85R."].concat();
@@ -153,6 +267,22 @@ fn pickles_with_code_are_refused_and_not_run() {
             format!("it refers to `{name}`, which has no place in a checkpoint and may be code; nothing of it was run");
         assert!(found.contains("mp_rank_01") && found.contains(&expected), "{found}");
         assert!(!touched.exists());
+        // In the metadata, in the arguments, and in the chunk of a tensor.
+        let folder = copy("tp2-pp2-dist");
+        let chunk = "__0_0.distcp";
+        let whole = std::fs::read(folder.path().join(chunk)).unwrap();
+        for (file, bytes) in [
+            (".metadata", pickle.clone()),
+            ("common.pt", archive(&pickle, CompressionMethod::Stored)),
+            (chunk, with_pickle(&whole, &pickle)),
+        ] {
+            let before = std::fs::read(folder.path().join(file)).unwrap();
+            std::fs::write(folder.path().join(file), bytes).unwrap();
+            let found = error(folder.path());
+            assert!(found.contains(file) && found.contains(&expected), "{found}");
+            assert!(!touched.exists());
+            std::fs::write(folder.path().join(file), before).unwrap();
+        }
     }
     for (bytes, words) in [
         (

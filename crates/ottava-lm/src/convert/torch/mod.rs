@@ -3,6 +3,7 @@
 //! Format: <https://docs.pytorch.org/docs/stable/notes/serialization.html>. Entries are stored without compression, so that tensors are read
 //! from their places, one at a time.
 
+pub mod distributed;
 pub mod pickle;
 
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use ottava_tensor::DType;
 use pickle::{Id, MAX_BYTES, Node, Pickle};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -116,6 +117,42 @@ fn dtype_of(name: &str) -> Option<DType> {
     })
 }
 
+/// A file, or a part of it, in the words of errors.
+fn described(path: &Path, part: Option<&str>) -> String {
+    let file = path.display();
+    part.map_or(file.to_string(), |part| format!("{file}: {part}"))
+}
+
+/// Some bytes of a file, as a file. Positions are its own, whoever else reads the file.
+struct Bytes {
+    file: File,
+    /// In the file.
+    at: u64,
+    range: Range<u64>,
+}
+
+impl Read for Bytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.range.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let count = buffer.len().min(left);
+        let read = self.file.read_at(&mut buffer[..count], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Bytes {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => self.range.start.checked_add(at),
+            SeekFrom::End(by) => self.range.end.checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.filter(|at| *at >= self.range.start).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at - self.range.start)
+    }
+}
+
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TorchTensor {
@@ -127,10 +164,12 @@ pub struct TorchTensor {
     start: u64,
 }
 
-/// An open file.
+/// An open file, or a part of one that is as such a file.
 #[derive(Debug)]
 pub struct TorchFile {
     path: PathBuf,
+    /// The name of the part, for errors.
+    part: Option<String>,
     file: File,
     /// Its pickle.
     pub pickle: Pickle,
@@ -143,10 +182,28 @@ impl TorchFile {
     ///
     /// Errors with [`Error::Model`] when the file is damaged, compressed, of PyTorch before 1.6, or refers to code.
     pub fn open(path: &Path) -> Result<TorchFile> {
-        let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let (file, size) = input::open(path).map_err(Error::io(path))?;
-        let again = file.try_clone().map_err(Error::io(path))?;
-        let mut archive = ZipArchive::new(BufReader::new(again))
+        TorchFile::read_pickle(path, None, file, 0..size)
+    }
+
+    /// As [`TorchFile::open`], of the bytes `range` of the file at `path`, which errors call `part`.
+    pub fn open_part(path: &Path, part: String, range: Range<u64>) -> Result<TorchFile> {
+        let (file, size) = input::open(path).map_err(Error::io(path))?;
+        if range.start > range.end || range.end > size {
+            return Err(Error::Model(format!(
+                "{}: {part}: it is said to be at bytes {} to {}, and the file has {size}; it is cut off",
+                path.display(),
+                range.start,
+                range.end
+            )));
+        }
+        TorchFile::read_pickle(path, Some(part), file, range)
+    }
+
+    fn read_pickle(path: &Path, part: Option<String>, file: File, range: Range<u64>) -> Result<TorchFile> {
+        let wrong = |reason: String| Error::Model(format!("{}: {reason}", described(path, part.as_deref())));
+        let bytes = Bytes { file: file.try_clone().map_err(Error::io(path))?, at: range.start, range: range.clone() };
+        let mut archive = ZipArchive::new(BufReader::new(bytes))
             .map_err(|e| wrong(format!("this is not a file of torch.save (PyTorch 1.6 or later): {e}")))?;
         let (mut places, mut root) = (HashMap::new(), None);
         for index in 0..archive.len() {
@@ -157,9 +214,11 @@ impl TorchFile {
             let Some(start) = place else {
                 return Err(wrong(format!("its entry {name:?} is compressed or encrypted; torch.save writes neither")));
             };
-            if start.checked_add(entry.size()).is_none_or(|end| end > size) {
+            let end = range.start.checked_add(start).and_then(|start| start.checked_add(entry.size()));
+            if end.is_none_or(|end| end > range.end) {
                 return Err(wrong(format!("its entry {name:?} is cut off")));
             }
+            let start = range.start + start;
             if let Some(folder) = name.strip_suffix("data.pkl") {
                 root = Some(folder.to_string());
             }
@@ -184,12 +243,12 @@ impl TorchFile {
         let data = format!("{root}data/");
         let storages =
             places.into_iter().filter_map(|(name, place)| Some((name.strip_prefix(&data)?.to_string(), place)));
-        Ok(TorchFile { path: path.to_path_buf(), pickle, storages: storages.collect(), file })
+        Ok(TorchFile { path: path.to_path_buf(), pickle, storages: storages.collect(), file, part })
     }
 
     /// An error about this file.
     pub fn error(&self, text: &str) -> Error {
-        Error::Model(format!("{}: {text}", self.path.display()))
+        Error::Model(format!("{}: {text}", described(&self.path, self.part.as_deref())))
     }
 
     /// The tensor of a node; `None` if it is none. Errors, in words, for a tensor that is not whole, floating-point and row-major.

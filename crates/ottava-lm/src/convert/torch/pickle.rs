@@ -110,6 +110,14 @@ impl Pickle {
         }
     }
 
+    /// The state that was set of an object after it was made.
+    pub fn state(&self, id: Id) -> Option<Id> {
+        match self.node(id) {
+            Node::Call(_, _, state) => *state,
+            _ => None,
+        }
+    }
+
     /// The items of a list or tuple.
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
