@@ -12,8 +12,8 @@ kernel_source!(
 );
 /// How often a warp of a block reads 16 or 32 tokens of the smallest split of a context, at most. Parts are written and read again in F32:
 /// 3 % of the bytes of keys and values where four query heads share 512 tokens of 128 bytes.
-const ROUNDS: usize = 8;
-/// Blocks that a multiprocessor runs at once.
+const MOST_ROUNDS: usize = 8;
+/// Blocks that a multiprocessor runs at once, at least.
 const BLOCKS: usize = 2;
 
 /// Storage types of activations and of the cache.
@@ -169,8 +169,7 @@ pub(super) fn paged_attention(
     let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
     // Few sequences have short splits, so that all multiprocessors read; many have long ones, in one wave of blocks if that is possible.
     let fits = |rounds: usize| batch.capacity() * l.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
-    let rounds =
-        (0..).map(|log| 1 << log).find(|&rounds| rounds == ROUNDS || fits(rounds)).expect("the range is endless");
+    let rounds = [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS);
     let splits = splits_of(rounds);
     let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
