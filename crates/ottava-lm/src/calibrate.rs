@@ -6,6 +6,7 @@ use crate::evaluate::evaluate;
 use crate::input;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
+use crate::parallel::DataParallel;
 use crate::param::Resident;
 use crate::scaling::Histogram;
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,8 @@ impl Calibration {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Calibration> {
         model.scaling().record_histograms();
-        let evaluation = evaluate(model, batches, 0, StepPrecision::High, &mut Resident, progress)?;
+        let evaluation =
+            evaluate(model, batches, 0, StepPrecision::High, &mut Resident, &DataParallel::solo(), progress)?;
         if evaluation.tokens == 0 {
             return Err(Error::Data("there is no text to calibrate with; name files with more".into()));
         }

@@ -6,10 +6,12 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
+use crate::parallel::DataParallel;
 use crate::param::Units;
 use ottava_tensor::ops::{IGNORE_INDEX, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::Serialize;
+use std::sync::atomic::Ordering;
 
 /// The loss of a model on a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -24,42 +26,69 @@ pub struct Evaluation {
     pub tokens: u64,
 }
 
-/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each with the number of
-/// tokens predicted so far. Errors with [`Error::NonFinite`] when the loss is infinite or NaN.
+/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
+/// tokens predicted so far. All `ranks` call it with the same batches: each evaluates every one of its turns, the sums are added in the
+/// order of the batches, and all get the same result, which does not depend on the number of ranks.
+///
+/// Errors with [`Error::NonFinite`] when the loss is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
+/// them to stop.
 pub fn evaluate(
     model: &mut Decoder,
     batches: impl IntoIterator<Item = Result<Batch>>,
     bytes: u64,
     precision: StepPrecision,
     units: &mut dyn Units,
+    ranks: &DataParallel,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
-    let (mut sum, mut tokens) = (0.0, 0);
-    for batch in batches {
-        interrupt::check("evaluating")?;
-        let batch = batch?;
-        let (inputs, targets) = to_device(&batch, model.device())?;
-        let sequences = match &batch.documents {
-            None => Sequences::new(model.device(), batch.rows, batch.seq_len)?,
-            Some(lengths) => {
-                let most = lengths.len().max(batch.rows);
-                let mut packed = Sequences::packed(model.device(), batch.rows, batch.seq_len, most)?;
-                packed.set_documents(lengths)?;
-                packed
-            }
-        };
-        sum += total(&model.losses(&inputs, &targets, &sequences, precision, units)?)?;
-        tokens += batch.targets.iter().filter(|&&t| t != IGNORE_INDEX).count() as u64;
-        progress(tokens);
+    let (mut sum, mut tokens) = (0.0, 0.0);
+    let mut batches = batches.into_iter();
+    loop {
+        let turns = batches.by_ref().take(ranks.size()).collect::<Result<Vec<_>>>()?;
+        // Ranks gather weights together, so one without a turn repeats that of the first, and counts nothing.
+        let Some(batch) = turns.get(ranks.rank()).or(turns.first()) else { break };
+        let loss = sum_of_losses(model, batch, precision, units, ranks)?;
+        let targets = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        let stop = interrupt::flag().load(Ordering::Relaxed);
+        let all = ranks.gather("losses of the evaluation", [f64::from(stop), loss, targets as f64])?;
+        if all.iter().any(|[stop, ..]| *stop != 0.0) {
+            return Err(interrupt::cancelled("evaluating"));
+        }
+        for [_, loss, targets] in all.iter().take(turns.len()) {
+            (sum, tokens) = (sum + loss, tokens + targets);
+        }
+        progress(tokens as u64);
     }
-    let loss = sum / tokens.max(1) as f64;
+    let loss = sum / f64::max(tokens, 1.0);
     if !loss.is_finite() {
         return Err(Error::NonFinite(format!(
             "the loss of the text is {loss}: the model's weights or activations are not finite"
         )));
     }
     let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
-    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens })
+    Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens: tokens as u64 })
+}
+
+fn sum_of_losses(
+    model: &mut Decoder,
+    batch: &Batch,
+    precision: StepPrecision,
+    units: &mut dyn Units,
+    ranks: &DataParallel,
+) -> Result<f64> {
+    let (inputs, targets) = to_device(batch, model.device())?;
+    let sequences = match &batch.documents {
+        None => Sequences::new(model.device(), batch.rows, batch.seq_len)?,
+        Some(lengths) => {
+            let most = lengths.len().max(batch.rows);
+            let mut packed = Sequences::packed(model.device(), batch.rows, batch.seq_len, most)?;
+            packed.set_documents(lengths)?;
+            packed
+        }
+    };
+    let losses = model.losses(&inputs, &targets, &sequences, precision, units)?;
+    ranks.compare_gpu_calls("an evaluation")?;
+    total(&losses)
 }
 
 /// Inputs and targets of a batch, each I32 `[rows · seq_len]`.

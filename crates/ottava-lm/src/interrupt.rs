@@ -1,20 +1,48 @@
-//! A request to stop, set by signal handlers and polled by long work.
-
-use std::sync::atomic::{AtomicBool, Ordering};
+//! A request to stop, set by signal handlers or by another rank, and polled by long work.
 
 use crate::{Error, Result};
+use ottava_tensor::comm::{Stopper, report_progress};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// The other ranks, if there are any.
+static OTHERS: Mutex<Option<Stopper>> = Mutex::new(None);
 
 /// The flag that signal handlers set and [`Trainer::run`](crate::trainer::Trainer::run) polls.
 pub fn flag() -> &'static AtomicBool {
     &REQUESTED
 }
 
-/// Errors with [`Error::Cancelled`] once a stop was requested; `what` names the work, as in "tokenizing".
+/// Requests this process, and the other ranks of its job, to stop.
+pub fn request() {
+    REQUESTED.store(true, Ordering::Relaxed);
+    if let Some(others) = &*OTHERS.lock().unwrap_or_else(PoisonError::into_inner) {
+        others.request();
+    }
+}
+
+/// Passes requests on to these ranks too, at once if there was one.
+pub fn forward_to(others: Stopper) {
+    let mut forwarded = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if REQUESTED.load(Ordering::Relaxed) {
+        others.request();
+    }
+    *forwarded = Some(others);
+}
+
+/// Errors with [`Error::Cancelled`] once a stop was requested; `what` names the work, as in "tokenizing". Tells other ranks, which may wait,
+/// that this one makes progress.
 pub fn check(what: &str) -> Result<()> {
+    report_progress();
     match REQUESTED.load(Ordering::Relaxed) {
-        true => Err(Error::Cancelled(format!("stopped by a signal while {what}; nothing was lost"))),
+        true => Err(cancelled(what)),
         false => Ok(()),
     }
+}
+
+/// The error of work that a request to stop has ended.
+pub fn cancelled(what: &str) -> Error {
+    Error::Cancelled(format!("stopped by a signal while {what}; nothing was lost"))
 }

@@ -4,6 +4,7 @@
 //! Hugging Face Accelerate. The variables are theirs; see [docs/parallelism.md](../../../docs/parallelism.md).
 
 use crate::error::{Error, Result};
+use std::os::unix::process::parent_id;
 
 /// The port at which ranks meet, where nothing names one.
 const PORT: u16 = 29_400;
@@ -30,6 +31,10 @@ struct Launcher {
     size: &'static str,
     /// The first one that is set counts.
     local_rank: &'static [&'static str],
+    /// Processes on this machine.
+    local_size: Option<&'static str>,
+    /// Without this one the variables are not those of a rank, but of what surrounds it.
+    needs: Option<&'static str>,
 }
 
 /// The name of this program as the launcher of its own processes.
@@ -41,25 +46,66 @@ pub const OWN_RANK: &str = "OTTAVA_RANK";
 /// Their number.
 pub const OWN_SIZE: &str = "OTTAVA_RANKS";
 
+/// The process that has started such a process.
+pub const OWN_PARENT: &str = "OTTAVA_PARENT";
+
+/// One without variables of its own, for the rows below.
+const LAUNCHER: Launcher = Launcher { name: "", rank: "", size: "", local_rank: &[], local_size: None, needs: None };
+
 const LAUNCHERS: [Launcher; 7] = [
-    Launcher { name: OWN, rank: OWN_RANK, size: OWN_SIZE, local_rank: &[OWN_RANK] },
-    Launcher { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: &["LOCAL_RANK"] },
+    Launcher { name: OWN, rank: OWN_RANK, size: OWN_SIZE, local_rank: &[OWN_RANK], ..LAUNCHER },
+    Launcher { name: "torchrun", rank: "RANK", size: "WORLD_SIZE", local_rank: &["LOCAL_RANK"], ..LAUNCHER },
     Launcher {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ..LAUNCHER
     },
-    Launcher { name: "MPI", rank: "PMI_RANK", size: "PMI_SIZE", local_rank: &["MPI_LOCALRANKID"] },
+    Launcher {
+        name: "MPI",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: &["MPI_LOCALRANKID", "SLURM_LOCALID"],
+        local_size: Some("MPI_LOCALNRANKS"),
+        ..LAUNCHER
+    },
     Launcher {
         name: "MVAPICH",
         rank: "MV2_COMM_WORLD_RANK",
         size: "MV2_COMM_WORLD_SIZE",
         local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
+        local_size: Some("MV2_COMM_WORLD_LOCAL_SIZE"),
+        ..LAUNCHER
     },
-    Launcher { name: "Slurm", rank: "SLURM_PROCID", size: "SLURM_NTASKS", local_rank: &["SLURM_LOCALID"] },
-    Launcher { name: "a Kubernetes indexed job", rank: "JOB_COMPLETION_INDEX", size: "WORLD_SIZE", local_rank: &[] },
+    // A batch script has most of Slurm's variables too; a task of `srun` has the number of its step.
+    Launcher {
+        name: SLURM,
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        local_rank: &["SLURM_LOCALID"],
+        needs: Some(SLURM_STEP),
+        ..LAUNCHER
+    },
+    // Without the number of processes, the processes of such a job have nothing to do with each other.
+    Launcher {
+        name: "a Kubernetes indexed job",
+        rank: "JOB_COMPLETION_INDEX",
+        size: "WORLD_SIZE",
+        needs: Some("WORLD_SIZE"),
+        ..LAUNCHER
+    },
 ];
+
+const SLURM: &str = "Slurm";
+const SLURM_STEP: &str = "SLURM_STEP_ID";
+
+/// Tasks of a batch script that Slurm has started outside of any step of `srun`, if there are several: only `srun` makes ranks of them.
+pub fn tasks_of_batch_script(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    let tasks = variable("SLURM_NTASKS")?.trim().parse().ok()?;
+    (tasks > 1 && variable(SLURM_STEP).is_none()).then_some(tasks)
+}
 
 impl Place {
     /// The place that the environment `variable` describes; `None` where no launcher started this process, or started it alone.
@@ -71,15 +117,20 @@ impl Place {
             let parsed = text.trim().parse();
             parsed.map(Some).map_err(|_| Error::Config(format!("environment variable {name}={text:?} is not a number")))
         };
-        let Some(launcher) = LAUNCHERS.iter().find(|launcher| variable(launcher.rank).is_some()) else {
+        let is_set = |name: &str| variable(name).is_some();
+        let Some(launcher) =
+            LAUNCHERS.iter().find(|launcher| is_set(launcher.rank) && launcher.needs.is_none_or(is_set))
+        else {
             return Ok(None);
         };
-        // A shell within an allocation has Slurm's variables too, and is one task.
-        if launcher.name == "Slurm" && number(launcher.size)?.unwrap_or(1) < 2 {
-            return Ok(None);
-        }
         let rank = number(launcher.rank)?.expect("it is set");
-        let Some(size) = number(launcher.size)? else {
+        // Slurm before 14.03 has no number of the step's tasks.
+        let of_job = || if launcher.name == SLURM { number("SLURM_NTASKS") } else { Ok(None) };
+        let size = match number(launcher.size)? {
+            None => of_job()?,
+            size => size,
+        };
+        let Some(size) = size else {
             return Err(Error::Config(format!(
                 "{} is set, which {} does, and {} is not; set it to the number of processes",
                 launcher.rank, launcher.name, launcher.size
@@ -95,7 +146,7 @@ impl Place {
             return Ok(None);
         }
         let mut local_rank = 0;
-        for name in launcher.local_rank {
+        for name in launcher.local_rank.iter().rev() {
             local_rank = number(name)?.unwrap_or(local_rank);
         }
         let address = Place::address(launcher, &variable, &number)?;
@@ -110,11 +161,14 @@ impl Place {
         if let (true, Some(address)) = (launcher.rank == OWN_RANK, variable(OWN_ADDRESS)) {
             return Ok(address);
         }
-        let slurm = launcher.name == "Slurm";
+        let in_slurm = variable(SLURM_STEP).is_some();
         let nodes = || variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"));
+        let local_size = launcher.local_size.map(number).transpose()?.flatten();
+        let on_one_host = local_size.is_some() && local_size == number(launcher.size)?;
         let host = match variable("MASTER_ADDR") {
             Some(host) => host,
-            None if slurm => nodes().as_deref().and_then(first_host).ok_or_else(|| {
+            None if on_one_host => "127.0.0.1".into(),
+            None if in_slurm => nodes().as_deref().and_then(first_host).ok_or_else(|| {
                 Error::Config(
                     "Slurm's SLURM_STEP_NODELIST names no host; set MASTER_ADDR to the host of rank 0".to_string(),
                 )
@@ -131,7 +185,8 @@ impl Place {
             Some(port) if launcher.name == "torchrun" => port + 1,
             Some(port) => port,
             // Jobs that share a host meet at different ports.
-            None if slurm => 20_000 + number("SLURM_JOB_ID")?.unwrap_or(0) % 20_000,
+            None if on_one_host => 20_000 + parent_id() as usize % 20_000,
+            None if in_slurm => 20_000 + number("SLURM_JOB_ID")?.unwrap_or(0) % 20_000,
             None => usize::from(PORT),
         };
         match u16::try_from(port) {
@@ -194,6 +249,7 @@ mod tests {
         ];
         assert_eq!(place(&mpich).unwrap(), found("MPI", [1, 2, 0], "a:7"));
         let slurm = [
+            ("SLURM_STEP_ID", "0"),
             ("SLURM_PROCID", "5"),
             ("SLURM_NTASKS", "8"),
             ("SLURM_LOCALID", "1"),
@@ -210,9 +266,11 @@ mod tests {
         for alone in [
             &[][..],
             &[("RANK", "0"), ("WORLD_SIZE", "1")],
-            // A shell of an allocation, and a batch script.
-            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n1")],
+            // Batch scripts, a shell that `srun --pty` has started in an allocation of four tasks, and an index without a group.
+            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n1")],
             &[("SLURM_PROCID", "0")],
+            &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_ID", "4"), ("SLURM_STEP_NUM_TASKS", "1")],
+            &[("JOB_COMPLETION_INDEX", "3")],
         ] {
             assert_eq!(place(alone).unwrap(), None, "{alone:?}");
         }
@@ -226,12 +284,74 @@ mod tests {
             (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 is no rank of 2"),
             (&[("RANK", "1"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set"),
             (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")], "port 65536"),
-            (&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")], "SLURM_STEP_NODELIST names no host"),
+            (
+                &[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_ID", "0")],
+                "SLURM_STEP_NODELIST names no host",
+            ),
         ] {
             let error = place(variables).unwrap_err();
             assert_eq!(error.exit_code(), 1);
             assert!(error.to_string().contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn ranks_of_one_host_need_no_address() {
+        let port = 20_000 + parent_id() as usize % 20_000;
+        for (name, variables) in [
+            (
+                "Open MPI",
+                [
+                    "OMPI_COMM_WORLD_RANK",
+                    "OMPI_COMM_WORLD_SIZE",
+                    "OMPI_COMM_WORLD_LOCAL_RANK",
+                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                ],
+            ),
+            ("MPI", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+            (
+                "MVAPICH",
+                [
+                    "MV2_COMM_WORLD_RANK",
+                    "MV2_COMM_WORLD_SIZE",
+                    "MV2_COMM_WORLD_LOCAL_RANK",
+                    "MV2_COMM_WORLD_LOCAL_SIZE",
+                ],
+            ),
+        ] {
+            let [rank, size, local_rank, local_size] = variables;
+            let all = [(rank, "1"), (size, "4"), (local_rank, "1"), (local_size, "4")];
+            assert_eq!(place(&all).unwrap(), found(name, [1, 4, 1], &format!("127.0.0.1:{port}")));
+            let elsewhere = [(rank, "1"), (size, "4"), (local_rank, "1"), (local_size, "2")];
+            assert!(place(&elsewhere).unwrap_err().to_string().contains("MASTER_ADDR is not set"));
+        }
+    }
+
+    #[test]
+    fn tasks_with_pmi_meet_on_slurms_first_host() {
+        let pmi2 = [
+            ("PMI_RANK", "3"),
+            ("PMI_SIZE", "4"),
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_NODELIST", "n[3-4]"),
+            ("SLURM_JOB_ID", "7"),
+        ];
+        assert_eq!(place(&pmi2).unwrap(), found("MPI", [3, 4, 1], "n3:20007"));
+    }
+
+    #[test]
+    fn a_batch_script_with_several_tasks_is_known() {
+        let tasks = |variables: &[(&str, &str)]| {
+            tasks_of_batch_script(|name| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
+            })
+        };
+        assert_eq!(tasks(&[("SLURM_NTASKS", "4")]), Some(4));
+        assert_eq!(tasks(&[("SLURM_NTASKS", "4"), ("SLURM_STEP_ID", "0")]), None);
+        assert_eq!(tasks(&[("SLURM_NTASKS", "1")]), None);
     }
 
     #[test]

@@ -197,6 +197,7 @@ impl TrainStep {
                 model.scaling().count_replayed_update();
             }
         }
+        self.partition.ranks().compare_gpu_calls("a step")?;
         let Results { losses, norm, reduce_error } = &self.results;
         let grad_norm = f64::from(norm.to_vec::<f32>()?[0]) / gradient_scale;
         let all = self.partition.ranks().gather("loss and gradient norm", [total(losses)?, grad_norm])?;

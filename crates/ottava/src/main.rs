@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let kind = if matches!(error, Error::Interrupted(_) | Error::Cancelled(_)) { "stopped" } else { "error" };
-            note!("{kind}: {error}");
+            output::last_words(&format!("{kind}: {error}"));
             ExitCode::from(error.exit_code())
         }
     }

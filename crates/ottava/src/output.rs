@@ -9,10 +9,13 @@ use ottava_lm::trainer::StepReport;
 use ottava_lm::{Error, Result, interrupt};
 use std::borrow::Cow;
 use std::fmt::{Arguments, Write as _};
+use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tracing_subscriber::fmt;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// Prints a line to standard output, as `println!` does, but never panics.
 macro_rules! out {
@@ -61,6 +64,28 @@ pub fn print_marked(parts: &[(&str, bool)]) {
     }
 }
 
+/// Where messages of a rank other than 0 go.
+struct RankLog {
+    rank: usize,
+    /// `None` where standard error is that file already.
+    file: Option<File>,
+}
+
+static LOG: OnceLock<RankLog> = OnceLock::new();
+
+/// Sends messages to the `file` of a rank from here on, or to standard error if that is its log, with the time in each line.
+pub fn log_to(rank: usize, file: Option<File>) {
+    let _ = LOG.set(RankLog { rank, file });
+}
+
+/// Prints the message with which the process ends: in the log of its rank, and on standard error.
+pub fn last_words(text: &str) {
+    note!("{text}");
+    if let Some(RankLog { rank, file: Some(_) }) = LOG.get() {
+        let _ = io::stderr().lock().write_all(format!("rank {rank}: {}\n", visible(text)).as_bytes());
+    }
+}
+
 /// Implements [`note!`].
 pub fn complain(text: Arguments) {
     let _ = Stderr.write_all(format!("{}\n", visible(&text.to_string())).as_bytes());
@@ -93,12 +118,22 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::from(visible)
 }
 
-/// Standard error that ignores failures.
+/// Standard error, or the log of a rank, that ignores failures. Each write is a message.
 struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = io::stderr().lock().write_all(bytes);
+        let Some(log) = LOG.get() else {
+            let _ = io::stderr().lock().write_all(bytes);
+            return Ok(bytes.len());
+        };
+        let mut line = String::new();
+        let _ = SystemTime.format_time(&mut fmt::format::Writer::new(&mut line));
+        let line = [line.as_bytes(), b" ", bytes].concat();
+        let _ = match &log.file {
+            Some(file) => (&*file).write_all(&line),
+            None => io::stderr().lock().write_all(&line),
+        };
         Ok(bytes.len())
     }
 
@@ -110,7 +145,7 @@ impl Write for Stderr {
 /// Log lines without time and target; `RUST_LOG` sets their level.
 pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
+    fmt()
         .with_env_filter(filter)
         .with_writer(|| Stderr)
         .without_time()
@@ -124,12 +159,14 @@ pub fn print_json(value: &impl serde::Serialize) {
     out!("{}", serde_json::to_string(value).expect("results are written without fail"));
 }
 
-/// Handles the first SIGINT, SIGTERM or SIGHUP by a request to stop, with this message; a second one ends the process.
+/// Handles the first SIGINT, SIGTERM or SIGHUP by a request to stop, of other ranks too, with this message; a second one ends the process.
 pub fn stop_on_signals(message: &'static str) -> Result<()> {
+    let handled = AtomicBool::new(false);
     ctrlc::set_handler(move || {
-        if interrupt::flag().swap(true, Ordering::Relaxed) {
+        if handled.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
+        interrupt::request();
         note!("{message} (a second signal stops at once)");
     })
     .map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
@@ -144,7 +181,7 @@ pub struct Progress {
 impl Progress {
     /// Prints a line every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
-        let bar = io::stderr().is_terminal().then(|| {
+        let bar = (io::stderr().is_terminal() && LOG.get().is_none()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
             ProgressBar::new(0).with_style(style.expect("the template is valid"))
         });

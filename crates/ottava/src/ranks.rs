@@ -1,29 +1,33 @@
 //! The ranks of a job: processes that a launcher started, or that this one starts.
 
+mod processes;
+
 use crate::device::{self, Local};
+use crate::output::log_to;
 use clap::Args;
 use ottava_lm::checkpoint::fs::{RealFs, create_dirs, refuse_link};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::hash::{hex, sha256};
-use ottava_lm::launch::{OWN, OWN_ADDRESS, OWN_RANK, OWN_SIZE, Place};
-use ottava_lm::{Error, Result};
+use ottava_lm::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
+use ottava_lm::{Error, Result, interrupt};
 use ottava_tensor::comm::Comm;
-use ottava_tensor::comm::process::{self, Limits, Rendezvous};
+use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
+pub use processes::Processes;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
+use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::process::parent_id;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A text that all ranks of a job share, so that no stranger joins it.
 const SECRET: &str = "OTTAVA_SECRET";
 
 /// Values of settings from this length on are compared by their hash.
 const LONG: usize = 256;
-
-/// How long processes may take to end after this one is done.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// How many processes to start.
 #[derive(Args)]
@@ -60,6 +64,16 @@ impl RankArgs {
     }
 }
 
+/// How this process is one of the ranks of its job.
+pub enum Role {
+    /// The only one.
+    Alone,
+    /// A launcher has started this one and the others, or rank 0 has started this one.
+    Launched(Place),
+    /// Rank 0 of as many, which starts the others.
+    Launcher(usize),
+}
+
 /// This process among the ranks of its job.
 pub struct Job {
     /// Its communicator.
@@ -70,113 +84,155 @@ pub struct Job {
     pub local: Local,
 }
 
-/// The other ranks, where this process has started them. Dropping it ends them.
-#[derive(Default)]
-pub struct Processes(Vec<(String, Child)>);
+impl Role {
+    /// The role that a launcher's variables give to this process, or a command line that asks for `ranks`.
+    pub fn find(ranks: usize) -> Result<Role> {
+        let variable = |name: &str| std::env::var(name).ok();
+        match Place::of(variable)? {
+            Some(place) if ranks > 1 && place.launcher != OWN => Err(Error::Config(format!(
+                "{} started this process as rank {} of {}; leave --ranks and --gpus out",
+                place.launcher, place.rank, place.size
+            ))),
+            Some(place) => Ok(Role::Launched(place)),
+            None if ranks > 1 => Ok(Role::Launcher(ranks)),
+            None => {
+                if let Some(tasks) = tasks_of_batch_script(variable) {
+                    tracing::warn!(
+                        "Slurm has allocated {tasks} tasks, and this process is none of them: it runs alone; start it with srun to run {tasks} ranks"
+                    );
+                }
+                Ok(Role::Alone)
+            }
+        }
+    }
 
-/// Joins the job of this process: that of its launcher, of `ranks` processes that it starts, or of itself alone. The output of processes
-/// that it starts goes to `rank-N.log` in the folder `logs`; without one, only their messages are shown.
-pub fn join(ranks: usize, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
-    let place = Place::of(|name| std::env::var(name).ok())?;
-    match place {
-        Some(place) => {
-            if ranks > 1 && place.launcher != OWN {
-                return Err(Error::Config(format!(
-                    "{} started this process as rank {} of {}; leave --ranks and --gpus out",
-                    place.launcher, place.rank, place.size
-                )));
+    /// Whether this process is rank 0.
+    pub fn leads(&self) -> bool {
+        !matches!(self, Role::Launched(place) if place.rank > 0)
+    }
+
+    /// Joins the job, whose ranks must have equal settings. What ranks other than 0 print goes to `rank-N.log` in the folder `logs`; without
+    /// one, only messages are shown, of all ranks.
+    pub fn join(self, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
+        match self {
+            Role::Alone => Ok(Job { comm: Comm::solo(), processes: Processes::default(), local: Local::ALONE }),
+            Role::Launched(place) => join_launched(place, config, logs),
+            Role::Launcher(ranks) => {
+                let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("127.0.0.1"))?;
+                let address = listener.local_addr().map_err(Error::io("127.0.0.1"))?.to_string();
+                let secret = hex(&process::random_bytes().map_err(Error::io("/dev/urandom"))?);
+                let processes = Processes::start(ranks, &address, &secret, logs)?;
+                let supervisor = Arc::new(processes.clone());
+                let rendezvous = rendezvous(0, ranks, address, secret, config, supervisor)?;
+                let comm = supervised(process::lead(&listener, &rendezvous))?;
+                Ok(Job { comm, processes, local: Local::ALONE })
             }
-            tracing::info!("rank {} of {}, started by {}", place.rank, place.size, place.launcher);
-            if place.launcher == OWN {
-                process::wake_with_parent();
-            }
-            let secret = std::env::var(SECRET).unwrap_or_default();
-            let comm = process::join(&rendezvous(place.rank, place.size, place.address, secret, config))?;
-            let local = Local { rank: place.local_rank, may_see_one: place.launcher != OWN };
-            Ok(Job { comm, processes: Processes::default(), local })
         }
-        None if ranks > 1 => {
-            let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("127.0.0.1"))?;
-            let address = listener.local_addr().map_err(Error::io("127.0.0.1"))?.to_string();
-            let secret = hex(&process::random_bytes().map_err(Error::io("/dev/urandom"))?);
-            let processes = Processes::start(ranks, &address, &secret, logs)?;
-            let comm = process::lead(&listener, &rendezvous(0, ranks, address, secret, config))?;
-            Ok(Job { comm, processes, local: Local::ALONE })
-        }
-        None => Ok(Job { comm: Comm::solo(), processes: Processes::default(), local: Local::ALONE }),
     }
 }
 
-fn rendezvous(rank: usize, size: usize, address: String, secret: String, config: &RunConfig) -> Rendezvous {
+fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
+    let Place { launcher, rank, size, local_rank, address } = place;
+    let is_own = launcher == OWN;
+    if is_own {
+        process::wake_with_parent();
+    }
+    let secret = std::env::var(SECRET).unwrap_or_default();
+    let local_only = ["127.", "localhost:", "[::1]"].iter().any(|host| address.starts_with(host));
+    if secret.is_empty() && rank == 0 && !local_only {
+        tracing::warn!(
+            "{SECRET} is not set, so any process that reaches {address} can join this job; set it to the same random text on all ranks"
+        );
+    }
+    let parent = std::env::var(OWN_PARENT).ok().and_then(|pid| pid.parse().ok()).filter(|_| is_own);
+    let supervisor = Arc::new(Child { parent });
+    let comm = supervised(process::join(&rendezvous(rank, size, address, secret, config, supervisor)?))?;
+    // Not before it has joined: a second job in the same folder does not.
+    if let Some(logs) = logs.filter(|_| rank > 0) {
+        log_to(rank, if is_own { None } else { Some(open_log(logs, rank)?) });
+    }
+    tracing::info!("rank {rank} of {size}, started by {launcher}");
+    Ok(Job { comm, processes: Processes::default(), local: Local { rank: local_rank, may_see_one: !is_own } })
+}
+
+/// The log of a rank, opened at its end.
+fn open_log(folder: &Path, rank: usize) -> Result<File> {
+    create_dirs(&RealFs, folder)?;
+    let path = folder.join(format!("rank-{rank}.log"));
+    refuse_link(&path).map_err(Error::io(&path))?;
+    File::options().create(true).append(true).open(&path).map_err(Error::io(&path))
+}
+
+/// The communicator, which ends this process if its group fails and the main thread does not notice; or why there is none.
+fn supervised(joined: ottava_tensor::Result<Comm>) -> Result<Comm> {
+    match joined {
+        Ok(mut comm) => {
+            if comm.size() > 1 {
+                // Work that can be interrupted ends by itself.
+                comm.watch(Error::RANKS, || interrupt::flag().store(true, Ordering::Relaxed))?;
+            }
+            Ok(comm)
+        }
+        Err(error) if interrupt::flag().load(Ordering::Relaxed) => Err(Error::Cancelled(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn rendezvous(
+    rank: usize,
+    size: usize,
+    address: String,
+    secret: String,
+    config: &RunConfig,
+    supervisor: Arc<dyn Supervisor>,
+) -> Result<Rendezvous> {
     // A job's ranks run one program with one configuration.
-    let mut identity = vec![("version".to_string(), env!("CARGO_PKG_VERSION").to_string())];
+    let mut identity = vec![
+        ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+        ("the digest of the program".to_string(), digest_of_program()?),
+    ];
     identity.extend(config.settings().into_iter().map(|(key, value)| match value.len() {
         0..LONG => (key, value),
         _ => (key, sha256(value.as_bytes())),
     }));
-    Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits: Limits::default() }
+    let limits = config.parallel.limits();
+    Ok(Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits, supervisor })
 }
 
-impl Processes {
-    /// Starts ranks 1 to `ranks - 1` with this process's command line.
-    fn start(ranks: usize, address: &str, secret: &str, logs: Option<&Path>) -> Result<Processes> {
-        let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;
-        if let Some(logs) = logs {
-            create_dirs(&RealFs, logs)?;
+/// A digest of this program's file, which differs between builds.
+fn digest_of_program() -> Result<String> {
+    let path = "/proc/self/exe";
+    let (mut file, mut hasher) = (File::open(path).map_err(Error::io(path))?, DefaultHasher::new());
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).map_err(Error::io(path))? {
+            0 => return Ok(format!("{:016x}", hasher.finish())),
+            count => hasher.write(&buffer[..count]),
         }
-        let mut processes = Processes::default();
-        for rank in 1..ranks {
-            let mut name = format!("rank {rank}");
-            let (output, errors) = match logs {
-                Some(logs) => {
-                    let path = logs.join(format!("rank-{rank}.log"));
-                    refuse_link(&path).map_err(Error::io(&path))?;
-                    let log = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-                    name += &format!(", whose log is {},", path.display());
-                    (log.try_clone().map_err(Error::io(&path))?.into(), log.into())
-                }
-                None => (Stdio::null(), Stdio::inherit()),
-            };
-            let child = Command::new(&program)
-                .args(std::env::args_os().skip(1))
-                .env(OWN_RANK, rank.to_string())
-                .env(OWN_SIZE, ranks.to_string())
-                .env(OWN_ADDRESS, address)
-                .env(SECRET, secret)
-                .stdin(Stdio::null())
-                .stdout(output)
-                .stderr(errors)
-                .spawn()
-                .map_err(Error::io(&program))?;
-            processes.0.push((name, child));
-        }
-        Ok(processes)
-    }
-
-    /// Waits until all have ended. Errors when one failed.
-    pub fn wait(mut self) -> Result<()> {
-        for (name, child) in &mut self.0 {
-            let status = child.wait().map_err(Error::io(&name))?;
-            if !status.success() {
-                return Err(Error::Config(format!("{name} ended with {status}")));
-            }
-        }
-        Ok(())
     }
 }
 
-impl Drop for Processes {
-    fn drop(&mut self) {
-        let limit = Instant::now() + GRACE;
-        for (_, child) in &mut self.0 {
-            while matches!(child.try_wait(), Ok(None)) {
-                if Instant::now() > limit {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(20));
+/// A rank that another process has started.
+struct Child {
+    /// That process, if it is rank 0 of this program.
+    parent: Option<u32>,
+}
+
+impl Supervisor for Child {
+    fn check(&self) -> Result<(), String> {
+        match self.parent {
+            Some(parent) if parent != parent_id() => {
+                Err(format!("rank 0 (pid {parent}), which started this process, has ended"))
             }
+            _ => Ok(()),
         }
+    }
+
+    fn stop_requested(&self) -> bool {
+        interrupt::flag().load(Ordering::Relaxed)
+    }
+
+    fn request_stop(&self) {
+        interrupt::flag().store(true, Ordering::Relaxed);
     }
 }

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use ottava_tensor::comm::report_progress;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -208,6 +209,7 @@ impl CheckpointFile {
         self.file.write_all(bytes).map_err(Error::io(&self.path))?;
         self.hasher.update(bytes);
         self.size += bytes.len() as u64;
+        report_progress();
         Ok(())
     }
 
@@ -236,6 +238,7 @@ pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
                 latest.complete = Some((path, manifest));
                 break;
             }
+            Err(error @ Error::Cancelled(_)) => return Err(error),
             Err(error) => latest.damaged.push((path, error)),
         }
     }

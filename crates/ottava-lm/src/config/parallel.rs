@@ -3,10 +3,15 @@
 use super::auto;
 use crate::level::Gradients;
 use crate::parallel::{ReduceFormat, Zero};
+use ottava_tensor::comm::Limits;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The longest timeout, thirty days: one that is never reached.
+const MAX_TIMEOUT: u64 = 30 * 86_400;
 
 /// The `[parallel]` table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// Ranks that share the rows of a step; 0 means all that were started.
@@ -21,9 +26,41 @@ pub struct ParallelConfig {
     /// Whether each rank adds what the cast to `float8` has lost to the gradients that it sends next. Takes two bytes per weight; starts
     /// from zero in a resumed run.
     pub error_feedback: bool,
+    /// Steps between comparisons of what ranks hold in common, weights first of all; 0 compares only what was loaded.
+    pub check_replicas: u64,
+    /// Seconds until all ranks must have joined.
+    pub join_timeout: u64,
+    /// Seconds until a rank whose process sends nothing, not even heartbeats, counts as lost.
+    pub silence_timeout: u64,
+    /// Seconds until a rank that lives, but does not come to a collective that others wait in, ends the job; and until a GPU that does not
+    /// end its work does.
+    pub collective_timeout: u64,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> ParallelConfig {
+        let limits = Limits::default();
+        ParallelConfig {
+            data: 0,
+            zero: Zero::default(),
+            reduce_dtype: None,
+            error_feedback: false,
+            check_replicas: 100,
+            join_timeout: limits.join.as_secs(),
+            silence_timeout: limits.silence.as_secs(),
+            collective_timeout: limits.collective.as_secs(),
+        }
+    }
 }
 
 impl ParallelConfig {
+    /// How long ranks wait for each other.
+    pub fn limits(&self) -> Limits {
+        let [join, silence, collective] =
+            [self.join_timeout, self.silence_timeout, self.collective_timeout].map(Duration::from_secs);
+        Limits { join, silence, collective }
+    }
+
     /// How gradients travel that are stored as `gradients`.
     pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
         match self.reduce_dtype.unwrap_or(gradients) {
@@ -34,6 +71,14 @@ impl ParallelConfig {
 
     /// What does not go together, with gradients that are stored as `gradients`; `None` if all does.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
+        let timeouts = [
+            ("join_timeout", self.join_timeout),
+            ("silence_timeout", self.silence_timeout),
+            ("collective_timeout", self.collective_timeout),
+        ];
+        if let Some((key, seconds)) = timeouts.into_iter().find(|(_, seconds)| !(1..=MAX_TIMEOUT).contains(seconds)) {
+            return Some(format!("`parallel.{key}` is {seconds}; set it to 1 to {MAX_TIMEOUT} seconds"));
+        }
         let sent = self.reduce_dtype.unwrap_or(gradients);
         if sent != gradients && sent != Gradients::Float8 {
             return Some(format!(

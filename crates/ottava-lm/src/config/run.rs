@@ -239,6 +239,21 @@ impl TrainingConfig {
 }
 
 impl RunConfig {
+    /// Keeps the sequences of a step in a run that goes on with other ranks than in `saved`, where neither file nor command line set their
+    /// number: by micro-batches per step. Returns what was changed, in words.
+    pub fn keep_batch(&mut self, saved: &RunConfig, ranks: usize) -> Option<String> {
+        let (before, rows) = (saved.training.sequences(), self.training.per_device_train_batch_size * ranks);
+        let open = self.training.global_batch_size == 0 && saved.parallel.data.max(1) != ranks;
+        if !open || rows * self.training.gradient_accumulation_steps == before || !before.is_multiple_of(rows) {
+            return None;
+        }
+        self.training.gradient_accumulation_steps = before / rows;
+        let (passes, was) = (self.training.gradient_accumulation_steps, saved.parallel.data.max(1));
+        Some(format!(
+            "`training.gradient_accumulation_steps` is {passes} on {ranks} ranks, so that a step keeps the {before} sequences it had on {was}"
+        ))
+    }
+
     /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
     ///
     /// Errors with [`Error::Config`] also where `parallel.data` is another number.

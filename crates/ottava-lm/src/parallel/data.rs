@@ -2,8 +2,8 @@
 
 use crate::data::Shard;
 use crate::error::{Error, Result};
-use ottava_tensor::Device;
-use ottava_tensor::comm::{Comm, Traffic};
+use ottava_tensor::comm::{Comm, Stopper, Traffic};
+use ottava_tensor::{Device, RankFault};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,12 +21,11 @@ impl DataParallel {
     /// The ranks of `comm`, of which each trains on `device`: several on GPUs by NCCL. From here on until [`DataParallel::finish`] or the
     /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Comm::with_gpu`].
     pub fn new(comm: Comm, device: &Device) -> Result<DataParallel> {
-        Ok(DataParallel {
-            comm: match device {
-                Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
-                Device::Cpu | Device::DryCpu(_) => comm,
-            },
-        })
+        let comm = match device {
+            Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
+            Device::Cpu | Device::DryCpu(_) => comm,
+        };
+        Ok(DataParallel { comm })
     }
 
     /// This process among the ranks.
@@ -86,17 +85,43 @@ impl DataParallel {
         Ok(Some(if self.size() > 1 { format!("`{name}` on rank {rank}") } else { format!("`{name}`") }))
     }
 
-    /// Errors with [`Error::Config`] where ranks have different texts, with both.
+    /// Errors on all ranks where they have different texts, with both.
     pub fn expect_equal(&self, what: &str, text: &str) -> Result<()> {
         let all = self.comm.agree(what, text.as_bytes())?;
-        match all.iter().position(|other| other != text.as_bytes()) {
-            None => Ok(()),
-            Some(rank) => Err(Error::Config(format!(
-                "{what} of rank {} is {text}, and that of rank {rank} is {}; start all ranks with the same files",
-                self.rank(),
-                String::from_utf8_lossy(&all[rank])
-            ))),
+        let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
+        let message = format!(
+            "{what} of rank 0 is {}, and that of rank {rank} is {}; start all ranks with the same files",
+            text(0),
+            text(rank)
+        );
+        Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
+    }
+
+    /// The sums of `numbers` over ranks, which have as many of them.
+    pub fn sum(&self, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
+        let all = self.comm.agree(what, bytemuck::cast_slice(numbers))?;
+        let mut sums = vec![0; numbers.len()];
+        for of_rank in all {
+            let numbers = of_rank.chunks_exact(size_of::<i64>());
+            if numbers.len() != sums.len() {
+                return Err(different(what));
+            }
+            for (sum, number) in sums.iter_mut().zip(numbers) {
+                *sum += i64::from_ne_bytes(number.try_into().expect("eight bytes"));
+            }
         }
+        Ok(sums)
+    }
+
+    /// Errors on all ranks, before their hosts wait for their GPUs, unless all have started the same collectives there in `what`.
+    pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
+        Ok(self.comm.compare_gpu_calls(what)?)
+    }
+
+    /// Passes requests to stop on to all ranks.
+    pub fn stopper(&self) -> Stopper {
+        self.comm.stopper()
     }
 
     /// Waits for all ranks after their last step. They may leave then in any order.
@@ -104,27 +129,37 @@ impl DataParallel {
         Ok(self.comm.finish()?)
     }
 
-    /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words.
+    /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words. Where
+    /// one was stopped by a signal, all are.
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
-        let told = mine.as_ref().map_err(ToString::to_string);
+        let told = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
         let text = serde_json::to_vec(&told).expect("results of ranks are plain data");
-        let all = self.comm.agree(what, &text)?;
+        let all = self.comm.agree(what, &text);
+        // Where the group has failed meanwhile, this rank's own error says more.
         mine?;
         let read = |(rank, bytes): (usize, Vec<u8>)| {
-            let told: Result<T, String> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
-            told.map_err(|words| Error::Rank { rank, words })
+            let told: Result<T, (bool, String)> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
+            told.map_err(|(stopped, words)| match stopped {
+                true => Error::Cancelled(words),
+                false => Error::Rank { rank, words },
+            })
         };
-        all.into_iter().enumerate().map(read).collect()
+        all?.into_iter().enumerate().map(read).collect()
+    }
+
+    /// Waits until all ranks have come to an end of `what`, and returns `mine`. Errors as [`DataParallel::all`].
+    pub fn together<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
+        let (mine, told) = match mine {
+            Ok(mine) => (Some(mine), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.all(what, told)?;
+        Ok(mine.expect("an error of this rank was returned"))
     }
 
     /// Bytes that this rank has sent.
     pub fn traffic(&self) -> Traffic {
         self.comm.traffic()
-    }
-
-    /// Waits for all ranks.
-    pub fn barrier(&self, what: &str) -> Result<()> {
-        Ok(self.comm.barrier(what)?)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
 use crate::param::{Grad, Param};
-use crate::scaling::Casts;
+use crate::scaling::{Casts, MergeCounts, OneRank};
 use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
 use ottava_tensor::{DType, Tensor};
@@ -210,7 +210,7 @@ impl Partition {
         let mut casts = scaling.casts(Mode::TRAINING);
         self.lend(&mut params, &casts, false)?;
         self.collect(&mut params, &mut casts)?;
-        scaling.losses().map(drop)
+        scaling.losses(&OneRank).map(drop)
     }
 
     /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
@@ -304,5 +304,17 @@ impl Partition {
             param.end_training(whole);
         }
         Ok(())
+    }
+}
+
+impl MergeCounts for Partition {
+    fn counts(&self, cast: &str) -> bool {
+        let slices = || self.units().iter().any(|unit| unit.gathers_codes() && unit.matrix(cast).is_some());
+        // Inputs and gradients are those of a rank's rows, codes that ranks gather those of its slices; all cast other weights whole.
+        self.ranks.leads() || !cast.ends_with(".weight") || slices()
+    }
+
+    fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
+        self.ranks.sum("counts of casts", counts)
     }
 }

@@ -42,6 +42,28 @@ pub struct CastLosses {
     pub non_finite: Vec<String>,
 }
 
+/// How ranks merge what each of them counts.
+pub trait MergeCounts {
+    /// Whether this rank counts the elements of `cast`: where ranks cast the same weight alike, one of them does.
+    fn counts(&self, cast: &str) -> bool;
+
+    /// The sums of counts over ranks.
+    fn sum(&self, counts: &[i64]) -> Result<Vec<i64>>;
+}
+
+/// A process without other ranks.
+pub struct OneRank;
+
+impl MergeCounts for OneRank {
+    fn counts(&self, _: &str) -> bool {
+        true
+    }
+
+    fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
+        Ok(counts.to_vec())
+    }
+}
+
 /// Amaxes and scales of the last finished step, which its update replaces; F32 `[n]`.
 pub(super) struct LastStep {
     pub(super) amax: Tensor,

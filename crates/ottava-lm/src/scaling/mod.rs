@@ -12,7 +12,7 @@ mod values;
 
 pub use casts::{Casts, Recorder};
 pub use histogram::Histogram;
-pub use measured::{CastCounts, CastLosses, CastRecord};
+pub use measured::{CastCounts, CastLosses, CastRecord, MergeCounts, OneRank};
 pub use scales::{NextCast, Scales, Slot, Slots};
 pub use state::ScalingState;
 pub use values::Values;

@@ -2,7 +2,7 @@
 
 use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
-use super::measured::{CastCounts, CastLosses, CastRecord, LastStep};
+use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
@@ -107,14 +107,18 @@ impl ScalingState {
         }
     }
 
-    /// The losses of casts since the last call.
-    pub fn losses(&mut self) -> Result<CastLosses> {
-        let sum = |t: &Tensor| -> Result<i64> { Ok(t.to_vec::<i64>()?.iter().sum()) };
+    /// The losses of casts since the last call, of all ranks.
+    pub fn losses(&mut self, ranks: &dyn MergeCounts) -> Result<CastLosses> {
+        let names = self.names();
+        let sum = |t: &Tensor| -> Result<i64> {
+            let counted = t.to_vec::<i64>()?.into_iter().zip(&names).filter(|(_, name)| ranks.counts(name));
+            Ok(counted.map(|(count, _)| count).sum())
+        };
         let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
         let counts = [sum(saturated)?, sum(underflowed)?, sum(elements)?];
         let before = std::mem::replace(&mut self.counted, counts);
-        let since = |i: usize| (counts[i] - before[i]) as f64;
-        let share = |i: usize| since(i) / since(2).max(1.0);
+        let since = ranks.sum(&[0, 1, 2].map(|i| counts[i] - before[i]))?;
+        let share = |i: usize| since[i] as f64 / since[2].max(1) as f64;
         let mut non_finite = Vec::new();
         if let Some(arrays) = &self.scales.arrays {
             let now = arrays.non_finite.to_vec::<i64>()?;
@@ -125,13 +129,19 @@ impl ScalingState {
         Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
     }
 
-    /// The measurements of each cast, in the order of the slots; reads from the device.
-    pub fn measured(&self) -> Result<Vec<CastRecord>> {
+    /// The measurements of each cast by all ranks, in the order of the slots; reads from the device.
+    pub fn measured(&self, ranks: &dyn MergeCounts) -> Result<Vec<CastRecord>> {
         let Scales { slots, arrays: Some(arrays), delayed } = &self.scales else { return Ok(Vec::new()) };
         let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
-        let [saturated, underflowed, elements, non_finite] =
-            [saturated, underflowed, elements, &arrays.non_finite].map(|t| t.to_vec::<i64>());
-        let (saturated, underflowed, elements, non_finite) = (saturated?, underflowed?, elements?, non_finite?);
+        let mut counts = Vec::with_capacity(3 * slots.len());
+        for counter in [saturated, underflowed, elements] {
+            let counted = counter.to_vec::<i64>()?.into_iter().zip(slots);
+            counts.extend(counted.map(|(count, (name, _))| if ranks.counts(name) { count } else { 0 }));
+        }
+        let counts = ranks.sum(&counts)?;
+        let of = |counter: usize, slot: usize| counts[counter * slots.len() + slot];
+        // Found from amaxes of all ranks.
+        let non_finite = arrays.non_finite.to_vec::<i64>()?;
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
         // In a first step casts use current scaling.
         let known = |delayed: &Delayed| delayed.updates > 1 || delayed.first_step == FirstStep::Unscaled;
@@ -142,9 +152,9 @@ impl ScalingState {
             amax: amax[i],
             scale: (known && matches!(cast.scaling, Scaling::Delayed { .. })).then_some(scale[i]),
             counts: CastCounts {
-                elements: elements[i],
-                saturated: saturated[i],
-                underflowed: underflowed[i],
+                elements: of(2, i),
+                saturated: of(0, i),
+                underflowed: of(1, i),
                 non_finite: non_finite[i],
             },
         };

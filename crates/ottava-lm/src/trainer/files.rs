@@ -6,7 +6,7 @@ use crate::checkpoint::fs::{RealFs, replace_file};
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::report::{CastLog, EventWriter, MetricsWriter};
-use crate::scaling::ScalingState;
+use crate::scaling::CastRecord;
 use std::path::Path;
 
 /// The log of what each cast measures, in the run's folder.
@@ -23,13 +23,15 @@ pub(super) struct RunFiles {
 }
 
 impl RunFiles {
-    /// Creates the files of a new run, or cuts those of a resumed one to its checkpoint.
+    /// Creates the files of a new run, or cuts those of a resumed one to its checkpoint. What `casts` have counted so far belongs to no
+    /// line of their log.
     pub(super) fn open(
         config: &RunConfig,
-        lock: RunLock,
+        mut lock: RunLock,
         resumed: Option<&mut Resumed>,
-        scaling: &ScalingState,
+        casts: &[CastRecord],
     ) -> Result<RunFiles> {
+        lock.keep();
         let folder = &config.output_dir;
         let path = folder.join("metrics.jsonl");
         let (metrics, from) = match resumed {
@@ -42,7 +44,7 @@ impl RunFiles {
         };
         replace_file(&RealFs, &folder.join("config.toml"), config.to_toml().as_bytes())?;
         let logs = config.training.cast_statistics_steps > 0;
-        let casts = CastLog::open(&folder.join(CASTS), from, &scaling.measured()?, logs)?;
+        let casts = CastLog::open(&folder.join(CASTS), from, casts, logs)?;
         let events = EventWriter::create(folder, from.map_or(0, |(_, step)| step))?;
         Ok(RunFiles { metrics, casts, events, lock })
     }

@@ -1,24 +1,23 @@
 //! The training loop with data, checkpoints, metrics and signals.
 
 mod files;
+mod inputs;
 mod report;
 mod start;
 
 pub use report::StepReport;
-pub use start::{Start, build, log_exceptions};
+pub use start::{RunLock, Start, build, log_exceptions};
 
-use crate::checkpoint::fs::{Fs, RealFs, create_dirs, replace_file};
-use crate::checkpoint::{
-    AdapterFolder, Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training, verify_model,
-};
-use crate::config::{RunConfig, WeightInit};
+use crate::checkpoint::fs::{Fs, RealFs, replace_file};
+use crate::checkpoint::{Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training};
+use crate::config::RunConfig;
 use crate::data::{
-    Batch, BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader, prepare,
+    Batch, BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader,
 };
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
+use crate::interrupt;
 use crate::mode::StepPrecision;
-use crate::models::{DecoderConfig, decoder_config};
 use crate::optim::{LossScale, Overflow, Schedule};
 use crate::parallel::{DataParallel, Exchange};
 use crate::plan::ResolvedRun;
@@ -26,13 +25,12 @@ use crate::report::loss_svg;
 use crate::run::Run;
 use crate::step::StepResult;
 use files::RunFiles;
+use inputs::{Inputs, build_run, max_steps};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Comm;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
-use start::{
-    Losses, Resumed, RunLock, checkpoints, find_shared_checkpoint, missing_folders, read_losses, remove_empty,
-};
+use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,18 +71,44 @@ pub struct Trainer {
 impl Trainer {
     /// Prepares a run: data, model, optimizer and, on resume, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
-        Trainer::shared(config, device, start, Comm::solo())
+        Trainer::shared(config, device, start, Comm::solo(), None)
     }
 
-    /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files.
-    pub fn shared(mut config: RunConfig, device: &Device, start: &Start, comm: Comm) -> Result<Trainer> {
+    /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files, into the folder of
+    /// `lock` if it has taken it before.
+    ///
+    /// Where a rank cannot start, all end: that one with its error, the others with its words.
+    pub fn shared(
+        mut config: RunConfig,
+        device: &Device,
+        start: &Start,
+        comm: Comm,
+        lock: Option<RunLock>,
+    ) -> Result<Trainer> {
         let ranks = Rc::new(DataParallel::new(comm, device)?);
-        config.share(ranks.size())?;
-        let sizes = config.decoder_config()?;
-        config.expect_positions(&sizes)?;
-        config.resolve_data()?;
-        let mut resolved = ResolvedRun::new(&config, &sizes, device)?;
-        resolved.expect_fit()?;
+        interrupt::forward_to(ranks.stopper());
+        let lock = match lock {
+            None if ranks.leads() => RunLock::take(&config.output_dir).map(Some),
+            taken => Ok(taken),
+        };
+        let lock = ranks.together("the run's folder", lock)?;
+        expect_shared_folder(&config.output_dir, &ranks)?;
+        let resumed = find_shared_checkpoint(&config, start, &ranks)?;
+        let saved = resumed.as_ref().map(|resumed| RunConfig::saved(&resumed.path, &resumed.progress)).transpose()?;
+        if let Some(kept) = saved.as_ref().and_then(|saved| config.keep_batch(saved, ranks.size())) {
+            tracing::warn!("{kept}");
+        }
+        let mut plan = || -> Result<ResolvedRun> {
+            config.share(ranks.size())?;
+            let sizes = config.decoder_config()?;
+            config.expect_positions(&sizes)?;
+            config.resolve_data()?;
+            let resolved = ResolvedRun::new(&config, &sizes, device)?;
+            resolved.expect_fit()?;
+            Ok(resolved)
+        };
+        let planned = plan();
+        let mut resolved = ranks.together("the plan", planned)?;
         let is_async = resolved.config.training.async_save == Some(true);
         // All ranks save alike.
         let all = !ranks.any("a rank whose host has no memory for a snapshot", !is_async)?;
@@ -93,113 +117,56 @@ impl Trainer {
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
         }
-        let made = missing_folders(&checkpoints(&resolved.config.output_dir));
-        Trainer::prepare(&resolved, device, start, ranks).map_err(|error| {
-            remove_empty(&made);
-            resolved.explain(error)
-        })
-    }
-
-    fn prepare(resolved: &ResolvedRun, device: &Device, start: &Start, ranks: Rc<DataParallel>) -> Result<Trainer> {
-        let config = resolved.config.clone();
-        let folder = config.output_dir.clone();
-        let lock = match ranks.leads() {
-            true => {
-                create_dirs(&RealFs, &checkpoints(&folder))?;
-                Some(RunLock::take(&folder)?)
-            }
-            false => None,
-        };
-        let mut resumed = find_shared_checkpoint(&config, start, &ranks)?;
         // The casts of a run with the same settings.
         let mut saved_casts = None;
-        if let Some(resumed) = &resumed {
-            let saved = RunConfig::saved(&resumed.path, &resumed.progress)?;
-            for (key, before, now) in config.check_resume(&saved)? {
+        if let (Some(Resumed { progress, .. }), Some(saved)) = (&resumed, saved) {
+            for (key, before, now) in resolved.config.check_resume(&saved)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
-            saved_casts = (saved.precision == config.precision).then(|| resumed.progress.scaling_slots.clone());
+            saved_casts = (saved.precision == resolved.config.precision).then(|| progress.scaling_slots.clone());
         }
-        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let prepared = || {
-            prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir()).map(Arc::new)
-        };
-        // One rank prepares the tokens, and the others read them.
-        let first = if ranks.leads() { Some(prepared()?) } else { None };
-        ranks.barrier("prepared data")?;
-        let dataset = first.map_or_else(prepared, Ok)?;
-        ranks.expect_equal("the key of the data", &dataset.meta().key)?;
-        if let Some(resumed) = resumed.as_ref().filter(|resumed| resumed.progress.data != dataset.meta().key) {
-            return Err(Error::Data(format!(
-                "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
-                resumed.path.display()
-            )));
-        }
-        let split = Split::new(dataset.len(), config.data.val_set_size)?;
-        let layout = config.layout();
-        let truncated = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
-        if ranks.leads() {
-            tracing::info!("{}", tokenizer.describe_edges());
-            if truncated > 0 {
-                let (all, most) = (split.train_len(), layout.seq_len);
-                tracing::warn!(
-                    "{truncated} of {all} documents are longer than `data.max_length` and cut to {most} tokens"
-                );
-            }
-        }
-        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
-            .with_chat_template(&config.data.chat_template_path)?;
-        let sizes = DecoderConfig { lora: config.lora.adapters(), ..decoder_config(&template.config)? };
-        tokenizer.check_fits(sizes.vocabulary)?;
-        // A checkpoint of adapters has nothing else of the model.
-        let whole = resumed.as_ref().filter(|_| sizes.lora.is_none());
-        if let Some(resumed) = whole {
-            resumed.expect_model(&sizes)?;
-        }
-        let adapter =
-            resumed.as_ref().filter(|_| sizes.lora.is_some()).map(|resumed| AdapterFolder::open(&resumed.path));
-        let weights = match (whole, config.model.init) {
-            (Some(resumed), _) => Some(resumed.path.as_path()),
-            (None, WeightInit::Pretrained) => {
-                verify_model(&config.model.path)?;
-                Some(config.model.path.as_path())
-            }
-            (None, WeightInit::Random) => None,
-        };
-        let mut run = build(weights, adapter.transpose()?, config.seed, device, &sizes, |weights| {
-            let run = Run::new(&config, &sizes, device, weights, ranks.clone())?;
-            run.with_documents(layout.max_documents(&dataset, &split))
-        })?;
-        if ranks.leads() {
-            log_exceptions(&run.model, saved_casts.as_deref());
-        }
+        let trainer = Inputs::read(&resolved.config, resumed.as_ref(), &ranks)
+            .and_then(|inputs| Trainer::assemble(&resolved, device, inputs, resumed, saved_casts, lock, ranks));
+        trainer.map_err(|error| resolved.explain(error))
+    }
+
+    /// Builds model, optimizer and step, and opens the run's files.
+    fn assemble(
+        resolved: &ResolvedRun,
+        device: &Device,
+        inputs: Inputs,
+        mut resumed: Option<Resumed>,
+        saved_casts: Option<Vec<String>>,
+        lock: Option<RunLock>,
+        ranks: Rc<DataParallel>,
+    ) -> Result<Trainer> {
+        let config = resolved.config.clone();
+        let folder = config.output_dir.clone();
+        let Inputs { tokenizer, dataset, split, layout, template, sizes } = inputs;
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
-        if let Some(Resumed { path, progress }) = &resumed {
-            training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
-            (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
-            loss_scale = progress.loss_scale.clone().or(loss_scale);
+        let mut restored = || -> Result<Run> {
+            let documents = layout.max_documents(&dataset, &split);
+            let mut run = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
+            if let Some(Resumed { path, progress }) = &resumed {
+                training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
+                (step, tokens, state) = (progress.step, progress.tokens, progress.loader.clone());
+                loss_scale = progress.loss_scale.clone().or(loss_scale.take());
+            }
+            Ok(run)
+        };
+        let restored = restored();
+        let mut run = ranks.together("the model", restored)?;
+        if ranks.leads() {
+            log_exceptions(&run.model, saved_casts.as_deref());
         }
         run.quantize_weights()?;
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
         let batches = BatchLoader::new(dataset.clone(), split, layout, state, ranks.shard())?;
-        let max_steps = match config.training.max_steps {
-            0 => {
-                let rows =
-                    loader::train_rows(&dataset, &split, &layout, config.seed) * config.training.num_train_epochs;
-                (rows / config.training.sequences() as f64).floor().max(1.0) as u64
-            }
-            steps => steps,
-        };
-        let shaped = config.training.warmup_steps + config.training.decay_steps;
-        if shaped > max_steps {
-            tracing::warn!(
-                "warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short"
-            );
-        }
+        let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
         if config.training.async_save == Some(true) {
             let Run { model, optimizer, step } = &mut run;
@@ -208,11 +175,9 @@ impl Trainer {
             saver.write_behind(device, bytes)?;
         }
         // From here on, files of the run are changed.
-        ranks.barrier("restored state")?;
-        let files = match lock {
-            Some(lock) => Some(RunFiles::open(&config, lock, resumed.as_mut(), run.model.scaling())?),
-            None => None,
-        };
+        let casts = run.model.scaling().measured(run.step.partition())?;
+        let open = |lock: RunLock| RunFiles::open(&config, lock, resumed.as_mut(), &casts);
+        let files = ranks.together("the run's files", lock.map(open).transpose())?;
         let (losses, eval_losses) = read_losses(&folder.join("metrics.jsonl"));
         Ok(Trainer {
             schedule: config.schedule(max_steps),
@@ -237,16 +202,19 @@ impl Trainer {
         })
     }
 
-    /// Trains to the end, calling `report` after each step. When `stop` becomes true, saves after the step in progress and returns
-    /// [`Error::Interrupted`].
+    /// Trains to the end, calling `report` after each step; if samples are to be generated, the model is whole on each rank then. When `stop`
+    /// becomes true on any rank, all save after the step in progress and return [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
-        let trained = self.train(stop, report);
+        let mut trained = self.train(stop, report);
         if trained.is_err() && self.ranks.size() == 1 {
             self.finish_save();
         }
-        // Ranks stop after the same step.
+        if trained.is_ok() && !self.config.generation.prompts.is_empty() {
+            trained = self.run.step.partition().gather(&mut self.run.model);
+        }
+        // Ranks stop together.
         let finished = match trained {
-            Ok(()) | Err(Error::Interrupted(_)) => self.ranks.finish(),
+            Ok(()) | Err(Error::Interrupted(_) | Error::Cancelled(_)) => self.ranks.finish(),
             Err(_) => Ok(()),
         };
         trained.and(finished).map_err(|error| match self.resolved.explain(error) {
@@ -353,7 +321,7 @@ impl Trainer {
             let bad = self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?;
             return Err(not_finite(step, loss, self.ranks.first_named("the gradient that is not finite", bad)?));
         }
-        let casts = self.run.model.scaling().losses()?;
+        let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);
         self.step = step;
         self.tokens += tokens;
@@ -403,17 +371,20 @@ impl Trainer {
     }
 
     fn log_casts(&mut self, step: u64) -> Result<()> {
+        if self.config.training.cast_statistics_steps == 0 {
+            return Ok(());
+        }
+        let measured = self.run.model.scaling().measured(self.run.step.partition())?;
         match self.files.as_mut().and_then(|files| files.casts.as_mut()) {
-            Some(casts) => casts.append(step, &self.run.model.scaling().measured()?),
+            Some(casts) => casts.append(step, &measured),
             None => Ok(()),
         }
     }
 
-    /// Validation loss in the precision of the last step; `None` without validation documents, and on ranks that write no files. Ranks that
-    /// have a part of the model each run all passes together.
+    /// Validation loss in the precision of the last step, which ranks compute together; `None` without validation documents.
     fn evaluate(&mut self) -> Result<Option<Evaluation>> {
         let Run { model, step, .. } = &mut self.run;
-        if self.split.validation_len() == 0 || !(self.ranks.leads() || step.partition().divides()) {
+        if self.split.validation_len() == 0 {
             return Ok(None);
         }
         let rows = self.config.training.per_device_train_batch_size;
@@ -427,8 +398,7 @@ impl Trainer {
             }
             Packing::Bfd | Packing::None => Box::new(loader::whole_validation(dataset, self.split, layout, rows)),
         };
-        let evaluation = evaluate(model, batches, bytes, precision, &mut weights, &mut |_| {})?;
-        Ok(self.ranks.leads().then_some(evaluation))
+        evaluate(model, batches, bytes, precision, &mut weights, &self.ranks, &mut |_| {}).map(Some)
     }
 
     /// The metrics of a step, without evaluation.
@@ -514,11 +484,6 @@ impl Trainer {
     /// Tokens per optimizer step, of all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         self.config.tokens_per_step()
-    }
-
-    /// Makes the trained model whole on each rank, for inference. All ranks call it after [`Trainer::run`].
-    pub fn gather(&mut self) -> Result<()> {
-        self.run.step.partition().gather(&mut self.run.model)
     }
 
     /// The model and its tokenizer, after the run. What else is in memory is freed.

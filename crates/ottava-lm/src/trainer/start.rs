@@ -1,6 +1,6 @@
 //! Starting a run: its folder, the checkpoint it resumes from, its model.
 
-use crate::checkpoint::fs::{RealFs, refuse_link, set_aside, sync_parent};
+use crate::checkpoint::fs::{RealFs, create_dirs, refuse_link, set_aside, sync_parent};
 use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
     holds_checkpoints, latest_complete, training, verify,
@@ -14,6 +14,7 @@ use ottava_tensor::Device;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// How a run starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Start {
     New,
     /// After the newest complete checkpoint of the run's folder.
     Resume,
+    /// As [`Start::Resume`] if the run's folder has a checkpoint, else as [`Start::New`].
+    Auto,
     /// After this checkpoint.
     ResumeFrom(PathBuf),
 }
@@ -64,42 +67,32 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
     folder.join("checkpoints")
 }
 
-/// `folder` and those above it that do not exist, the lowest first.
-pub(super) fn missing_folders(folder: &Path) -> Vec<PathBuf> {
-    let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
-    missing.map(Path::to_path_buf).collect()
-}
-
-/// Removes the folders of a run that failed before its first file, as [`missing_folders`] listed them. Others that hold files stay.
-pub(super) fn remove_empty(folders: &[PathBuf]) {
-    for folder in folders {
-        // Its lock is the only file of a run that has not started.
-        let is_alone = |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() == LOCK);
-        if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_alone)) {
-            let _ = std::fs::remove_file(folder.join(LOCK));
-        }
-        let _ = std::fs::remove_dir(folder);
-    }
-}
-
 /// The name of the file that a process locks in the folder of its run.
 const LOCK: &str = ".lock";
 
-/// The run's folder, held for this process.
-pub(super) struct RunLock {
+/// The folder of a run, held for this process: no other one trains into it.
+///
+/// Dropped before [`RunLock::keep`], it removes the folders that it has made, unless they hold files.
+pub struct RunLock {
     file: File,
     path: PathBuf,
+    /// Folders that were made, the lowest first.
+    made: Vec<PathBuf>,
 }
 
 impl RunLock {
-    /// Takes the run's `folder`. Errors with [`Error::Config`] while another process holds it.
-    pub(super) fn take(folder: &Path) -> Result<RunLock> {
+    /// Takes the run's `folder`, and makes it where it does not exist. Errors with [`Error::Config`] while another process holds it.
+    pub fn take(folder: &Path) -> Result<RunLock> {
+        let checkpoints = checkpoints(folder);
+        let missing = checkpoints.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let made = missing.map(Path::to_path_buf).collect();
+        create_dirs(&RealFs, &checkpoints)?;
         let path = folder.join(LOCK);
         refuse_link(&path).map_err(Error::io(&path))?;
         let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
         match file.try_lock() {
             Ok(()) => {
-                let lock = RunLock { file, path };
+                let lock = RunLock { file, path, made };
                 lock.check()?;
                 Ok(lock)
             }
@@ -109,6 +102,11 @@ impl RunLock {
             ))),
             Err(std::fs::TryLockError::Error(error)) => Err(Error::io(&path)(error)),
         }
+    }
+
+    /// The run has started: its folder stays.
+    pub(super) fn keep(&mut self) {
+        self.made.clear();
     }
 
     /// Errors when the lock is no longer at its path: the folder was moved or removed, and another process may hold one
@@ -125,6 +123,49 @@ impl RunLock {
     }
 }
 
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        for folder in &self.made {
+            // The lock is the only file of a run that has not started.
+            let is_alone =
+                |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() == LOCK);
+            if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_alone)) {
+                let _ = std::fs::remove_file(folder.join(LOCK));
+            }
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Errors on all ranks unless each sees what the leading one writes into the run's `folder`.
+pub(super) fn expect_shared_folder(folder: &Path, ranks: &DataParallel) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let mark = folder.join(format!(".shared-{}", std::process::id()));
+    let write = || std::fs::write(&mark, "").map_err(Error::io(&mark)).map(|()| mark.display().to_string());
+    let written = if ranks.leads() { write() } else { Ok(String::new()) };
+    let seen = ranks.all("the run's folder", written).and_then(|all| {
+        // Network file systems show new files after seconds.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mark = Path::new(&all[0]);
+        while !mark.exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let missing = || {
+            Error::Config(format!(
+                "`output_dir` = {} is not shared: this rank does not see the files that rank 0 writes there; set it to a folder of a shared file system",
+                folder.display()
+            ))
+        };
+        ranks.together("a look into the run's folder", if mark.exists() { Ok(()) } else { Err(missing()) })
+    });
+    if ranks.leads() {
+        let _ = std::fs::remove_file(&mark);
+    }
+    seen
+}
+
 /// The checkpoint that a run resumes from.
 pub(super) struct Resumed {
     pub(super) path: PathBuf,
@@ -139,7 +180,8 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
             // A run that ended before its first checkpoint cannot be resumed.
             return if holds_checkpoints(&folder)? { Err(holds_a_run(config)) } else { Ok(None) };
         }
-        Start::Resume => {
+        Start::Auto if !holds_checkpoints(&folder)? => return Ok(None),
+        Start::Resume | Start::Auto => {
             let latest = latest_complete(&folder, Verify::Hashes)?;
             for (path, error) in latest.damaged {
                 tracing::warn!("{} is damaged and skipped: {error}", path.display());
@@ -152,6 +194,12 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
             })?
         }
         Start::ResumeFrom(path) => {
+            if !path.is_dir() {
+                return Err(Error::Checkpoint(format!(
+                    "{}: there is no such checkpoint to resume from; without a folder, --resume takes the newest one",
+                    path.display()
+                )));
+            }
             if !is_within(path, &folder) && holds_checkpoints(&folder)? {
                 return Err(holds_a_run(config));
             }
@@ -173,20 +221,18 @@ pub(super) fn find_shared_checkpoint(
     start: &Start,
     ranks: &DataParallel,
 ) -> Result<Option<Resumed>> {
+    let found = if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) };
+    let found = ranks.together("the search for a checkpoint", found)?;
+    let path = Ok(found.as_ref().map(|resumed| resumed.path.clone()));
+    let path = ranks.all("the checkpoint to resume from", path)?.swap_remove(0);
     if ranks.leads() {
-        let found = find_checkpoint(config, start)?;
-        let path = found.as_ref().map(|resumed| resumed.path.display().to_string());
-        ranks.follow("the checkpoint to resume from", path.as_deref().unwrap_or_default())?;
         return Ok(found);
     }
-    let path = PathBuf::from(ranks.follow("the checkpoint to resume from", "")?);
-    match path.as_os_str().is_empty() {
-        true => Ok(None),
-        false => {
-            let manifest = verify(&path, Verify::Sizes)?;
-            Ok(Some(Resumed { progress: training::progress(&path, &manifest)?, path }))
-        }
-    }
+    let read = |path: PathBuf| {
+        let manifest = verify(&path, Verify::Sizes)?;
+        Ok(Resumed { progress: training::progress(&path, &manifest)?, path })
+    };
+    path.map(read).transpose()
 }
 
 fn holds_a_run(config: &RunConfig) -> Error {

@@ -4,6 +4,7 @@ use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linea
 use ottava_lm::mode::Mode;
 use ottava_lm::models::Decoder;
 use ottava_lm::recipe::{Exceptions, Fp8Format, Precision, ProductPrecision, Recipe, RecipeName};
+use ottava_lm::scaling::OneRank;
 use ottava_tensor::ops::{CodeCopies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -78,7 +79,7 @@ fn an_infinity_is_named_and_not_remembered() {
                 casts.quantize(slot, &frozen, &x, CodeCopies::Both).unwrap();
                 scaling.update().unwrap();
                 let (_, scale) = scaling.arrays().unwrap().swap_remove(1);
-                (scaling.losses().unwrap().non_finite, values(&scale)[0])
+                (scaling.losses(&OneRank).unwrap().non_finite, values(&scale)[0])
             };
             let (none, before) = step(&calm, 1.0);
             let (named, during) = step(&wild, 1.0);

@@ -17,6 +17,7 @@ use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{FirstStep, Fp8Format, Precision, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::scaling::OneRank;
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
@@ -109,7 +110,7 @@ fn golden(setting: &Setting) -> Golden {
     let high = setting.high_precision.clone();
     let mut counts = Vec::new();
     let seen = steps::run(&setting.recipe, &Device::Cpu, setting.kept, false, |model, step| {
-        counts.extend(model.scaling().measured().unwrap().into_iter().map(|cast| (cast.name, cast.counts)));
+        counts.extend(model.scaling().measured(&OneRank).unwrap().into_iter().map(|cast| (cast.name, cast.counts)));
         precision(high.contains(&step))
     });
     let losses = seen.iter().filter(|(name, _)| name.starts_with("loss and norm")).map(|(_, v)| v[0] as f32).collect();

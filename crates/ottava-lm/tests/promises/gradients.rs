@@ -15,7 +15,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
-use ottava_lm::scaling::ScalingState;
+use ottava_lm::scaling::{OneRank, ScalingState};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
 use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
 use ottava_tensor::testing::{integers, normals, values};
@@ -245,7 +245,7 @@ fn a_parallel_branch_casts_its_operand_once() {
         let (y, saved) = branch.forward(&x, &mut context).unwrap();
         Alone::backward(&mut branch, y, saved, &mut context).unwrap();
         scaling.update().unwrap();
-        let measured = scaling.measured().unwrap();
+        let measured = scaling.measured(&OneRank).unwrap();
         let of_operand: Vec<_> =
             measured.iter().filter(|c| c.name.ends_with("_proj.input") && c.counts.elements == 100).collect();
         assert_eq!((inputs, of_operand.len()), (2, usize::from(!measured.is_empty())), "{name}: {of_operand:?}");

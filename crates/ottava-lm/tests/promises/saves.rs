@@ -89,7 +89,7 @@ fn train(
     comm: Comm,
     report: &mut dyn FnMut(&StepReport),
 ) -> Result<()> {
-    let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, start, comm)?;
+    let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, start, comm, None)?;
     trainer.set_fs(fs);
     let outcome = trainer.run(&AtomicBool::new(false), report);
     // The thread that writes may be held.

@@ -10,7 +10,7 @@ use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
 use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Resident, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
-use ottava_lm::scaling::{CastLosses, ScalingState};
+use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal, real_type,
 };
@@ -353,7 +353,7 @@ impl Alone for Norm {
 /// Ends a step for scales and weights, as an update does. Returns what its casts lost.
 pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     decoder.scaling().update().expect("scales follow");
-    let losses = decoder.scaling().losses().expect("counters");
+    let losses = decoder.scaling().losses(&OneRank).expect("counters");
     decoder.quantize_weights().expect("weights follow");
     losses
 }

@@ -135,7 +135,9 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let mut loss = |packing, document_mask| {
         let layout = Layout { seq_len: 48, packing, document_mask };
         let batches = loader::whole_validation(data.clone(), split, layout, 4);
-        let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &mut Resident, &mut |_| {}).unwrap();
+        let found =
+            evaluate(&mut model, batches, 1, StepPrecision::Recipe, &mut Resident, &DataParallel::solo(), &mut |_| {})
+                .unwrap();
         (found.loss, found.tokens)
     };
     let (alone, tokens) = loss(Packing::None, true);
@@ -145,7 +147,9 @@ fn packed_documents_have_the_losses_of_single_ones() {
     assert!((alone - packed).abs() <= 1e-5 * alone, "{alone} and {packed}");
     // A stream leaks as well, and leaves out the same targets.
     let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4);
-    let stream = evaluate(&mut model, stream, 1, StepPrecision::Recipe, &mut Resident, &mut |_| {}).unwrap();
+    let stream =
+        evaluate(&mut model, stream, 1, StepPrecision::Recipe, &mut Resident, &DataParallel::solo(), &mut |_| {})
+            .unwrap();
     assert_eq!(stream.tokens, tokens);
     assert!((alone - leaking).abs() > 1e-4 * alone, "a leak between documents is noticed: {alone} and {leaking}");
 }

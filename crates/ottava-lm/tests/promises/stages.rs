@@ -6,6 +6,7 @@ use ottava_lm::models::{Decoder, Span};
 use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
 use ottava_lm::recipe::Recipe;
 use ottava_lm::recompute::Recompute;
+use ottava_lm::scaling::OneRank;
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 
@@ -63,7 +64,7 @@ fn run(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], in_flight: bool) -> 
             stage.parameters().into_iter().for_each(|param| param.clear_grad());
             stage.scaling().update().unwrap();
             stage.quantize_weights().unwrap();
-            let measured = stage.scaling().measured().unwrap();
+            let measured = stage.scaling().measured(&OneRank).unwrap();
             seen.extend(
                 measured.into_iter().map(|cast| (cast.name, vec![f64::from(cast.amax), cast.counts.elements as f64])),
             );

@@ -9,6 +9,7 @@ use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors as kept_of
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
+use ottava_lm::scaling::OneRank;
 use ottava_lm::step::TrainStep;
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device};
@@ -62,9 +63,9 @@ pub fn run_of(
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64, precision).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
-        let lost = model.scaling().losses().unwrap();
+        let lost = model.scaling().losses(&OneRank).unwrap();
         seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
-        for cast in model.scaling().measured().unwrap() {
+        for cast in model.scaling().measured(&OneRank).unwrap() {
             let measured = vec![f64::from(cast.amax), cast.scale.map_or(0.0, f64::from)];
             seen.push((format!("amax and scale of {} in step {step}", cast.name), measured));
         }

@@ -4,7 +4,9 @@ use super::Comm;
 use super::call::Call;
 use super::combine::combine;
 use super::hub::{Observer, Reply};
-use super::link::Link;
+use super::limits::Limits;
+use super::link::{Link, NoReporter, Reporter};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 /// All ranks send what this one sends.
@@ -22,13 +24,17 @@ impl Link for Dry {
     }
 
     fn observe(&self, _: Observer) {}
+
+    fn reporter(&self) -> Arc<dyn Reporter> {
+        Arc::new(NoReporter)
+    }
 }
 
 impl Comm {
     /// Rank `rank` of a group of `size` for a dry run: tensors are those of a device in a dry run, nothing is sent, and
     /// [`Comm::traffic`] counts what would be.
     pub fn dry(rank: usize, size: usize) -> Comm {
-        let mut comm = Comm::new(rank, size, Box::new(Dry { rank, size }));
+        let mut comm = Comm::new(rank, size, Box::new(Dry { rank, size }), Limits::default());
         comm.dry = true;
         comm
     }

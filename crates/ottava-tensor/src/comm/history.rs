@@ -3,6 +3,8 @@
 use super::call::Call;
 use super::fault::during;
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Collectives that are remembered.
@@ -14,6 +16,8 @@ struct State {
     last: u64,
     /// The last calls; those of GPUs have no number.
     recent: VecDeque<(Option<u64>, Call)>,
+    /// Calls of GPUs since they were last compared between ranks: their number, and a digest of all in order.
+    gpu_calls: (u64, u64),
 }
 
 impl State {
@@ -45,7 +49,23 @@ impl History {
 
     /// Remembers a call of GPUs. It gets no number, because ranks that replay a graph do not call what is in it, and ranks count alike.
     pub fn note(&self, call: &Call) {
-        self.lock().remember(None, call);
+        let mut state = self.lock();
+        state.remember(None, call);
+        let mut digest = DefaultHasher::new();
+        (state.gpu_calls.1, call.to_string()).hash(&mut digest);
+        state.gpu_calls = (state.gpu_calls.0 + 1, digest.finish());
+    }
+
+    /// The calls of GPUs since the last time, as "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…". Texts of ranks
+    /// are equal if and only if their calls were, but for collisions of the digest.
+    pub fn take_gpu_calls(&self) -> String {
+        let mut state = self.lock();
+        let (count, digest) = mem::take(&mut state.gpu_calls);
+        let last = state.recent.iter().rev().find_map(|(number, call)| number.is_none().then_some(call));
+        match last.filter(|_| count > 0) {
+            None => "no collective".into(),
+            Some(last) => format!("{count} collectives, the last {last}, digest {digest:016x}"),
+        }
     }
 
     /// The last numbered call, as "barrier `save`, collective 17".

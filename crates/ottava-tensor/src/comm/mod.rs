@@ -16,10 +16,12 @@ mod dry;
 mod fault;
 mod history;
 mod hub;
+mod limits;
 mod link;
 mod nccl;
 mod pending;
 pub mod process;
+mod progress;
 mod solo;
 #[cfg(test)]
 mod tests;
@@ -28,7 +30,9 @@ mod traffic;
 mod watch;
 
 pub use call::Reduce;
+pub use limits::Limits;
 pub use pending::Pending;
+pub use progress::report_progress;
 pub use traffic::{Sent, Traffic};
 
 use crate::cuda::NcclComm;
@@ -37,11 +41,12 @@ use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
 use call::{Call, Op};
 use combine::unpack;
+use fault::Fault;
 use history::History;
-use link::Link;
+use link::{Link, Reporter};
 use pending::{Progress, Started};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use watch::Watch;
+use watch::{GRACE, Orders, Watch};
 
 /// One rank's membership in a group. Dropping it leaves the group, which ends the collectives of the other ranks with an error.
 ///
@@ -63,6 +68,18 @@ pub struct Comm {
     dry: bool,
     /// Ends the process when the group fails. Disarmed before `link` leaves the group.
     watch: Option<Watch>,
+    limits: Limits,
+}
+
+/// Passes a request to stop on to all ranks of a group, from any thread, also when this rank has left it.
+#[derive(Clone)]
+pub struct Stopper(Arc<dyn Reporter>);
+
+impl Stopper {
+    /// Requests all ranks to stop: each is told by [`process::Supervisor::request_stop`].
+    pub fn request(&self) {
+        self.0.stop();
+    }
 }
 
 impl Drop for Comm {
@@ -72,7 +89,7 @@ impl Drop for Comm {
 }
 
 impl Comm {
-    fn new(rank: usize, size: usize, link: Box<dyn Link>) -> Comm {
+    fn new(rank: usize, size: usize, link: Box<dyn Link>, limits: Limits) -> Comm {
         Comm {
             rank,
             size,
@@ -82,6 +99,7 @@ impl Comm {
             nccl: None,
             dry: false,
             watch: None,
+            limits,
         }
     }
 
@@ -183,6 +201,48 @@ impl Comm {
             let message = format!("agree `{what}` gave something else than {} byte strings", self.size);
             Error::Ranks { fault: RankFault::Desync, message, recent: self.recent() }
         })
+    }
+
+    /// Errors on all ranks unless all have started the same collectives of their GPUs since the last call; `what` is the work that they belong
+    /// to. To be called before the host waits for that work: NCCL does not compare collectives, and waits for ever where they differ.
+    /// Without GPUs nothing is compared, since all collectives are.
+    pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
+        if self.nccl.is_none() { Ok(()) } else { self.compare_calls_so_far(what) }
+    }
+
+    fn compare_calls_so_far(&self, what: &str) -> Result<()> {
+        let mine = self.history.take_gpu_calls();
+        let all = self.agree(&format!("collectives of GPUs in {what}"), mine.as_bytes())?;
+        let Some(other) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+        let started = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
+        let fault = Fault::Desync(format!(
+            "in {what}, rank {other} has started {} of its GPU, and rank 0 {}",
+            started(other),
+            started(0)
+        ));
+        self.link.reporter().fail(fault.clone());
+        Err(fault.error(what, self.recent()))
+    }
+
+    /// Passes requests to stop on to all ranks.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.link.reporter())
+    }
+
+    /// From here on until [`Comm::finish`] or the drop, a fault of the group calls `notify` and, if the main thread has not left the group
+    /// two seconds later, ends this process with `exit_code`, its sentence on standard error: the main thread may wait for a GPU for
+    /// ever, or compute for long. For ranks that are processes.
+    pub fn watch(&mut self, exit_code: u8, notify: impl Fn() + Send + 'static) -> Result<()> {
+        let orders = Orders {
+            rank: self.rank,
+            limit: self.limits.collective,
+            grace: GRACE,
+            notify: Box::new(notify),
+            end: Box::new(move |error| watch::end_process(&error, exit_code)),
+        };
+        let watch = Watch::start(&*self.link, self.history.clone(), orders);
+        self.watch = Some(watch.map_err(|source| Error::Io { path: "a thread for faults of ranks".into(), source })?);
+        Ok(())
     }
 
     /// Waits until all ranks have called it, after their last collective: they may leave then in any order. A later fault of the group no

@@ -3,7 +3,6 @@
 use super::Comm;
 use super::call::{Call, Op, Reduce};
 use super::pending::{Pending, Progress};
-use super::watch::{self, GRACE, Watch};
 use crate::cuda::{Collective, CudaDevice, NcclComm, NcclId, NcclOp, require_nccl};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -24,8 +23,7 @@ impl Comm {
     /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
     /// [`CudaDevice::usable_memory`].
     ///
-    /// From here on until [`Comm::finish`] or the drop, a fault of the group ends this process with `exit_code`, its sentence on standard
-    /// error, two seconds after it: the main thread may wait for a GPU for ever.
+    /// Where the group is not [watched](Comm::watch) yet, it is from here on, with `exit_code`.
     ///
     /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
     pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Comm> {
@@ -33,21 +31,16 @@ impl Comm {
             return Ok(self);
         }
         let id = self.share_id()?;
-        self.watch(exit_code)?;
+        if self.watch.is_none() {
+            self.watch(exit_code, || {})?;
+        }
+        self.watch.iter().for_each(|watch| watch.add_gpu(device.clone()));
         device.count_library_memory(|| {
             self.nccl = Some(NcclComm::join(device, id, self.rank, self.size)?);
             FIRST_BYTES.into_iter().try_for_each(|bytes| self.connect(&Device::Cuda(device.clone()), bytes))
         })?;
         self.reset_traffic();
         Ok(self)
-    }
-
-    /// Starts to watch the group for faults.
-    pub(super) fn watch(&mut self, exit_code: u8) -> Result<()> {
-        let end = move |error: Error| watch::end_process(&error, exit_code);
-        let watch = Watch::start(&*self.link, self.history.clone(), GRACE, end);
-        self.watch = Some(watch.map_err(|source| Error::Io { path: "a thread for faults of ranks".into(), source })?);
-        Ok(())
     }
 
     /// The id of rank 0. Without NCCL on any rank, all ranks error before any waits for another in NCCL.

@@ -4,7 +4,9 @@ use super::Comm;
 use super::call::Call;
 use super::combine::combine;
 use super::hub::{Observer, Reply};
-use super::link::Link;
+use super::limits::Limits;
+use super::link::{Link, NoReporter, Reporter};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 struct Solo;
@@ -19,11 +21,15 @@ impl Link for Solo {
     }
 
     fn observe(&self, _: Observer) {}
+
+    fn reporter(&self) -> Arc<dyn Reporter> {
+        Arc::new(NoReporter)
+    }
 }
 
 impl Comm {
     /// The group of one rank.
     pub fn solo() -> Comm {
-        Comm::new(0, 1, Box::new(Solo))
+        Comm::new(0, 1, Box::new(Solo), Limits::default())
     }
 }

@@ -1,6 +1,6 @@
 //! Each collective against plain loops, on groups of threads and of TCP ranks; disagreement and lost ranks.
 
-use super::process::tests::tcp_group;
+use super::process::tests::{tcp_group, tcp_group_within};
 use super::process::wire::DTYPES;
 use super::*;
 use crate::dtype::DType;
@@ -335,4 +335,73 @@ fn the_last_64_collectives_are_kept() {
     (0..100).for_each(|i| comm.barrier(&i.to_string()).unwrap());
     let recent = comm.recent();
     assert_eq!((recent.len(), recent[0].as_str(), recent[63].as_str()), (64, "37: barrier `36`", "100: barrier `99`"));
+}
+
+/// Reports of progress are those of the process, so both halves are one test.
+#[test]
+fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
+    const LIMIT: Duration = Duration::from_millis(800);
+    let groups = || {
+        let limits = Limits { collective: LIMIT, ..Limits::default() };
+        [threads::group_within(3, limits), tcp_group_within(3, LIMIT)]
+    };
+    for absent in [0, 1] {
+        for group in groups() {
+            let process = fault::this_process();
+            let errors = on_ranks(group, |comm| {
+                comm.barrier("first").unwrap();
+                if comm.rank() == absent {
+                    let begin = Instant::now();
+                    // It lives, and computes for ever.
+                    while begin.elapsed() < LIMIT * 3 {
+                        thread::sleep(LIMIT / 10);
+                    }
+                }
+                comm.all_reduce("loss", Reduce::Sum, tensor(DType::F32, &[0; 4])).and_then(Pending::wait).err()
+            });
+            let waiting = if absent == 0 { "ranks 1, 2" } else { "ranks 0, 2" };
+            for error in errors {
+                let error = error.expect("the deadline is over");
+                assert!(matches!(error, Error::Ranks { fault: RankFault::Late, .. }));
+                assert_eq!(
+                    error.to_string(),
+                    format!(
+                        "rank {absent} ({process}) did not come to all_reduce `loss`, collective 2 \
+                         (its last was barrier `first`, collective 1) within 800ms; {waiting} wait there"
+                    )
+                );
+            }
+        }
+    }
+    for group in groups() {
+        on_ranks(group, |comm| {
+            let begin = Instant::now();
+            while comm.rank() == 1 && begin.elapsed() < LIMIT * 3 {
+                report_progress();
+                thread::sleep(LIMIT / 20);
+            }
+            comm.barrier("after long work").unwrap();
+        });
+    }
+}
+
+#[test]
+fn different_collectives_of_gpus_are_named_before_anything_waits_for_them() {
+    let call = |elements| Call { op: Op::AllGather, name: "layers.3".into(), dtype: Some(DType::BF16), elements };
+    for group in [threads::group(3), tcp_group(3)] {
+        let errors = on_ranks(group, |comm| {
+            comm.history.note(&call(512));
+            comm.compare_calls_so_far("step 1").unwrap();
+            comm.compare_calls_so_far("step 2").unwrap();
+            comm.history.note(&call(if comm.rank() == 1 { 256 } else { 512 }));
+            comm.history.note(&call(512));
+            comm.compare_calls_so_far("step 3").unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(
+                error.starts_with("ranks disagree: in step 3, rank 1 has started 2 collectives, the last all_gather")
+            );
+            assert!(error.contains(" of its GPU, and rank 0 2 collectives, the last all_gather `layers.3`"), "{error}");
+        }
+    }
 }

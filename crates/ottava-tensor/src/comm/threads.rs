@@ -2,9 +2,10 @@
 
 use super::Comm;
 use super::call::Call;
-use super::fault::this_process;
+use super::fault::{Fault, this_process};
 use super::hub::{Hub, Observer, Reply};
-use super::link::Link;
+use super::limits::Limits;
+use super::link::{Link, Reporter};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -25,11 +26,25 @@ impl Link for Local {
     fn observe(&self, observer: Observer) {
         self.hub.observe_any(observer);
     }
+
+    fn reporter(&self) -> Arc<dyn Reporter> {
+        self.hub.clone()
+    }
+}
+
+impl Reporter for Hub {
+    fn stop(&self) {
+        Hub::stop(self);
+    }
+
+    fn fail(&self, fault: Fault) {
+        Hub::fail(self, fault);
+    }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.hub.lose(self.rank, None);
+        self.hub.lose(self.rank, None, None);
     }
 }
 
@@ -53,6 +68,12 @@ impl Drop for Local {
 /// # Ok::<(), ottava_tensor::Error>(())
 /// ```
 pub fn group(size: usize) -> Vec<Comm> {
-    let hub = Arc::new(Hub::new(vec![this_process(); size]));
-    (0..size).map(|rank| Comm::new(rank, size, Box::new(Local { hub: hub.clone(), rank }))).collect()
+    group_within(size, Limits::default())
+}
+
+/// [`group`] with these limits. All ranks report progress as one, since they are one process.
+pub fn group_within(size: usize, limits: Limits) -> Vec<Comm> {
+    let hub = Arc::new(Hub::new(vec![this_process(); size], size));
+    hub.enforce(limits.collective);
+    (0..size).map(|rank| Comm::new(rank, size, Box::new(Local { hub: hub.clone(), rank }), limits)).collect()
 }

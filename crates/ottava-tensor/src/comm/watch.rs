@@ -1,61 +1,109 @@
-//! Ends this process when its group fails while it waits for a GPU.
+//! Ends this process when its group fails and its main thread does not notice.
 //!
 //! NCCL's kernels wait for ever for a rank that has ended, and the thread that synchronises with them never returns. So a thread
 //! watches the group's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and
-//! drops its communicator; then it reports the fault itself and ends the process.
+//! drops its communicator; then it reports the fault itself and ends the process. It also fails the group when a GPU does not end its work
+//! within [`Limits::collective`](super::Limits::collective).
 
-use super::fault::Fault;
+use super::fault::{Fault, this_process};
 use super::history::History;
 use super::link::Link;
+use crate::cuda::CudaDevice;
 use crate::error::Error;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long the main thread has to report a fault itself.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
+/// How often the thread looks for how long the GPU has been waited for.
+const PAUSE: Duration = Duration::from_secs(1);
+
 enum Event {
     Fault(Fault),
+    Gpu(Arc<CudaDevice>),
     Disarm,
 }
 
 /// A running watch. Dropping it ends the watch.
 pub(super) struct Watch(Sender<Event>);
 
+/// What a watch does.
+pub(super) struct Orders {
+    /// This rank.
+    pub rank: usize,
+    /// How long its GPU may take for its work.
+    pub limit: Duration,
+    /// How long the main thread has to notice a fault.
+    pub grace: Duration,
+    /// Told of the first fault at once.
+    pub notify: Box<dyn Fn() + Send>,
+    /// Ends the process with the first fault, if its main thread has not noticed it.
+    pub end: Box<dyn FnOnce(Error) + Send>,
+}
+
 impl Watch {
-    /// Watches the group of `link`, and calls `end` with the first fault unless disarmed within `grace`.
-    pub fn start(
-        link: &dyn Link,
-        history: Arc<History>,
-        grace: Duration,
-        end: impl FnOnce(Error) + Send + 'static,
-    ) -> io::Result<Watch> {
+    /// Watches the group of `link`.
+    pub fn start(link: &dyn Link, history: Arc<History>, orders: Orders) -> io::Result<Watch> {
         let (sender, events) = channel();
+        let reporter = link.reporter();
         thread::Builder::new().name("comm watch".into()).spawn(move || {
-            let Ok(Event::Fault(fault)) = events.recv() else { return };
-            let deadline = Instant::now() + grace;
+            let late = |waited: Duration| {
+                let (rank, process) = (orders.rank, this_process());
+                let after = history.recent().pop().map_or(String::new(), |last| format!(" after {last}"));
+                let waited = waited.as_secs();
+                reporter.fail(Fault::Late(format!("rank {rank} ({process}) has waited {waited}s for its GPU{after}")));
+            };
+            let Some(fault) = first_fault(&events, orders.limit, late) else { return };
+            (orders.notify)();
+            let deadline = Instant::now() + orders.grace;
             loop {
                 match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                    Ok(Event::Fault(_)) => {}
+                    Ok(Event::Fault(_) | Event::Gpu(_)) => {}
                     Ok(Event::Disarm) | Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => break,
                 }
             }
-            let during = history.last().map_or(String::new(), |last| format!(" after {last}"));
-            end(fault.error(&format!("work of the GPU{during}"), history.recent()));
+            let after = history.last().map_or(String::new(), |last| format!(" after {last}"));
+            (orders.end)(fault.error(&format!("the work{after}"), history.recent()));
         })?;
         let faults = sender.clone();
         link.observe(Box::new(move |fault| drop(faults.send(Event::Fault(fault.clone())))));
         Ok(Watch(sender))
     }
 
-    /// Ends the watch: no work of the GPU waits for other ranks any more.
-    pub fn disarm(&self) {
+    /// Also looks for how long the host waits for `device`.
+    pub fn add_gpu(&self, device: Arc<CudaDevice>) {
         // The thread has ended where the group failed.
+        let _ = self.0.send(Event::Gpu(device));
+    }
+
+    /// Ends the watch: no work waits for other ranks any more.
+    pub fn disarm(&self) {
         let _ = self.0.send(Event::Disarm);
+    }
+}
+
+/// The first fault; `None` when the watch ends. Calls `late` once a GPU has been waited for longer than `limit`.
+fn first_fault(events: &Receiver<Event>, limit: Duration, mut late: impl FnMut(Duration)) -> Option<Fault> {
+    let mut gpu: Option<Arc<CudaDevice>> = None;
+    let mut reported = false;
+    loop {
+        match events.recv_timeout(PAUSE) {
+            Ok(Event::Fault(fault)) => return Some(fault),
+            Ok(Event::Gpu(device)) => gpu = Some(device),
+            Ok(Event::Disarm) | Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => {
+                let waited = gpu.as_ref().and_then(|gpu| gpu.longest_wait()).filter(|&waited| waited > limit);
+                if let (Some(waited), false) = (waited, reported) {
+                    reported = true;
+                    late(waited);
+                }
+            }
+        }
     }
 }
 
@@ -84,7 +132,9 @@ mod tests {
     fn watched(comm: &Comm) -> (Watch, std::sync::mpsc::Receiver<String>) {
         let (ended, end) = channel();
         let end_with = move |error: Error| drop(ended.send(error.to_string()));
-        (Watch::start(&*comm.link, comm.history.clone(), SHORT, end_with).unwrap(), end)
+        let orders =
+            Orders { rank: comm.rank(), limit: SHORT, grace: SHORT, notify: Box::new(|| {}), end: Box::new(end_with) };
+        (Watch::start(&*comm.link, comm.history.clone(), orders).unwrap(), end)
     }
 
     #[test]
@@ -93,7 +143,7 @@ mod tests {
         let (watch, end) = watched(&first);
         drop(second);
         let message = end.recv_timeout(GRACE).unwrap();
-        assert!(message.starts_with("rank 1 (pid ") && message.ends_with("ended during work of the GPU"), "{message}");
+        assert!(message.starts_with("rank 1 (pid ") && message.ends_with("ended during the work"), "{message}");
         // A watch that begins after the fault sees it, too.
         let (late, end) = watched(&first);
         assert!(end.recv_timeout(GRACE).is_ok());
@@ -114,11 +164,12 @@ mod tests {
     #[ignore = "started by the tests below"]
     fn rank_process() {
         let Some(mut comm) = join_as_child() else { return };
-        comm.watch(5).unwrap();
+        comm.watch(5, || {}).unwrap();
         comm.barrier("first").unwrap();
         println!("joined");
         match std::env::var("OTTAVA_TEST_END").as_deref() {
             Ok("finish") => comm.finish().unwrap(),
+            Ok("late") if comm.rank() != 1 => panic!("{}", comm.barrier("second").unwrap_err()),
             _ => thread::sleep(Duration::from_secs(30)),
         }
         if comm.rank() == 0 {
@@ -143,11 +194,24 @@ mod tests {
                 let message = process.errors();
                 let expected = format!("error: rank {lost} (pid {pid} on host ");
                 assert!(message.contains(&expected), "rank {rank}: {message}");
-                assert!(
-                    message.contains(" ended during work of the GPU after barrier `first`, collective 1"),
-                    "{message}"
-                );
+                assert!(message.contains(" ended during the work after barrier `first`, collective 1"), "{message}");
             }
+        }
+    }
+
+    #[test]
+    fn a_process_that_never_comes_is_named_and_ends_too() {
+        for (rank, process) in Rank::group(CHILD, 3, &[("OTTAVA_TEST_END", "late")]).iter_mut().enumerate() {
+            // The test's own exit code where the main thread has the error, and that of the watch where it sleeps.
+            assert_eq!(process.0.wait().unwrap().code(), Some(if rank == 1 { 5 } else { 101 }), "rank {rank}");
+            let message = process.errors();
+            assert!(
+                message.contains(
+                    ") did not come to barrier `second`, collective 2 (its last was barrier `first`, collective 1)"
+                ),
+                "{message}"
+            );
+            assert!(message.contains(" within 3s; ranks 0, 2 wait there"), "{message}");
         }
     }
 

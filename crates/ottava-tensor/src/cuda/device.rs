@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 /// Loaded modules and their kernels.
 #[derive(Default)]
@@ -288,6 +289,11 @@ impl CudaDevice {
     /// Records an event in the compute stream, for timing.
     pub fn record(&self) -> Result<Event> {
         Event::record(self.context().ok_or_else(|| dry::unsupported("timing"))?)
+    }
+
+    /// How long a thread of the host has been waiting for this GPU, the longest; `None` if none waits.
+    pub(crate) fn longest_wait(&self) -> Option<Duration> {
+        self.context()?.longest_wait()
     }
 
     /// Waits for all enqueued work, and returns its error.

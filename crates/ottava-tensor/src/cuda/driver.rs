@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 /// A driver object: context, stream, event, module, function or graph.
 pub(super) type Handle = *mut c_void;
@@ -226,6 +227,8 @@ pub(super) struct Context {
     pub(super) sm_count: usize,
     /// Launches since the last synchronisation, for fault messages.
     launches: Mutex<VecDeque<&'static str>>,
+    /// When threads of the host that wait for the GPU began to.
+    waits: Mutex<Vec<Instant>>,
     /// The first fault of the device; later errors only say that the context is lost.
     fault: OnceLock<String>,
     /// Held while products are timed and while attention is planned.
@@ -269,6 +272,7 @@ impl Context {
             capability: (attribute(ATTRIBUTE_CAPABILITY_MAJOR)?, attribute(ATTRIBUTE_CAPABILITY_MINOR)?),
             sm_count: attribute(ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
             launches: Mutex::default(),
+            waits: Mutex::default(),
             fault: OnceLock::new(),
             timing: Mutex::default(),
         };
@@ -350,11 +354,28 @@ impl Context {
         lock(&self.timing)
     }
 
+    /// How long a thread of the host has been waiting for the GPU, the longest; `None` if none waits.
+    pub(super) fn longest_wait(&self) -> Option<Duration> {
+        lock(&self.waits).iter().min().map(Instant::elapsed)
+    }
+
+    /// Runs a call of the driver that may wait for the GPU.
+    fn waiting<T>(&self, call: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        lock(&self.waits).push(began);
+        let done = call();
+        let mut waits = lock(&self.waits);
+        let at = waits.iter().position(|&wait| wait == began).expect("pushed above");
+        waits.swap_remove(at);
+        done
+    }
+
     /// Waits for the compute stream.
     pub(super) fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
-        self.check(unsafe { (self.api.stream_synchronize)(self.stream()) }, "cuStreamSynchronize")?;
+        let status = self.waiting(|| unsafe { (self.api.stream_synchronize)(self.stream()) });
+        self.check(status, "cuStreamSynchronize")?;
         lock(&self.launches).clear();
         Ok(())
     }
@@ -397,10 +418,8 @@ impl Context {
     pub(super) unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(
-            unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.handle(stream)) },
-            "cuMemcpyHtoDAsync",
-        )
+        let status = self.waiting(|| unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.handle(stream)) });
+        self.check(status, "cuMemcpyHtoDAsync")
     }
 
     /// Enqueues a copy to the host in a stream.
@@ -411,7 +430,8 @@ impl Context {
     pub(super) unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.handle(stream)) }, "cuMemcpyDtoHAsync")
+        let status = self.waiting(|| unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.handle(stream)) });
+        self.check(status, "cuMemcpyDtoHAsync")
     }
 
     /// Enqueues a copy within the device.

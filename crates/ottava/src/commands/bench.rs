@@ -2,7 +2,7 @@
 
 use super::bench_decode::Decode;
 use crate::output::print_json;
-use crate::ranks::{Job, RankArgs};
+use crate::ranks::{Job, RankArgs, Role};
 use clap::{Args, Subcommand};
 use ottava_lm::bench::{self, SweepCell, TrainBench, TrainRow};
 use ottava_lm::config::{DeviceChoice, formats};
@@ -421,7 +421,7 @@ impl Train {
     fn run(self) -> Result<()> {
         let (ranks, choice) = self.ranks.choose(self.device)?;
         let config = formats(&self.settings)?;
-        let Job { processes, local, comm } = crate::ranks::join(ranks, &config, None)?;
+        let Job { processes, local, comm } = Role::find(ranks)?.join(&config, None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
         let ranks = Rc::new(DataParallel::new(comm, &device)?);
         let bench = TrainBench {
@@ -490,7 +490,7 @@ impl Train {
 impl CommArgs {
     fn run(self) -> Result<()> {
         let (ranks, choice) = self.ranks.choose(self.device)?;
-        let Job { processes, local, comm } = crate::ranks::join(ranks, &formats(&[])?, None)?;
+        let Job { processes, local, comm } = Role::find(ranks)?.join(&formats(&[])?, None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
         let comm = match &device {
             Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,

@@ -11,6 +11,7 @@ use ottava_lm::evaluate::{Evaluation, evaluate};
 use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder};
+use ottava_lm::parallel::DataParallel;
 use ottava_lm::param::Resident;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
@@ -158,7 +159,15 @@ fn run(model: &mut Decoder, tokens: &Tokens, windows: Windows) -> Result<Evaluat
     let batches = tokens.batches(windows);
     let mut meter = Meter::new("evaluated", batches.tokens());
     let mut progress = |tokens| meter.at(tokens);
-    let evaluation = evaluate(model, batches, tokens.bytes, StepPrecision::Recipe, &mut Resident, &mut progress)?;
+    let evaluation = evaluate(
+        model,
+        batches,
+        tokens.bytes,
+        StepPrecision::Recipe,
+        &mut Resident,
+        &DataParallel::solo(),
+        &mut progress,
+    )?;
     meter.finish(evaluation.tokens);
     Ok(evaluation)
 }

@@ -2,15 +2,15 @@
 
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
-use crate::ranks::{Job, RankArgs};
+use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
 use ottava_lm::param::Description;
-use ottava_lm::trainer::{Start, Trainer};
+use ottava_lm::trainer::{RunLock, Start, Trainer};
 use ottava_lm::{Error, Result, interrupt};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Train a model as a configuration file says.
 #[derive(Args)]
@@ -18,6 +18,7 @@ use std::path::PathBuf;
   ottava train configs/quickstart.toml
   ottava train run.toml --set recipe=fp8-delayed --set training.max_steps=1000
   ottava train run.toml --resume
+  ottava train run.toml --resume=auto
   ottava train run.toml --gpus 2
   torchrun --no-python --nproc-per-node 2 ottava train run.toml
 
@@ -29,8 +30,9 @@ pub struct Train {
     /// Change a setting: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Go on after the newest complete checkpoint of the run, or after that in DIR.
-    #[arg(long, value_name = "DIR")]
+    /// Go on after the newest complete checkpoint of the run, or after that in DIR. `--resume=auto` does so if there is one, and starts a
+    /// new run otherwise.
+    #[arg(long, value_name = "DIR|auto")]
     resume: Option<Option<PathBuf>>,
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
@@ -50,15 +52,23 @@ impl Train {
         let start = match self.resume {
             None => Start::New,
             Some(None) => Start::Resume,
+            Some(Some(path)) if path == Path::new("auto") => Start::Auto,
             Some(Some(path)) => Start::ResumeFrom(path),
         };
-        warn_of_settings(&config);
-        stop_on_signals("stopping: a checkpoint is saved after this step")?;
+        stop_on_signals("stopping; a step in progress is completed and saved first")?;
+        let role = Role::find(ranks)?;
+        let lock = if role.leads() {
+            warn_of_settings(&config);
+            // Before others are started, which write their logs there.
+            Some(RunLock::take(&config.output_dir)?)
+        } else {
+            None
+        };
         // Before the device, so that a rank without its GPU is noticed by the others; `comm` is dropped before the wait for `processes`.
-        let Job { processes, local, comm } = crate::ranks::join(ranks, &config, Some(&config.output_dir))?;
+        let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
         let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.training.logging_steps);
-        let mut trainer = Trainer::shared(config.clone(), &device, &start, comm)?;
+        let mut trainer = Trainer::shared(config.clone(), &device, &start, comm, lock)?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
             counts(trainer.run.model.description()),
@@ -72,9 +82,6 @@ impl Train {
         });
         progress.finish();
         outcome?;
-        if !config.generation.prompts.is_empty() {
-            trainer.gather()?;
-        }
         if !trainer.leads() {
             return Ok(());
         }

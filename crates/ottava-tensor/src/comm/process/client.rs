@@ -2,14 +2,15 @@
 
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
-use super::rendezvous::{Rendezvous, introduce};
-use super::wire::{Hello, decode_fault, encode_call};
+use super::rendezvous::{Rendezvous, STOPPED, introduce};
+use super::server::NOTICE;
+use super::wire::{Hello, decode_fault, encode_call, encode_fault};
 use crate::comm::Comm;
 use crate::comm::call::Call;
 use crate::comm::combine::Bytes;
 use crate::comm::fault::Fault;
 use crate::comm::hub::{Observer, Reply};
-use crate::comm::link::Link;
+use crate::comm::link::{Link, Reporter};
 use crate::error::{Error, RankFault, Result};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -22,6 +23,9 @@ use std::{mem, slice};
 
 /// Time between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// Time between looks at requests to stop.
+const CHECK: Duration = Duration::from_millis(100);
 
 /// Longest time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -89,6 +93,19 @@ struct Client {
     connection: Connection,
 }
 
+impl Reporter for Mutex<Sender<Outgoing>> {
+    fn stop(&self) {
+        let queue = self.lock().unwrap_or_else(PoisonError::into_inner);
+        // After the end nobody sends it.
+        let _ = queue.send(Outgoing::new(Kind::Stop, Vec::new()));
+    }
+
+    fn fail(&self, fault: Fault) {
+        let queue = self.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = queue.send(Outgoing::new(Kind::Fault, encode_fault(&fault)));
+    }
+}
+
 impl Link for Client {
     fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         let (answer, reply) = channel();
@@ -102,6 +119,10 @@ impl Link for Client {
 
     fn observe(&self, observer: Observer) {
         self.open.observe(observer);
+    }
+
+    fn reporter(&self) -> Arc<dyn Reporter> {
+        Arc::new(Mutex::new(self.connection.queue()))
     }
 }
 
@@ -118,7 +139,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
     let (stream, process) = reach(rendezvous).map_err(failed)?;
     let open = Arc::new(Open::default());
     let (decided, decision) = channel();
-    let calls = open.clone();
+    let (calls, supervisor) = (open.clone(), rendezvous.supervisor.clone());
     let handle = move |event, _: &Sender<Outgoing>| {
         let fault = match event {
             Event::Message(Kind::Result, body) => match Fields(&body).number() {
@@ -132,6 +153,8 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
             Event::Message(Kind::Refused, body) => {
                 return drop(decided.send(Err(String::from_utf8_lossy(&body).into_owned())));
             }
+            Event::Message(Kind::Heartbeat, _) => return,
+            Event::Message(Kind::Stop, _) => return supervisor.request_stop(),
             Event::Message(Kind::Fault, body) => match decode_fault(&body) {
                 // It may overtake rank 0's decision, which comes in any case: a rank that was refused ends at once.
                 Some(fault) => return calls.fail(fault),
@@ -139,19 +162,39 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
             },
             Event::Message(..) => None,
             Event::Ended => Some(Fault::ended(0, &process)),
-            Event::Silent => Some(Fault::Lost { rank: 0, process: process.clone(), silent: Some(limits.silence) }),
+            Event::Silent => {
+                let silent = Some(limits.silence);
+                Some(Fault::Lost { rank: 0, process: process.clone(), silent, details: None })
+            }
         };
         let fault = fault.unwrap_or_else(|| Fault::Desync("rank 0 sent a message that this rank does not know".into()));
         // After the rendezvous nobody receives it.
         let _ = decided.send(Err(fault.error("the rendezvous", Vec::new()).to_string()));
         calls.fail(fault);
     };
-    let connection = Connection::open(stream, limits.silence, handle);
+    let connection = Connection::open(stream, limits, handle);
     let connection = connection.map_err(|e| failed(format!("rank {rank} cannot serve its connection: {e}")))?;
-    let decision = decision.recv_timeout(limits.join + GRACE);
-    let late = || Err(format!("rank 0 at {address} did not complete the group within {:?}", limits.join + GRACE));
-    decision.unwrap_or_else(|_| late()).map_err(failed)?;
-    Ok(Comm::new(rank, size, Box::new(Client { open, connection })))
+    let deadline = Instant::now() + limits.join + GRACE;
+    let decision = loop {
+        if rendezvous.supervisor.stop_requested() {
+            connection.send(Outgoing::new(Kind::Stop, Vec::new()));
+            finish(slice::from_ref(&connection));
+            break Err(STOPPED.into());
+        }
+        if let Err(problem) = rendezvous.supervisor.check() {
+            break Err(problem);
+        }
+        match decision.recv_timeout(CHECK) {
+            Ok(decision) => break decision,
+            Err(_) if Instant::now() < deadline => {}
+            Err(_) => {
+                let limit = limits.join + GRACE;
+                break Err(format!("rank 0 at {address} did not complete the group within {limit:?}"));
+            }
+        }
+    };
+    decision.map_err(failed)?;
+    Ok(Comm::new(rank, size, Box::new(Client { open, connection }), limits))
 }
 
 /// A connection to rank 0 that both sides have proved, and rank 0's process. Tries again while rank 0 does not listen yet.
@@ -159,11 +202,20 @@ fn reach(rendezvous: &Rendezvous) -> Result<(TcpStream, String), String> {
     let address = &rendezvous.address;
     let deadline = Instant::now() + rendezvous.limits.join;
     let hello = rendezvous.hello();
+    let mut notice = Instant::now() + NOTICE;
     loop {
         let error = match attempt(rendezvous, &hello, deadline) {
             Ok(joined) => return Ok(joined),
             Err(error) => error,
         };
+        if rendezvous.supervisor.stop_requested() {
+            return Err(STOPPED.into());
+        }
+        rendezvous.supervisor.check()?;
+        if Instant::now() >= notice {
+            notice += NOTICE;
+            tracing::info!("rank {} waits for rank 0, which does not answer at {address}: {error}", rendezvous.rank);
+        }
         match error.kind() {
             ErrorKind::PermissionDenied => {
                 return Err(format!("rank 0 at {address} has another secret than rank {}", rendezvous.rank));

@@ -1,6 +1,8 @@
 //! A connection between two known ranks: one thread reads, another writes, and sends heartbeats while there is nothing else to send.
 
 use super::frame::{self, Kind, LIMIT};
+use crate::comm::limits::Limits;
+use crate::comm::progress::reports;
 use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
@@ -9,12 +11,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
-
-/// Heartbeats per silence limit.
-const HEARTBEATS: u32 = 4;
-
-/// Longest time between heartbeats.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a rank that leaves waits until the others have read its last messages.
 const LINGER: Duration = Duration::from_secs(2);
@@ -38,7 +34,7 @@ impl Outgoing {
 
 /// What the reader tells of the other rank.
 pub(super) enum Event {
-    /// It sent a message.
+    /// It sent a message, such as a heartbeat with its reports of progress.
     Message(Kind, Vec<u8>),
     /// It ended. The last event.
     Ended,
@@ -56,22 +52,20 @@ pub(super) struct Connection {
 impl Connection {
     /// Starts the threads over a connected stream. `handle` gets each event and the queue for answers.
     ///
-    /// The other rank counts as lost when nothing came from it for `silence`; this rank sends four heartbeats in that time.
+    /// The other rank counts as lost when nothing came from it for [`Limits::silence`]; this rank sends four heartbeats in that time.
     pub fn open(
         stream: TcpStream,
-        silence: Duration,
+        limits: Limits,
         mut handle: impl FnMut(Event, &Sender<Outgoing>) + Send + 'static,
     ) -> io::Result<Connection> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(silence))?;
-        stream.set_write_timeout(Some(silence))?;
+        stream.set_read_timeout(Some(limits.silence))?;
+        stream.set_write_timeout(Some(limits.silence))?;
         let (queue, outgoing) = channel();
-        let interval = (silence / HEARTBEATS).min(LONGEST_INTERVAL);
         let (mut input, output, answers) = (stream.try_clone()?, stream.try_clone()?, queue.clone());
         let reader = thread::Builder::new().name("comm reader".into()).spawn(move || {
             let last = loop {
                 match frame::read(&mut input, LIMIT) {
-                    Ok((Kind::Heartbeat, _)) => {}
                     Ok((Kind::Bye, _)) => break Event::Ended,
                     Ok((kind, body)) => handle(Event::Message(kind, body), &answers),
                     Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break Event::Silent,
@@ -84,7 +78,7 @@ impl Connection {
         })?;
         let writer = thread::Builder::new().name("comm writer".into()).spawn(move || {
             // The reader notices what a failed write means.
-            let _ = write_all(output, &outgoing, interval);
+            let _ = write_all(output, &outgoing, limits.heartbeat());
         })?;
         Ok(Connection { stream, queue, threads: vec![reader, writer] })
     }
@@ -105,7 +99,7 @@ fn write_all(mut stream: TcpStream, outgoing: &Receiver<Outgoing>, interval: Dur
     loop {
         let message = match outgoing.recv_timeout(interval) {
             Ok(message) => message,
-            Err(RecvTimeoutError::Timeout) => Outgoing::new(Kind::Heartbeat, Vec::new()),
+            Err(RecvTimeoutError::Timeout) => Outgoing::new(Kind::Heartbeat, reports().to_le_bytes().to_vec()),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
         let data = message.data.as_ref().map_or(&[][..], |(all, range)| &all[range.clone()]);

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 /// Starts each header, with the version of this protocol at its end.
-const MAGIC: [u8; 7] = *b"OTVCMM\x01";
+const MAGIC: [u8; 7] = *b"OTVCMM\x02";
 
 /// Bytes of a header: magic, kind, length of the body.
 const HEADER: usize = MAGIC.len() + 1 + 8;
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Welcome,
     /// The group does not form; the body says why.
     Refused,
-    /// The sender is alive.
+    /// The sender is alive; the body counts its reports of progress.
     Heartbeat,
     /// A collective of the sender.
     Call,
@@ -40,11 +40,13 @@ pub(super) enum Kind {
     Result,
     /// The group has failed.
     Fault,
+    /// A rank was asked to stop.
+    Stop,
     /// The sender ends; its last message.
     Bye,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind::Challenge,
     Kind::Hello,
     Kind::Accepted,
@@ -55,6 +57,7 @@ const KINDS: [Kind; 11] = [
     Kind::Call,
     Kind::Result,
     Kind::Fault,
+    Kind::Stop,
     Kind::Bye,
 ];
 

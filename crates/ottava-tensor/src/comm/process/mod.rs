@@ -15,7 +15,7 @@ pub(super) mod tests;
 pub(super) mod wire;
 
 pub use auth::random_bytes;
-pub use rendezvous::{Limits, Rendezvous};
+pub use rendezvous::{Rendezvous, Supervisor, Unsupervised};
 
 use super::Comm;
 use crate::error::{Error, Result};

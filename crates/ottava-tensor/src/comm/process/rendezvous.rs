@@ -4,8 +4,10 @@ use super::auth::{PROOF, equal, hmac, random_bytes};
 use super::frame::{self, HANDSHAKE_LIMIT, Kind};
 use super::wire::Hello;
 use crate::comm::fault::this_process;
+use crate::comm::limits::Limits;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a process needs to join its group. All but `rank` is the same on all ranks.
@@ -22,23 +24,39 @@ pub struct Rendezvous {
     pub identity: Vec<(String, String)>,
     /// How long ranks wait for each other.
     pub limits: Limits,
+    /// What the program that starts the group knows of it.
+    pub supervisor: Arc<dyn Supervisor>,
 }
 
-/// How long ranks wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Until all ranks have joined.
-    pub join: Duration,
-    /// Until a rank that sends nothing counts as lost. Ranks send four heartbeats in that time, or more, whatever they compute.
-    pub silence: Duration,
-}
+/// What the program that a rank runs in knows of its job.
+pub trait Supervisor: Send + Sync {
+    /// Asked several times a second until all ranks have joined; an error, a sentence, ends the rendezvous of this rank.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
 
-impl Default for Limits {
-    /// 300 s to join, 60 s of silence.
-    fn default() -> Limits {
-        Limits { join: Duration::from_secs(300), silence: Duration::from_secs(60) }
+    /// Whether this process was asked to stop. Asked until all ranks have joined; a stop ends the rendezvous of all ranks.
+    fn stop_requested(&self) -> bool {
+        false
+    }
+
+    /// Told when another rank was asked to stop, from any thread.
+    fn request_stop(&self) {}
+
+    /// Asked by rank 0 when another rank is lost: what is known of its end, as "it was killed by signal 9, and its log is rank-1.log".
+    fn describe_end(&self, rank: usize) -> Option<String> {
+        let _ = rank;
+        None
     }
 }
+
+/// Knows nothing.
+pub struct Unsupervised;
+
+impl Supervisor for Unsupervised {}
+
+/// Why a rendezvous ends when a rank was asked to stop.
+pub(super) const STOPPED: &str = "stopped by a signal before all ranks had joined";
 
 impl Rendezvous {
     pub(super) fn hello(&self) -> Hello {

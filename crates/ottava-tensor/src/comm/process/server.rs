@@ -1,13 +1,14 @@
 //! Rank 0: gathers the other ranks, then feeds their calls to the hub.
 
 use super::connection::{Connection, Event, Outgoing, finish};
-use super::frame::Kind;
-use super::rendezvous::{Rendezvous, accept};
-use super::wire::{Hello, decode_call, encode_fault};
+use super::frame::{Fields, Kind};
+use super::rendezvous::{Rendezvous, STOPPED, accept};
+use super::wire::{Hello, decode_call, decode_fault, encode_fault};
 use crate::comm::Comm;
 use crate::comm::call::Call;
+use crate::comm::fault::{Fault, list_ranks};
 use crate::comm::hub::{Hub, Observer, Reply};
-use crate::comm::link::Link;
+use crate::comm::link::{Link, Reporter};
 use crate::comm::threads::Local;
 use crate::error::{Error, RankFault, Result};
 use std::collections::BTreeMap;
@@ -27,6 +28,9 @@ const STRANGERS: usize = 64;
 /// How long rank 0 waits for further ranks when the group cannot form, so that they hear why.
 const LATECOMERS: Duration = Duration::from_secs(1);
 
+/// How often rank 0 tells who is missing.
+pub(super) const NOTICE: Duration = Duration::from_secs(10);
+
 /// How often rank 0 looks for connections.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -44,11 +48,15 @@ impl Link for Server {
     fn observe(&self, observer: Observer) {
         self.local.observe(observer);
     }
+
+    fn reporter(&self) -> Arc<dyn Reporter> {
+        self.local.reporter()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.local.hub.lose(self.local.rank, None);
+        self.local.hub.lose(self.local.rank, None, None);
         finish(&self.connections);
     }
 }
@@ -68,7 +76,9 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<C
     let own = rendezvous.hello();
     let mut processes = vec!["not joined".to_string(); rendezvous.size];
     processes[0] = own.process.clone();
-    let hub = Arc::new(Hub::new(processes));
+    let hub = Arc::new(Hub::new(processes, 1));
+    let supervisor = rendezvous.supervisor.clone();
+    hub.observe_stop(Box::new(move || supervisor.request_stop()));
     let hellos = BTreeMap::from([(0, own)]);
     let mut gathering = Gathering { rendezvous, hub: hub.clone(), hellos, connections: Vec::new(), denied: 0 };
     let result = gathering.gather(listener);
@@ -81,7 +91,10 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<C
     }
     let server = Server { local: Local { hub, rank: 0 }, connections: gathering.connections };
     match result {
-        Ok(()) => Ok(Comm::new(0, rendezvous.size, Box::new(server))),
+        Ok(()) => {
+            server.local.hub.enforce(rendezvous.limits.collective);
+            Ok(Comm::new(0, rendezvous.size, Box::new(server), rendezvous.limits))
+        }
         Err(message) => Err(Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() }),
     }
 }
@@ -89,13 +102,18 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<C
 impl Gathering<'_> {
     /// Returns when all ranks have joined; the error says why they do not form a group.
     fn gather(&mut self, listener: &TcpListener) -> Result<(), String> {
-        let Rendezvous { size, limits, ref secret, .. } = *self.rendezvous;
+        let Rendezvous { size, limits, ref secret, ref supervisor, .. } = *self.rendezvous;
         let mut deadline = Instant::now() + limits.join;
         let (arrived, arrivals) = channel();
         let secret: Arc<[u8]> = secret.as_slice().into();
         let (mut unproven, mut problem) = (0, None);
         listener.set_nonblocking(true).map_err(|e| format!("rank 0 cannot listen: {e}"))?;
+        let mut notice = Instant::now() + NOTICE;
         while self.hellos.len() < size && Instant::now() < deadline {
+            if Instant::now() >= notice {
+                notice += NOTICE;
+                self.tell_who_is_missing(listener);
+            }
             if let Ok((stream, _)) = listener.accept() {
                 if unproven < size + STRANGERS && check_soon(stream, secret.clone(), deadline, arrived.clone()) {
                     unproven += 1;
@@ -115,16 +133,29 @@ impl Gathering<'_> {
                 Err(_) => None,
             };
             if problem.is_none() {
-                problem = found.or_else(|| self.lost());
+                problem = self.stopped().or(found).or_else(|| self.lost()).or_else(|| supervisor.check().err());
                 if problem.is_some() {
                     deadline = deadline.min(Instant::now() + LATECOMERS);
                 }
             }
         }
-        match problem.or_else(|| self.lost()).or_else(|| (self.hellos.len() < size).then(|| self.missing())) {
+        let absent = || {
+            let (missing, denied) = self.missing();
+            let (address, limit) = (&self.rendezvous.address, limits.join);
+            (self.hellos.len() < size).then(|| format!("{missing} did not join at {address} within {limit:?}{denied}"))
+        };
+        match problem.or_else(|| self.lost()).or_else(absent) {
             Some(problem) => Err(problem),
             None => difference(&self.hellos).map_or(Ok(()), Err),
         }
+    }
+
+    /// Whether a rank was asked to stop, in words. Passes the request on to all.
+    fn stopped(&self) -> Option<String> {
+        self.rendezvous.supervisor.stop_requested().then(|| {
+            self.hub.stop();
+            STOPPED.into()
+        })
     }
 
     /// The rank that was lost since it joined, in words.
@@ -132,33 +163,48 @@ impl Gathering<'_> {
         self.hub.fault().map(|fault| fault.error("the rendezvous", Vec::new()).to_string())
     }
 
-    fn missing(&self) -> String {
-        let Rendezvous { size, limits, ref address, .. } = *self.rendezvous;
-        let missing: Vec<_> = (0..size).filter(|rank| !self.hellos.contains_key(rank)).collect();
+    /// The ranks that have not joined, and why connections were refused.
+    fn missing(&self) -> (String, String) {
+        let missing: Vec<_> = (0..self.rendezvous.size).filter(|rank| !self.hellos.contains_key(rank)).collect();
         let denied = match self.denied {
             0 => String::new(),
             denied => format!("; {denied} connections had another secret"),
         };
-        format!("{} did not join at {address} within {:?}{denied}", ranks(&missing), limits.join)
+        (list_ranks(&missing), denied)
+    }
+
+    fn tell_who_is_missing(&self, listener: &TcpListener) {
+        let (missing, denied) = self.missing();
+        let (local, reach) = match listener.local_addr() {
+            Ok(local) if local.ip().is_loopback() => (local.to_string(), ", which other machines cannot reach"),
+            Ok(local) => (local.to_string(), ""),
+            Err(_) => (self.rendezvous.address.clone(), ""),
+        };
+        tracing::info!("rank 0 listens at {local}{reach}, and waits for {missing}{denied}");
     }
 
     /// Adds a process that has proved the secret. The error is why it does not belong to the group; it will be told, too.
     fn add(&mut self, hello: Hello, stream: TcpStream) -> Result<(), String> {
-        let (rank, silence) = (hello.rank, self.rendezvous.limits.silence);
+        let (rank, limits) = (hello.rank, self.rendezvous.limits);
         let failed = |e: io::Error| format!("rank 0 cannot serve rank {rank}: {e}");
         if let Some(problem) = self.misfit(&hello) {
-            self.connections.push(Connection::open(stream, silence, |_, _| {}).map_err(failed)?);
+            self.connections.push(Connection::open(stream, limits, |_, _| {}).map_err(failed)?);
             return Err(problem);
         }
         self.hub.introduce(rank, hello.process.clone());
-        let hub = self.hub.clone();
+        let (hub, supervisor) = (self.hub.clone(), self.rendezvous.supervisor.clone());
         let handle = move |event, queue: &Sender<Outgoing>| match event {
-            Event::Ended => hub.lose(rank, None),
-            Event::Silent => hub.lose(rank, Some(silence)),
-            Event::Message(Kind::Call, body) => submit(&hub, rank, &body, queue),
-            Event::Message(kind, _) => hub.disagree(format!("rank {rank} sent {kind:?}, which only rank 0 sends")),
+            Event::Ended => hub.lose(rank, None, supervisor.describe_end(rank)),
+            Event::Silent => hub.lose(rank, Some(limits.silence), supervisor.describe_end(rank)),
+            Event::Message(kind, body) => {
+                if receive(&hub, rank, kind, &body, queue).is_none() {
+                    hub.fail(Fault::Desync(format!("rank {rank} sent {kind:?}, which rank 0 does not understand")));
+                }
+            }
         };
-        let connection = Connection::open(stream, silence, handle).map_err(failed)?;
+        let connection = Connection::open(stream, limits, handle).map_err(failed)?;
+        let stops = connection.queue();
+        self.hub.observe_stop(Box::new(move || drop(stops.send(Outgoing::new(Kind::Stop, Vec::new())))));
         let faults = connection.queue();
         self.hub.observe(Box::new(move |fault| drop(faults.send(Outgoing::new(Kind::Fault, encode_fault(fault))))));
         self.connections.push(connection);
@@ -193,26 +239,28 @@ fn check_soon(
     thread::Builder::new().name("comm handshake".into()).spawn(check).is_ok()
 }
 
-/// Passes a call to the hub, whose answer is sent back. A fault is sent to all ranks by the observers.
-fn submit(hub: &Hub, rank: usize, body: &[u8], queue: &Sender<Outgoing>) {
-    let Some((number, call, bytes)) = decode_call(body) else {
-        return hub.disagree(format!("rank {rank} sent a call that rank 0 does not know"));
-    };
-    let queue = queue.clone();
-    let answer = move |reply: Reply| {
-        if let Ok(bytes) = reply {
-            let data = Some((bytes.all, bytes.range));
-            // If the rank is gone, its reader has said so.
-            let _ = queue.send(Outgoing { kind: Kind::Result, head: number.to_le_bytes().to_vec(), data });
+/// Passes a message of `rank` to the hub; `None` for one that only rank 0 sends, or with another content.
+fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgoing>) -> Option<()> {
+    match kind {
+        Kind::Heartbeat => hub.progress(rank, Fields(body).number()?),
+        Kind::Stop => hub.stop(),
+        Kind::Fault => hub.fail(decode_fault(body)?),
+        Kind::Call => {
+            let (number, call, bytes) = decode_call(body)?;
+            let queue = queue.clone();
+            // A fault is sent to all ranks by the observers.
+            let answer = move |reply: Reply| {
+                if let Ok(bytes) = reply {
+                    let data = Some((bytes.all, bytes.range));
+                    // If the rank is gone, its reader has said so.
+                    let _ = queue.send(Outgoing { kind: Kind::Result, head: number.to_le_bytes().to_vec(), data });
+                }
+            };
+            hub.submit(rank, number, call, bytes, Box::new(answer));
         }
-    };
-    hub.submit(rank, number, call, bytes, Box::new(answer));
-}
-
-/// "rank 1" or "ranks 1, 3".
-fn ranks(ranks: &[usize]) -> String {
-    let list: Vec<_> = ranks.iter().map(usize::to_string).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, list.join(", "))
+        _ => return None,
+    }
+    Some(())
 }
 
 /// The first entry of the identities that differs, with its values by rank.
@@ -230,7 +278,7 @@ fn difference(hellos: &BTreeMap<usize, Hello>) -> Option<String> {
         }
         let sides = by_value.iter().map(|(values, with_value)| {
             let values = if values.is_empty() { "missing".into() } else { format!("`{}`", values.join("`, `")) };
-            format!("{values} on {}", ranks(with_value))
+            format!("{values} on {}", list_ranks(with_value))
         });
         let sides: Vec<_> = sides.collect();
         (sides.len() > 1).then(|| format!("ranks do not run the same job: {name} is {}", sides.join(" and ")))

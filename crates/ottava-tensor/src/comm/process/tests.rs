@@ -1,18 +1,23 @@
 //! Rendezvous and faults of TCP ranks: strangers, wrong secrets, missing, dead and stopped ranks.
 
 use super::*;
+use crate::comm::Limits;
 use crate::comm::tests::on_ranks;
 use crate::error::RankFault;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
 fn rendezvous(rank: usize, size: usize, address: &str) -> Rendezvous {
-    let limits = Limits { join: Duration::from_secs(20), silence: Duration::from_secs(5) };
+    let [join, silence, collective] = [20, 5, 60].map(Duration::from_secs);
+    let limits = Limits { join, silence, collective };
     let identity = vec![("config".into(), "aa".into()), ("program".into(), "11".into())];
-    Rendezvous { rank, size, address: address.into(), secret: b"secret".to_vec(), identity, limits }
+    let supervisor = Arc::new(Unsupervised);
+    Rendezvous { rank, size, address: address.into(), secret: b"secret".to_vec(), identity, limits, supervisor }
 }
 
 fn listener() -> (TcpListener, String) {
@@ -37,6 +42,13 @@ fn join_changed(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous)
         let ranks: Vec<_> = ranks.collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// A group whose ranks are connected by TCP, for threads of this process; its collectives have a deadline.
+pub(in crate::comm) fn tcp_group_within(size: usize, collective: Duration) -> Vec<Comm> {
+    let ranks: Vec<_> = (0..size).collect();
+    let group = join_changed(size, &ranks, |r| r.limits.collective = collective);
+    group.into_iter().map(|(_, comm)| comm.unwrap()).collect()
 }
 
 /// A group whose ranks are connected by TCP, for threads of this process.
@@ -129,6 +141,95 @@ fn a_fault_that_overtakes_the_refusal_does_not_hide_it() {
     assert_eq!(message, "the reason");
 }
 
+/// A program that was asked to stop, or hears that another was.
+#[derive(Default)]
+struct Stopped(AtomicBool);
+
+impl Supervisor for Stopped {
+    fn stop_requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn request_stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_request_to_stop_reaches_all_ranks() {
+    for asked in 0..3 {
+        let programs: Vec<_> = (0..3).map(|_| Arc::<Stopped>::default()).collect();
+        let group = join_changed(3, &[0, 1, 2], |r| r.supervisor = programs[r.rank].clone());
+        let group: Vec<_> = group.into_iter().map(|(_, comm)| comm.unwrap()).collect();
+        assert!(programs.iter().all(|program| !program.stop_requested()));
+        let stopper = group[asked].stopper();
+        stopper.request();
+        let begin = Instant::now();
+        while !programs.iter().all(|program| program.stop_requested()) {
+            assert!(begin.elapsed() < Duration::from_secs(10), "rank {asked} was asked");
+            thread::sleep(Duration::from_millis(5));
+        }
+        on_ranks(group, |comm| comm.finish().unwrap());
+        stopper.request();
+    }
+}
+
+#[test]
+fn a_request_to_stop_ends_a_rendezvous_on_all_ranks() {
+    // Rank 3 never comes.
+    for asked in 0..3 {
+        let programs: Vec<_> = (0..3).map(|_| Arc::<Stopped>::default()).collect();
+        let begin = Instant::now();
+        let messages = refusals(4, &[0, 1, 2], |r| {
+            r.supervisor = programs[r.rank].clone();
+            if r.rank == asked {
+                let program = programs[asked].clone();
+                thread::spawn(move || {
+                    thread::sleep(Duration::from_millis(300));
+                    program.request_stop();
+                });
+            }
+        });
+        assert_eq!(messages, [rendezvous::STOPPED; 3], "rank {asked} was asked");
+        assert!(programs.iter().all(|program| program.stop_requested()));
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+}
+
+/// Knows how rank 1 ended, or that it never came.
+struct Witness(bool);
+
+impl Supervisor for Witness {
+    fn check(&self) -> Result<(), String> {
+        if self.0 { Err("rank 1 was killed by signal 9 before it joined".into()) } else { Ok(()) }
+    }
+
+    fn describe_end(&self, rank: usize) -> Option<String> {
+        Some(format!("rank {rank} was killed by signal 9"))
+    }
+}
+
+#[test]
+fn what_rank_0_knows_of_an_end_is_told_to_all() {
+    let group = join_changed(3, &[0, 1, 2], |r| r.supervisor = Arc::new(Witness(false)));
+    let messages = on_ranks(group.into_iter().map(|(_, comm)| comm.unwrap()).collect(), |comm| {
+        (comm.rank() != 1).then(|| comm.barrier("last").unwrap_err().to_string())
+    });
+    for message in messages.into_iter().flatten() {
+        assert!(
+            message.ends_with("ended during barrier `last`, collective 1; rank 1 was killed by signal 9"),
+            "{message}"
+        );
+    }
+    // A rank that ends before it joins is not waited for.
+    let messages = refusals(3, &[0, 2], |r| {
+        if r.rank == 0 {
+            r.supervisor = Arc::new(Witness(true));
+        }
+    });
+    assert_eq!(messages, ["rank 1 was killed by signal 9 before it joined"; 2]);
+}
+
 #[test]
 fn another_secret_is_refused() {
     let messages = refusals(2, &[0, 1], |r| {
@@ -148,7 +249,7 @@ fn another_secret_is_refused() {
 fn strangers_do_not_disturb_the_group() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x01\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
+    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x02\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
     let noisy = bodies.iter().map(|body| {
         let mut stream = TcpStream::connect(&address).unwrap();
         // Rank 0 may hang up before it has read everything.
@@ -175,14 +276,14 @@ fn strangers_do_not_disturb_the_group() {
 
 #[test]
 fn garbage_is_no_message() {
-    let header = |length: u64| [&b"OTVCMM\x01\x07"[..], &length.to_le_bytes()].concat();
+    let header = |length: u64| [&b"OTVCMM\x02\x07"[..], &length.to_le_bytes()].concat();
     let read = |bytes: &[u8]| frame::read(&mut &bytes[..], 100).map_err(|e| e.kind());
     use std::io::ErrorKind::{InvalidData, UnexpectedEof};
     assert_eq!(read(&[header(1), vec![5]].concat()), Ok((frame::Kind::Call, vec![5])));
     assert_eq!(read(&header(101)), Err(InvalidData));
     assert_eq!(read(&header(5)), Err(UnexpectedEof));
     assert_eq!(read(&[0; 16]), Err(InvalidData));
-    assert_eq!(read(&[&b"OTVCMM\x01\x63"[..], &[0; 8]].concat()), Err(InvalidData));
+    assert_eq!(read(&[&b"OTVCMM\x02\x63"[..], &[0; 8]].concat()), Err(InvalidData));
     // Cut or changed bodies are rejected or decoded, without a panic.
     let call = wire::encode_call(3, &crate::comm::call::Call::control(crate::comm::call::Op::Barrier, "x"));
     for end in 0..call.len() {
@@ -210,6 +311,7 @@ pub(in crate::comm) fn join_as_child() -> Option<Comm> {
         (number("OTTAVA_TEST_RANK")?, number("OTTAVA_TEST_SIZE")?, env::var("OTTAVA_TEST_ADDRESS").ok()?);
     let mut rendezvous = rendezvous(rank, size, &address);
     rendezvous.limits.silence = Duration::from_secs(2);
+    rendezvous.limits.collective = Duration::from_secs(3);
     let comm = match rank {
         0 => {
             let (listener, address) = listener();

@@ -110,11 +110,16 @@ pub(super) fn encode_fault(fault: &Fault) -> Vec<u8> {
             body.push(0);
             put_text(&mut body, message);
         }
-        Fault::Lost { rank, process, silent } => {
+        Fault::Lost { rank, process, silent, details } => {
             body.push(if silent.is_some() { 2 } else { 1 });
             body.extend((*rank as u64).to_le_bytes());
             body.extend((silent.unwrap_or_default().as_millis() as u64).to_le_bytes());
             put_text(&mut body, process);
+            put_text(&mut body, details.as_deref().unwrap_or_default());
+        }
+        Fault::Late(message) => {
+            body.push(3);
+            put_text(&mut body, message);
         }
     }
     body
@@ -126,8 +131,10 @@ pub(super) fn decode_fault(body: &[u8]) -> Option<Fault> {
         0 => fields.text().map(Fault::Desync),
         how @ (1 | 2) => {
             let (rank, limit, process) = (fields.index()?, fields.number()?, fields.text()?);
-            Some(Fault::Lost { rank, process, silent: (how == 2).then(|| Duration::from_millis(limit)) })
+            let details = fields.text().filter(|details| !details.is_empty());
+            Some(Fault::Lost { rank, process, silent: (how == 2).then(|| Duration::from_millis(limit)), details })
         }
+        3 => fields.text().map(Fault::Late),
         _ => None,
     }
 }

@@ -1,0 +1,120 @@
+//! What a run reads before its first step: tokens, tokenizer and model folder.
+
+use super::start::{Resumed, build};
+use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
+use crate::config::{RunConfig, WeightInit};
+use crate::data::{Layout, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::error::{Error, Result};
+use crate::models::{DecoderConfig, decoder_config};
+use crate::parallel::DataParallel;
+use crate::run::Run;
+use ottava_tensor::Device;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a run has read.
+pub(super) struct Inputs {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) dataset: Arc<TokenDataset>,
+    pub(super) split: Split,
+    pub(super) layout: Layout,
+    pub(super) template: FolderTemplate,
+    pub(super) sizes: DecoderConfig,
+}
+
+impl Inputs {
+    /// Reads the inputs of a run, which may have `resumed`. One of the `ranks` prepares the tokens, then all read them.
+    pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &DataParallel) -> Result<Inputs> {
+        let prepared = || -> Result<_> {
+            let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+            let (files, cache) = (&config.data.train_files, config.cache_dir());
+            let dataset = prepare(files, &config.source_options(), &tokenizer, &cache)?;
+            Ok((tokenizer, Arc::new(dataset)))
+        };
+        let first = ranks.leads().then(prepared).transpose();
+        let first = ranks.together("preparing the data", first)?;
+        let read = first.map_or_else(prepared, Ok).and_then(|read| Inputs::check(config, resumed, read, ranks));
+        let inputs = ranks.together("reading the data", read)?;
+        ranks.expect_equal("the key of the data", &inputs.dataset.meta().key)?;
+        ranks.expect_equal("the model", &format!("{:?}", inputs.sizes))?;
+        Ok(inputs)
+    }
+
+    /// What follows from tokenizer and tokens, checked.
+    fn check(
+        config: &RunConfig,
+        resumed: Option<&Resumed>,
+        (tokenizer, dataset): (Tokenizer, Arc<TokenDataset>),
+        ranks: &DataParallel,
+    ) -> Result<Inputs> {
+        if let Some(resumed) = resumed.filter(|resumed| resumed.progress.data != dataset.meta().key) {
+            return Err(Error::Data(format!(
+                "the data or the tokenizer have changed since {} was saved; put them back, or start a new run with `model.path` set to the checkpoint",
+                resumed.path.display()
+            )));
+        }
+        let split = Split::new(dataset.len(), config.data.val_set_size)?;
+        let layout = config.layout();
+        let truncated = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
+        if ranks.leads() {
+            tracing::info!("{}", tokenizer.describe_edges());
+            if truncated > 0 {
+                let (all, most) = (split.train_len(), layout.seq_len);
+                tracing::warn!(
+                    "{truncated} of {all} documents are longer than `data.max_length` and cut to {most} tokens"
+                );
+            }
+        }
+        let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
+            .with_chat_template(&config.data.chat_template_path)?;
+        let sizes = DecoderConfig { lora: config.lora.adapters(), ..decoder_config(&template.config)? };
+        tokenizer.check_fits(sizes.vocabulary)?;
+        // A checkpoint of adapters has nothing else of the model.
+        if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {
+            resumed.expect_model(&sizes)?;
+        }
+        Ok(Inputs { tokenizer, dataset, split, layout, template, sizes })
+    }
+}
+
+/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`. Rows hold at most `documents`
+/// each, or are one.
+pub(super) fn build_run(
+    config: &RunConfig,
+    sizes: &DecoderConfig,
+    device: &Device,
+    resumed: Option<&Resumed>,
+    documents: Option<usize>,
+    ranks: &Rc<DataParallel>,
+) -> Result<Run> {
+    let with_lora = sizes.lora.is_some();
+    let adapter = resumed.filter(|_| with_lora).map(|resumed| AdapterFolder::open(&resumed.path)).transpose()?;
+    let weights = match (resumed.filter(|_| !with_lora), config.model.init) {
+        (Some(resumed), _) => Some(resumed.path.as_path()),
+        (None, WeightInit::Pretrained) => {
+            verify_model(&config.model.path)?;
+            Some(config.model.path.as_path())
+        }
+        (None, WeightInit::Random) => None,
+    };
+    build(weights, adapter, config.seed, device, sizes, |weights| {
+        Run::new(config, sizes, device, weights, ranks.clone())?.with_documents(documents)
+    })
+}
+
+/// Steps of the run: as many as were asked for, or as its epochs have.
+pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Split, layout: &Layout) -> u64 {
+    let t = &config.training;
+    let max_steps = match t.max_steps {
+        0 => {
+            let rows = loader::train_rows(dataset, split, layout, config.seed) * t.num_train_epochs;
+            (rows / t.sequences() as f64).floor().max(1.0) as u64
+        }
+        steps => steps,
+    };
+    let shaped = t.warmup_steps + t.decay_steps;
+    if shaped > max_steps {
+        tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
+    }
+    max_steps
+}

@@ -1,0 +1,161 @@
+//! The processes of a job that rank 0 has started.
+
+use super::{SECRET, open_log};
+use ottava_lm::launch::{OWN_ADDRESS, OWN_PARENT, OWN_RANK, OWN_SIZE};
+use ottava_lm::{Error, Result, interrupt};
+use ottava_tensor::comm::process::Supervisor;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long processes may take to end after this one is done.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How long a process whose connection has ended may take to end.
+const REAP: Duration = Duration::from_secs(1);
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// The other ranks, where this process has started them. The drop of the last clone waits for their end.
+#[derive(Clone, Default)]
+pub struct Processes(Arc<Started>);
+
+/// Processes, the first of which is rank 1.
+#[derive(Default)]
+struct Started(Mutex<Vec<Process>>);
+
+struct Process {
+    child: Child,
+    log: Option<PathBuf>,
+}
+
+impl Started {
+    fn lock(&self) -> MutexGuard<'_, Vec<Process>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Processes {
+    /// Starts ranks 1 to `ranks - 1` with this process's command line, whose output goes to logs in that folder.
+    pub(super) fn start(ranks: usize, address: &str, secret: &str, logs: Option<&Path>) -> Result<Processes> {
+        let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;
+        let processes = Processes::default();
+        for rank in 1..ranks {
+            let (output, errors) = match logs {
+                Some(logs) => {
+                    let log = open_log(logs, rank)?;
+                    (log.try_clone().map_err(Error::io(logs))?.into(), log.into())
+                }
+                None => (Stdio::null(), Stdio::inherit()),
+            };
+            let child = Command::new(&program)
+                .args(std::env::args_os().skip(1))
+                .env(OWN_RANK, rank.to_string())
+                .env(OWN_SIZE, ranks.to_string())
+                .env(OWN_ADDRESS, address)
+                .env(OWN_PARENT, std::process::id().to_string())
+                .env(SECRET, secret)
+                .stdin(Stdio::null())
+                .stdout(output)
+                .stderr(errors)
+                .spawn()
+                .map_err(Error::io(&program))?;
+            let log = logs.map(|logs| logs.join(format!("rank-{rank}.log")));
+            processes.0.lock().push(Process { child, log });
+        }
+        Ok(processes)
+    }
+
+    /// Waits until all have ended. Errors when one failed.
+    pub fn wait(&self) -> Result<()> {
+        for (process, rank) in self.0.lock().iter_mut().zip(1..) {
+            let status = process.child.wait().map_err(Error::io(format!("rank {rank}")))?;
+            if !status.success() {
+                let words = format!("it {}", process.describe(Some(status)));
+                return Err(Error::Rank { rank, words });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Process {
+    /// How it ended, if it has, and where its log is.
+    fn describe(&self, status: Option<ExitStatus>) -> String {
+        let end = status.map(|status| match (status.signal(), status.code()) {
+            (Some(signal), _) => format!("was killed by signal {signal}{}", name(signal)),
+            (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
+        });
+        let log = self.log.as_ref().map(|log| format!("its log is {}", log.display()));
+        match (end, log) {
+            (Some(end), Some(log)) => format!("{end}; {log}"),
+            (Some(only), None) | (None, Some(only)) => only,
+            (None, None) => "runs".into(),
+        }
+    }
+}
+
+/// The names of signals that end processes of a job.
+fn name(signal: i32) -> &'static str {
+    match signal {
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        9 => " (SIGKILL), as by a kernel without free memory",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+impl Supervisor for Processes {
+    fn check(&self) -> Result<(), String> {
+        for (process, rank) in self.0.lock().iter_mut().zip(1..) {
+            if let Ok(Some(status)) = process.child.try_wait() {
+                return Err(format!("rank {rank} {} before all ranks had joined", process.describe(Some(status))));
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_requested(&self) -> bool {
+        interrupt::flag().load(Ordering::Relaxed)
+    }
+
+    fn request_stop(&self) {
+        interrupt::flag().store(true, Ordering::Relaxed);
+    }
+
+    fn describe_end(&self, rank: usize) -> Option<String> {
+        let limit = Instant::now() + REAP;
+        loop {
+            let mut processes = self.0.lock();
+            let process = processes.get_mut(rank.checked_sub(1)?)?;
+            let status = process.child.try_wait().ok().flatten();
+            if status.is_some() || Instant::now() > limit {
+                return Some(process.describe(status));
+            }
+            drop(processes);
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let limit = Instant::now() + GRACE;
+        for Process { child, .. } in self.lock().iter_mut() {
+            while matches!(child.try_wait(), Ok(None)) {
+                if Instant::now() > limit {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    break;
+                }
+                thread::sleep(POLL);
+            }
+        }
+    }
+}
