@@ -11,7 +11,7 @@ use crate::param::{
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
-use crate::scaling::{OneRank, ScalingState};
+use crate::scaling::ScalingState;
 use ottava_tensor::ops::{KvBlocks, embedding, real_type, rope_table};
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -149,7 +149,7 @@ impl Decoder {
         let mut casts = scaling.casts(Mode::TRAINING);
         params.into_iter().try_for_each(|param| param.quantize(&mut casts))?;
         // What they lose counts for no step, since the step before may have been another process.
-        scaling.losses(&OneRank).map(drop)
+        scaling.forget_losses()
     }
 
     /// Losses `[T]` of I32 `targets` `[T]` after I32 `inputs` `[T]`, without gradients; leaves no trace in the scaling state.

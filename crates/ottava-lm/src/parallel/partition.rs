@@ -14,7 +14,7 @@ use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
 use crate::param::{Grad, Param};
-use crate::scaling::{Casts, MergeCounts, OneRank};
+use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
 use ottava_tensor::{DType, Tensor};
@@ -210,7 +210,7 @@ impl Partition {
         let mut casts = scaling.casts(Mode::TRAINING);
         self.lend(&mut params, &casts, false)?;
         self.collect(&mut params, &mut casts)?;
-        scaling.losses(&OneRank).map(drop)
+        scaling.forget_losses()
     }
 
     /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
@@ -308,10 +308,9 @@ impl Partition {
 }
 
 impl MergeCounts for Partition {
-    fn counts(&self, cast: &str) -> bool {
-        let slices = || self.units().iter().any(|unit| unit.gathers_codes() && unit.matrix(cast).is_some());
+    fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients are those of a rank's rows, codes that ranks gather those of its slices; all cast other weights whole.
-        self.ranks.leads() || !cast.ends_with(".weight") || slices()
+        self.ranks.leads() || !name.ends_with(".weight") || self.units().iter().any(|unit| unit.casts_slices_in(slot))
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {

@@ -18,6 +18,8 @@ pub(super) struct Unit {
     pub(super) slices: Slices,
     /// Whether the matrices are read as codes, and not as values.
     codes: bool,
+    /// The slots of their casts.
+    slots: Vec<usize>,
     /// The part of the model, counted in the order of forward: the embedding, a block, or a head of its own.
     pub(super) part: usize,
     /// Bytes of a gathered element, and type of gradients.
@@ -82,6 +84,7 @@ impl Unit {
         }
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let names = matrices.iter().map(|param| param.name().to_string()).collect();
+        let slots = matrices.iter().filter_map(|param| param.cast_slot()).collect();
         matrices.iter_mut().for_each(|param| param.keep_sums());
         let device = matrices[0].weights.device().clone();
         let element = if codes { DType::E4M3 } else { matrices[0].dtype() }.size();
@@ -103,6 +106,7 @@ impl Unit {
             names,
             slices,
             codes,
+            slots,
             part,
             element,
             gradients,
@@ -122,6 +126,11 @@ impl Unit {
     /// Whether those are FP8 codes.
     pub(super) fn gathers_codes(&self) -> bool {
         self.codes
+    }
+
+    /// Whether each rank casts its slices of the matrix whose cast is number `slot`.
+    pub(super) fn casts_slices_in(&self, slot: usize) -> bool {
+        self.codes && self.slots.contains(&slot)
     }
 
     /// Bytes of the buffer of gradients that ranks sum, sent as `reduction`.

@@ -382,6 +382,11 @@ impl Param {
         });
     }
 
+    /// The number of the slot in which it is cast.
+    pub fn cast_slot(&self) -> Option<usize> {
+        self.cast.as_ref().map(|cast| cast.slot.index())
+    }
+
     /// Casts the weight for the coming step. Call it whenever weights or scales have changed; once for a frozen weight, which the codes may
     /// replace.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {

@@ -44,8 +44,9 @@ pub struct CastLosses {
 
 /// How ranks merge what each of them counts.
 pub trait MergeCounts {
-    /// Whether this rank counts the elements of `cast`: where ranks cast the same weight alike, one of them does.
-    fn counts(&self, cast: &str) -> bool;
+    /// Whether this rank counts the elements of the cast called `name`, number `slot`: where ranks cast the same weight alike, one of them
+    /// does.
+    fn counts(&self, slot: usize, name: &str) -> bool;
 
     /// The sums of counts over ranks.
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>>;
@@ -55,7 +56,7 @@ pub trait MergeCounts {
 pub struct OneRank;
 
 impl MergeCounts for OneRank {
-    fn counts(&self, _: &str) -> bool {
+    fn counts(&self, _: usize, _: &str) -> bool {
         true
     }
 

@@ -2,7 +2,7 @@
 
 use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
-use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts};
+use super::measured::{CastCounts, CastLosses, CastRecord, LastStep, MergeCounts, OneRank};
 use super::scales::{Delayed, Scales, Slots};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
@@ -16,8 +16,8 @@ pub struct ScalingState {
     scales: Scales,
     recorder: Recorder,
     last_step: LastStep,
-    /// Saturated, underflowed and all elements when losses were last asked for.
-    counted: [i64; 3],
+    /// [`ScalingState::counts`] when losses were last asked for.
+    counted: [Vec<i64>; 3],
     /// Updates with an infinity, by slot, when losses were last asked for.
     counted_non_finite: Vec<i64>,
 }
@@ -35,7 +35,7 @@ impl ScalingState {
             scales,
             recorder: Recorder::new(device, n)?,
             last_step: LastStep::new(device, n)?,
-            counted: [0; 3],
+            counted: std::array::from_fn(|_| vec![0; n]),
             counted_non_finite: vec![0; n],
         })
     }
@@ -107,17 +107,26 @@ impl ScalingState {
         }
     }
 
+    /// Counts of elements saturated, underflowed and cast so far by this process, each by slot.
+    fn counts(&self) -> Result<[Vec<i64>; 3]> {
+        let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
+        Ok([saturated.to_vec()?, underflowed.to_vec()?, elements.to_vec()?])
+    }
+
+    /// Leaves what was counted so far out of the next [`ScalingState::losses`].
+    pub fn forget_losses(&mut self) -> Result<()> {
+        self.losses(&OneRank).map(drop)
+    }
+
     /// The losses of casts since the last call, of all ranks.
     pub fn losses(&mut self, ranks: &dyn MergeCounts) -> Result<CastLosses> {
-        let names = self.names();
-        let sum = |t: &Tensor| -> Result<i64> {
-            let counted = t.to_vec::<i64>()?.into_iter().zip(&names).filter(|(_, name)| ranks.counts(name));
-            Ok(counted.map(|(count, _)| count).sum())
-        };
-        let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
-        let counts = [sum(saturated)?, sum(underflowed)?, sum(elements)?];
+        let counts = self.counts()?;
         let before = std::mem::replace(&mut self.counted, counts);
-        let since = ranks.sum(&[0, 1, 2].map(|i| counts[i] - before[i]))?;
+        let since = |counter: usize| -> i64 {
+            let slots = self.scales.slots.iter().enumerate().filter(|(slot, (name, _))| ranks.counts(*slot, name));
+            slots.map(|(slot, _)| self.counted[counter][slot] - before[counter][slot]).sum()
+        };
+        let since = ranks.sum(&[since(0), since(1), since(2)])?;
         let share = |i: usize| since[i] as f64 / since[2].max(1) as f64;
         let mut non_finite = Vec::new();
         if let Some(arrays) = &self.scales.arrays {
@@ -132,11 +141,10 @@ impl ScalingState {
     /// The measurements of each cast by all ranks, in the order of the slots; reads from the device.
     pub fn measured(&self, ranks: &dyn MergeCounts) -> Result<Vec<CastRecord>> {
         let Scales { slots, arrays: Some(arrays), delayed } = &self.scales else { return Ok(Vec::new()) };
-        let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
         let mut counts = Vec::with_capacity(3 * slots.len());
-        for counter in [saturated, underflowed, elements] {
-            let counted = counter.to_vec::<i64>()?.into_iter().zip(slots);
-            counts.extend(counted.map(|(count, (name, _))| if ranks.counts(name) { count } else { 0 }));
+        for counter in self.counts()? {
+            let counted = counter.into_iter().zip(slots).enumerate();
+            counts.extend(counted.map(|(slot, (count, (name, _)))| if ranks.counts(slot, name) { count } else { 0 }));
         }
         let counts = ranks.sum(&counts)?;
         let of = |counter: usize, slot: usize| counts[counter * slots.len() + slot];

@@ -6,7 +6,7 @@ use crate::config::{RunConfig, WeightInit};
 use crate::data::{Layout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
-use crate::parallel::DataParallel;
+use crate::parallel::{DataParallel, DigestedWeights};
 use crate::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
@@ -77,8 +77,8 @@ impl Inputs {
     }
 }
 
-/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`. Rows hold at most `documents`
-/// each, or are one.
+/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of those. Rows
+/// hold at most `documents` each, or are one.
 pub(super) fn build_run(
     config: &RunConfig,
     sizes: &DecoderConfig,
@@ -86,7 +86,7 @@ pub(super) fn build_run(
     resumed: Option<&Resumed>,
     documents: Option<usize>,
     ranks: &Rc<DataParallel>,
-) -> Result<Run> {
+) -> Result<(Run, u64)> {
     let with_lora = sizes.lora.is_some();
     let adapter = resumed.filter(|_| with_lora).map(|resumed| AdapterFolder::open(&resumed.path)).transpose()?;
     let weights = match (resumed.filter(|_| !with_lora), config.model.init) {
@@ -98,7 +98,9 @@ pub(super) fn build_run(
         (None, WeightInit::Random) => None,
     };
     build(weights, adapter, config.seed, device, sizes, |weights| {
-        Run::new(config, sizes, device, weights, ranks.clone())?.with_documents(documents)
+        let mut weights = DigestedWeights::new(weights);
+        let run = Run::new(config, sizes, device, &mut weights, ranks.clone())?.with_documents(documents)?;
+        Ok((run, weights.digest()))
     })
 }
 

@@ -146,18 +146,19 @@ impl Trainer {
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
-        let mut restored = || -> Result<Run> {
+        let mut restored = || -> Result<(Run, u64)> {
             let documents = layout.max_documents(&dataset, &split);
-            let mut run = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
+            let (mut run, digest) = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
             if let Some(Resumed { path, progress }) = &resumed {
                 training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
-                (step, tokens, state) = (progress.step, progress.tokens, progress.loader.clone());
+                (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
                 loss_scale = progress.loss_scale.clone().or(loss_scale.take());
             }
-            Ok(run)
+            Ok((run, digest))
         };
         let restored = restored();
-        let mut run = ranks.together("the model", restored)?;
+        let (mut run, digest) = ranks.together("the model", restored)?;
+        ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
         }
@@ -320,6 +321,10 @@ impl Trainer {
             self.log_casts(step)?;
             let bad = self.run.step.first_bad_gradient(&mut self.run.model, self.precision)?;
             return Err(not_finite(step, loss, self.ranks.first_named("the gradient that is not finite", bad)?));
+        }
+        if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
+            let Run { model, optimizer, step: work } = &mut self.run;
+            work.partition().compare_replicas(model, optimizer, &format!("after step {step}"))?;
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);

@@ -198,7 +198,9 @@ fn ranks_write_the_same_files_while_they_train_and_resume_from_them() {
         let all = train_two(&behind, &from, TestFs::new(None, None), |_, _| {});
         assert!(all.iter().all(|rank| matches!(rank, Ok(Ok(())))), "{all:?}");
         let again = saved(&behind.output_dir);
-        assert!(expected.iter().all(|(name, bytes)| again[name] == *bytes), "{zero:?}: resumed from checkpoint-2");
+        let changed: Vec<_> =
+            expected.iter().filter(|(name, bytes)| again[*name] != **bytes).map(|(name, _)| name).collect();
+        assert!(changed.is_empty(), "{zero:?}: resumed from checkpoint-2, {changed:?} differ");
     }
 }
 

@@ -39,6 +39,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let grad = normal(device, &shape, 1.0, 4)?;
     row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
     row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
+    row("checksums", 4 * n, &mut || checksums(&[&grad]).map(drop))?;
     let norm = global_norm(&[Gradient::Plain(&grad)])?;
     let how = AdamW {
         learning_rate: 1e-4,

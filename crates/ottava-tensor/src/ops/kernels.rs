@@ -2,9 +2,9 @@
 
 use super::launch;
 use super::{
-    adamw, add, argmax, attention, bias, cast, column_scales, compress, cross_entropy, delayed_scaling, embedding,
-    gemm, global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, sample, scaled,
-    swiglu, transpose,
+    adamw, add, argmax, attention, bias, cast, checksum, column_scales, compress, cross_entropy, delayed_scaling,
+    embedding, gemm, global_norm, gradient_codes, head_norm, paged_attention, quantize, random, rmsnorm, rope, sample,
+    scaled, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
 
@@ -34,7 +34,7 @@ pub fn kernels() -> Vec<KernelModule> {
         typed.into_iter().chain(rope::SOURCES).chain(swiglu::SOURCES),
         producers.into_iter().chain(rope::FP8_SOURCES).chain(swiglu::FP8_SOURCES),
     );
-    let untyped = [&argmax::SOURCE, &delayed_scaling::SOURCE, &random::SOURCE, &sample::SOURCE];
+    let untyped = [&argmax::SOURCE, &checksum::SOURCE, &delayed_scaling::SOURCE, &random::SOURCE, &sample::SOURCE];
     let mut all: Vec<KernelModule> = Vec::new();
     all.extend(typed.flat_map(|source| of(source, launch::STORAGE.iter().copied())));
     all.extend(of(&adamw::SOURCE, adamw::variants()));

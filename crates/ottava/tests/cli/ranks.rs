@@ -8,39 +8,39 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(10);
 
 /// Steps of four sequences, whatever the number of ranks.
-fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
+pub fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let common = ["train", "run.toml", "--set", "per_device_train_batch_size=1", "--set", "global_batch_size=4"];
     [&common[..], more].concat()
 }
 
-fn losses(run: &Run) -> Vec<f64> {
+pub fn losses(run: &Run) -> Vec<f64> {
     let text = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     lines.filter_map(|line| line["loss"].as_f64()).collect()
 }
 
-fn spawn(run: &Run, args: &[&str]) -> Child {
+pub fn spawn(run: &Run, args: &[&str]) -> Child {
     run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn signal(name: &str, pid: u32) {
+pub fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
 /// The processes that `parent` has started.
-fn children(parent: &Child) -> Vec<u32> {
+pub fn children(parent: &Child) -> Vec<u32> {
     let path = format!("/proc/{0}/task/{0}/children", parent.id());
     let text = std::fs::read_to_string(path).unwrap();
     text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-fn lives(pid: u32) -> bool {
+pub fn lives(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !status.is_empty() && !status.contains(") Z ")
 }
 
 /// Waits for the end, with its messages, and expects it [`SOON`] and no process left.
-fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
+pub fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
     let begin = Instant::now();
     let output = child.wait_with_output().unwrap();
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());

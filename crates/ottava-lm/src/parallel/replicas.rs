@@ -1,0 +1,83 @@
+//! Whether ranks still hold the same: what each has loaded, and what all of them update.
+
+use super::{DataParallel, Partition};
+use crate::error::Result;
+use crate::hash::name_hash;
+use crate::models::Decoder;
+use crate::optim::{AdamWOptimizer, optimizer_tensors};
+use crate::param::{Init, Part, WeightSource};
+use ottava_tensor::ops::checksums;
+use ottava_tensor::{RankFault, Tensor};
+
+/// Digests the weights that a model is built from. A rank keeps only a part of them, so they are compared as they are loaded.
+pub struct DigestedWeights<'a> {
+    weights: &'a mut dyn WeightSource,
+    digest: u64,
+}
+
+impl<'a> DigestedWeights<'a> {
+    /// The same `weights`.
+    pub fn new(weights: &'a mut dyn WeightSource) -> DigestedWeights<'a> {
+        DigestedWeights { weights, digest: 0 }
+    }
+
+    /// The digest of all weights that were read.
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+}
+
+impl WeightSource for DigestedWeights<'_> {
+    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
+        let weight = self.weights.weight(part, init)?;
+        if !weight.is_empty() && !matches!(weight.device(), ottava_tensor::Device::DryCpu(_)) {
+            let sum = checksums(&[&weight])?.to_vec::<i64>()?[0];
+            self.digest = self.digest.wrapping_add(name_hash(sum as u64, &part.name));
+        }
+        Ok(weight)
+    }
+}
+
+impl Partition {
+    /// Errors on all ranks, with the name of the first tensor, where weights, master weights or moments differ that all ranks hold whole:
+    /// everything where nothing is divided, else those of vectors. `when` is the step, as "after step 100".
+    pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Result<()> {
+        if self.ranks().size() == 1 {
+            return Ok(());
+        }
+        let (mut names, mut sums) = (Vec::new(), Vec::new());
+        for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+            if param.is_sliced() {
+                continue;
+            }
+            let name = param.name().to_string();
+            let weight = param.is_stored().then(|| param.value()).transpose()?;
+            let kept = optimizer_tensors(&mut param.weights, moments);
+            let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
+            tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
+            // Scales of offloaded tensors are on the GPU, the tensors themselves in the host's memory: one device all the same.
+            let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
+            names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
+            sums.extend(all.to_vec::<i64>()?);
+        }
+        self.ranks().expect_same_sums(when, &names, &sums)
+    }
+}
+
+impl DataParallel {
+    /// Errors on all ranks with the first of `names` whose number among `sums` differs.
+    fn expect_same_sums(&self, when: &str, names: &[String], sums: &[i64]) -> Result<()> {
+        let all = self.comm().agree("checksums of replicas", bytemuck::cast_slice(sums))?;
+        let differs = |at: usize| {
+            let place = at * size_of::<i64>()..(at + 1) * size_of::<i64>();
+            all.iter().position(|other| other.get(place.clone()) != all[0].get(place.clone()))
+        };
+        let Some((name, rank)) = names.iter().enumerate().find_map(|(at, name)| Some((name, differs(at)?))) else {
+            return Ok(());
+        };
+        let message = format!(
+            "ranks have come apart: {name} of rank {rank} is not that of rank 0 {when}; resume from a checkpoint before, and check the hardware of both"
+        );
+        Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
+    }
+}
