@@ -30,6 +30,7 @@ nightly-memory:
 # Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model
 nightly-ranks:
     OTTAVA_RANKS=full cargo test -p ottava-lm --test promises ranks:: -- --nocapture
+    OTTAVA_RANKS=full cargo test -p ottava --test cli rank_faults:: -- --nocapture
 
 # SmolLM2 learns in FP8 to answer as a dictionary does (configs/chat.toml), and answers a question; a quarter of an hour on two cores
 nightly-chat:

@@ -17,7 +17,8 @@ if [ -z "$bin" ]; then
         cp "$(cargo test --release -p "$package" "$which" --no-run 2>&1 | tee /dev/stderr | grep -o "target/release/deps/$name-[0-9a-f]*" | head -n 1)" "$bin/$copy"
     done
 fi
-export OTTAVA_REQUIRE_GPU=1
+# New memory is filled with NaN, so that a test notices when something reads what nothing has written.
+export OTTAVA_REQUIRE_GPU=1 OTTAVA_POISON=1
 # Promises that no GPU takes part in.
 cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch --skip ranks::)
 "$bin/tensor-tests" --test-threads=1 >"$logs/tensor-tests" 2>&1 &

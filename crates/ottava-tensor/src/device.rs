@@ -3,6 +3,7 @@
 use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel, PinnedBuffer};
 use crate::error::{Error, Result};
 use crate::parts::{Memory, Part};
+use crate::poison::{POISON, poisons};
 use crate::tracker::{Entry, MemoryTracker, Scope};
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -86,14 +87,21 @@ impl Device {
     pub(crate) fn allocate_in_host(&self, bytes: usize) -> Result<Storage> {
         match self {
             Device::Cuda(gpu) => Ok(Storage::Pinned(gpu.alloc_host(bytes)?)),
-            Device::Cpu | Device::DryCpu(_) => self.allocate(bytes),
+            Device::Cpu => Ok(Storage::Host(HostBuffer::zeroed(bytes))),
+            Device::DryCpu(_) => self.allocate(bytes),
         }
     }
 
-    /// Storage of `bytes`: zeroed on the CPU, uninitialised on a GPU.
+    /// Storage of `bytes`, whose content is undefined: zeros on the CPU, unless they are [poisoned](crate::poison).
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Storage> {
         Ok(match self {
-            Device::Cpu => Storage::Host(HostBuffer::zeroed(bytes)),
+            Device::Cpu => {
+                let mut buffer = HostBuffer::zeroed(bytes);
+                if poisons() {
+                    buffer.as_mut_slice().fill(POISON);
+                }
+                Storage::Host(buffer)
+            }
             Device::Cuda(gpu) => Storage::Cuda(gpu.alloc(bytes)?),
             Device::DryCpu(tracker) => {
                 let entry = tracker.track(HostBuffer::size(bytes));

@@ -12,6 +12,7 @@ pub mod granularity;
 pub mod host_transfer;
 pub mod ops;
 mod parts;
+mod poison;
 pub mod quantized;
 pub mod snapshot;
 pub mod stored;

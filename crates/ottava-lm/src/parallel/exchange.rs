@@ -273,7 +273,13 @@ impl Units for Exchange<'_> {
             let dtype = matrices[0].grad_dtype().expect("ranks keep sums");
             let device = matrices[0].weights.device().clone();
             let _scope = device.scope(GRADIENTS);
-            let buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
+            let mut buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
+            if self.partition.sends_codes() {
+                // Groups of values with one scale may end in padding.
+                for gap in unit.slices.padding() {
+                    buffer.copy_from(gap.start, &Tensor::zeros(&device, &[gap.len()], dtype)?)?;
+                }
+            }
             for (param, part) in matrices.into_iter().zip(buffer.split(unit.slices.matrices())?) {
                 let place = part.reshape(param.weights.shape())?;
                 param.place_grad(place);

@@ -48,6 +48,13 @@ impl Slices {
         &self.matrices
     }
 
+    /// What lies between the matrices in the buffer, and behind the last one.
+    pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
+        let starts = self.matrices.iter().skip(1).map(|matrix| matrix.start).chain([self.padded_len()]);
+        let gaps = self.matrices.iter().zip(starts).map(|(matrix, next)| matrix.end..next);
+        gaps.filter(|gap| !gap.is_empty())
+    }
+
     /// The elements of each matrix in the slice of `rank`, counted from the start of the matrix; empty ranges for those without any.
     pub fn owned(&self, rank: usize) -> Vec<Range<usize>> {
         let slice = rank * self.slice..(rank + 1) * self.slice;
@@ -99,6 +106,8 @@ mod tests {
             let slices = Slices::new(lengths.clone(), ranks);
             let elements: usize = lengths.iter().sum();
             prop_assert!(slices.padded_len() < elements + GRANULE * (ranks + lengths.len()));
+            let padding: usize = slices.padding().map(|gap| gap.len()).sum();
+            prop_assert!(lengths.is_empty() || padding + elements == slices.padded_len());
         }
     }
 

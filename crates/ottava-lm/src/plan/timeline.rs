@@ -58,14 +58,16 @@ impl Timeline {
         self.computed += seconds;
         while seconds > 0.0 {
             let Some((_, left)) = self.collectives.front_mut() else { return };
-            // Until the collective or compute ends.
-            let both = (left.seconds * left.beside_products).min(seconds * self.products);
+            let [collective, compute] = [left.seconds * left.beside_products, seconds * self.products];
+            let both = collective.min(compute);
             self.slowdown += both - both / self.products;
-            seconds -= both / self.products;
-            left.seconds -= both / left.beside_products;
-            if seconds > 0.0 || left.seconds <= 0.0 {
-                self.collectives.pop_front();
+            // Decided once: differences of rounded times would end a collective whose compute has ended.
+            if collective > compute {
+                left.seconds -= both / left.beside_products;
+                return;
             }
+            self.collectives.pop_front();
+            seconds -= both / self.products;
         }
     }
 }

@@ -352,6 +352,27 @@ fn gradients_sent_in_fp8_train_as_others_do() {
     }
 }
 
+/// Matrices that end within a group of values with one scale: what lies behind them in the buffer is no gradient. `OTTAVA_POISON` fills it
+/// with NaN.
+#[test]
+fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
+    let odd = config(json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+    }));
+    let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
+    let alone = run(&odd, &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Comm::solo());
+    for zero in Zero::ALL {
+        let coded = (zero, ReduceFormat::Float8 { feedback: zero == Zero::Gradients });
+        let seen = on_threads(&odd, &recipe, MemoryPolicy::FULL, coded, 2, 2);
+        assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
+        for ((name, expected), (_, got)) in alone.values.iter().zip(&seen.values) {
+            let (distance, _) = distance(expected, got);
+            assert!(distance < 0.1, "stage {zero:?}: {name} is {distance:e} away");
+        }
+    }
+}
+
 /// Codes and their scales are what travels, counted.
 #[test]
 fn gradients_sent_in_fp8_move_half_the_bytes() {

@@ -4,6 +4,7 @@ use super::device::CudaDevice;
 use super::driver::Stream;
 use crate::error::{Error, Result};
 use crate::parts::{Memory, Part};
+use crate::poison::{POISON, poisons};
 use crate::tracker::Entry;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +30,10 @@ impl CudaDevice {
     /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         let (pointer, entry) = self.take_memory(bytes)?;
+        if let (Some(context), true) = (self.context(), poisons() && bytes > 0) {
+            // SAFETY: the memory has these bytes, and nothing else uses them.
+            unsafe { context.fill(pointer, POISON, bytes)? };
+        }
         Ok(DeviceBuffer(Part::whole(DeviceMemory { device: self.clone(), pointer, bytes, _entry: entry })))
     }
 }

@@ -14,6 +14,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("fp8", 0),
             ("granularity", 0),
             ("parts", 0),
+            ("poison", 0),
             ("cuda", 1),
             ("host_transfer", 1),
             ("device", 1),

@@ -6,7 +6,7 @@ use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Casts into existing buffers whose padding is zero.
+/// Casts into existing buffers, and writes zeros into their padding.
 pub(in crate::ops) fn quantize(
     x: &Tensor,
     scale: &Tensor,
@@ -64,12 +64,17 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
         Tensor::empty(x.device(), &[QuantizedTensor::padded(out.rows), padded], out.format)
             .expect("host memory is not refused")
     });
-    let seen = codes
-        .host_mut::<C>()
+    let values = x.host::<S>();
+    let (rows, padding) = codes.host_mut::<C>().split_at_mut(values.len() / width * padded);
+    let seen = rows
         .par_chunks_mut(padded)
-        .zip(x.host::<S>().par_chunks(width))
-        .map(|(codes, x)| row(x, scale, codes))
+        .zip(values.par_chunks(width))
+        .map(|(codes, x)| {
+            codes[x.len()..].fill(C::store(0.0));
+            row(x, scale, codes)
+        })
         .reduce(Seen::default, Seen::merge);
+    padding.fill(C::store(0.0));
     if let Some(transposed) = &mut out.transposed {
         // Transposes the codes; values are not cast again.
         crate::ops::transpose::cpu::transpose(&codes, transposed);
