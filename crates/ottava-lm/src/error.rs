@@ -17,6 +17,9 @@ pub enum Error {
     /// Training or evaluation data is missing, damaged or empty.
     #[error("{0}")]
     Data(String),
+    /// No token of a step is a target. Nothing has changed.
+    #[error("{0}")]
+    NoTargets(String),
     /// A checkpoint is missing, incomplete or does not belong to this run.
     #[error("{0}")]
     Checkpoint(String),
@@ -71,7 +74,7 @@ impl Error {
         use ottava_tensor::Error as T;
         match self {
             Error::Config(_) | Error::Model(_) | Error::Io { .. } => 1,
-            Error::Data(_) => 2,
+            Error::Data(_) | Error::NoTargets(_) => 2,
             Error::NonFinite(_) => 4,
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,

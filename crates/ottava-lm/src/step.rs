@@ -161,7 +161,7 @@ impl TrainStep {
     /// Backward divides the loss by all tokens of the step, and the update multiplies by tokens over target tokens. So the gradients that
     /// casts measure do not depend on how many targets are ignored, and without ignored targets the factor is exactly 1.
     ///
-    /// Errors with [`Error::Data`] when all targets are ignored.
+    /// Errors with [`Error::NoTargets`] on all ranks when all targets are ignored; nothing has changed then.
     pub fn run(
         &mut self,
         model: &mut Decoder,
@@ -176,7 +176,8 @@ impl TrainStep {
         let [target_tokens, padding] = [0, 1].map(|count| all.iter().map(|of_rank| of_rank[count]).sum::<f64>());
         let launch = Launch::agreed(all.iter().map(|&[_, _, ready]| ready));
         if target_tokens == 0.0 {
-            return Err(Error::Data("a step has no target token: the loss mask of all its sequences is empty".into()));
+            let text = "a step has no target token: the loss mask of all its sequences is empty";
+            return Err(Error::NoTargets(text.into()));
         }
         let gradient_scale = self.loss_scale.value * (target_tokens / self.tokens() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;

@@ -63,27 +63,44 @@ impl Layout {
         (len - 1).min(self.seq_len)
     }
 
-    /// Errors with [`Error::Data`] when the documents of `split` cannot be packed: one is too long and `excess` is an error, or none has two
-    /// tokens. Returns how many are truncated.
-    pub fn check(&self, dataset: &TokenDataset, split: &Split, excess: ExcessLength) -> Result<u64> {
+    /// What becomes of the training documents of `split`, where documents are whole.
+    ///
+    /// Errors with [`Error::Data`] when one is too long and `excess` is an error, or when none has a token to predict.
+    pub fn check(&self, dataset: &TokenDataset, split: &Split, excess: ExcessLength) -> Result<Fit> {
+        let mut fit = Fit { documents: split.train_len(), ..Fit::default() };
+        for i in (0..split.train_len()).map(|place| split.train(place)) {
+            let (len, inputs) = (dataset.document_len(i), self.inputs(dataset.document_len(i)));
+            let is_whole = self.packing != Packing::Wrapped;
+            let is_long = is_whole && len > self.seq_len + 1;
+            if is_long && excess == ExcessLength::Raise {
+                return Err(Error::Data(format!(
+                    "document {} of the data has {len} tokens, and `data.max_length` is {}; raise that, or set \
+                     `data.excess_length_strategy = \"truncate\"`",
+                    i + 1,
+                    self.seq_len
+                )));
+            }
+            if !dataset.has_target(i, if is_whole { inputs } else { len - 1 }) {
+                fit.without_target.push(i);
+            } else if is_long {
+                fit.truncated += 1;
+            }
+        }
+        if fit.without_target.len() as u64 == fit.documents {
+            return Err(Error::Data(match dataset.meta().loss_mask {
+                true => format!(
+                    "no document has a token of an answer within `data.max_length` = {}; raise that, or set `data.train_on_inputs = true`",
+                    self.seq_len
+                ),
+                false => "no document has a second token to predict".into(),
+            }));
+        }
         if self.packing == Packing::Wrapped {
-            return Ok(0);
+            // They are context of others.
+            fit.without_target.clear();
         }
-        let documents = || (0..split.train_len()).map(|i| split.train(i));
-        let mut long = documents().filter(|&i| dataset.document_len(i) > self.seq_len + 1).peekable();
-        if let (ExcessLength::Raise, Some(&i)) = (excess, long.peek()) {
-            return Err(Error::Data(format!(
-                "document {} of the data has {} tokens, and `data.max_length` is {}; raise that, or set \
-                 `data.excess_length_strategy = \"truncate\"`",
-                i + 1,
-                dataset.document_len(i),
-                self.seq_len
-            )));
-        }
-        if documents().all(|i| dataset.document_len(i) < 2) {
-            return Err(Error::Data("no document has a second token to predict".into()));
-        }
-        Ok(long.count() as u64)
+        fit.without_target.sort_unstable();
+        Ok(fit)
     }
 
     /// The most documents that a row can have, padding at its end included; `None` where attention does not see their edges.
@@ -100,6 +117,7 @@ impl Layout {
             Packing::None => return Some(2),
         };
         if self.packing == Packing::Bfd {
+            // Those without a target are left out, and only make rows shorter.
             lengths.iter_mut().for_each(|len| *len = self.inputs(*len));
             lengths.retain(|&len| len > 0);
         }
@@ -115,6 +133,43 @@ impl Layout {
         Some((count + 2).min(self.seq_len))
     }
 }
+
+/// What becomes of documents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fit {
+    /// All of them.
+    pub documents: u64,
+    /// Those that are cut to a row.
+    pub truncated: u64,
+    /// Those that are left out, since none of their tokens in a row is a target; by their numbers, which count from 0.
+    pub without_target: Vec<usize>,
+}
+
+impl Fit {
+    /// A sentence for the log, where documents are cut or left out in rows of `seq_len` tokens.
+    pub fn describe(&self, seq_len: usize) -> Option<String> {
+        let Fit { documents, truncated, without_target } = self;
+        let mut sentences = Vec::new();
+        if *truncated > 0 {
+            sentences.push(format!(
+                "{truncated} of {documents} documents are longer than `data.max_length` and cut to {seq_len} tokens"
+            ));
+        }
+        if !without_target.is_empty() {
+            let named: Vec<_> = without_target.iter().take(NAMED).map(|i| (i + 1).to_string()).collect();
+            let more = if without_target.len() > NAMED { ", …" } else { "" };
+            sentences.push(format!(
+                "{} of {documents} documents are left out, since none of their first {seq_len} tokens is followed by one that the loss is taken of: {}{more}",
+                without_target.len(),
+                named.join(", ")
+            ));
+        }
+        (!sentences.is_empty()).then(|| sentences.join("; "))
+    }
+}
+
+/// Documents that a message names.
+const NAMED: usize = 10;
 
 /// The rows of one window of an epoch.
 pub(super) struct Window {
@@ -140,7 +195,7 @@ impl Window {
                 let document = documents(place);
                 (layout.inputs(dataset.document_len(document)), document as u64)
             })
-            .filter(|&(inputs, _)| inputs > 0)
+            .filter(|&(inputs, document)| dataset.has_target(document as usize, inputs))
             .collect();
         let rows = match layout.packing {
             Packing::None => sized.into_iter().map(|(_, document)| vec![document]).collect(),

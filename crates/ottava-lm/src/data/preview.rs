@@ -10,7 +10,7 @@ use super::order::Split;
 use super::packing::{Layout, Packing};
 use super::shards::TokenDataset;
 use super::tokenizer::Tokenizer;
-use crate::Result;
+use crate::{Result, interrupt};
 
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,6 +37,25 @@ pub fn preview(
     let layout = Layout { document_mask: true, ..layout };
     let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), Shard::WHOLE)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
+}
+
+/// Tokens of documents in the first `rows` rows that a run trains on, and how many of them the loss is taken of.
+pub fn count_targets(
+    dataset: &Arc<TokenDataset>,
+    split: Split,
+    layout: Layout,
+    seed: u64,
+    rows: u64,
+) -> Result<[u64; 2]> {
+    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), Shard::WHOLE)?;
+    let mut counts = [0, 0];
+    for _ in 0..rows {
+        interrupt::check("counting targets")?;
+        let batch = loader.next_batch(1)?;
+        counts[0] += (batch.inputs.len() - batch.padding) as u64;
+        counts[1] += batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as u64;
+    }
+    Ok(counts)
 }
 
 /// The documents of the next row. The last target of one belongs to it if documents are `whole`, and else to the next one.

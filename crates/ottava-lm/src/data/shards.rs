@@ -126,6 +126,8 @@ pub struct TokenDataset {
     starts: Vec<u64>,
     /// Bytes of the text of each document.
     bytes: Vec<u32>,
+    /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` where there is none.
+    first_targets: Vec<u32>,
 }
 
 struct Shard {
@@ -170,14 +172,14 @@ impl TokenDataset {
         let bytes = meta.table::<4>(folder, BYTES, meta.documents)?;
         let starts = starts.into_iter().map(u64::from_le_bytes).collect();
         let bytes = bytes.into_iter().map(u32::from_le_bytes).collect();
-        let dataset = TokenDataset { meta, shards, starts, bytes };
-        dataset.check(folder)?;
+        let mut dataset = TokenDataset { meta, shards, starts, bytes, first_targets: Vec::new() };
+        dataset.first_targets = dataset.check(folder)?;
         Ok(dataset)
     }
 
     /// Checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
-    /// file, ids are below the vocabulary, bytes add up, and files of tokens are those that were written.
-    fn check(&self, folder: &Path) -> Result<()> {
+    /// file, ids are below the vocabulary, bytes add up, and files of tokens are those that were written. Returns the first targets.
+    fn check(&self, folder: &Path) -> Result<Vec<u32>> {
         let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", folder.join(name).display()));
         let mut shard_starts = self.shards.iter().map(|shard| shard.start).peekable();
         for (i, range) in self.starts.windows(2).enumerate() {
@@ -200,14 +202,17 @@ impl TokenDataset {
         if bytes != self.meta.bytes {
             return Err(wrong(BYTES, format!("the sum is {bytes}, meta.json says {}", self.meta.bytes)));
         }
-        self.shards.par_iter().zip(&self.meta.shards).try_for_each(|(shard, &tokens)| self.check_shard(shard, tokens))
+        let shards = self.shards.par_iter().zip(&self.meta.shards);
+        let first_targets = shards.map(|(shard, &tokens)| self.check_shard(shard, tokens));
+        Ok(first_targets.collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Reads a file of tokens once, for its ids and its hash.
-    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<()> {
+    /// Reads a file of tokens once, for its ids, its hash and the first targets of its documents.
+    fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<Vec<u32>> {
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", shard.path.display()));
         let (size, vocab) = (self.meta.dtype.size(), self.meta.vocab_size);
         let (mut hasher, mut buffer, mut at) = (Sha256::new(), Vec::new(), 0);
+        let mut first_targets = Vec::new();
         while at < tokens {
             interrupt::check("checking tokens")?;
             let count = (tokens - at).min((CHECK_BYTES / size) as u64);
@@ -226,10 +231,36 @@ impl TokenDataset {
                     "document {document} has the id {id} at token {at}, the vocabulary has {vocab}"
                 )));
             }
+            if self.meta.loss_mask {
+                self.find_first_targets(shard.start + at, decode(&buffer, size), &mut first_targets);
+            }
             at += count;
         }
         let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
-        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
+        self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)?;
+        Ok(first_targets)
+    }
+
+    /// Adds documents that begin among `tokens`, of which the first is number `token` of all, and their first targets. The last one found so
+    /// far goes on there.
+    fn find_first_targets(&self, token: u64, tokens: impl Iterator<Item = u32>, found: &mut Vec<u32>) {
+        let mut document = self.starts.partition_point(|&start| start < token);
+        let mut begin = document.checked_sub(1).map_or(0, |before| self.starts[before]);
+        for (id, token) in tokens.zip(token..) {
+            if self.starts[document] == token {
+                (document, begin) = (document + 1, token);
+                found.push(u32::MAX);
+            } else if let Some(first @ &mut u32::MAX) = found.last_mut()
+                && id & MASKED == 0
+            {
+                *first = u32::try_from(token - begin).unwrap_or(u32::MAX);
+            }
+        }
+    }
+
+    /// Whether one of the first `inputs` tokens of document `i` has a target after it.
+    pub fn has_target(&self, i: usize, inputs: usize) -> bool {
+        inputs > 0 && (!self.meta.loss_mask || self.first_targets[i] as usize <= inputs)
     }
 
     /// The content of `meta.json`.

@@ -55,14 +55,11 @@ impl Inputs {
         }
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
         let layout = config.layout();
-        let truncated = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
+        let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
         if ranks.leads() {
             tracing::info!("{}", tokenizer.describe_edges());
-            if truncated > 0 {
-                let (all, most) = (split.train_len(), layout.seq_len);
-                tracing::warn!(
-                    "{truncated} of {all} documents are longer than `data.max_length` and cut to {most} tokens"
-                );
+            if let Some(sentence) = fit.describe(layout.seq_len) {
+                tracing::warn!("{sentence}");
             }
         }
         let template = FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?

@@ -37,6 +37,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+/// Steps in a row that may have no target.
+const MOST_SKIPPED: usize = 1000;
+
 /// A run in progress.
 pub struct Trainer {
     // Dropped before the files, with whose lock it writes, and before the ranks, since freeing pinned memory waits for the GPU: while there
@@ -307,14 +310,9 @@ impl Trainer {
     fn train_step(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
         let step = self.step + 1;
-        let t = &self.config.training;
-        for pass in 0..t.gradient_accumulation_steps {
-            let batch = self.batches.next_batch(t.per_device_train_batch_size)?;
-            self.run.step.load(pass, &batch)?;
-        }
         let learning_rate = self.schedule.at(step);
         self.choose_precision(step);
-        let StepResult { loss, tokens, grad_norm, reduce_error } = self.run.step(learning_rate, self.precision)?;
+        let StepResult { loss, tokens, grad_norm, reduce_error } = self.next_step(step, learning_rate)?;
         let finite = loss.is_finite() && grad_norm.is_finite();
         if !self.follow_loss_scale(step, finite)? {
             // Infinities in casts of this step may explain the error.
@@ -344,6 +342,26 @@ impl Trainer {
             evaluation: None,
             saved: Vec::new(),
         })
+    }
+
+    /// Runs a step on the next rows; rows without a target are skipped, with a warning.
+    fn next_step(&mut self, step: u64, learning_rate: f64) -> Result<StepResult> {
+        let t = &self.config.training;
+        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+        let mut skipped = 0;
+        loop {
+            for pass in 0..passes {
+                let batch = self.batches.next_batch(rows)?;
+                self.run.step.load(pass, &batch)?;
+            }
+            match self.run.step(learning_rate, self.precision) {
+                Err(Error::NoTargets(text)) if skipped < MOST_SKIPPED => {
+                    skipped += 1;
+                    tracing::warn!("step {step}: {text}; these sequences are skipped, and the next ones are taken");
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Updates the loss scale after a step. False if gradients were not finite and the scale is at its minimum.

@@ -3,7 +3,7 @@
 use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::data::preview::{Part, preview};
+use ottava_lm::data::preview::{Part, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
 use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::{Error, Result};
@@ -45,17 +45,27 @@ pub struct PlanCommand {
     json: bool,
 }
 
+/// The most rows whose targets are counted.
+const COUNTED: u64 = 1 << 14;
+
 /// The data of a run.
 #[derive(Serialize)]
 struct Data {
     documents: usize,
     tokens: u64,
-    /// Tokens that the loss is taken of.
-    target_tokens: u64,
     /// Rows of one epoch.
     rows: f64,
+    /// Tokens of the rows that were counted: all of an epoch, or the first ones.
+    counted_tokens: u64,
+    /// Of those, the tokens that the loss is taken of.
+    target_tokens: u64,
     /// Documents that are cut, since they are longer than a row.
     truncated: u64,
+    /// Documents that are left out, since they have no target in a row.
+    left_out: usize,
+    /// What was cut and left out, in words.
+    #[serde(skip)]
+    fit: Option<String>,
     /// The first rows, in parts.
     shown: Vec<Vec<Part>>,
 }
@@ -68,20 +78,30 @@ impl Data {
         let prepared = prepare(&config.data.train_files, &config.source_options(), &tokenizer, &config.cache_dir())?;
         let (dataset, layout) = (Arc::new(prepared), config.layout());
         let split = Split::new(dataset.len(), config.data.val_set_size)?;
+        let fit = layout.check(&dataset, &split, config.data.excess_length_strategy)?;
+        let all = loader::train_rows(&dataset, &split, &layout, config.seed);
+        let [counted_tokens, target_tokens] =
+            count_targets(&dataset, split, layout, config.seed, (all.floor() as u64).clamp(1, COUNTED))?;
         Ok(Data {
             documents: dataset.len(),
             tokens: dataset.total_tokens(),
-            target_tokens: dataset.meta().target_tokens,
-            rows: loader::train_rows(&dataset, &split, &layout, config.seed),
-            truncated: layout.check(&dataset, &split, config.data.excess_length_strategy)?,
+            rows: all,
+            counted_tokens,
+            target_tokens,
+            truncated: fit.truncated,
+            left_out: fit.without_target.len(),
+            fit: fit.describe(layout.seq_len),
             shown: preview(&dataset, split, layout, config.seed, &tokenizer, rows)?,
         })
     }
 
     fn print(&self) {
-        let share = self.target_tokens as f64 / self.tokens as f64 * 100.0;
-        out!("\n  {} documents, {} tokens, {share:.1} % with loss", self.documents, self.tokens);
-        out!("  {:.1} rows an epoch, {} documents cut to a row", self.rows, self.truncated);
+        let share = self.target_tokens as f64 / self.counted_tokens.max(1) as f64 * 100.0;
+        out!("\n  {} documents, {} tokens", self.documents, self.tokens);
+        out!("  {:.1} rows an epoch; the loss is taken of {share:.1} % of their tokens, without padding", self.rows);
+        if let Some(fit) = &self.fit {
+            out!("  {fit}");
+        }
         for (i, row) in self.shown.iter().enumerate() {
             out!("\n  Row {}", i + 1);
             for document in row.chunk_by(|_, next| !next.starts) {

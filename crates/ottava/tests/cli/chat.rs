@@ -55,3 +55,45 @@ fn chats_are_planned_trained_on_and_continued() {
     std::fs::remove_file(run.path(model).join("chat_template.jinja")).unwrap();
     run.fail(&["chat", model], 1, &["there is no chat template"]);
 }
+
+/// A row has 16 tokens: the prompts of two of six chats leave no room for their answers.
+#[test]
+fn chats_without_a_target_in_a_row_are_left_out_and_named() {
+    let run = chats();
+    let chat = |prompt: usize| {
+        let (question, answer) = ("q".repeat(prompt), "r".repeat(5));
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "{question}"}}, {{"role": "assistant", "content": "{answer}"}}]}}"#
+        ) + "\n"
+    };
+    run.write("text.jsonl", [1, 40, 2, 3, 60, 4].map(chat).concat().as_bytes());
+    run.replace("run.toml", "val_set_size = 1", "val_set_size = 0");
+    let named = "2 of 6 documents are left out, since none of their first 16 tokens is followed by one that the loss is taken of: 2, 5";
+    for packing in ["bfd", "none"] {
+        let packing = format!("packing={packing}");
+        let plan = run.succeed(&["plan", "run.toml", "--show-data", "8", "--set", &packing]);
+        assert!(plan.contains(named), "{plan}");
+        let rows = plan.split("\n  Row ").skip(1).collect::<Vec<_>>();
+        assert!(rows.iter().all(|row| row.contains("[r r r r r ~]") && !row.contains("q q q q q")), "{rows:?}");
+        let plan = json(&run.succeed(&["plan", "run.toml", "--show-data", "--json", "--set", &packing]));
+        // Six targets in each of four rows, of 11, 12, 13 and 14 inputs.
+        assert_eq!((&plan["data"]["left_out"], &plan["data"]["target_tokens"]), (&2.into(), &24.into()));
+        assert_eq!(plan["data"]["counted_tokens"], 50, "{}", plan["data"]);
+        let folder = format!("output_dir={packing}");
+        let output = run.ottava(&["train", "run.toml", "--set", &packing, "--set", "max_steps=5", "--set", &folder]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && error.contains(named), "{error}");
+    }
+    // In one stream, prompts of others are context; a step that has nothing else is skipped.
+    let stream = ["--set", "packing=wrapped", "--set", "per_device_train_batch_size=1", "--set", "max_steps=8"];
+    let output = run.ottava(&[&["train", "run.toml"][..], &stream].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(error.contains("a step has no target token") && error.contains("these sequences are skipped"), "{error}");
+    run.write("text.jsonl", [40, 60].map(chat).concat().as_bytes());
+    run.fail(
+        &["train", "run.toml", "--set", "output_dir=x"],
+        2,
+        &["no document has a token of an answer within `data.max_length` = 16"],
+    );
+}
