@@ -1,5 +1,6 @@
 //! Static scales of the inputs of linears, from the values that they have on a text.
 
+use crate::checkpoint::WeightFiles;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::evaluate::evaluate;
@@ -10,7 +11,7 @@ use crate::parallel::DataParallel;
 use crate::param::Resident;
 use crate::scaling::Histogram;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The share of values that [`Range::Percentile`] keeps; the others saturate.
@@ -20,7 +21,7 @@ pub const PERCENTILE: f64 = 0.9999;
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The version of the file.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Which value becomes the largest of E4M3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +45,8 @@ pub struct Calibration {
     pub range: Range,
     /// Tokens of the text.
     pub tokens: u64,
+    /// [`WeightFiles::fingerprint`] of the linears; empty if they are of no folder.
+    pub model: String,
     /// By the name of each linear in a folder.
     pub inputs: BTreeMap<String, InputRange>,
 }
@@ -103,18 +106,42 @@ impl Calibration {
             let input_scale = if largest > 0.0 { largest / 448.0 } else { 1.0 };
             inputs.extend(site.parts.iter().map(|part| (part.clone(), InputRange { amax, input_scale })));
         }
-        Ok(Calibration { format: FORMAT, range, tokens: evaluation.tokens, inputs })
+        Ok(Calibration { format: FORMAT, range, tokens: evaluation.tokens, model: String::new(), inputs })
+    }
+
+    /// These scales as those of the model whose weights are in the folder of `weights`.
+    pub fn of_model(self, weights: &WeightFiles) -> Result<Calibration> {
+        Ok(Calibration { model: weights.fingerprint(self.inputs.keys())?, ..self })
+    }
+
+    /// Errors with [`Error::Config`] when the scales were measured on a model with other weights.
+    pub fn expect_model(&self, weights: &WeightFiles) -> Result<()> {
+        let names: BTreeSet<&str> = weights.names().collect();
+        let other = |what: &str| {
+            Error::Config(format!(
+                "the scales of inputs {what}: measure those of this model with `ottava calibrate` and name that file"
+            ))
+        };
+        if let Some(linear) = self.inputs.keys().find(|linear| !names.contains(format!("{linear}.weight").as_str())) {
+            return Err(other(&format!("have one of `{linear}`, which is no linear of this model")));
+        }
+        match weights.fingerprint(self.inputs.keys())? == self.model {
+            true => Ok(()),
+            false => Err(other("were measured on another model, whose weights are not these")),
+        }
     }
 
     /// Reads a file of [`Calibration::render`].
     pub fn read(path: &Path) -> Result<Calibration> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let text = input::read(path, MAX_BYTES).map_err(Error::io(path))?;
-        let read: Calibration = serde_json::from_slice(&text)
-            .map_err(|e| wrong(format!("this is not a file of `ottava calibrate`: {e}")))?;
-        if read.format != FORMAT {
-            return Err(wrong(format!("it has format {}, this program reads {FORMAT}", read.format)));
+        let not_ours = |e| wrong(format!("this is not a file of `ottava calibrate`: {e}"));
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(not_ours)?;
+        if value["format"].is_u64() && value["format"] != FORMAT {
+            let found = &value["format"];
+            return Err(wrong(format!("it has format {found}, this program reads {FORMAT}; measure the scales again")));
         }
+        let read: Calibration = serde_json::from_value(value).map_err(not_ours)?;
         let bad = read.inputs.iter().find(|(_, range)| !(range.input_scale.is_finite() && range.input_scale > 0.0));
         match bad {
             Some((name, range)) => Err(wrong(format!("the scale of `{name}` is {}; it is above 0", range.input_scale))),

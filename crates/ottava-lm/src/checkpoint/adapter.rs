@@ -72,6 +72,11 @@ impl AdapterFolder {
         Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
     }
 
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The folder of the base model that trained the adapters, as its settings name it.
     pub fn base(folder: &Path) -> Result<PathBuf> {
         ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")

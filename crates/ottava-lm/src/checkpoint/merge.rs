@@ -1,7 +1,7 @@
 //! Adapters added to the weights of their base model, as a plain model folder.
 
 use super::fs::RealFs;
-use super::model::write_settings;
+use super::model::{expect_new_folder, write_settings};
 use super::safetensors::TensorInfo;
 use super::safetensors_write::MAX_FILE_BYTES;
 use super::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
@@ -15,12 +15,10 @@ use std::path::Path;
 /// Writes the model of the folder `base` with `W + scale · B · A` in place of each `W` that has an adapter, as the new folder `output`, and
 /// returns the number of those. Sums are F32, and rounded once to the type of `W`; other weights keep their bits, and weights in FP8 become BF16.
 ///
-/// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists; nothing is
-/// left then.
+/// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists or is
+/// inside a source; nothing is left then.
 pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
-    if output.symlink_metadata().is_ok() {
-        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
-    }
+    expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
     let transposed = decoder_config(&config)?.names.transposed;
     let files = WeightFiles::open(base)?;

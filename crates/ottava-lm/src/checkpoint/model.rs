@@ -7,6 +7,7 @@ use crate::hash::name_hash;
 use crate::lora::{Lora, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
 use crate::param::{Init, Layout, Part, WeightSource};
+use crate::recipe::Recipe;
 use crate::{input, interrupt};
 use ottava_tensor::ops::{normal, transpose};
 use ottava_tensor::{DType, Device, Tensor};
@@ -34,6 +35,33 @@ impl FolderWeights {
         Ok(FolderWeights { files: WeightFiles::open(folder)?, used: BTreeSet::new() })
     }
 
+    /// Checks that `folder` has the weights of the model of these `sizes`, each in its shape, and no others, as loading it does. Values are
+    /// read only where the folder has a second copy of a tied head.
+    pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
+        let mut weights = FolderWeights::open(folder)?;
+        Decoder::describe_parts(sizes, recipe, &mut |part| weights.find(part).map(drop))?;
+        weights.finish(sizes)
+    }
+
+    /// The name of a part in this folder.
+    ///
+    /// Errors when the folder lacks it or has it in another shape.
+    fn find(&mut self, part: &Part) -> Result<String> {
+        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        let name = part.name.strip_prefix("transformer.").filter(|_| self.files.info(&part.name).is_err());
+        let name = name.unwrap_or(&part.name);
+        let info = self.files.info(name)?;
+        if info.shape != part.stored_shape() {
+            return Err(Error::Model(format!(
+                "tensor `{name}` has shape {:?}, config.json makes it {:?}",
+                info.shape,
+                part.stored_shape()
+            )));
+        }
+        self.used.insert(name.to_string());
+        Ok(name.to_string())
+    }
+
     /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, and a
     /// second copy of a tied head.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
@@ -46,6 +74,11 @@ impl FolderWeights {
             return Err(Error::Model(format!(
                 "the model folder holds a tensor `{name}` that config.json has no place for; is config.json of another model?"
             )));
+        }
+        let scales: Vec<_> = self.files.cache_scales().collect();
+        if let Some(first) = scales.first() {
+            let more = if scales.len() > 1 { format!(" and {} more", scales.len() - 1) } else { String::new() };
+            tracing::warn!("`{first}`{more} are ignored: scales of a cache of keys and values in FP8");
         }
         let table = format!("{}.weight", sizes.names.embedding);
         let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
@@ -68,19 +101,8 @@ impl FolderWeights {
 impl WeightSource for FolderWeights {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
-        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
-        let name = part.name.strip_prefix("transformer.").filter(|_| self.files.info(&part.name).is_err());
-        let name = name.unwrap_or(&part.name);
-        let info = self.files.info(name)?;
-        if info.shape != part.stored_shape() {
-            return Err(Error::Model(format!(
-                "tensor `{name}` has shape {:?}, config.json makes it {:?}",
-                info.shape,
-                part.stored_shape()
-            )));
-        }
-        let values = self.values(name)?;
-        self.used.insert(name.to_string());
+        let name = self.find(part)?;
+        let values = self.values(&name)?;
         Ok(match part.layout {
             Layout::Same => values,
             Layout::Transposed => transpose(&values)?,
@@ -264,6 +286,24 @@ impl FolderTemplate {
             vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
         files.extend(companions);
         files
+    }
+}
+
+/// Errors with [`Error::Config`] when `output` exists, or would be inside one of the folders that it is made of.
+pub(crate) fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
+    if output.symlink_metadata().is_ok() {
+        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
+    }
+    let above = output.ancestors().skip(1).map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let existing = above.into_iter().find_map(|path| path.canonicalize().ok()).unwrap_or_default();
+    let around = sources.iter().find(|source| source.canonicalize().is_ok_and(|source| existing.starts_with(source)));
+    match around {
+        Some(source) => Err(Error::Config(format!(
+            "{}: this is inside the model folder {}, which would be changed; name another place",
+            output.display(),
+            source.display()
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};
+use crate::hash::sha256;
 use crate::models::{Quantization, WeightScales};
 use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
@@ -9,12 +10,17 @@ use ottava_tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Values of each weight that a fingerprint reads.
+const FINGERPRINT_VALUES: usize = 1024;
+
 /// The weights of a model folder, open for reading in any order.
 #[derive(Debug)]
 pub struct WeightFiles {
     files: ModelFiles,
     /// How weights in FP8 are stored, if there are some.
     quantization: Option<Quantization>,
+    /// Whether the folder may have scales of a cache of keys and values.
+    stated: bool,
 }
 
 /// The scales of a weight in FP8: values are codes times these.
@@ -34,11 +40,11 @@ impl WeightFiles {
     /// Opens the safetensors files of `folder`, checks that they are whole, and reads in `config.json` how weights in FP8 are stored.
     pub fn open(folder: &Path) -> Result<WeightFiles> {
         let files = ModelFiles::open(folder)?;
-        let quantization = match folder.join("config.json").is_file() {
-            true => Quantization::of_folder(folder)?,
-            false => None,
+        let (quantization, stated) = match folder.join("config.json").is_file() {
+            true => (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?),
+            false => (None, false),
         };
-        Ok(WeightFiles { files, quantization })
+        Ok(WeightFiles { files, quantization, stated })
     }
 
     /// How weights in FP8 are stored, if there are some.
@@ -48,7 +54,18 @@ impl WeightFiles {
 
     /// The names of all weights, sorted; scales of FP8 weights are none.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.files.names().filter(|name| self.quantization.is_none() || !Quantization::is_scale(name))
+        self.files
+            .names()
+            .filter(|name| !(self.quantization.is_some() && Quantization::is_scale(name) || self.is_cache_scale(name)))
+    }
+
+    /// The names of scales of a cache of keys and values, which nothing reads.
+    pub fn cache_scales(&self) -> impl Iterator<Item = &str> {
+        self.files.names().filter(|name| self.is_cache_scale(name))
+    }
+
+    fn is_cache_scale(&self, name: &str) -> bool {
+        self.stated && Quantization::is_cache_scale(name)
     }
 
     /// Name, shape and type of a weight: BF16 for one in FP8.
@@ -60,6 +77,11 @@ impl WeightFiles {
     /// Whether a weight is stored in FP8.
     pub fn is_fp8(&self, name: &str) -> Result<bool> {
         Ok(self.files.info(name)?.dtype == DType::E4M3)
+    }
+
+    /// The codes of a weight in FP8.
+    pub fn codes(&self, name: &str) -> Result<Vec<u8>> {
+        self.files.read(name)
     }
 
     /// A weight in F32, on the CPU; one in FP8 as `code · scale`, rounded once.
@@ -80,6 +102,26 @@ impl WeightFiles {
             return Err(Error::Model(format!("tensor `{name}` has codes or scales that are not finite")));
         }
         Ok(Tensor::from_slice(&Device::Cpu, &info.shape, &values)?)
+    }
+
+    /// A hash of `linears`: of the names, shapes and first values of their weights, rounded to BF16, so that a copy in another type has the
+    /// same one.
+    pub fn fingerprint<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<String> {
+        let mut text = Vec::new();
+        for linear in linears {
+            let name = format!("{linear}.weight");
+            let info = self.files.info(&name)?;
+            text.extend(format!("{name} {:?} ", info.shape).bytes());
+            let count = info.elements().min(FINGERPRINT_VALUES);
+            let bytes = self.files.read_bytes(&name, 0..count * info.dtype.size())?;
+            text.extend(match info.dtype {
+                DType::E4M3 => bytes,
+                dtype => {
+                    cast(&Tensor::from_bytes(&Device::Cpu, &[count], dtype, &bytes)?, DType::BF16)?.read_bytes()?
+                }
+            });
+        }
+        Ok(sha256(&text))
     }
 
     /// The bytes of a weight in the type of [`WeightFiles::info`].

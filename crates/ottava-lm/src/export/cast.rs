@@ -1,10 +1,11 @@
 //! The FP8 codes of a linear, by the casts of training.
 
+use super::finite::expect_finite;
 use super::format::Fp8Format;
 use super::linears::{Group, Scale};
 use crate::checkpoint::WeightFiles;
-use crate::error::{Error, Result};
-use ottava_tensor::ops::{CastStatistics, CodeCopies, amax, cast, quantize, quantize_blocks, take_scale};
+use crate::error::Result;
+use ottava_tensor::ops::{CastStatistics, CodeCopies, amax, quantize, quantize_blocks, take_scale};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
@@ -28,18 +29,14 @@ impl Group {
         Ok(Codes(quantize(&value, e4m3, &scale, CodeCopies::Rows, &mut statistics, 0)?))
     }
 
-    /// The stacked weights in BF16 `[outputs, inputs]`, as layers read them.
+    /// The stacked weights `[outputs, inputs]` in F32. Layers read them in BF16, as a run stores them, so its codes are the same.
     fn value(&self, weights: &WeightFiles) -> Result<Tensor> {
-        let mut value = Tensor::empty(&Device::Cpu, &[self.outputs(), self.inputs], DType::BF16)?;
+        let mut value = Tensor::empty(&Device::Cpu, &[self.outputs(), self.inputs], DType::F32)?;
         for ((part, _), rows) in self.parts.iter().zip(self.rows()) {
             let name = format!("{part}.weight");
             let values = weights.values(&name)?;
-            if !amax(&values)?.to_vec::<f32>()?[0].is_finite() {
-                return Err(Error::NonFinite(format!(
-                    "`{name}` holds a weight that is not finite, so nothing was exported"
-                )));
-            }
-            value.copy_from(rows.start, &cast(&values, DType::BF16)?)?;
+            expect_finite(&name, &values.to_vec::<f32>()?)?;
+            value.copy_from(rows.start, &values)?;
         }
         Ok(value)
     }

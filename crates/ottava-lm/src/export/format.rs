@@ -5,32 +5,37 @@
 
 use crate::models::{MODELOPT_FILE, WeightScales};
 use ottava_tensor::Granularity;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Who reads a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Layout {
     /// `fp8`, as DeepSeek-V3 has it: vLLM, SGLang, TensorRT-LLM and transformers.
+    #[serde(rename = "fp8-block")]
     DeepSeek,
     /// `compressed-tensors`: vLLM, SGLang and transformers.
     CompressedTensors,
     /// `modelopt`: TensorRT-LLM, vLLM and SGLang.
+    #[serde(rename = "modelopt")]
     ModelOpt,
 }
 
 /// What shares a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scheme {
     /// Each output of a weight; each token of an input, when it is computed.
     Dynamic,
     /// Each weight; each input, by a scale that is stored.
     Static,
-    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales are powers of two.
+    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales are those of the run, or powers of two.
     Block,
 }
 
 /// A format of FP8 weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fp8Format {
     /// Names and settings.
     pub layout: Layout,

@@ -56,7 +56,7 @@ impl Linears {
         let mut linears = Linears { groups: Vec::new(), left: Vec::new() };
         let (description, left) = (Decoder::describe(sizes, &source.recipe)?, source.left()?);
         for (site, decision) in &description.linears {
-            let outputs = |part: &String| Ok((part.clone(), source.weights.info(&format!("{part}.weight"))?.shape[0]));
+            let outputs = |part: &String| Ok((part.clone(), source.outputs(part)?));
             let parts: Vec<_> = site.parts.iter().map(outputs).collect::<Result<_>>()?;
             let excepted = source.exceptions.decide(site)?;
             let excepted = excepted.fp8.is_none().then_some(excepted.reason);
@@ -173,6 +173,11 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
         return (Scale::Own(own), Some(format!("cast from {from}")));
     };
     let again = |reason: &str| (Scale::Own(own), Some(format!("cast again from the weights: {reason}")));
+    if !source.casts.contains(&format!("{}.weight", site.name)) {
+        return again(
+            "the run computed this linear in BF16, since FP8 is slower on its GPU (`precision.skip_slow_linears`)",
+        );
+    }
     if decision.smooth {
         return again(
             "smooth_swiglu folds scales of the input into this weight, which the run casts anew for each micro-batch",
@@ -190,9 +195,6 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
             Some(scale) => (Scale::Given(*scale), None),
             None => again("the run has no history of this weight yet"),
         },
-        Scaling::Current(how) if blocks && !how.power_of_two => again(
-            "the run's scales are not powers of two (`precision.power_of_two_scales` is false), and engines round those of blocks",
-        ),
         Scaling::Current(how) => (Scale::Own(how), None),
     }
 }

@@ -3,6 +3,8 @@
 //! Folders with FP8 weights are read by [`WeightFiles`](crate::checkpoint::WeightFiles).
 
 mod cast;
+mod default_format;
+mod finite;
 mod format;
 mod linears;
 mod report;
@@ -13,12 +15,13 @@ pub use report::{Left, LinearReport, Report};
 pub use source::Source;
 
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::model::{HEAD, MASKS_AND_ANGLES, as_json, write_settings};
+use crate::checkpoint::model::{HEAD, MASKS_AND_ANGLES, as_json, expect_new_folder, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
-use crate::checkpoint::{CheckpointWriter, TensorInfo, WeightFiles, write_model};
-use crate::error::{Error, Result};
+use crate::checkpoint::{CheckpointWriter, FolderWeights, TensorInfo, WeightFiles, write_model};
+use crate::error::Result;
 use crate::interrupt;
 use cast::Codes;
+use finite::{expect_finite, not_finite};
 use linears::{Group, Linears};
 use ottava_tensor::DType;
 use ottava_tensor::ops::cast as convert;
@@ -38,19 +41,19 @@ enum Made {
 /// `None`. `input_scales` are scales of inputs that do not depend on them, by the name of a linear; only formats with such scales read them.
 ///
 /// The folder is read back before it appears, and each weight must be the nearest value of its codes. Memory holds one tensor at a time: of
-/// a fused linear the values in F32 and BF16 and the codes. The source is read three times, for scales, codes and comparison.
+/// a fused linear the values in F32 and the codes. The source is read three times, for scales, codes and comparison.
 ///
-/// Errors with [`Error::Config`] when `output` exists or an input has no scale, with [`Error::Model`] when no linear can be in FP8, and with
-/// [`Error::NonFinite`] for a weight that is not finite; nothing is left then.
+/// Errors with [`Error::Config`] when `output` exists, would be inside the source, or an input has no scale, with [`Error::Model`] when the
+/// weights are not those of the source's `config.json` or no linear can be in FP8, and with [`Error::NonFinite`] for a weight that is not
+/// finite, or not in BF16 where that is written; nothing is left then.
 pub fn export(
     source: &Source,
     format: Option<Fp8Format>,
     input_scales: &BTreeMap<String, f32>,
     output: &Path,
 ) -> Result<Report> {
-    if output.symlink_metadata().is_ok() {
-        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
-    }
+    expect_new_folder(output, &[&source.path])?;
+    FolderWeights::check(&source.path, &source.sizes, &source.recipe)?;
     let linears = format.map(|format| Linears::of(source, format, input_scales).map(|linears| (format, linears)));
     let Some((format, linears)) = linears.transpose()? else { return write(source, None, output) };
     write(source, Some((format, &linears)), output)
@@ -113,7 +116,15 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
     }
     writer.finish_folder()?;
     let weights = infos.iter().filter(|info| !matches!(made.get(&info.name), Some(Made::Scales(_))));
+    let blocks = fp8.is_some_and(|(format, _)| format.scheme == Scheme::Block);
+    let scales = made.values().filter_map(|made| match made {
+        Made::Scales(scales) => Some(scales),
+        Made::Codes(..) => None,
+    });
+    let power_of_two = |scale: &f32| scale.to_bits() & 0x007f_ffff == 0;
     Ok(Report {
+        format: fp8.map(|(format, _)| format),
+        power_of_two_scales: blocks.then(|| scales.flatten().all(power_of_two)),
         parameters: weights.map(TensorInfo::elements).sum(),
         bytes: infos.iter().map(TensorInfo::bytes).sum(),
         linears: reports,
@@ -149,10 +160,22 @@ fn list(
 }
 
 /// The bytes of a weight in BF16; a weight that is BF16 in the source keeps its bytes.
+///
+/// Errors with [`Error::NonFinite`] for a value that is infinite or NaN in BF16.
 fn in_bf16(weights: &WeightFiles, info: &TensorInfo) -> Result<Vec<u8>> {
     let stored = weights.info(&info.name)?;
-    match stored.dtype {
-        DType::BF16 => weights.bytes(&stored),
-        _ => Ok(convert(&weights.values(&info.name)?, DType::BF16)?.read_bytes()?),
+    let bytes = match stored.dtype {
+        DType::BF16 => weights.bytes(&stored)?,
+        _ => {
+            let values = weights.values(&info.name)?;
+            expect_finite(&info.name, &values.to_vec::<f32>()?)?;
+            convert(&values, DType::BF16)?.read_bytes()?
+        }
+    };
+    let finite = |bytes: &[u8]| half::bf16::from_le_bytes([bytes[0], bytes[1]]).is_finite();
+    match bytes.chunks_exact(2).position(|value| !finite(value)) {
+        Some(element) if stored.dtype == DType::BF16 => Err(not_finite(&info.name, element, "is not finite")),
+        Some(element) => Err(not_finite(&info.name, element, "is too large for BF16")),
+        None => Ok(bytes),
     }
 }

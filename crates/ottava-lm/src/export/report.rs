@@ -1,13 +1,20 @@
 //! What an export wrote, read back from the files, and what its casts lose.
 
+use super::format::Fp8Format;
 use super::linears::Group;
 use crate::checkpoint::WeightFiles;
 use crate::error::{Error, Result};
+use ottava_tensor::fp8::E4M3;
 use serde::Serialize;
 
 /// What was exported.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
+    /// The format of the linears; `None` for BF16.
+    #[serde(flatten)]
+    pub format: Option<Fp8Format>,
+    /// Whether the scales of blocks are powers of two, which engines keep that round them; `None` for other formats.
+    pub power_of_two_scales: Option<bool>,
     /// Values of all weights.
     pub parameters: usize,
     /// Bytes of all tensors.
@@ -36,7 +43,7 @@ pub struct LinearReport {
     pub name: String,
     /// Why its codes are not those of training; `None` if they are.
     pub recast: Option<String>,
-    /// Root of the sum of squared differences between weights in BF16 and in FP8, relative to that of squared weights.
+    /// Root of the sum of squared differences between weights and their values in FP8, relative to that of squared weights.
     pub relative_error: f64,
     /// The largest difference.
     pub largest_error: f64,
@@ -63,28 +70,57 @@ impl LinearReport {
         for (part, _) in &group.parts {
             let name = format!("{part}.weight");
             let (values, found) = (source.values(&name)?.to_vec::<f32>()?, written.values(&name)?.to_vec::<f32>()?);
-            let scales = written.scales(&name)?;
-            for (i, (value, found)) in values.into_iter().zip(found).enumerate() {
-                let (value, scale) = (half::bf16::from_f32(value).to_f32(), scales.at(i));
-                let difference = (value - found).abs();
-                // E4M3 has three bits after the first one, and no finer steps than 2⁻⁹: half of the last place is lost. The products and
-                // quotients of scaling are rounded too.
-                let allowed = (value.abs() / 16.0).max(scale / 1024.0) * 1.0001;
-                // The amax of a scale may exceed the largest code by those.
-                let saturated = value.abs() > scale * 448.0 * 1.0001;
-                if !(difference <= allowed || saturated) {
+            let (scales, codes) = (written.scales(&name)?, written.codes(&name)?);
+            for (i, ((value, found), code)) in values.into_iter().zip(found).zip(codes).enumerate() {
+                let scaled = f64::from(value) / f64::from(scales.at(i));
+                if !is_nearest(code, scaled) {
                     return Err(Error::Model(format!(
                         "`{name}` was exported wrongly: element {i} is {value} and was read back as {found}; nothing was kept"
                     )));
                 }
-                report.saturated += usize::from(saturated);
+                let difference = f64::from(value) - f64::from(found);
+                // The amax of a scale may exceed the largest code by the rounding of products.
+                report.saturated += usize::from(scaled.abs() > 448.0 * 1.0001);
                 report.underflowed += usize::from(value != 0.0 && found == 0.0);
-                report.largest_error = report.largest_error.max(difference.into());
-                error += f64::from(difference).powi(2);
+                report.largest_error = report.largest_error.max(difference.abs());
+                error += difference.powi(2);
                 total += f64::from(value).powi(2);
             }
         }
         report.relative_error = if total > 0.0 { (error / total).sqrt() } else { 0.0 };
         Ok(report)
+    }
+}
+
+/// Whether no code is nearer to `scaled`, a weight over its scale. Scale and product were rounded to F32, which moves the middle between two
+/// codes by as much.
+fn is_nearest(code: u8, scaled: f64) -> bool {
+    let distance = |code: u8| (scaled - f64::from(E4M3(code).to_f32())).abs();
+    // Codes of a sign are in the order of their values, and next to both zeros are the two smallest.
+    let near = match code & 0x7f {
+        0 => [0x01, 0x81],
+        _ => [code - 1, code + 1],
+    };
+    let allowed = scaled.abs().min(448.0) * 2f64.powi(-22);
+    let nearer = |other: u8| distance(other) + allowed < distance(code);
+    distance(code).is_finite() && !near.into_iter().any(nearer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_nearest_code_passes() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            let value = f64::from(E4M3(code).to_f32());
+            for scaled in [value, value * (1.0 + 1.0 / 64.0), value + 1e-4] {
+                let nearest = E4M3::from_f32(scaled as f32).0;
+                let same = E4M3(nearest).to_f32() == E4M3(code).to_f32();
+                assert_eq!(is_nearest(code, scaled), same, "{code:#x} of {scaled}, whose code is {nearest:#x}");
+            }
+        }
+        assert!(is_nearest(0x7e, 1e9) && is_nearest(0xfe, -1e9) && !is_nearest(0x7d, 1e9) && !is_nearest(0x7e, -1e9));
+        assert!(!is_nearest(0x7f, 480.0) && !is_nearest(0x38, f64::NAN));
     }
 }

@@ -25,6 +25,8 @@ pub struct Source {
     pub recipe: Recipe,
     /// A recipe whose exceptions stay in BF16, whatever the run has cast.
     pub(super) exceptions: Recipe,
+    /// The names of the casts of that run: a linear without them was computed in BF16.
+    pub casts: BTreeSet<String>,
     /// Scales of delayed scaling, by the name of the cast: `code = cast(x · scale)`.
     pub delayed: BTreeMap<String, f32>,
 }
@@ -35,13 +37,22 @@ impl Source {
         let config = ConfigFile::read(folder)?;
         let sizes = decoder_config(&config)?;
         let weights = WeightFiles::open(folder)?;
-        let precision = RunConfig::saved_in(folder)?.unwrap_or_default().0.precision;
+        let (run, casts) = RunConfig::saved_in(folder)?.unwrap_or_default();
+        let precision = run.precision;
         let delayed = match precision.recipe {
             RecipeName::Fp8Delayed => delayed_scales(folder)?,
             _ => BTreeMap::new(),
         };
         let (recipe, exceptions) = (precision.recipe(), exceptions(&Precision::default()));
-        Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, exceptions, delayed })
+        let casts = casts.into_iter().collect();
+        Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, exceptions, casts, delayed })
+    }
+
+    /// The outputs of a linear, by its name in the folder.
+    pub(super) fn outputs(&self, linear: &str) -> Result<usize> {
+        let name = format!("{linear}.weight");
+        let shape = self.weights.info(&name)?.shape;
+        shape.first().copied().ok_or_else(|| Error::Model(format!("tensor `{name}` has no rows; it is a matrix")))
     }
 
     /// Leaves linears in BF16 by `settings`, `key=value` of `[precision]`.

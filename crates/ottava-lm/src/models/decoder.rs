@@ -88,8 +88,17 @@ impl Decoder {
     ///
     /// Errors when the recipe's exceptions do not fit the model.
     pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
+        Decoder::describe_parts(config, recipe, &mut |_| Ok(()))
+    }
+
+    /// [`Decoder::describe`] that calls `each` with every tensor that a folder of the model has.
+    pub(crate) fn describe_parts(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        each: &mut dyn FnMut(&Part) -> Result<()>,
+    ) -> Result<Description> {
         let device = Device::Cpu.dry();
-        let mut weights = Unset(&device);
+        let mut weights = Unset { device: &device, each };
         let mut build = Builder::new(&device, recipe, Purpose::Infer, &mut weights);
         build.lora = config.lora.as_ref();
         let table = Tensor::empty(&device, &[1, config.head_dim], real_type(recipe.compute))?;
@@ -300,11 +309,15 @@ fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
 }
 
 /// Weights of a dry build.
-struct Unset<'a>(&'a Device);
+struct Unset<'a> {
+    device: &'a Device,
+    each: &'a mut dyn FnMut(&Part) -> Result<()>,
+}
 
 impl WeightSource for Unset<'_> {
     fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
-        Ok(Tensor::empty(self.0, &part.shape, DType::F32)?)
+        (self.each)(part)?;
+        Ok(Tensor::empty(self.device, &part.shape, DType::F32)?)
     }
 }
 

@@ -62,8 +62,10 @@ impl Quantization {
     /// Endings of the names of scales of inputs that do not depend on the input.
     pub const INPUT_SCALES: [&str; 2] = [".input_scale", ".activation_scale"];
 
-    /// Endings of the names of other scales, which belong to a cache of keys and values in FP8.
-    const CACHE_SCALES: [&str; 3] = [".k_scale", ".v_scale", ".q_scale"];
+    /// Endings of the names of other scales, which belong to a cache of keys and values in FP8, as ModelOpt, compressed-tensors, AutoFP8 and
+    /// vLLM call them.
+    const CACHE_SCALES: [&str; 6] =
+        [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
 
     /// What `config.json` says about FP8 weights; `None` if it says nothing.
     ///
@@ -92,10 +94,20 @@ impl Quantization {
         }
     }
 
-    /// Whether a tensor of this name is a scale, and no weight.
+    /// Whether a folder says anything about quantization, if only of its cache of keys and values.
+    pub fn is_stated_in(folder: &Path) -> Result<bool> {
+        Ok(folder.join(MODELOPT_FILE).is_file() || ConfigFile::read(folder)?.has("quantization_config"))
+    }
+
+    /// Whether a tensor of this name is the scale of a weight or an input.
     pub fn is_scale(name: &str) -> bool {
         let endings = Quantization::WEIGHT_SCALES.iter().chain(&Quantization::INPUT_SCALES);
-        endings.chain(&Quantization::CACHE_SCALES).any(|ending| name.ends_with(ending))
+        endings.into_iter().any(|ending| name.ends_with(ending))
+    }
+
+    /// Whether a tensor of this name is a scale of a cache of keys and values.
+    pub fn is_cache_scale(name: &str) -> bool {
+        Quantization::CACHE_SCALES.iter().any(|ending| name.ends_with(ending))
     }
 }
 

@@ -68,8 +68,8 @@ fn files_are_read_as_they_were_written_and_checked() {
     assert_eq!(of("self_attn.q_proj"), of("self_attn.v_proj"));
     assert_ne!(of("self_attn.q_proj"), of("self_attn.o_proj"));
     for (from, to, words) in [
-        ("\"format\": 1", "\"format\": 2", "it has format 2, this program reads 1"),
-        ("\"format\": 1", "\"form\": 1", "this is not a file of `ottava calibrate`: unknown field `form`"),
+        ("\"format\": 2", "\"format\": 1", "it has format 1, this program reads 2; measure the scales again"),
+        ("\"format\": 2", "\"form\": 2", "this is not a file of `ottava calibrate`: unknown field `form`"),
         ("\"input_scale\": ", "\"input_scale\": -", "the scale of `model.layers.0."),
     ] {
         let error = read(&calibration.render().replace(from, to)).unwrap_err();

@@ -9,6 +9,7 @@ mod determinism;
 mod documents;
 mod engine;
 mod export;
+mod export_sources;
 mod families;
 mod fp16;
 mod golden;

@@ -73,6 +73,28 @@ fn scales_of_other_writers_are_read() {
     assert_eq!(weights.input_scales().unwrap(), BTreeMap::from([("a".to_string(), 0.25)]));
 }
 
+/// Whoever wrote them, and also where nothing but the cache is quantized. Without a word about quantization they are tensors like others.
+#[test]
+fn scales_of_a_cache_are_no_weights() {
+    let one = f32s(&[0.5]);
+    let scale = |name: &'static str| (name, DType::F32, &[][..], one.clone());
+    let caches = ["l.attn.k_scale", "l.attn.kv_scale", "l.k_proj.output_scale", "l.q_scale", "l.v_proj.output_scale"];
+    let tensors: Vec<_> = caches.map(scale).into_iter().chain([scale("a.weight_scale")]).collect();
+    let compressed = json!({"quant_method": "fp8"});
+    let folder = stored(compressed, &tensors);
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    assert_eq!(weights.names().collect::<Vec<_>>(), ["a.weight"]);
+    assert_eq!(weights.cache_scales().collect::<Vec<_>>(), caches);
+    // ModelOpt's form for a cache alone.
+    let cache = json!({"quant_method": "modelopt", "quant_algo": null, "kv_cache_quant_algo": "FP8"});
+    let folder = stored(cache, &tensors[..5]);
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    assert_eq!((weights.quantization(), weights.names().count(), weights.cache_scales().count()), (None, 1, 5));
+    let folder = stored(Value::Null, &tensors[..5]);
+    let weights = WeightFiles::open(folder.path()).unwrap();
+    assert_eq!((weights.names().count(), weights.cache_scales().count()), (6, 0));
+}
+
 #[test]
 fn other_quantization_is_refused_with_a_remedy() {
     let wrong = |settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)], words: &str| {

@@ -6,7 +6,7 @@ use crate::output::{Meter, print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
 use ottava_lm::calibrate::{Calibration, Range};
 use ottava_lm::checkpoint::fs::{RealFs, replace_file};
-use ottava_lm::checkpoint::verify_model;
+use ottava_lm::checkpoint::{WeightFiles, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::Windows;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
@@ -66,7 +66,7 @@ impl Calibrate {
         if self.output.is_dir() {
             return Err(Error::Config(format!("{}: this is a folder; name a file", self.output.display())));
         }
-        let (mut model, tokenizer, seq_len) = with_model(&self.model, |folder| {
+        let (mut model, weights, tokenizer, seq_len) = with_model(&self.model, |folder| {
             verify_model(folder)?;
             let config = ConfigFile::read(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
@@ -77,7 +77,7 @@ impl Calibrate {
             let model = build(Some(folder), None, 0, &device, &sizes, |weights| {
                 Decoder::new(&sizes, &precision.recipe(), &device, Purpose::Infer, seq_len, weights)
             })?;
-            Ok((model, tokenizer, seq_len))
+            Ok((model, WeightFiles::open(folder)?, tokenizer, seq_len))
         })?;
         let tokens = self.text.tokenize(&tokenizer)?;
         let batches = tokens.batches(Windows::blocks(seq_len));
@@ -85,6 +85,7 @@ impl Calibrate {
         let mut meter = Meter::new("measured", total);
         let measured = batches.take(self.samples.div_ceil(tokens.rows()));
         let calibration = Calibration::measure(&mut model, measured, range, &mut |tokens| meter.at(tokens))?;
+        let calibration = calibration.of_model(&weights)?;
         meter.finish(calibration.tokens);
         replace_file(&RealFs, &self.output, calibration.render().as_bytes())?;
         let (linears, tokens) = (calibration.inputs.len(), calibration.tokens);

@@ -120,7 +120,10 @@ impl Eval {
             let windows = self.windows(seq_len)?;
             let tokens = self.text.tokenize(&tokenizer)?;
             let inputs = match &calibrated {
-                Some(calibrated) => calibrated.input_scales(),
+                Some(calibrated) => {
+                    calibrated.expect_model(&source.weights)?;
+                    calibrated.input_scales()
+                }
                 None => source.input_scales()?,
             };
             let scales = (!inputs.is_empty()).then(|| source.static_scales(&inputs)).transpose()?;

@@ -10,7 +10,7 @@ use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder for inference engines, with FP8 weights as training had them.
+/// Write a model folder for inference engines, with FP8 weights: of a run with the codes of training where the format has its scales.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -25,11 +25,12 @@ pub struct Export {
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; the rest is BF16 in all of them.
-    #[arg(long, default_value = "fp8-block")]
-    format: Format,
-    /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
+    /// The format of the linears of the blocks; the rest is BF16 in all of them. By default the one with the scales of the model's run, else
+    /// fp8-block where all linears have whole blocks, else compressed-tensors.
     #[arg(long)]
+    format: Option<Format>,
+    /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
+    #[arg(long, requires = "format")]
     scheme: Option<SchemeName>,
     /// The scales of inputs that `ottava calibrate` wrote, for static; by default those of the run, or of the folder.
     #[arg(long, value_name = "FILE")]
@@ -47,7 +48,7 @@ pub struct Export {
 enum Format {
     /// A plain folder.
     Bf16,
-    /// DeepSeek's: a power of two for each 128x128 weights; inputs are scaled by engines.
+    /// DeepSeek's: a scale for each 128x128 weights, that of the run or a power of two; inputs are scaled by engines.
     Fp8Block,
     /// Of llm-compressor and vLLM.
     CompressedTensors,
@@ -62,16 +63,17 @@ enum SchemeName {
     Dynamic,
     /// Each weight, and each input by a scale of fp8-delayed or of `ottava calibrate`.
     Static,
-    /// Each 128x128 weights, by a power of two, and 128 channels of a token when it is computed.
+    /// Each 128x128 weights, and 128 channels of a token when it is computed.
     Block,
 }
 
 impl Export {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
-        let format = self.fp8_format()?;
+        let named = self.format.map(|format| self.fp8_format(format)).transpose()?;
         let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
-        if calibrated.is_some() && format.is_none_or(|format| format.scheme != Scheme::Static) {
+        let stores_scales = |format: Option<Fp8Format>| format.is_some_and(|format| format.scheme == Scheme::Static);
+        if calibrated.is_some() && named.is_some_and(|format| !stores_scales(format)) {
             return Err(Error::Config(
                 "--activation-scales are of `--scheme static`; other schemes scale inputs by themselves".into(),
             ));
@@ -80,8 +82,19 @@ impl Export {
             verify_model(folder)?;
             let mut source = Source::open(folder)?;
             source.leave(&self.settings)?;
+            let format = match named {
+                Some(format) => format,
+                None => {
+                    let (format, reason) = Fp8Format::default_for(&source, calibrated.is_some())?;
+                    note!("format: {}, since {reason}; --format chooses another", name_of(format));
+                    Some(format)
+                }
+            };
             let input_scales = match (&calibrated, format) {
-                (Some(calibrated), _) => calibrated.input_scales(),
+                (Some(calibrated), _) => {
+                    calibrated.expect_model(&source.weights)?;
+                    calibrated.input_scales()
+                }
                 (None, Some(Fp8Format { scheme: Scheme::Static, .. })) => source.input_scales()?,
                 (None, _) => BTreeMap::new(),
             };
@@ -95,14 +108,14 @@ impl Export {
     }
 
     /// The format of the linears; `None` for BF16.
-    fn fp8_format(&self) -> Result<Option<Fp8Format>> {
+    fn fp8_format(&self, format: Format) -> Result<Option<Fp8Format>> {
         let scheme = self.scheme.map(|scheme| match scheme {
             SchemeName::Dynamic => Scheme::Dynamic,
             SchemeName::Static => Scheme::Static,
             SchemeName::Block => Scheme::Block,
         });
         let of = |layout, default| Some(Fp8Format { layout, scheme: scheme.unwrap_or(default) });
-        match self.format {
+        match format {
             Format::CompressedTensors => Ok(of(Layout::CompressedTensors, Scheme::Dynamic)),
             Format::Modelopt => Ok(of(Layout::ModelOpt, Scheme::Static)),
             _ if scheme.is_some() => Err(Error::Config(
@@ -115,7 +128,7 @@ impl Export {
     }
 
     fn print(&self, report: &Report) {
-        let Report { parameters, bytes, linears, left, tensor_parallel } = report;
+        let Report { format: _, power_of_two_scales, parameters, bytes, linears, left, tensor_parallel } = report;
         out!("{}: {parameters} parameters in {:.3} GB", self.output.display(), *bytes as f64 / 1e9);
         let Some(ranks) = tensor_parallel else { return };
         // Linears differ little but for the reason why they are cast again.
@@ -146,6 +159,25 @@ impl Export {
             out!("in BF16: {}{more}: {reason}", names[0]);
         }
         out!("tensor parallelism: at most {ranks} ranks, whose shares are whole heads and whole blocks");
+        if *power_of_two_scales == Some(false) {
+            out!(
+                "scales of blocks are not powers of two: engines that round them while they load (vLLM with DeepGEMM) cast these weights again"
+            );
+        }
         out!("read back: each weight is the nearest value of its format");
+    }
+}
+
+/// A format as the command line names it.
+fn name_of(Fp8Format { layout, scheme }: Fp8Format) -> String {
+    let scheme = match scheme {
+        Scheme::Dynamic => "dynamic",
+        Scheme::Static => "static",
+        Scheme::Block => "block",
+    };
+    match layout {
+        Layout::DeepSeek => "fp8-block".into(),
+        Layout::CompressedTensors => format!("compressed-tensors --scheme {scheme}"),
+        Layout::ModelOpt => format!("modelopt --scheme {scheme}"),
     }
 }

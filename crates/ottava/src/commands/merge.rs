@@ -1,10 +1,11 @@
 //! `ottava merge`.
 
 use super::inference::{with_checkpoint, with_model};
-use crate::output::stop_on_signals;
+use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_lm::Result;
 use ottava_lm::checkpoint::{AdapterFolder, merge, verify_model};
+use serde_json::json;
 use std::path::PathBuf;
 
 /// Add a LoRA adapter to the weights of its base model, as a plain model folder.
@@ -19,6 +20,9 @@ pub struct MergeCommand {
     adapter: PathBuf,
     /// The new folder, with weights in the types of the base model.
     output: PathBuf,
+    /// Print one JSON object with `merged`: the number of weights with their adapters added.
+    #[arg(long)]
+    json: bool,
 }
 
 impl MergeCommand {
@@ -33,7 +37,10 @@ impl MergeCommand {
             verify_model(base)?;
             merge(base, &adapter, &self.output)
         })?;
-        out!("{}: {merged} weights with their adapters added", self.output.display());
+        match self.json {
+            true => print_json(&json!({"merged": merged})),
+            false => out!("{}: {merged} weights with their adapters added", self.output.display()),
+        }
         Ok(())
     }
 }

@@ -121,7 +121,7 @@ fn an_adapter_is_trained_evaluated_and_merged() {
     };
     let (alone, adapted) = (eval(base, &[]), eval(base, &["--adapter", "adapter"]));
     assert!(adapted < alone, "{adapted} with the adapter and {alone} without");
-    run.succeed(&["merge", base, "adapter", "merged"]);
+    assert_eq!(json(&run.succeed(&["merge", base, "adapter", "merged", "--json"]))["merged"], 7);
     // The weights of the base are BF16, and so are the sums.
     let merged = eval("merged", &[]);
     assert!((merged - adapted).abs() < 2e-3, "{merged} merged and {adapted} with the adapter");

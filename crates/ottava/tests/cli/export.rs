@@ -35,11 +35,20 @@ fn exported_folders_are_evaluated_and_generate() {
 
     run.fail(&["export", "run", "rows"], 1, &["rows: this exists already; name a new folder"]);
     run.fail(
-        &["export", "run", "blocks"],
+        &["export", "run", "blocks", "--format", "fp8-block"],
         1,
         &["q_proj has 32 outputs, no multiple of 128", "--format compressed-tensors"],
     );
-    run.fail(&["export", "run", "x", "--scheme", "static"], 1, &["--scheme is a choice of"]);
+    run.fail(&["export", "run", "x", "--scheme", "static", "--format", "bf16"], 1, &["--scheme is a choice of"]);
+    run.fail(&["export", checkpoint, "run/checkpoints/checkpoint-2/x"], 1, &["this is inside the model folder run/"]);
+    // Widths of 32, as SmolLM2's of 576, are no whole blocks.
+    let output = run.ottava(&["export", "run", "default"]);
+    let (text, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let words = "format: compressed-tensors --scheme dynamic, since model.layers.0.self_attn.q_proj has 32 inputs, no multiple of 128";
+    assert!(output.status.success() && notes.contains(words), "{notes}");
+    assert!(text.contains("4 linears in FP8"), "{text}");
+    let report = json(&run.succeed(&["export", "run", "default-2", "--json"]));
+    assert_eq!((&report["layout"], &report["scheme"]), (&"compressed-tensors".into(), &"dynamic".into()), "{report}");
     run.fail(
         &["export", "run", "x", "--format", "modelopt"],
         1,
@@ -86,6 +95,16 @@ fn calibrated_scales_are_exported_and_compared() {
         [compare("run", &[&["--activation-scales", "scales.json"], &first[..]].concat()), compare("first", &[])];
     assert_eq!(from_file[2]["loss"], folder[2]["loss"]);
     assert_ne!(from_file[2]["loss"], from_folder[2]["loss"]);
+    // With scales, the default stores them.
+    assert_eq!(
+        json(&run.succeed(&["export", "run", "y", "--activation-scales", "scales.json", "--json"]))["scheme"],
+        "static"
+    );
+    run.succeed(&["train", "run.toml", "--set", "output_dir=other", "--set", "seed=7"]);
+    for args in [&["export", "other", "x"][..], &["eval", "other", "--compare", "--data", "text.txt"]] {
+        let args = [args, &["--activation-scales", "scales.json"]].concat();
+        run.fail(&args, 1, &["the scales of inputs were measured on another model, whose weights are not these"]);
+    }
     run.fail(
         &["export", "run", "x", "--format", "compressed-tensors", "--activation-scales", "scales.json"],
         1,
