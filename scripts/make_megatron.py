@@ -1,6 +1,7 @@
 """Records `tests/data/megatron/` of ottava-lm: small checkpoints in the layout of Megatron-LM's `GPTModel`, as its ranks save them, and SHA-256,
 shape and first values of the weights of the same model in a Hugging Face folder, in F32. `NAME` has the format `torch`, a file for each rank;
-`NAME-dist` has the same weights in the format `torch_dist`, which torch.distributed.checkpoint writes from a process for each rank.
+`NAME-dist` has the same weights in the format `torch_dist`, which torch.distributed.checkpoint writes from a process for each rank. `NAME/logits.json`
+has the logits of some tokens, which `forward` computes of the ranks' own tensors, as Megatron's GPTModel does and without a name of Hugging Face.
 
 usage: make_megatron.py FOLDER    Needs `pip install torch==2.15.0 numpy`.
 
@@ -104,7 +105,7 @@ def save_rank(number, path, ranks, meeting):
     dist.destroy_process_group()
 
 
-def save_distributed(path, stages, axes, layers, state, numbered):
+def save_distributed(path, stages, axes, layers, state, numbered, prefix=""):
     path.mkdir(parents=True, exist_ok=True)
     tensor, ranks = len(stages[0]), []
     for stage, of_stage in enumerate(stages):
@@ -116,11 +117,11 @@ def save_distributed(path, stages, axes, layers, state, numbered):
                     local, own = key.removeprefix("decoder.layers.").split(".", 1)
                     block = stage * (layers // len(stages)) + int(local)
                 if key.endswith("_extra_state"):
-                    entries[f"decoder.layers.{own}/shard_{block}_{layers}"] = saved([part])
+                    entries[f"{prefix}decoder.layers.{own}/shard_{block}_{layers}"] = saved([part])
                 # Ranks that have the same whole leave it to the first.
                 elif axes[key] is not None or rank == 0:
                     for name, *shard in shards(own, part, axes[key], rank, tensor, block, layers, numbered):
-                        entries.setdefault(name, []).append(shard)
+                        entries.setdefault(prefix + name, []).append(shard)
             entries[f"rng_state/shard_{stage}.{rank}_{len(stages)}.{tensor}"] = saved([state["rng_state"]])
             ranks.append(entries)
     ranks[0]["optimizer.state.exp_avg.decoder.final_layernorm.weight"] = [([0], [3], torch.zeros(3))]
@@ -135,12 +136,71 @@ def save_distributed(path, stages, axes, layers, state, numbered):
     (path / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
 
 
-def record(name, layers, hidden, heads, groups, dim, ffn, vocab, tensor, pipeline, tied, qk_norm, qkv_bias, fused_norms, numbered):
+def normalized(x, weight, epsilon):
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + epsilon) * weight
+
+
+def rotated(x, base, interleaved):
+    """Rotary positions of `x` [tokens, ..., dim], of the halves of a head or of neighbours in it: `_rotate_half` and `get_emb` of Megatron core."""
+    tokens, dim = x.shape[0], x.shape[-1]
+    angles = np.arange(tokens)[:, None] / base ** (np.arange(0, dim, 2) / dim)
+    turned = np.empty_like(x)
+    if interleaved:
+        angles = np.repeat(angles, 2, 1)
+        turned[..., 0::2], turned[..., 1::2] = -x[..., 1::2], x[..., 0::2]
+    else:
+        angles = np.concatenate([angles, angles], 1)
+        turned[..., : dim // 2], turned[..., dim // 2 :] = -x[..., dim // 2 :], x[..., : dim // 2]
+    angles = angles.reshape(tokens, *[1] * (x.ndim - 2), dim)
+    return x * np.cos(angles) + turned * np.sin(angles)
+
+
+def forward(stages, args, ids):
+    """Logits [tokens, vocabulary] of GPTModel in binary64, each rank with its own tensors: shares of heads and of the MLP are added up."""
+    stages = [[{key: value.double().numpy() for key, value in rank.items()} for rank in ranks] for ranks in stages]
+    tensor, dim, epsilon = len(stages[0]), args.kv_channels, args.norm_epsilon
+    x = np.concatenate([rank["embedding.word_embeddings.weight"] for rank in stages[0]])[ids]
+    causal = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
+    for ranks in stages:
+        for layer in range(args.num_layers // len(stages)):
+            own = [{key.removeprefix(f"decoder.layers.{layer}."): value for key, value in rank.items()} for rank in ranks]
+            norms = [("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"), ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")]
+            norms = [own[0][fused] if fused in own[0] else own[0][alone] for fused, alone in norms]
+            read, sums = normalized(x, norms[0], epsilon), 0
+            for rank in own:
+                mixed = read @ rank["self_attention.linear_qkv.weight"].T + rank.get("self_attention.linear_qkv.bias", 0)
+                groups = args.num_query_groups // tensor
+                mixed = mixed.reshape(len(ids), groups, -1, dim)
+                q, k, v = mixed[:, :, :-2], mixed[:, :, -2:-1], mixed[:, :, -1]
+                if args.qk_layernorm:
+                    q, k = (normalized(value, rank[f"self_attention.{name}_layernorm.weight"], epsilon) for value, name in [(q, "q"), (k, "k")])
+                q, k = (rotated(value, args.rotary_base, args.rotary_interleaved) for value in [q, k])
+                scores = np.einsum("tghd,sgd->ghts", q, k[:, :, 0]) / np.sqrt(dim) + causal
+                shares = np.exp(scores - scores.max(-1, keepdims=True))
+                shares /= shares.sum(-1, keepdims=True)
+                heads = np.einsum("ghts,sgd->tghd", shares, v).reshape(len(ids), -1)
+                sums = sums + heads @ rank["self_attention.linear_proj.weight"].T
+            x = x + sums
+            read, sums = normalized(x, norms[1], epsilon), 0
+            for rank in own:
+                gate, up = np.split(read @ rank["mlp.linear_fc1.weight"].T, 2, -1)
+                sums = sums + (gate / (1 + np.exp(-gate)) * up) @ rank["mlp.linear_fc2.weight"].T
+            x = x + sums
+    last = stages[-1]
+    x = normalized(x, last[0]["decoder.final_layernorm.weight"], epsilon)
+    tables = [rank["output_layer.weight"] if args.untie_embeddings_and_output_weights else rank["embedding.word_embeddings.weight"] for rank in last]
+    return x @ np.concatenate(tables)[: args.vocab_size].T
+
+
+def record(name, layers, hidden, heads, groups, dim, ffn, vocab, tensor, pipeline, tied, qk_norm, qkv_bias, fused_norms, numbered, interleaved=None, prefix="", nemo=False):
+    """`interleaved` says which channels of a head rotary positions turn, in a model whose attention depends on them, with its logits. Names begin
+    with `prefix`. A checkpoint of NeMo has a prefix, no arguments and the folder `weights`."""
     torch.manual_seed(7)
     weights, axes = {}, {}
 
     def new(key, *shape):
-        weights[key] = (torch.randn(*shape) * 0.1).bfloat16()
+        value = torch.randn(*shape) * (0.1 if interleaved is None else 0.35)
+        weights[key] = (value + 1 if interleaved is not None and "norm" in key else value).bfloat16()
         return weights[key]
 
     padded = -(-vocab // (8 * tensor)) * 8 * tensor
@@ -188,16 +248,26 @@ def record(name, layers, hidden, heads, groups, dim, ffn, vocab, tensor, pipelin
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, params_dtype=torch.bfloat16,
         model_type=ModelType(1), data_path=["a", "b"], lr=1e-4, world_size=tensor * pipeline, rampup_batch_size=None,
     )
+    if interleaved is not None:
+        args.rotary_interleaved = interleaved
     rng = {"random_rng_state": random.getstate()[:1], "np_rng_state": np.random.RandomState(1).randn(2), "torch_rng_state": torch.zeros(4, dtype=torch.uint8)}
     state = {"args": args, "checkpoint_version": 3.0, "iteration": 5, "model": None, "opt_param_scheduler": {"lr": 1e-4}, "rng_state": [rng], "extra": io.BytesIO(b"x")}
     for stage, ranks in enumerate(stages):
         for rank, model in enumerate(ranks):
             path = folder / name / "iter_0000005" / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pipeline > 1 else ""))
             path.mkdir(parents=True, exist_ok=True)
-            torch.save({**state, "model": model}, path / "model_optim_rng.pt")
+            torch.save({**state, "model": {prefix + key: value for key, value in model.items()}}, path / "model_optim_rng.pt")
+    (folder / name / "latest_checkpointed_iteration.txt").write_text("5")
+    if interleaved is not None:
+        ids = [3, 1, 4, 1, 5, 9, 2, 6]
+        logits = [[round(value, 7) for value in row] for row in forward(stages, args, ids).tolist()]
+        (folder / name / "logits.json").write_text(json.dumps({"ids": ids, "logits": logits}) + "\n")
+        if nemo:
+            state.pop("args")
+            save_distributed(folder / "nemo" / "weights", stages, axes, layers, state, numbered, "module.")
+        return
     save_distributed(folder / f"{name}-dist" / "iter_0000005", stages, axes, layers, state, numbered)
-    for kind in [name, f"{name}-dist"]:
-        (folder / kind / "latest_checkpointed_iteration.txt").write_text("5")
+    (folder / f"{name}-dist" / "latest_checkpointed_iteration.txt").write_text("5")
     expected = {}
     for key, value in weights.items():
         value = value.float()
@@ -208,3 +278,6 @@ def record(name, layers, hidden, heads, groups, dim, ffn, vocab, tensor, pipelin
 
 record("tp2-pp2", 4, 16, 8, 4, 4, 24, 30, 2, 2, tied=False, qk_norm=True, qkv_bias=False, fused_norms=True, numbered=False)
 record("tp2", 2, 16, 4, 2, 4, 24, 30, 2, 1, tied=True, qk_norm=False, qkv_bias=True, fused_norms=False, numbered=True)
+record("halves", 2, 16, 8, 4, 8, 24, 30, 2, 2, tied=False, qk_norm=True, qkv_bias=False, fused_norms=True, numbered=False, interleaved=False, nemo=True)
+record("interleaved-norm", 1, 16, 8, 4, 8, 24, 30, 2, 1, tied=False, qk_norm=True, qkv_bias=False, fused_norms=True, numbered=False, interleaved=True)
+record("interleaved-bias", 1, 16, 4, 2, 8, 24, 30, 2, 1, tied=True, qk_norm=False, qkv_bias=True, fused_norms=False, numbered=True, interleaved=True, prefix="module.")

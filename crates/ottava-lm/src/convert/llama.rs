@@ -143,11 +143,3 @@ pub fn weights(gguf: &Gguf, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         None => Ok(weights),
     }
 }
-
-/// Undoes the order in which llama.cpp stores the rows of q and k: the two halves of a head that rotary positions turn together are
-/// interleaved there. `values` are rows of `columns`, for `heads` heads.
-pub fn halves_of_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
-    let head = values.len() / columns / heads;
-    let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % (head / 2) * 2 + i / (head / 2)));
-    rows.flat_map(|row| &values[row * columns..(row + 1) * columns]).copied().collect()
-}

@@ -18,14 +18,14 @@ use ottava_tensor::DType;
 use serde_json::json;
 
 use crate::checkpoint::fs::RealFs;
-use crate::checkpoint::model::{as_json, write_settings};
+use crate::checkpoint::model::{as_json, expect_new_folder, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
 use crate::checkpoint::{CheckpointWriter, TensorInfo, write_model};
 use crate::models::{ConfigFile, decoder_config};
 use crate::{Error, Result, interrupt};
 use gguf::Gguf;
 use megatron::Megatron;
-use source::Model;
+use source::{Model, halves_of_heads};
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,18 +34,20 @@ pub struct Converted {
     pub parameters: usize,
     /// The types of the source's tensors, with their numbers.
     pub stored: BTreeMap<&'static str, usize>,
+    /// What could not be checked, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Writes the model in `source`, a GGUF file or the folder of a checkpoint of Megatron-LM, as the new folder `output`, with its weights in
 /// `dtype`, BF16 or F32. A Megatron model has the sizes and the tokenizer of the Hugging Face folder `like`, or the sizes in its arguments.
 ///
-/// Errors with [`Error::Model`] for a source that cannot be read, and with [`Error::Config`] when `output` exists; nothing is left then.
+/// Errors with [`Error::Model`] for a source that cannot be read or is of another model, and with [`Error::Config`] when `output` exists or
+/// would be inside a source; nothing is left then.
 pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
-    if output.symlink_metadata().is_ok() {
-        return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
-    }
+    expect_new_folder(output, &like.into_iter().collect::<Vec<_>>())?;
     if source.is_dir() {
         let megatron = Megatron::open(source)?;
+        expect_new_folder(output, &[megatron.path()])?;
         return write(from_megatron(&megatron, like)?, like, output, dtype);
     }
     if like.is_some() {
@@ -80,12 +82,12 @@ fn from_gguf(gguf: &Gguf) -> Result<Model<'_>> {
             return Err(gguf.error(&format!("tensor {:?} holds the value {bad}; the file is damaged", weight.stored)));
         }
         Ok(match weight.rotary_heads {
-            Some(heads) => llama::halves_of_heads(&values, weight.shape[1], heads),
+            Some(heads) => halves_of_heads(&values, weight.shape[1], heads),
             None => values,
         })
     };
     let files = tokenizer::files(gguf, sizes.max_positions)?;
-    Ok(Model { config, files, weights: names, stored, values: Box::new(values) })
+    Ok(Model { config, files, weights: names, stored, values: Box::new(values), warnings: Vec::new() })
 }
 
 fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Model<'a>> {
@@ -94,6 +96,7 @@ fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Mode
         None => ConfigFile::from_values("the arguments of the checkpoint", megatron.config()?),
     };
     let sizes = decoder_config(&config)?;
+    let warnings = megatron.check_args(&sizes, like.is_some())?;
     let weights = megatron.weights(&sizes)?;
     let names = weights.iter().map(|weight| (weight.name.clone(), weight.shape.clone())).collect();
     let values = move |name: &str| {
@@ -102,12 +105,13 @@ fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Mode
     };
     let mut config = config.values().clone();
     config.shift_remove("quantization_config");
-    Ok(Model { config, files: Vec::new(), weights: names, stored: megatron.types()?, values: Box::new(values) })
+    let (files, stored) = (Vec::new(), megatron.types()?);
+    Ok(Model { config, files, weights: names, stored, values: Box::new(values), warnings })
 }
 
 /// Writes a model, with the files of the folder `like` if there is one.
 fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
-    let Model { mut config, files, weights, stored, values } = model;
+    let Model { mut config, files, weights, stored, values, warnings } = model;
     for key in ["dtype", "torch_dtype"] {
         config.insert(key.into(), json!(dtype.name()));
     }
@@ -126,7 +130,7 @@ fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Resu
         Ok(to_bytes(&values(&info.name)?, dtype))
     })?;
     writer.finish_folder()?;
-    Ok(Converted { parameters: infos.iter().map(TensorInfo::elements).sum(), stored })
+    Ok(Converted { parameters: infos.iter().map(TensorInfo::elements).sum(), stored, warnings })
 }
 
 /// Values in `dtype`, rounded to nearest even.

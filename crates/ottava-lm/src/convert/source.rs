@@ -19,6 +19,8 @@ pub struct Model<'a> {
     pub stored: BTreeMap<&'static str, usize>,
     /// The values of a weight by its name, row-major.
     pub values: Values<'a>,
+    /// What could not be checked, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Reads the values of a weight.
@@ -38,3 +40,11 @@ pub struct Weight {
 
 /// Files of the folder other than the weights, by name.
 pub type Files = Vec<(&'static str, Arc<[u8]>)>;
+
+/// Rows of q or k for rotary positions that turn the two halves of a head, from rows in which those that are turned together are neighbours,
+/// as llama.cpp and interleaved Megatron models have them. `values` are rows of `columns`, for `heads` heads.
+pub fn halves_of_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
+    let head = values.len() / columns / heads;
+    let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % (head / 2) * 2 + i / (head / 2)));
+    rows.flat_map(|row| &values[row * columns..(row + 1) * columns]).copied().collect()
+}

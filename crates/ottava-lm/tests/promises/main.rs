@@ -5,6 +5,7 @@ mod calibrate;
 mod cast_log;
 mod casts;
 mod convergence;
+mod convert;
 mod determinism;
 mod documents;
 mod engine;

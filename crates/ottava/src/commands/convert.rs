@@ -26,7 +26,7 @@ pub struct Convert {
     /// The type of the weights: bfloat16 rounds dequantized values to 8 bits, float32 keeps them all.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
-    /// Print one JSON object with `parameters`, and `stored`: the tensors of each type in the file.
+    /// Print one JSON object with `parameters`, and `stored`, the tensors of each type in the file, and `warnings`.
     #[arg(long)]
     json: bool,
 }
@@ -46,8 +46,13 @@ impl Convert {
             WeightType::Float32 => DType::F32,
         };
         let converted = convert(&self.model, self.like.as_deref(), &self.output, dtype)?;
+        for warning in &converted.warnings {
+            note!("{warning}");
+        }
         match self.json {
-            true => print_json(&json!({"parameters": converted.parameters, "stored": converted.stored})),
+            true => print_json(
+                &json!({"parameters": converted.parameters, "stored": converted.stored, "warnings": converted.warnings}),
+            ),
             false => {
                 let stored: Vec<_> = converted.stored.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
                 out!(

@@ -3,14 +3,14 @@
 //!
 //! Sources: `sharded_state_dict` of Megatron core's `TransformerBlock`, `MLP` and `GPTModel`, and its `dist_checkpointing`.
 
-use super::args::{Args, NO_ARGS};
-use super::layout::{EMBEDDING, OUTPUT, Part, Weight};
+use super::args::Args;
+use super::layout::{EMBEDDING, OUTPUT, Part, Weight, without_wrappers};
 use crate::convert::torch::TorchFile;
 use crate::convert::torch::distributed::{Distributed as Files, ShardedTensor};
 use crate::error::{Error, Result};
 use crate::input;
 use crate::models::DecoderConfig;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -66,7 +66,10 @@ impl Distributed {
             ["optimizer.", "chained_"].iter().any(|start| name.starts_with(start)) || name.contains("_extra_state")
         };
         for name in files.names().filter(|name| !other(name)) {
-            tensors.extend(files.tensor(name)?.map(|tensor| (name.to_string(), tensor)));
+            let Some(tensor) = files.tensor(name)? else { continue };
+            if tensors.insert(without_wrappers(name).to_string(), tensor).is_some() {
+                return Err(files.error(&format!("`{name}` is there with and without `module.` before its name")));
+            }
         }
         let common = path.join(COMMON_FILE);
         let common = match common.exists() {
@@ -76,17 +79,19 @@ impl Distributed {
         Ok(Distributed { files, tensors, common })
     }
 
-    /// `config.json` from the arguments of the run.
-    ///
-    /// Errors when the checkpoint has none, or those of another model.
-    pub fn config(&self) -> Result<Map<String, Value>> {
-        let file = self.common.as_ref().ok_or_else(|| self.files.error(NO_ARGS))?;
+    /// The arguments of the run, if the checkpoint has some.
+    pub fn args(&self) -> Option<Args<'_>> {
+        let file = self.common.as_ref()?;
         // An object is a list of what each of its writers has.
         let root = file.pickle.root();
         let state = file.pickle.items(root).and_then(|states| states.first().copied()).unwrap_or(root);
-        let table = self.tensors.get(EMBEDDING[0]).and_then(|table| table.shape.first());
-        let rows = table.ok_or_else(|| self.files.error(&format!("the weight {} is missing", EMBEDDING[0])))?;
-        Args::of(file, state)?.config(*rows)
+        Args::of(file, state)
+    }
+
+    /// Rows of the table of tokens.
+    pub fn vocabulary(&self) -> Result<usize> {
+        let table = self.tensors.get(EMBEDDING[0]).and_then(|table| table.shape.first().copied());
+        table.ok_or_else(|| self.files.error(&format!("the weight {} is missing", EMBEDDING[0])))
     }
 
     /// Types of the tensors that are weights, with their numbers.

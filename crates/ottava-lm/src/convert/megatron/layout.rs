@@ -16,6 +16,8 @@ pub struct Weight {
     pub block: Option<usize>,
     /// Which part of the stored tensor it is.
     pub part: Part,
+    /// The number of heads, where rotary positions turn its rows.
+    pub rotary_heads: Option<usize>,
 }
 
 /// How a weight is divided among ranks, and which rows of their tensors are its own.
@@ -42,6 +44,11 @@ pub enum Head {
     Key,
     /// The value.
     Value,
+}
+
+/// A name without those of the modules that wrap the model, as NeMo saves it.
+pub fn without_wrappers(name: &str) -> &str {
+    name.trim_start_matches("module.")
 }
 
 /// The table of tokens.
@@ -74,6 +81,15 @@ impl Part {
         }
     }
 
+    /// The heads whose rows rotary positions turn: those of queries and keys.
+    fn rotary_heads(self, sizes: &DecoderConfig) -> Option<usize> {
+        match self {
+            Part::Qkv(Head::Query) => Some(sizes.heads),
+            Part::Qkv(Head::Key) => Some(sizes.kv_heads),
+            _ => None,
+        }
+    }
+
     /// Rows of the tensor of each rank, of which the weight has some; of a padded table at least.
     pub fn stored_rows(self, rows: usize, sizes: &DecoderConfig, ranks: usize) -> usize {
         match self {
@@ -103,8 +119,12 @@ pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
     let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
     let heads = [(q, Head::Query), (kv, Head::Key), (kv, Head::Value)];
     let mut all = Vec::new();
-    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part| {
-        all.push(Weight { name: format!("{name}.weight"), shape: shape.to_vec(), stored, block, part });
+    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part: Part| {
+        // Norms of queries and keys are those of a head.
+        let of_head =
+            stored.iter().any(|name| name.ends_with("q_layernorm.weight") || name.ends_with("k_layernorm.weight"));
+        let rotary_heads = part.rotary_heads(sizes).or(of_head.then_some(1));
+        all.push(Weight { name: format!("{name}.weight"), shape: shape.to_vec(), stored, block, part, rotary_heads });
     };
     add(LLAMA.embedding.into(), &[v, c], EMBEDDING, None, Part::Rows);
     for block in 0..sizes.layers {
@@ -135,13 +155,16 @@ pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
         for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
             let name = format!("{}.{block}.{}.{module}.bias", LLAMA.blocks, LLAMA.attention);
             let stored: &[_] = &["self_attention.linear_qkv.bias"];
-            all.push(Weight { name, shape: vec![rows], stored, block: Some(block), part: Part::Qkv(head) });
+            let (part, block) = (Part::Qkv(head), Some(block));
+            let rotary_heads = part.rotary_heads(sizes);
+            all.push(Weight { name, shape: vec![rows], stored, block, part, rotary_heads });
         }
     }
     for block in (0..sizes.layers).filter(|_| sizes.output_bias) {
         let name = format!("{}.{block}.{}.{}.bias", LLAMA.blocks, LLAMA.attention, LLAMA.output);
         let stored: &[_] = &["self_attention.linear_proj.bias"];
-        all.push(Weight { name, shape: vec![sizes.channels], stored, block: Some(block), part: Part::Whole });
+        let (block, part) = (Some(block), Part::Whole);
+        all.push(Weight { name, shape: vec![sizes.channels], stored, block, part, rotary_heads: None });
     }
     all
 }

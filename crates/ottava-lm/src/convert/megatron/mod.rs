@@ -1,14 +1,17 @@
 //! Checkpoints of Megatron-LM's `GPTModel` (Megatron core). Ranks of tensor and pipeline parallelism are merged, a weight at a time.
 
 mod args;
+mod arguments;
 mod distributed;
 mod layout;
 mod ranks;
 
+use super::source::halves_of_heads;
 use super::torch::distributed::METADATA;
 use crate::error::{Error, Result};
 use crate::input;
 use crate::models::DecoderConfig;
+use args::{Args, NO_ARGS};
 use distributed::Distributed;
 use layout::Weight;
 use ranks::Ranks;
@@ -48,14 +51,49 @@ impl Megatron {
         Ok(Megatron { path, format })
     }
 
+    /// The folder of the checkpoint, which may be inside the one that was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn args(&self) -> Option<Args<'_>> {
+        match &self.format {
+            Format::Ranks(ranks) => ranks.args(),
+            Format::Distributed(checkpoint) => checkpoint.args(),
+        }
+    }
+
     /// `config.json` from the arguments of the run.
     ///
     /// Errors when the checkpoint has none, or those of another model.
     pub fn config(&self) -> Result<Map<String, Value>> {
-        match &self.format {
-            Format::Ranks(ranks) => ranks.config(),
-            Format::Distributed(checkpoint) => checkpoint.config(),
-        }
+        let args = self.args().ok_or_else(|| self.error(NO_ARGS))?;
+        args.config(match &self.format {
+            Format::Ranks(ranks) => ranks.vocabulary()?,
+            Format::Distributed(checkpoint) => checkpoint.vocabulary()?,
+        })
+    }
+
+    /// Compares the arguments of the run with a model of these `sizes`, which are those of a folder of the user if they are `given`, and returns
+    /// what could not be compared, a sentence each.
+    ///
+    /// Errors with [`Error::Model`] that names the first argument of another model.
+    pub fn check_args(&self, sizes: &DecoderConfig, given: bool) -> Result<Vec<String>> {
+        let Some(args) = self.args() else {
+            return Ok(vec![
+                "the checkpoint has no arguments of its run, so that nothing but shapes was compared with config.json of --like: check its rotary \
+                 positions (rope_theta, rope_scaling; interleaved ones are not recognized), rms_norm_eps and hidden_act"
+                    .into(),
+            ]);
+        };
+        let unknown = args.check(sizes, given)?;
+        let sentence = || {
+            format!(
+                "arguments of the checkpoint that are not known here, and may change the model: {}; compare its logits",
+                unknown.join(", ")
+            )
+        };
+        Ok(if unknown.is_empty() { Vec::new() } else { vec![sentence()] })
     }
 
     /// Types of the tensors that are weights, with their numbers.
@@ -87,6 +125,10 @@ impl Megatron {
             Format::Ranks(ranks) => ranks.values(weight, sizes)?,
             Format::Distributed(checkpoint) => checkpoint.values(weight, sizes)?,
         };
+        let values = match weight.rotary_heads.filter(|_| self.args().is_some_and(|args| args.rotary_interleaved())) {
+            Some(heads) => halves_of_heads(&values, values.len() / weight.shape[0], heads),
+            None => values,
+        };
         match values.iter().all(|value| value.is_finite()) {
             true => Ok(values),
             false => {
@@ -102,8 +144,12 @@ impl Megatron {
     }
 }
 
-/// The folder itself, or the newest checkpoint in it.
+/// The folder itself, or the newest checkpoint in it, or the weights in a folder of NeMo.
 fn newest(folder: &Path) -> Result<PathBuf> {
+    let weights = folder.join("weights");
+    if weights.join(METADATA).exists() {
+        return Ok(weights);
+    }
     let latest = folder.join(LATEST);
     if !latest.is_file() {
         return Ok(folder.to_path_buf());
@@ -118,5 +164,7 @@ fn newest(folder: &Path) -> Result<PathBuf> {
     }
 }
 
+#[cfg(test)]
+mod args_tests;
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,13 @@
 //! Checkpoints of Megatron-LM in the format `torch`: a file of `torch.save` for each rank, `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
 use super::args::Args;
-use super::layout::{EMBEDDING, OUTPUT, Part, Weight};
+use super::layout::{EMBEDDING, OUTPUT, Part, Weight, without_wrappers};
 use crate::convert::torch::pickle::Id;
 use crate::convert::torch::{TorchFile, TorchTensor};
 use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
-use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -76,14 +75,15 @@ impl Ranks {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 
-    /// `config.json` from the arguments of the run.
-    ///
-    /// Errors when the checkpoint has none, or those of another model.
-    pub fn config(&self) -> Result<Map<String, Value>> {
+    /// The arguments of the run, if the checkpoint has some.
+    pub fn args(&self) -> Option<Args<'_>> {
         let file = &self.stages[0][0].file;
-        let args = Args::of(file, file.pickle.root())?;
-        let rows = self.stages[0].iter().map(|rank| Ok(rank.shape(EMBEDDING[0])?.first().copied().unwrap_or(0)));
-        args.config(rows.sum::<Result<usize>>()?)
+        Args::of(file, file.pickle.root())
+    }
+
+    /// Rows of the table of tokens.
+    pub fn vocabulary(&self) -> Result<usize> {
+        self.stages[0].iter().map(|rank| Ok(rank.shape(EMBEDDING[0])?.first().copied().unwrap_or(0))).sum()
     }
 
     /// Types of the tensors that are weights, with their numbers.
@@ -222,8 +222,11 @@ impl Rank {
                 return Err(file.error("it is of a model before Megatron core (`language_model`); let Megatron convert it (`--use-mcore-models`)"));
             }
             // States of Transformer Engine beside its weights.
-            if !name.ends_with("_extra_state") && !name.ends_with("inv_freq") {
-                tensors.insert(name.to_string(), *value);
+            if name.ends_with("_extra_state") || name.ends_with("inv_freq") {
+                continue;
+            }
+            if tensors.insert(without_wrappers(name).to_string(), *value).is_some() {
+                return Err(file.error(&format!("`{name}` is there with and without `module.` before its name")));
             }
         }
         let block = |name: &String| name.strip_prefix("decoder.layers.")?.split('.').next()?.parse::<usize>().ok();
