@@ -31,6 +31,13 @@ impl AdapterFolder {
     ///
     /// Errors with [`Error::Model`] where its settings ask for what is not implemented, as DoRA.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
+        let lora = AdapterFolder::settings(folder)?;
+        let files = ModelFiles::open_file(&folder.join(WEIGHTS_FILE))?;
+        Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
+    }
+
+    /// What the linears of the adapter in `folder` have beside them; errors as [`AdapterFolder::open`].
+    pub fn settings(folder: &Path) -> Result<Lora> {
         let path = folder.join(CONFIG_FILE);
         if !path.is_file() {
             return Err(Error::Model(format!(
@@ -68,8 +75,7 @@ impl AdapterFolder {
         if lora.r == 0 || lora.r > 1 << 24 {
             return Err(config.error(&format!("`r` is {}", lora.r)));
         }
-        let files = ModelFiles::open_file(&folder.join(WEIGHTS_FILE))?;
-        Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
+        Ok(lora)
     }
 
     /// The folder itself.
@@ -105,8 +111,17 @@ impl AdapterFolder {
         self.expect_used(&used)
     }
 
-    /// A matrix in F32.
-    pub(super) fn values(&self, name: &str) -> Result<Tensor> {
+    /// A matrix in F32, of this shape.
+    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let wrong = |reason: String| Error::Model(format!("{}: the adapter {reason}", self.path.display()));
+        let found = self.files.info(name).map_err(|_| {
+            wrong(format!(
+                "has no `{name}`; `target_modules` names the linears that have adapters, which are those of its file"
+            ))
+        })?;
+        if found.shape != shape {
+            return Err(wrong(format!("has `{name}` of shape {:?}, and the model makes it {shape:?}", found.shape)));
+        }
         self.files.values(name)
     }
 

@@ -173,7 +173,7 @@ impl WeightSource for AdaptedWeights<'_> {
         match &self.adapter {
             Some(adapter) => {
                 self.used.insert(part.name.clone());
-                adapter.values(&part.name)
+                adapter.values(&part.name, &part.stored_shape())
             }
             None => self.new.weight(part, init),
         }

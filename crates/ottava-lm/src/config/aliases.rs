@@ -52,6 +52,8 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("lora_rank", Is("r")),
     ("lora_target_modules", Is("target_modules")),
     ("lora_target", Is("target_modules")),
+    ("lora_model_dir", Is("init_from")),
+    ("adapter_name_or_path", Is("init_from")),
     // Transformer Engine and Accelerate; amax_history_len, amax_compute_algo, margin and interval are ours as well.
     ("fp8_format", Values("fp8_format", FORMATS)),
     ("override_linear_precision", Values("high_precision_products", OVERRIDES)),

@@ -29,7 +29,7 @@ impl RunConfig {
                 Ok(config) => {
                     problems = config.problems();
                     if problems.is_empty() {
-                        return Ok(config);
+                        return config.with_adapter();
                     }
                 }
                 Err(error) => problems.push(error.to_string().trim_end().replace('\n', " ")),

@@ -2,6 +2,7 @@
 
 use crate::lora::{Lora, Targets};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The `[lora]` table: adapters beside the linears of a frozen model, as PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,11 +18,20 @@ pub struct LoraConfig {
     pub lora_dropout: f64,
     /// Whether the factor is `lora_alpha / sqrt(r)`.
     pub use_rslora: bool,
+    /// A folder of PEFT whose adapters the run starts from; empty for new ones.
+    pub init_from: PathBuf,
 }
 
 impl Default for LoraConfig {
     fn default() -> LoraConfig {
-        LoraConfig { r: 0, lora_alpha: 16.0, target_modules: Targets::AllLinear, lora_dropout: 0.0, use_rslora: false }
+        LoraConfig {
+            r: 0,
+            lora_alpha: 16.0,
+            target_modules: Targets::AllLinear,
+            lora_dropout: 0.0,
+            use_rslora: false,
+            init_from: PathBuf::new(),
+        }
     }
 }
 

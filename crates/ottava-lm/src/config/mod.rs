@@ -4,6 +4,7 @@ mod aliases;
 mod auto;
 mod conflicts;
 mod effects;
+mod init_from;
 mod keys;
 mod load;
 mod lora;

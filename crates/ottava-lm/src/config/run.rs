@@ -570,7 +570,8 @@ impl RunConfig {
     /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
     /// are returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] = &["output_dir", "device", "generation", "data.cache_dir", "training.async_save"];
+        const FREE: &[&str] =
+            &["output_dir", "device", "generation", "data.cache_dir", "training.async_save", "lora.init_from"];
         // The content at these paths is compared when the run resumes.
         const STEERS: &[&str] = &[
             "model.path",

@@ -85,7 +85,12 @@ pub(super) fn build_run(
     ranks: &Rc<DataParallel>,
 ) -> Result<(Run, u64)> {
     let with_lora = sizes.lora.is_some();
-    let adapter = resumed.filter(|_| with_lora).map(|resumed| AdapterFolder::open(&resumed.path)).transpose()?;
+    let init_from = Some(&config.lora.init_from).filter(|path| resumed.is_none() && !path.as_os_str().is_empty());
+    if let Some(folder) = init_from {
+        verify_model(folder)?;
+    }
+    let adapter = resumed.map(|resumed| &resumed.path).or(init_from).filter(|_| with_lora);
+    let adapter = adapter.map(|folder| AdapterFolder::open(folder)).transpose()?;
     let weights = match (resumed.filter(|_| !with_lora), config.model.init) {
         (Some(resumed), _) => Some(resumed.path.as_path()),
         (None, WeightInit::Pretrained) => {

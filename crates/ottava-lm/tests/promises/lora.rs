@@ -349,3 +349,48 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     let error = AdapterFolder::open(&small).err().expect("DoRA is refused").to_string();
     assert!(error.contains("`use_dora` is set"), "{error}");
 }
+
+/// Its loss before the first step is that of the adapter, and its matrices are trained further.
+#[test]
+fn a_run_starts_from_an_adapter() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let base = base(inputs.path());
+    let first = adapter_run(inputs.path(), &base, &inputs.path().join("first"), RecipeName::Fp32);
+    train(&first, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let adapter = first.output_dir.join("checkpoints/checkpoint-6");
+    let trained = metrics(&first.output_dir).last().unwrap()["eval_loss"].as_f64().unwrap();
+    let start = |name: &str, path: &Path, lora: LoraConfig| {
+        let mut run = adapter_run(inputs.path(), path, &inputs.path().join(name), RecipeName::Fp32);
+        run.lora = lora;
+        run.with_adapter()
+    };
+    let given = LoraConfig { init_from: adapter.clone(), ..first.lora.clone() };
+    for (name, path, lora) in [
+        ("named", &adapter, LoraConfig::default()),
+        ("same", &base, given.clone()),
+        ("path", &adapter, first.lora.clone()),
+    ] {
+        let run = start(name, path, lora).unwrap();
+        assert_eq!((run.lora.r, run.lora.lora_alpha, &run.lora.init_from), (3, 4.0, &adapter), "{name}");
+        assert_eq!(run.model.path.canonicalize().unwrap(), base.canonicalize().unwrap(), "{name}");
+        train(&run, &Device::Cpu, &Start::New, 2).unwrap_err();
+        let first_line = metrics(&run.output_dir)[0].clone();
+        assert_eq!((&first_line["step"], first_line["eval_loss"].as_f64()), (&Value::from(0), Some(trained)), "{name}");
+        // It resumes from its own checkpoint.
+        train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+        let bytes = |run: &Path| std::fs::read(run.join("checkpoints/checkpoint-6/adapter_model.safetensors")).unwrap();
+        assert!(bytes(&run.output_dir) != bytes(&first.output_dir), "{name}: nothing was trained");
+    }
+    for (lora, words) in [
+        (LoraConfig { r: 4, ..given.clone() }, "`lora.r` is 4, and the adapter "),
+        (LoraConfig { lora_alpha: 8.0, ..given.clone() }, "`lora.lora_alpha` is 8, and the adapter "),
+        (LoraConfig { use_rslora: true, ..given.clone() }, "`lora.use_rslora` is true, and the adapter "),
+    ] {
+        let error = start("refused", &base, lora).unwrap_err().to_string();
+        assert!(error.contains(words), "{error} lacks {words:?}");
+    }
+    let few = LoraConfig { target_modules: Targets::Names(vec!["q_proj".into()]), ..given };
+    let error = train(&start("few", &base, few).unwrap(), &Device::Cpu, &Start::New, 1).unwrap_err().to_string();
+    assert!(error.contains("the adapter has `base_model.model.model.layers.0."), "{error}");
+}
