@@ -125,6 +125,12 @@ fn an_adapter_is_trained_evaluated_and_merged() {
     // The weights of the base are BF16, and so are the sums.
     let merged = eval("merged", &[]);
     assert!((merged - adapted).abs() < 2e-3, "{merged} merged and {adapted} with the adapter");
+    // A new run goes on with the adapter, which names its base.
+    let further = ["train", "run.toml", "--set", "init=pretrained", "--set", "output_dir=further"];
+    run.succeed(&[&further[..], &["--set", "model.path=adapter/checkpoints/checkpoint-2"]].concat());
+    let saved = std::fs::read_to_string(run.path("further/config.toml")).unwrap();
+    assert!(saved.contains("init_from = \"adapter/checkpoints/checkpoint-2\"") && saved.contains("r = 2"), "{saved}");
+    assert!(run.path("further/checkpoints/checkpoint-2/adapter_model.safetensors").is_file());
     run.fail(&["merge", base, "adapter", "merged"], 1, &["exists already"]);
     run.fail(&["generate", "adapter", "--prompt", "a"], 1, &["this is an adapter; name its base model", "--adapter"]);
     run.fail(&["merge", base, "model", "other"], 1, &["there is no adapter_config.json"]);
