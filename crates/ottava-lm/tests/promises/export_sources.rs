@@ -301,3 +301,27 @@ fn linears_that_the_run_did_not_cast_are_said_to_be_cast_for_the_export() {
     assert_eq!(name, "model.layers.1.mlp.down_proj");
     assert!(reason.contains("the run computed this linear in BF16"), "{reason}");
 }
+
+/// As a folder has them whose cache alone is quantized.
+#[test]
+fn scales_of_a_cache_are_loaded_around_and_not_exported() {
+    let inputs = inputs(256);
+    let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
+    let mut tensors = in_f32(&folder);
+    let scales = ["k_proj.output_scale", "kv_scale"].map(|scale| format!("model.layers.0.self_attn.{scale}"));
+    for scale in &scales {
+        tensors.insert(scale.clone(), (Dtype::F32, vec![1], f32s([0.5])));
+    }
+    let (source, output) = (inputs.path().join("source"), inputs.path().join("exported"));
+    plain(&folder, &source, &tensors);
+    let error = exported(&source, FORMATS[1], &output).unwrap_err().to_string();
+    assert!(error.contains(&format!("`{}` that config.json has no place for", scales[0])), "{error}");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+    config["quantization_config"] =
+        json!({"quant_method": "modelopt", "quant_algo": null, "kv_cache_quant_algo": "FP8"});
+    std::fs::write(source.join("config.json"), config.to_string()).unwrap();
+    exported(&source, FORMATS[1], &output).unwrap();
+    let files = ModelFiles::open(&output).unwrap();
+    assert!(files.names().all(|name| !scales.iter().any(|scale| scale == name)), "a scale of the cache was exported");
+}
