@@ -1,6 +1,6 @@
 //! Model folders for other programs: with weights in BF16, or with the linears of the blocks in FP8.
 //!
-//! Folders with FP8 weights are read by [`WeightFiles`](crate::checkpoint::WeightFiles).
+//! Folders with FP8 weights are read by [`WeightFiles`].
 
 mod cast;
 mod default_format;
@@ -43,9 +43,9 @@ enum Made {
 /// The folder is read back before it appears, and each weight must be the nearest value of its codes. Memory holds one tensor at a time: of
 /// a fused linear the values in F32 and the codes. The source is read three times, for scales, codes and comparison.
 ///
-/// Errors with [`Error::Config`] when `output` exists, would be inside the source, or an input has no scale, with [`Error::Model`] when the
-/// weights are not those of the source's `config.json` or no linear can be in FP8, and with [`Error::NonFinite`] for a weight that is not
-/// finite, or not in BF16 where that is written; nothing is left then.
+/// Errors with [`Config`](crate::Error::Config) when `output` exists, would be inside the source, or an input has no scale, with
+/// [`Model`](crate::Error::Model) when the weights are not those of the source's `config.json` or no linear can be in FP8, and with
+/// [`NonFinite`](crate::Error::NonFinite) for a weight that is not finite, or not in BF16 where that is written; nothing is left then.
 pub fn export(
     source: &Source,
     format: Option<Fp8Format>,
