@@ -205,6 +205,51 @@ fn ranks_train_adapters_as_one_does() {
     }
 }
 
+/// Amaxes of each cast after one step of these rows: of one process, or of ranks in the order of the rows.
+fn amaxes(zero: Zero, rows: &'static [usize], comm: Comm) -> Vec<(String, f64)> {
+    let (sizes, recipe) = (tiny_llama(), recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+    let purpose = Purpose::Train(MemoryPolicy::FULL);
+    let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
+    let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
+    let mine: Vec<_> = rows.iter().skip(ranks.rank()).step_by(ranks.size()).collect();
+    let mut work = TrainStep::shared(&model, mine.len(), 1, TOKENS, partition).unwrap();
+    work.partition().quantize_weights(&mut model).unwrap();
+    let [inputs, targets] = batch("amaxes", 8, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
+    for (pass, &row) in mine.into_iter().enumerate() {
+        let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
+        work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+    }
+    work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+    let measured = model.scaling().measured(work.partition()).unwrap();
+    measured.into_iter().map(|cast| (cast.name, f64::from(cast.amax))).collect()
+}
+
+/// A maximum is exact, so each scale follows from the rows of all ranks, as from those of one process. Amaxes of another group, as of one
+/// rank's rows, are others.
+#[test]
+fn amaxes_are_those_of_the_rows_of_all_ranks() {
+    const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
+    let alone = amaxes(Zero::Nothing, ALL, Comm::solo());
+    for (ranks, zero) in [(2, Zero::Nothing), (4, Zero::OptimizerStates), (4, Zero::Weights)] {
+        let group = threads::group(ranks).into_iter().map(|comm| std::thread::spawn(move || amaxes(zero, ALL, comm)));
+        for (rank, seen) in group.collect::<Vec<_>>().into_iter().enumerate() {
+            assert_eq!(seen.join().unwrap(), alone, "rank {rank} of {ranks}, stage {zero:?}");
+        }
+    }
+    // What this test would see of a rank that merges nothing, and of one that merges with half of the others. The loss of fewer rows is
+    // divided by fewer tokens, so gradients are compared with twice and four times as much.
+    for (group, factor) in [(&[0usize, 2, 4, 6][..], 0.5), (&[1, 5], 0.25)] {
+        let wrong = amaxes(Zero::Nothing, group, Comm::solo());
+        let differs = |end: &str, factor: f64| {
+            let casts = alone.iter().zip(&wrong).filter(|((name, _), _)| name.ends_with(end));
+            casts.filter(|((_, right), (_, wrong))| wrong * factor != *right).count()
+        };
+        assert!(differs(".input", 1.0) > 0 && differs(".grad_output", factor) > 0, "{group:?}: {wrong:?}");
+    }
+}
+
 /// Runs all stages of ZeRO and compares their bits.
 fn expect_same_in_all_stages(what: &str, sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, ranks: usize) {
     let rows = ranks.max(4);
