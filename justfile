@@ -42,7 +42,8 @@ nightly-chat:
 nightly-kill:
     OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
 
-# Send 10,000 requests to a server, most of them faulty or broken off, and watch its memory and files; half a minute
+# Send 10,000 requests to a server, most of them faulty or broken off, then honest ones beside clients that attack it, and print percentiles
+# and memory; a minute
 nightly-soak:
     OTTAVA_SOAK=10000 cargo test -p ottava --test cli soak -- --nocapture
 

@@ -1,4 +1,4 @@
-//! Memory available to this process under `ulimit` and cgroup limits.
+//! Memory and files available to this process under `ulimit` and cgroup limits.
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,15 @@ pub fn process_memory() -> Option<u64> {
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     process_memory().into_iter().chain(kilobytes(&info, "MemAvailable:")).min()
+}
+
+/// Files that the process may still open under `ulimit -n`.
+pub fn free_files() -> Option<usize> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count();
+    let soft =
+        limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok());
+    soft.map(|soft: usize| soft.saturating_sub(open))
 }
 
 /// The remainders of the limits on address space and data.

@@ -4,6 +4,7 @@ use crate::choice::{Choice, Part};
 use crate::error::{ApiError, Result, json_body};
 use crate::metrics::Timer;
 use crate::params::Params;
+use crate::schedule::Job;
 use crate::served::Served;
 use crate::worker::Running;
 use axum::response::sse::{Event as Message, Sse};
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// How parts of completions are written.
 pub trait Form: Send + Sync + 'static {
@@ -45,9 +47,10 @@ pub struct Answer<F> {
 }
 
 impl<F: Form> Answer<F> {
-    /// Starts `requests`, of which each has a choice.
-    pub async fn start(
+    /// Starts `params.n` completions of each of `requests`, of which each has a choice.
+    pub fn start(
         served: Arc<Served>,
+        permit: OwnedSemaphorePermit,
         params: Params,
         form: F,
         choices: Vec<Choice>,
@@ -55,8 +58,8 @@ impl<F: Form> Answer<F> {
         timer: Timer,
     ) -> Result<Answer<F>> {
         // Tokens of a prompt count once, however many completions it has.
-        let prompt_tokens = requests.iter().step_by(params.n).map(|request| request.prompt.len()).sum();
-        let running = served.worker.run(requests).await?;
+        let prompt_tokens = requests.iter().map(|request| request.prompt.len()).sum();
+        let running = served.worker.run(permit, Job { requests, n: params.n })?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let id = format!("{}-{:024x}", F::NAMES[2], since.as_nanos());
         Ok(Answer { served, params, form, choices, prompt_tokens, running, timer, id, created: since.as_secs() })

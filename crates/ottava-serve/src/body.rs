@@ -1,25 +1,72 @@
-//! The JSON object of a request. A field that is missing or `null` has its default, one of another type is an error that names it, and
-//! fields that nothing reads are ignored, as clients send some for other servers.
+//! The JSON object of a request. A field that is missing or `null` has its default; one that is unknown, of another type or too long is an
+//! error that names it.
+//!
+//! Bounds hold while the body is parsed, so a long list is refused before it is in memory.
 
 use crate::error::{ApiError, Result};
-use serde_json::{Map, Value};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Number, Value};
+use std::cell::RefCell;
+use std::fmt;
+
+/// Values of all fields together, at most; `prompt` does not count.
+const MOST_VALUES: usize = 1 << 16;
+/// Prompts of one request, at most.
+pub const MOST_PROMPTS: usize = 1024;
 
 /// The fields of a request.
-pub struct Body(Map<String, Value>);
+pub struct Body {
+    fields: Map<String, Value>,
+    /// The field `prompt`.
+    prompt: Option<Prompt>,
+}
+
+/// What a request asks to complete.
+#[derive(Debug, PartialEq)]
+pub enum Prompt {
+    Texts(Vec<String>),
+    Ids(Vec<Vec<u32>>),
+}
+
+impl Prompt {
+    /// Number of prompts.
+    pub fn len(&self) -> usize {
+        match self {
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::Ids(lists) => lists.len(),
+        }
+    }
+}
 
 impl Body {
-    /// Errors for what is no JSON object.
-    pub fn parse(bytes: &[u8]) -> Result<Body> {
-        match serde_json::from_slice(bytes) {
-            Ok(Value::Object(fields)) => Ok(Body(fields)),
-            Ok(_) => Err(ApiError::invalid("the body is no JSON object")),
-            Err(error) => Err(ApiError::invalid(format!("the body is no JSON: {error}"))),
-        }
+    /// Errors for what is no JSON object, and for a field that is not among `known`.
+    pub fn parse(bytes: &[u8], known: &[&str]) -> Result<Body> {
+        let at = RefCell::new(String::new());
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let parsed = Fields { known, at: &at }.deserialize(&mut deserializer);
+        parsed.and_then(|body| deserializer.end().map(|()| body)).map_err(|error| {
+            let (at, text) = (at.into_inner(), error.to_string());
+            match error.is_data() && !at.is_empty() {
+                // Without line and column, which the field says better.
+                true => ApiError::field(
+                    &at,
+                    format!("`{at}`: {}", text.rsplit_once(" at line ").map_or(text.as_str(), |text| text.0)),
+                ),
+                false => ApiError::invalid(format!("the body is no JSON object: {text}")),
+            }
+        })
     }
 
     /// A field, unless it is missing or `null`.
     pub fn get(&self, name: &str) -> Option<&Value> {
-        self.0.get(name).filter(|value| !value.is_null())
+        self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    /// The field `prompt`.
+    pub fn take_prompt(&mut self) -> Option<Prompt> {
+        self.prompt.take()
     }
 
     fn read<'a, T>(&'a self, name: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
@@ -55,41 +102,231 @@ impl Body {
         self.read(name, "a text", Value::as_str)
     }
 
-    pub fn list(&self, name: &str) -> Result<Option<&Vec<Value>>> {
-        self.read(name, "a list", Value::as_array)
+    /// A list of at most `most` values.
+    pub fn list(&self, name: &str, most: usize) -> Result<Option<&Vec<Value>>> {
+        let list = self.read(name, "a list", Value::as_array)?;
+        expect_at_most(name, list.map_or(0, Vec::len), most)?;
+        Ok(list)
     }
 
-    pub fn object(&self, name: &str) -> Result<Option<&Map<String, Value>>> {
-        self.read(name, "an object", Value::as_object)
+    /// An object of at most `most` fields.
+    pub fn object(&self, name: &str, most: usize) -> Result<Option<&Map<String, Value>>> {
+        let object = self.read(name, "an object", Value::as_object)?;
+        expect_at_most(name, object.map_or(0, Map::len), most)?;
+        Ok(object)
     }
 
-    /// A text, or a list of texts.
-    pub fn texts(&self, name: &str) -> Result<Vec<String>> {
-        let texts = |value: &Value| match value {
-            Value::String(text) => Some(vec![text.clone()]),
-            Value::Array(list) => list.iter().map(|text| Some(text.as_str()?.to_string())).collect(),
-            _ => None,
-        };
-        Ok(self.read(name, "a text or a list of texts", texts)?.unwrap_or_default())
+    /// A text, or a list of at most `most` texts.
+    pub fn texts(&self, name: &str, most: usize) -> Result<Vec<&str>> {
+        let texts: Option<Vec<&str>> = self.read(name, "a text or a list of texts", |value| match value {
+            Value::Array(list) => list.iter().map(Value::as_str).collect(),
+            value => Some(vec![value.as_str()?]),
+        })?;
+        let texts = texts.unwrap_or_default();
+        expect_at_most(name, texts.len(), most)?;
+        Ok(texts)
     }
 
-    /// A list of token ids.
-    pub fn ids(&self, name: &str) -> Result<Vec<u32>> {
-        Ok(self.read(name, "a list of token ids", ids)?.unwrap_or_default())
+    /// A list of at most `most` token ids.
+    pub fn ids(&self, name: &str, most: usize) -> Result<Vec<u32>> {
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let ids = |value: &Value| value.as_array()?.iter().map(id).collect::<Option<Vec<_>>>();
+        let ids = self.read(name, "a list of token ids", ids)?.unwrap_or_default();
+        expect_at_most(name, ids.len(), most)?;
+        Ok(ids)
     }
 }
 
-/// Token ids, if a value is a list of them.
-pub fn ids(value: &Value) -> Option<Vec<u32>> {
-    value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+fn expect_at_most(name: &str, count: usize, most: usize) -> Result<()> {
+    match count > most {
+        true => Err(ApiError::field(name, format!("`{name}` has {count} entries; at most {most}"))),
+        false => Ok(()),
+    }
 }
 
 /// A value as an error message shows it.
 fn short(value: &Value) -> String {
-    let text = value.to_string();
+    // A long list is not written out for its beginning.
+    let text = match value {
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+        value => value.to_string(),
+    };
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
+    }
+}
+
+/// Reads the fields of a body.
+struct Fields<'a> {
+    known: &'a [&'a str],
+    /// The name of the field that is being read, for errors.
+    at: &'a RefCell<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Fields<'_> {
+    type Value = Body;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Body, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Fields<'_> {
+    type Value = Body;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Body, A::Error> {
+        let (mut body, mut left) = (Body { fields: Map::new(), prompt: None }, MOST_VALUES);
+        while let Some(name) = map.next_key::<String>()? {
+            self.at.replace(name.chars().take(60).collect());
+            if !self.known.contains(&name.as_str()) {
+                if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                    return Err(A::Error::custom("this is not a field of this request"));
+                }
+            } else if name == "prompt" {
+                body.prompt = map.next_value_seed(PromptVisitor)?;
+            } else {
+                let value = map.next_value_seed(Bounded { left: &mut left })?;
+                body.fields.insert(name, value);
+            }
+            self.at.replace(String::new());
+        }
+        Ok(body)
+    }
+}
+
+/// Reads a value of at most `left` values, those in lists and objects included.
+struct Bounded<'a> {
+    left: &'a mut usize,
+}
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Value, D::Error> {
+        *self.left = self.left.saturating_sub(1);
+        match *self.left {
+            0 => Err(D::Error::custom(format!("the request has more than {MOST_VALUES} values"))),
+            _ => deserializer.deserialize_any(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_unit<E>(self) -> std::result::Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = list.next_element_seed(Bounded { left: self.left })? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(name) = map.next_key::<String>()? {
+            fields.insert(name, map.next_value_seed(Bounded { left: self.left })?);
+        }
+        Ok(fields.into())
+    }
+}
+
+/// What `prompt` is, for errors.
+const PROMPT: &str = "a text, token ids, or a list of texts or of token ids";
+
+/// Reads `prompt` into as much memory as its texts or ids take.
+struct PromptVisitor;
+
+impl<'de> DeserializeSeed<'de> for PromptVisitor {
+    type Value = Option<Prompt>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = Option<Prompt>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(PROMPT)
+    }
+    fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
+        Ok(None)
+    }
+    fn visit_str<E>(self, text: &str) -> std::result::Result<Self::Value, E> {
+        Ok(Some(Prompt::Texts(vec![text.into()])))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+        let (mut ids, mut texts, mut lists) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some(element) = list.next_element()? {
+            match element {
+                Element::Id(id) => ids.push(id),
+                Element::Text(text) => texts.push(text),
+                Element::Ids(ids) => lists.push(ids),
+            }
+            if texts.len().max(lists.len()) > MOST_PROMPTS {
+                return Err(A::Error::custom(format!("there are more than {MOST_PROMPTS} prompts")));
+            }
+        }
+        match (ids.is_empty(), texts.is_empty(), lists.is_empty()) {
+            (_, true, true) => Ok(Some(Prompt::Ids(vec![ids]))),
+            (true, false, true) => Ok(Some(Prompt::Texts(texts))),
+            (true, true, false) => Ok(Some(Prompt::Ids(lists))),
+            _ => Err(A::Error::custom(format!("the list has values of several kinds; `prompt` is {PROMPT}"))),
+        }
+    }
+}
+
+/// An element of a list of prompts.
+enum Element {
+    Id(u32),
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Element, D::Error> {
+        struct ElementVisitor;
+        impl<'de> Visitor<'de> for ElementVisitor {
+            type Value = Element;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str(PROMPT)
+            }
+            fn visit_u64<E: Error>(self, id: u64) -> std::result::Result<Element, E> {
+                u32::try_from(id).map(Element::Id).map_err(|_| E::custom(format!("there is no token {id}")))
+            }
+            fn visit_str<E>(self, text: &str) -> std::result::Result<Element, E> {
+                Ok(Element::Text(text.into()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> std::result::Result<Element, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(Element::Ids)
+            }
+        }
+        deserializer.deserialize_any(ElementVisitor)
     }
 }
 
@@ -97,23 +334,78 @@ fn short(value: &Value) -> String {
 mod tests {
     use super::*;
 
+    const KNOWN: &[&str] = &["n", "a", "stop", "ids", "top_p", "m", "bias", "prompt"];
+
+    fn parse(text: &str) -> Result<Body> {
+        Body::parse(text.as_bytes(), KNOWN)
+    }
+
+    fn error<T>(result: Result<T>) -> (String, Value) {
+        let error = result.err().expect("it is refused").json()["error"].clone();
+        (error["message"].as_str().unwrap().to_string(), error["param"].clone())
+    }
+
     #[test]
     fn fields_of_other_types_are_named() {
         let body =
-            Body::parse(br#"{"n": "two", "a": null, "stop": ["x", 1], "ids": [1, -2], "top_p": 1, "m": 1.5}"#).unwrap();
-        let message = |result: Result<()>| result.unwrap_err().json()["error"].clone();
-        let wrong = message(body.count("n").map(drop));
-        assert_eq!(
-            (wrong["message"].as_str().unwrap(), wrong["param"].as_str().unwrap()),
-            ("`n` is \"two\"; it is a whole number from 0 up", "n")
-        );
-        assert_eq!(message(body.texts("stop").map(drop))["param"], "stop");
-        assert_eq!(message(body.ids("ids").map(drop))["type"], "invalid_request_error");
-        assert_eq!(message(body.count("m").map(drop))["param"], "m");
+            parse(r#"{"n": "two", "a": null, "other": null, "stop": ["x", 1], "ids": [1, -2], "top_p": 1, "m": 1.5}"#)
+                .unwrap();
+        let (message, param) = error(body.count("n"));
+        assert_eq!((message.as_str(), param), ("`n` is \"two\"; it is a whole number from 0 up", "n".into()));
+        assert_eq!(error(body.texts("stop", 4)).1, "stop");
+        assert_eq!(error(body.ids("ids", 4)).1, "ids");
+        assert_eq!(error(body.count("m")).1, "m");
         assert_eq!(body.number("top_p").unwrap(), Some(1.0));
         assert_eq!((body.text("a").unwrap(), body.count("missing").unwrap()), (None, None));
-        assert!(Body::parse(b"[1]").is_err() && Body::parse(b"{").is_err());
-        let long = Body::parse(format!("{{\"n\": \"{}\"}}", "ü".repeat(200)).as_bytes()).unwrap();
-        assert!(message(long.count("n").map(drop))["message"].as_str().unwrap().contains('…'));
+        let long = parse(&format!("{{\"n\": \"{}\"}}", "ü".repeat(200))).unwrap();
+        assert!(error(long.count("n")).0.contains('…'));
+        for wrong in ["[1]", "{", "", "{} x", "{\"n\": 1e999}"] {
+            assert_eq!(error(parse(wrong)).1, Value::Null, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        assert_eq!(
+            error(parse(r#"{"n": 1, "top-p": 1}"#)),
+            ("`top-p`: this is not a field of this request".into(), "top-p".into())
+        );
+    }
+
+    #[test]
+    fn prompts_are_texts_or_ids() {
+        for (text, expected) in [
+            (r#""one""#, Some(Prompt::Texts(vec!["one".into()]))),
+            (r#"["one", "two"]"#, Some(Prompt::Texts(vec!["one".into(), "two".into()]))),
+            ("[1, 2]", Some(Prompt::Ids(vec![vec![1, 2]]))),
+            ("[[1], [2, 3]]", Some(Prompt::Ids(vec![vec![1], vec![2, 3]]))),
+            ("null", None),
+        ] {
+            let mut body = parse(&format!("{{\"prompt\": {text}}}")).unwrap();
+            assert_eq!(body.take_prompt(), expected, "{text}");
+        }
+        for wrong in ["5", "true", "{}", "[1, \"a\"]", "[\"a\", [1]]", "[-1]", "[4294967296]", "[[1, \"a\"]]", "[1.5]"]
+        {
+            let (message, param) = error(parse(&format!("{{\"prompt\": {wrong}}}")));
+            assert!(param == "prompt" && !message.contains("line 1"), "{wrong}: {message}");
+        }
+    }
+
+    #[test]
+    fn lists_without_bounds_are_refused_while_they_are_read() {
+        let many = |value: &str| vec![value; MOST_VALUES].join(",");
+        for (text, param) in [
+            (format!("{{\"stop\": [{}]}}", many("\"x\"")), "stop"),
+            (format!("{{\"n\": 1, \"bias\": {{{}}}}}", many("\"5\": 1")), "bias"),
+            (format!("{{\"bias\": [{}]}}", many("[]")), "bias"),
+            (format!("{{\"prompt\": [{}]}}", vec!["[1]"; MOST_PROMPTS + 1].join(",")), "prompt"),
+        ] {
+            // What follows is not read.
+            let (message, found) = error(parse(&format!("{}, and no JSON", text.trim_end_matches('}'))));
+            assert!(found == param && message.contains("more than"), "{message}");
+        }
+        let body = parse(r#"{"stop": ["a", "b", "c"], "ids": [1, 2, 3]}"#).unwrap();
+        assert_eq!(error(body.texts("stop", 2)).0, "`stop` has 3 entries; at most 2");
+        assert_eq!(error(body.ids("ids", 2)).0, "`ids` has 3 entries; at most 2");
     }
 }

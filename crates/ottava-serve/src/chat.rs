@@ -8,31 +8,69 @@ use crate::logprobs::entry;
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
-use axum::response::Response;
-use ottava_lm::data::Chat;
+use ottava_lm::data::{Chat, PromptForm};
 use ottava_lm::engine::Request;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Messages of the assistant.
-struct Messages {
+pub struct Messages {
     /// Whether log-probabilities are wanted.
     logprobs: bool,
 }
 
-/// Answers a request.
-pub async fn chat_completions(served: Arc<Served>, body: Body, timer: Timer) -> Result<Response> {
+/// Fields of chats alone.
+const OWN: &[&str] = &[
+    "messages",
+    "tools",
+    "tool_choice",
+    "max_completion_tokens",
+    "top_logprobs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+];
+/// As in `params`.
+const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
+    ("functions", &["[]"]),
+    ("function_call", &["\"auto\"", "\"none\""]),
+    ("parallel_tool_calls", &["true"]),
+    ("modalities", &["[\"text\"]"]),
+    ("audio", &[]),
+    ("prediction", &[]),
+    ("reasoning_effort", &[]),
+    ("verbosity", &[]),
+    ("web_search_options", &[]),
+    ("documents", &["[]"]),
+    ("chat_template", &[]),
+    ("echo", &["false"]),
+    ("add_special_tokens", &["false"]),
+];
+/// Messages, tools and variables of the template, at most.
+const MOST_MESSAGES: usize = 4096;
+const MOST_TOOLS: usize = 128;
+const MOST_KWARGS: usize = 64;
+
+/// The fields that a request may have.
+pub fn fields() -> Vec<&'static str> {
+    params::known(OWN, NOT_IMPLEMENTED)
+}
+
+/// Reads a request, and starts its completions.
+pub async fn chat_completions(
+    served: Arc<Served>,
+    permit: OwnedSemaphorePermit,
+    body: Body,
+    timer: Timer,
+) -> Result<Answer<Messages>> {
     served.expect_model(&body)?;
-    let params = Params::read(&body, served.tokenizer.eos_ids())?;
-    let messages = body.list("messages")?.ok_or_else(|| ApiError::field("messages", "`messages` is missing"))?;
-    let messages = messages.iter().map(message).collect::<Result<Vec<_>>>()?;
-    let tools = body.list("tools")?.map_or(Value::Null, |tools| tools.clone().into());
-    for name in ["response_format", "functions", "function_call"] {
-        let is_default = |value: &Value| value.get("type").is_some_and(|kind| kind == "text");
-        if body.get(name).is_some_and(|value| !is_default(value)) {
-            return Err(ApiError::field(name, format!("`{name}` is not implemented")));
-        }
-    }
+    params::expect_implemented(&body, NOT_IMPLEMENTED)?;
+    let params = Params::read(&body, served.tokenizer.eos_ids(), served.vocabulary)?;
+    let messages = body.list("messages", MOST_MESSAGES)?.filter(|messages| !messages.is_empty());
+    let messages = messages.ok_or_else(|| ApiError::field("messages", "`messages` is missing or empty"))?;
+    let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>>>()?;
+    let form = prompt_form(&body)?;
     let asked = match body.count("max_completion_tokens")? {
         Some(count) => Some(count),
         None => body.count("max_tokens")?,
@@ -45,33 +83,66 @@ pub async fn chat_completions(served: Arc<Served>, body: Body, timer: Timer) -> 
     if logprobs.is_none() && top.is_some() {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` is for `logprobs: true`"));
     }
-    let prompt = served.render(Chat { messages, tools, ..Chat::default() }).await?;
+    let prompt = served.render(Chat { messages, tools: tools(&body)?, ..Chat::default() }, form).await?;
     served.expect_known(&prompt)?;
-    let (mut requests, mut choices) = (Vec::new(), Vec::new());
-    for choice in 0..params.n {
-        let request = params.request(prompt.clone(), choice, asked, served.max_model_len)?;
-        requests.push(Request { logprobs, ..request });
-        choices.push(Choice::new(&params, String::new(), false));
-    }
+    let request = params.request(prompt, asked, served.max_model_len)?;
+    let requests = vec![Request { logprobs, ..request }];
+    params.expect_small_answer(&requests, false)?;
+    let choices = (0..params.n).map(|_| Choice::new(&params, String::new(), false)).collect();
     let form = Messages { logprobs: logprobs.is_some() };
-    Answer::start(served, params, form, choices, requests, timer).await?.respond().await
+    Answer::start(served, permit, params, form, choices, requests, timer)
+}
+
+/// The tools for the template; `null` for none, as with `tool_choice: "none"`.
+fn tools(body: &Body) -> Result<Value> {
+    let tools = body.list("tools", MOST_TOOLS)?.filter(|tools| !tools.is_empty());
+    match body.get("tool_choice").map(|choice| choice.as_str().unwrap_or("an object")) {
+        None | Some("auto") => Ok(tools.map_or(Value::Null, |tools| tools.clone().into())),
+        Some("none") => Ok(Value::Null),
+        Some(choice) => {
+            let message = format!("`tool_choice` is {choice}; auto and none are implemented");
+            Err(ApiError::field("tool_choice", message))
+        }
+    }
+}
+
+/// How the conversation becomes a prompt.
+fn prompt_form(body: &Body) -> Result<PromptForm> {
+    let (add_generation_prompt, continue_final_message) =
+        (body.flag_on("add_generation_prompt")?, body.flag("continue_final_message")?);
+    if add_generation_prompt && continue_final_message {
+        let message = "`continue_final_message` is for `add_generation_prompt: false`";
+        return Err(ApiError::field("continue_final_message", message));
+    }
+    let kwargs = body.object("chat_template_kwargs", MOST_KWARGS)?.cloned().unwrap_or_default();
+    if let Some(name) =
+        kwargs.keys().find(|name| ["messages", "tools", "add_generation_prompt"].contains(&name.as_str()))
+    {
+        let message = format!("`chat_template_kwargs` has `{name}`, which is a field of the request");
+        return Err(ApiError::field("chat_template_kwargs", message));
+    }
+    Ok(PromptForm { add_generation_prompt, continue_final_message, kwargs })
 }
 
 /// A message as templates read it: parts of text are joined, as templates of text models know no parts.
-fn message(message: &Value) -> Result<Value> {
-    let wrong = |reason: &str| ApiError::field("messages", format!("a message {reason}"));
+fn message((number, message): (usize, &Value)) -> Result<Value> {
+    let wrong = |reason: &str| ApiError::field("messages", format!("message {number} {reason}"));
     let fields = message.as_object().ok_or_else(|| wrong("is no object"))?;
-    if !fields.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("has no `role`"));
-    }
+    let role = fields.get("role").and_then(Value::as_str).ok_or_else(|| wrong("has no `role`"))?;
     let mut message = message.clone();
-    if let Some(Value::Array(parts)) = fields.get("content") {
-        let text = |part: &Value| Some(part.get("text")?.as_str()?.to_string());
-        let texts: Option<Vec<String>> = parts.iter().map(text).collect();
-        message["content"] = texts
-            .ok_or_else(|| wrong("has a part that is no text; images and audio are not implemented"))?
-            .join("\n")
-            .into();
+    match fields.get("content") {
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let text = |part: &Value| Some(part.get("text")?.as_str()?.to_string());
+            let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+            message["content"] = texts
+                .ok_or_else(|| wrong("has a part that is no text; images and audio are not implemented"))?
+                .join("\n")
+                .into();
+        }
+        // A turn that calls tools says nothing.
+        None | Some(Value::Null) if role == "assistant" && fields.get("tool_calls").is_some_and(Value::is_array) => {}
+        _ => return Err(wrong("has no `content` that is a text or a list of texts")),
     }
     Ok(message)
 }

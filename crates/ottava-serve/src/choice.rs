@@ -39,7 +39,7 @@ impl Choice {
     /// A completion without tokens, whose text starts with `text`.
     pub fn new(params: &Params, text: String, silent: bool) -> Choice {
         let part = Part { text, ..Part::default() };
-        Choice { stream: TextStream::new(&params.stops), tokens: 0, silent, finished: false, part }
+        Choice { stream: TextStream::new(params.stops.clone()), tokens: 0, silent, finished: false, part }
     }
 
     /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string.

@@ -1,81 +1,89 @@
 //! `POST /v1/completions`.
 
 use crate::answer::{Answer, Form};
-use crate::body::{Body, ids};
+use crate::body::{Body, Prompt};
 use crate::choice::{Choice, Part};
 use crate::error::{ApiError, Result};
-use crate::logprobs::{Lists, of_prompt};
+use crate::logprobs::{Lists, Offsets, of_prompt};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
-use axum::response::Response;
 use ottava_lm::engine::Request;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
-/// Prompts of one request, at most.
-const MOST_PROMPTS: usize = 1024;
+/// Fields of completions alone.
+const OWN: &[&str] = &["prompt", "echo", "prompt_logprobs", "add_special_tokens"];
+/// As in `params`.
+const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[("suffix", &["\"\""])];
+
+/// The fields that a request may have.
+pub fn fields() -> Vec<&'static str> {
+    params::known(OWN, NOT_IMPLEMENTED)
+}
 
 /// Texts, with lists of log-probabilities.
-struct Texts {
+pub struct Texts {
     /// Whether log-probabilities are wanted, and whether the prompt's come before those of new tokens.
     logprobs: bool,
     echo: bool,
+    /// Of `echo`.
     prompts: Vec<Vec<u32>>,
+    skip_special_tokens: bool,
     n: usize,
     /// Characters of each choice so far.
-    offsets: Vec<usize>,
+    offsets: Vec<Offsets>,
 }
 
-/// Answers a request.
-pub async fn completions(served: Arc<Served>, body: Body, timer: Timer) -> Result<Response> {
+/// Reads a request, and starts its completions.
+pub async fn completions(
+    served: Arc<Served>,
+    permit: OwnedSemaphorePermit,
+    mut body: Body,
+    timer: Timer,
+) -> Result<Answer<Texts>> {
     served.expect_model(&body)?;
-    let params = Params::read(&body, served.tokenizer.eos_ids())?;
+    params::expect_implemented(&body, NOT_IMPLEMENTED)?;
+    let params = Params::read(&body, served.tokenizer.eos_ids(), served.vocabulary)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
-    if body.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::field("suffix", "`suffix` is not implemented"));
-    }
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);
     if max_tokens == 0 && !echo {
         return Err(ApiError::field("max_tokens", "`max_tokens` is 0; without `echo` there is nothing to answer"));
     }
-    let prompts = prompts(&served, &body).await?;
-    let (mut requests, mut choices) = (Vec::new(), Vec::new());
-    for prompt in &prompts {
-        let text = if echo { served.tokenizer.decode(prompt).map_err(ApiError::of_request)? } else { String::new() };
-        for choice in 0..params.n {
-            // The engine draws one token at least.
-            let request = params.request(prompt.clone(), choice, Some(max_tokens.max(1)), served.max_model_len)?;
-            requests.push(Request { logprobs, prompt_logprobs, ..request });
-            choices.push(Choice::new(&params, text.clone(), max_tokens == 0));
-        }
+    let special = body.flag_on("add_special_tokens")?;
+    let prompt = body.take_prompt().ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
+    params.expect_few(prompt.len())?;
+    let (mut requests, mut texts) = (Vec::new(), Vec::new());
+    for prompt in prompts(&served, prompt, special).await? {
+        texts.push(if echo { served.tokenizer.decode(&prompt).map_err(ApiError::of_request)? } else { String::new() });
+        // The engine draws one token at least.
+        let request = params.request(prompt, Some(max_tokens.max(1)), served.max_model_len)?;
+        requests.push(Request { logprobs, prompt_logprobs, ..request });
     }
-    let offsets = vec![0; requests.len()];
-    let form = Texts { logprobs: logprobs.is_some(), echo, prompts, n: params.n, offsets };
-    Answer::start(served, params, form, choices, requests, timer).await?.respond().await
+    params.expect_small_answer(&requests, echo)?;
+    let choice = |index: usize| Choice::new(&params, texts[index / params.n].clone(), max_tokens == 0);
+    let choices: Vec<Choice> = (0..texts.len() * params.n).map(choice).collect();
+    let prompts = if echo { requests.iter().map(|request| request.prompt.clone()).collect() } else { Vec::new() };
+    let offsets = choices.iter().map(|_| Offsets::default()).collect();
+    let (n, skip_special_tokens) = (params.n, params.skip_special_tokens);
+    let form = Texts { logprobs: logprobs.is_some(), echo, prompts, skip_special_tokens, n, offsets };
+    Answer::start(served, permit, params, form, choices, requests, timer)
 }
 
-/// The tokens of each prompt: of one text, several texts, token ids, or several lists of these.
-async fn prompts(served: &Arc<Served>, body: &Body) -> Result<Vec<Vec<u32>>> {
-    let wrong = || ApiError::field("prompt", "`prompt` is a text, token ids, or a list of texts or of token ids");
-    let prompt = body.get("prompt").ok_or_else(wrong)?;
-    let list = match (prompt, ids(prompt)) {
-        (Value::Array(list), None) => list.as_slice(),
-        _ => std::slice::from_ref(prompt),
+/// The tokens of each prompt.
+async fn prompts(served: &Arc<Served>, prompt: Prompt, special: bool) -> Result<Vec<Vec<u32>>> {
+    let prompts = match prompt {
+        Prompt::Ids(lists) => lists,
+        Prompt::Texts(texts) => {
+            let mut lists = Vec::with_capacity(texts.len());
+            for text in texts {
+                lists.push(served.encode(text, special).await?);
+            }
+            lists
+        }
     };
-    if list.len() > MOST_PROMPTS {
-        let count = list.len();
-        return Err(ApiError::field("prompt", format!("there are {count} prompts; at most {MOST_PROMPTS}")));
-    }
-    let add_special_tokens = body.flag_on("add_special_tokens")?;
-    let mut prompts = Vec::with_capacity(list.len());
-    for prompt in list {
-        prompts.push(match prompt {
-            Value::String(text) => served.encode(text.clone(), add_special_tokens).await?,
-            prompt => ids(prompt).ok_or_else(wrong)?,
-        });
-    }
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::field("prompt", "the prompt has no token; give at least one"));
     }
@@ -88,21 +96,25 @@ impl Form for Texts {
 
     fn choice(&mut self, served: &Served, index: usize, part: Part) -> Result<Value> {
         let tokenizer = &served.tokenizer;
-        let mut lists = Lists::after(self.offsets[index]);
+        let offsets = &mut self.offsets[index];
+        let mut lists = Lists::default();
         let mut choice = json!({"index": index, "text": part.text, "logprobs": null, "finish_reason": part.finish});
         match part.prompt_logprobs {
             Some(logprobs) if self.echo => {
                 for (logprob, &token) in logprobs.iter().zip(&self.prompts[index / self.n]) {
-                    lists.push(logprob.as_ref(), token, tokenizer)?;
+                    let at = offsets.push(token, tokenizer)?;
+                    lists.push(logprob.as_ref(), token, at, tokenizer)?;
                 }
+                offsets.end_of_prompt(tokenizer)?;
             }
             Some(logprobs) => choice["prompt_logprobs"] = of_prompt(&logprobs, tokenizer)?,
             None => {}
         }
         for logprob in &part.logprobs {
-            lists.push(Some(logprob), logprob.token, tokenizer)?;
+            let is_text = !(self.skip_special_tokens && tokenizer.is_special(logprob.token));
+            let at = if is_text { offsets.push(logprob.token, tokenizer)? } else { offsets.at() };
+            lists.push(Some(logprob), logprob.token, at, tokenizer)?;
         }
-        self.offsets[index] = lists.offset();
         if self.logprobs {
             choice["logprobs"] = lists.json();
         }

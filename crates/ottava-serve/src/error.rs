@@ -44,8 +44,14 @@ impl ApiError {
         ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error }
     }
 
-    /// A path or method that is not served, or a body that cannot be received.
-    pub fn unreadable(status: StatusCode, message: impl Into<String>) -> ApiError {
+    /// A body of `bytes` bytes.
+    pub fn too_large(bytes: &str, most: usize) -> ApiError {
+        let message = format!("the body has {bytes} bytes; at most {most}");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    /// A request that is refused for its head, or a body that cannot be received.
+    pub fn refused(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError::new(status, message)
     }
 
@@ -57,7 +63,7 @@ impl ApiError {
 
     /// Too many requests at once.
     pub fn busy(limit: usize) -> ApiError {
-        let message = format!("the server has {limit} completions in work or waiting, its limit; try again later");
+        let message = format!("the server has {limit} requests in work or waiting, its limit; try again later");
         ApiError { code: Some("rate_limit_exceeded"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 

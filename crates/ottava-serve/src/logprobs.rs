@@ -2,7 +2,7 @@
 
 use crate::error::{ApiError, Result};
 use ottava_lm::data::Tokenizer;
-use ottava_lm::engine::TokenLogprob;
+use ottava_lm::engine::{TextStream, TokenLogprob};
 use serde_json::{Map, Value, json};
 
 /// The `logprobs` of `/v1/completions`: lists with an entry per token.
@@ -12,26 +12,41 @@ pub struct Lists {
     token_logprobs: Vec<Value>,
     top_logprobs: Vec<Value>,
     text_offset: Vec<usize>,
-    /// Characters so far.
-    offset: usize,
+}
+
+/// Where tokens begin in the text of a choice, in characters. Tokens that are parts of one character all begin where it does.
+#[derive(Default)]
+pub struct Offsets {
+    stream: TextStream,
+    at: usize,
+}
+
+impl Offsets {
+    /// Characters up to the end of the last token that completed any.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Where the next token begins.
+    pub fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<usize> {
+        let begin = self.at;
+        self.at += self.stream.push(tokenizer, token).map_err(ApiError::of_request)?.text.chars().count();
+        Ok(begin)
+    }
+
+    /// After the last token of a prompt: new tokens are a text of their own.
+    pub fn end_of_prompt(&mut self, tokenizer: &Tokenizer) -> Result<()> {
+        self.at += self.stream.finish(tokenizer).map_err(ApiError::of_request)?.chars().count();
+        self.stream = TextStream::default();
+        Ok(())
+    }
 }
 
 impl Lists {
-    /// Lists that continue a text of `offset` characters.
-    pub fn after(offset: usize) -> Lists {
-        Lists { offset, ..Lists::default() }
-    }
-
-    /// Characters up to the end of the last token.
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// Adds a token; `None` for the first of a prompt, `first`, which follows nothing.
-    pub fn push(&mut self, logprob: Option<&TokenLogprob>, first: u32, tokenizer: &Tokenizer) -> Result<()> {
+    /// Adds a token that begins at character `at`; `logprob` is `None` for the first of a prompt, `first`, which follows nothing.
+    pub fn push(&mut self, logprob: Option<&TokenLogprob>, first: u32, at: usize, tokenizer: &Tokenizer) -> Result<()> {
         let text = text_of(logprob.map_or(first, |logprob| logprob.token), tokenizer)?;
-        self.text_offset.push(self.offset);
-        self.offset += text.chars().count();
+        self.text_offset.push(at);
         self.tokens.push(text.into());
         self.token_logprobs.push(logprob.map_or(Value::Null, |logprob| number(logprob.logprob)));
         self.top_logprobs.push(match logprob {

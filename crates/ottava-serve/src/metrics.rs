@@ -1,4 +1,4 @@
-//! Metrics in the text format of Prometheus, named as those of vLLM are.
+//! Metrics in the text format of Prometheus: those of vLLM, with `ottava:` in place of `vllm:` before their names.
 
 use crate::worker::Worker;
 use axum::http::StatusCode;
@@ -45,21 +45,25 @@ impl fmt::Debug for OfEngine {
 
 impl Collector for OfEngine {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let EngineStats { running, waiting, kv_blocks, used_kv_blocks, prompt_tokens, generated_tokens, preemptions } =
-            self.0.stats();
+        let EngineStats { running, waiting, held, kv_blocks, used_kv_blocks, .. } = self.0.stats();
+        let EngineStats { prompt_tokens, generated_tokens, preemptions, .. } = self.0.stats();
         let usage = used_kv_blocks as f64 / kv_blocks.max(1) as f64;
         for (name, help, value) in [
-            ("num_requests_running", "Completions that are computed", running as f64),
-            ("num_requests_waiting", "Completions that wait for memory or a place in the batch", waiting as f64),
-            ("kv_cache_usage_ratio", "Share of the blocks of the KV cache in use", usage),
+            ("ottava:num_requests_running", "Completions that are computed", running as f64),
+            (
+                "ottava:num_requests_waiting",
+                "Completions that wait for a place in the batch, memory or their client",
+                (waiting + held) as f64,
+            ),
+            ("ottava:kv_cache_usage_perc", "Share of the blocks of the KV cache in use; 1 is all", usage),
         ] {
             let metric = ConstGauge::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
         for (name, help, value) in [
-            ("prompt_tokens", "Tokens of prompts read", prompt_tokens),
-            ("generation_tokens", "Tokens drawn", generated_tokens),
-            ("preemptions", "Completions that lost their memory and were computed again", preemptions),
+            ("ottava:prompt_tokens", "Tokens of prompts read", prompt_tokens),
+            ("ottava:generation_tokens", "Tokens drawn", generated_tokens),
+            ("ottava:num_preemptions", "Completions that lost their memory and were computed again", preemptions),
         ] {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
@@ -71,19 +75,19 @@ impl Collector for OfEngine {
 impl Metrics {
     /// Metrics without requests.
     pub fn new(worker: Worker) -> Metrics {
-        let mut registry = Registry::with_prefix("ottava");
+        let mut registry = Registry::default();
         let mut time = |name, help| {
             let histogram = Histogram::new(SECONDS);
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
             histogram
         };
         let times = Times {
-            first_token: time("time_to_first_token", "From a request to its first token"),
-            per_token: time("time_per_output_token", "Mean time of a request's further tokens"),
-            whole: time("e2e_request_latency", "From a request to the end of its answer"),
+            first_token: time("ottava:time_to_first_token", "From a request to its first token"),
+            per_token: time("ottava:request_time_per_output_token", "Mean time of a request's further tokens"),
+            whole: time("ottava:e2e_request_latency", "From a request to the end of its answer"),
         };
         let requests = Family::default();
-        registry.register("requests", "Requests by path and status", requests.clone());
+        registry.register("ottava:http_requests", "Requests by path and status", requests.clone());
         registry.register_collector(Box::new(OfEngine(worker)));
         Metrics { registry, times, requests }
     }

@@ -3,20 +3,109 @@
 use crate::body::Body;
 use crate::error::{ApiError, Result};
 use ottava_lm::engine::{Request, Sampling};
+use serde_json::Value;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 /// Completions of one prompt, at most.
 const MOST_CHOICES: usize = 128;
+/// Completions of one request, at most: of all its prompts.
+const MOST_COMPLETIONS: usize = 1024;
 /// Log-probabilities of a token, at most.
 const MOST_LOGPROBS: usize = 100;
+/// Log-probabilities and repeated tokens of prompts in one answer, at most: some 200 MB of JSON.
+const MOST_IN_ANSWER: usize = 4 << 20;
+/// Stop strings, and bytes of each, at most.
+const MOST_STOPS: usize = 16;
+const MOST_STOP_BYTES: usize = 1024;
+/// Entries of `stop_token_ids`, at most.
+const MOST_STOP_IDS: usize = 128;
+/// Entries of `logit_bias`, at most, and their range.
+const MOST_BIASES: usize = 1024;
+const BIASES: std::ops::RangeInclusive<f64> = -100.0..=100.0;
+
+/// Fields that are read.
+const READ: &[&str] = &[
+    "model",
+    "n",
+    "best_of",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "max_tokens",
+    "skip_special_tokens",
+    "stream",
+    "stream_options",
+    "logprobs",
+];
+
+/// Fields that say who asks, and change no answer.
+const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
+
+/// Fields that are not implemented, with the values, in JSON, that ask for nothing.
+const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
+    ("response_format", &[r#"{"type":"text"}"#]),
+    ("structured_outputs", &[]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("guided_decoding_backend", &[]),
+    ("guided_whitespace_pattern", &[]),
+    ("include_stop_str_in_output", &["false"]),
+    ("use_beam_search", &["false"]),
+    ("length_penalty", &["1", "1.0"]),
+    ("early_stopping", &["false"]),
+    ("allowed_token_ids", &[]),
+    ("bad_words", &["[]"]),
+    ("truncate_prompt_tokens", &[]),
+    ("spaces_between_special_tokens", &["true"]),
+    ("logits_processors", &["[]"]),
+    ("priority", &["0"]),
+    ("return_tokens_as_token_ids", &["false"]),
+    ("return_token_ids", &["false"]),
+    ("store", &["false"]),
+    ("service_tier", &["\"auto\"", "\"default\""]),
+];
+
+/// The names of a request's fields: of both kinds of requests, of its own kind, and of those of its kind that are not implemented.
+pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
+    let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
+    [READ, WITHOUT_EFFECT, own].concat().into_iter().chain(names).collect()
+}
+
+/// Errors for a field that asks for what is not implemented, here or in `more`.
+pub fn expect_implemented(body: &Body, more: &[(&str, &[&str])]) -> Result<()> {
+    for (name, neutral) in NOT_IMPLEMENTED.iter().chain(more) {
+        let Some(value) = body.get(name) else { continue };
+        if !neutral.iter().any(|text| serde_json::from_str::<Value>(text).is_ok_and(|neutral| neutral == *value)) {
+            let but = match neutral {
+                [] => "leave it out".into(),
+                values => format!("leave it out, or send {}", values[0]),
+            };
+            return Err(ApiError::field(name, format!("`{name}` is not implemented; {but}")));
+        }
+    }
+    Ok(())
+}
 
 /// The fields of a request.
 pub struct Params {
     /// Completions of each prompt.
     pub n: usize,
     /// Texts that end a completion.
-    pub stops: Vec<String>,
+    pub stops: Arc<[String]>,
     /// Whether special tokens are left out of texts.
     pub skip_special_tokens: bool,
     /// Whether the answer comes in pieces.
@@ -30,22 +119,14 @@ pub struct Params {
 }
 
 impl Params {
-    /// Reads the fields of `body`; `eos_ids` end a completion unless it says otherwise.
-    pub fn read(body: &Body, eos_ids: &[u32]) -> Result<Params> {
+    /// Reads the fields of `body`. `eos_ids` end a completion unless it says otherwise; token ids are below `vocabulary`.
+    pub fn read(body: &Body, eos_ids: &[u32], vocabulary: usize) -> Result<Params> {
         let n = body.count("n")?.unwrap_or(1);
         if n == 0 || n > MOST_CHOICES {
             return Err(ApiError::field("n", format!("`n` is {n}; it is from 1 to {MOST_CHOICES}")));
         }
         if body.count("best_of")?.is_some_and(|best_of| best_of != n) {
             return Err(ApiError::field("best_of", "`best_of` is not implemented; ask for `n` completions"));
-        }
-        let mut logit_bias = Vec::new();
-        for (token, bias) in body.object("logit_bias")?.into_iter().flatten() {
-            let entry = token.parse().ok().zip(bias.as_f64());
-            let (token, bias) = entry.ok_or_else(|| {
-                ApiError::field("logit_bias", format!("`logit_bias` has {token}: {bias}; it has numbers by token id"))
-            })?;
-            logit_bias.push((token, bias as f32));
         }
         // 0 and -1 are for all tokens, as in vLLM.
         let top_k = body.integer("top_k")?.and_then(|top_k| usize::try_from(top_k).ok()).filter(|&top_k| top_k > 0);
@@ -59,42 +140,74 @@ impl Params {
             repetition_penalty: number("repetition_penalty", default.repetition_penalty)?,
             presence_penalty: number("presence_penalty", default.presence_penalty)?,
             frequency_penalty: number("frequency_penalty", default.frequency_penalty)?,
-            logit_bias,
+            logit_bias: logit_bias(body, vocabulary)?,
             seed: body.integer("seed")?.map_or_else(any_seed, |seed| seed as u64),
         };
-        sampling.check().map_err(ApiError::of_request)?;
-        let mut stop_ids = body.ids("stop_token_ids")?;
+        if let Some((name, problem)) = sampling.problem() {
+            return Err(ApiError::field(name, problem));
+        }
+        let mut stop_ids = body.ids("stop_token_ids", MOST_STOP_IDS)?;
+        if let Some(id) = stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(no_token("stop_token_ids", *id, vocabulary));
+        }
         if !body.flag("ignore_eos")? {
             stop_ids.extend(eos_ids);
         }
+        let stops = body.texts("stop", MOST_STOPS)?;
+        if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > MOST_STOP_BYTES) {
+            let message = format!("`stop` has a text of {} bytes; each has 1 to {MOST_STOP_BYTES}", stop.len());
+            return Err(ApiError::field("stop", message));
+        }
         let stream = body.flag("stream")?;
-        let options = body.object("stream_options")?;
+        let options = body.object("stream_options", 16)?;
         if options.is_some() && !stream {
             return Err(ApiError::field("stream_options", "`stream_options` is for `stream: true`"));
         }
-        let include_usage = options.and_then(|options| options.get("include_usage")?.as_bool()).unwrap_or(false);
+        let mut include_usage = false;
+        for (name, value) in options.into_iter().flatten() {
+            match (name.as_str(), value.as_bool()) {
+                ("include_usage", Some(value)) => include_usage = value,
+                // Padding against observers of encrypted streams, which the proxy before this server has to add.
+                ("include_obfuscation", Some(false)) => {}
+                _ if value.is_null() => {}
+                _ => {
+                    let message =
+                        format!("`stream_options` has {name}: {value}; it has `include_usage`, true or false");
+                    return Err(ApiError::field("stream_options", message));
+                }
+            }
+        }
+        let min_tokens = body.count("min_tokens")?.unwrap_or(0);
         Ok(Params {
             n,
-            stops: body.texts("stop")?,
+            stops: stops.into_iter().map(str::to_string).collect(),
             skip_special_tokens: body.flag_on("skip_special_tokens")?,
             stream,
             include_usage,
-            min_tokens: body.count("min_tokens")?.unwrap_or(0),
+            min_tokens,
             stop_ids,
             sampling,
         })
     }
 
-    /// The request for completion `choice` of a prompt.
+    /// Errors when a request with this many prompts has too many completions.
+    pub fn expect_few(&self, prompts: usize) -> Result<()> {
+        match self.n * prompts > MOST_COMPLETIONS {
+            true => {
+                let (n, count) = (self.n, self.n * prompts);
+                let message = format!(
+                    "`n` is {n} for each of {prompts} prompts, {count} completions; a request has {MOST_COMPLETIONS} at most"
+                );
+                Err(ApiError::field("n", message))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// The request for the first completion of a prompt.
     ///
     /// Errors when prompt and completion are longer than `max_model_len`; without `max_tokens` the completion may fill it.
-    pub fn request(
-        &self,
-        prompt: Vec<u32>,
-        choice: usize,
-        max_tokens: Option<usize>,
-        max_model_len: usize,
-    ) -> Result<Request> {
+    pub fn request(&self, prompt: Vec<u32>, max_tokens: Option<usize>, max_model_len: usize) -> Result<Request> {
         let len = prompt.len();
         let fits = max_model_len.saturating_sub(len);
         if fits == 0 {
@@ -112,15 +225,64 @@ impl Params {
                 ),
             ));
         }
-        let sampling = Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling.clone() };
-        let (min_new_tokens, stop_ids) = (self.min_tokens, self.stop_ids.clone());
+        let min_new_tokens = self.min_tokens;
+        if min_new_tokens > max_new_tokens {
+            let message =
+                format!("`min_tokens` is {min_new_tokens}, more than the {max_new_tokens} tokens of `max_tokens`");
+            return Err(ApiError::field("min_tokens", message));
+        }
+        let (sampling, stop_ids) = (self.sampling.clone(), self.stop_ids.clone());
         Ok(Request { prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
+    }
+
+    /// Errors when the answer to `requests` would be too large: by log-probabilities, and by prompts if they are repeated (`echo`).
+    pub fn expect_small_answer(&self, requests: &[Request], echo: bool) -> Result<()> {
+        let values = |request: &Request| {
+            let prompt = request.prompt.len();
+            let of_prompt = request.prompt_logprobs.map_or(0, |top| prompt * (top + 1));
+            let new = request.logprobs.map_or(0, |top| request.max_new_tokens * (top + 1));
+            new + of_prompt + if echo { prompt } else { 0 }
+        };
+        let count = self.n * requests.iter().map(values).sum::<usize>();
+        match count > MOST_IN_ANSWER {
+            true => {
+                let message = format!(
+                    "the answer would have {count} log-probabilities and repeated tokens; at most {MOST_IN_ANSWER}: ask for fewer \
+                     log-probabilities, tokens or completions"
+                );
+                Err(ApiError::field("logprobs", message))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Whether a drawn token ends the completion, and is no text.
     pub fn stops_at(&self, token: u32) -> bool {
         self.stop_ids.contains(&token)
     }
+}
+
+fn logit_bias(body: &Body, vocabulary: usize) -> Result<Vec<(u32, f32)>> {
+    let wrong = |message| ApiError::field("logit_bias", message);
+    let mut biases = Vec::new();
+    for (token, bias) in body.object("logit_bias", MOST_BIASES)?.into_iter().flatten() {
+        let (Ok(token), Some(bias)) = (token.parse::<u32>(), bias.as_f64()) else {
+            return Err(wrong(format!("`logit_bias` has {token}: {bias}; it has numbers by token id")));
+        };
+        if token as usize >= vocabulary {
+            return Err(no_token("logit_bias", token, vocabulary));
+        }
+        if !BIASES.contains(&bias) {
+            return Err(wrong(format!("`logit_bias` has {bias} for token {token}; biases are from -100 to 100")));
+        }
+        biases.push((token, bias as f32));
+    }
+    Ok(biases)
+}
+
+/// A token that has no row in the model's embedding.
+pub fn no_token(field: &str, id: u32, vocabulary: usize) -> ApiError {
+    ApiError::field(field, format!("there is no token {id}; the vocabulary ends at {vocabulary}"))
 }
 
 /// The number of log-probabilities beside each token in field `name`.

@@ -2,11 +2,15 @@
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
+use crate::intake::Intake;
 use crate::metrics::Metrics;
+use crate::params::no_token;
 use crate::worker::Worker;
-use axum::http::{HeaderMap, header};
-use ottava_lm::data::{Chat, ChatTemplate, Tokenizer};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use ottava_lm::data::{Chat, ChatTemplate, PromptForm, Tokenizer};
 use ottava_lm::hash::sha256;
+use serde_json::Value;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// What all requests share.
@@ -25,6 +29,10 @@ pub struct Served {
     pub vocabulary: usize,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
+    /// Receives bodies.
+    pub intake: Intake,
+    /// Whether only this machine can connect.
+    pub is_local: bool,
     /// SHA-256 of the key, so that comparing takes the same time for all wrong ones.
     pub api_key: Option<String>,
     /// When the server started, in seconds since 1970.
@@ -40,44 +48,108 @@ impl Served {
         }
     }
 
-    /// The tokens of a prompt, with those that the tokenizer puts before a text if `special`.
+    /// The tokens of a prompt, with those that the tokenizer puts before a text if `special`. One that must be longer than the model has
+    /// room for is refused before it is tokenized.
     pub async fn encode(&self, text: String, special: bool) -> Result<Vec<u32>> {
+        self.expect_may_fit("prompt", text.len())?;
         let tokenizer = self.tokenizer.clone();
-        beside(move || if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) }).await
+        beside(move || {
+            let ids = if special { tokenizer.encode_prompt(&text) } else { tokenizer.encode(&text) };
+            ids.map_err(ApiError::of_request)
+        })
+        .await
     }
 
-    /// The tokens of a conversation up to where the model answers.
-    pub async fn render(&self, chat: Chat) -> Result<Vec<u32>> {
+    /// The tokens of a conversation.
+    pub async fn render(&self, chat: Chat, form: PromptForm) -> Result<Vec<u32>> {
         let Some(template) = self.template.clone() else {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
+        let text = beside(move || {
+            // Where the template is stored is not for clients.
+            let path = format!("chat template {}", template.path().display());
+            let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
+            if let Some(name) = form.kwargs.keys().find(|name| !template.reads(name, !chat.tools.is_null())) {
+                let message = format!("the chat template of the model does not read `{name}`");
+                return Err(ApiError::field("chat_template_kwargs", message));
+            }
+            let text = template.prompt_text(&chat, &form).map_err(failed)?;
+            if !chat.tools.is_null() {
+                let without = Chat { tools: Value::Null, ..chat };
+                if template.prompt_text(&without, &form).is_ok_and(|without| without == text) {
+                    let message = "the chat template of the model does not use `tools`; leave them out";
+                    return Err(ApiError::field("tools", message));
+                }
+            }
+            Ok(text)
+        })
+        .await?;
+        self.expect_may_fit("messages", text.len())?;
         let tokenizer = self.tokenizer.clone();
-        beside(move || template.prompt(&tokenizer, &chat)).await
+        beside(move || tokenizer.encode(&text).map_err(ApiError::of_request)).await
+    }
+
+    /// Errors for a text of so many bytes that even the longest tokens of the vocabulary do not cover it within the model's room.
+    fn expect_may_fit(&self, field: &str, bytes: usize) -> Result<()> {
+        let (room, longest) = (self.max_model_len, self.tokenizer.longest_token());
+        match bytes > room.saturating_mul(longest) {
+            true => {
+                let message = format!(
+                    "the text has {bytes} bytes, more than {room} tokens of at most {longest} bytes; the server has room for {room} tokens"
+                );
+                Err(ApiError::too_long(field, message))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Errors when a token has no row in the model's embedding.
     pub fn expect_known(&self, prompt: &[u32]) -> Result<()> {
         match prompt.iter().find(|&&id| id as usize >= self.vocabulary) {
-            Some(id) => {
-                let end = self.vocabulary;
-                Err(ApiError::field("prompt", format!("there is no token {id}; the vocabulary ends at {end}")))
-            }
+            Some(&id) => Err(no_token("prompt", id, self.vocabulary)),
             None => Ok(()),
         }
     }
 
-    /// Whether a request to `/v1` has the key, if there is one.
-    pub fn authorized(&self, headers: &HeaderMap) -> bool {
-        let Some(expected) = &self.api_key else { return true };
-        let key = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-        key.is_some_and(|key| sha256(key.as_bytes()) == *expected)
+    /// Errors for a request to `/v1` without the key. A server without a key refuses what a web page of another site sends: the page's
+    /// `Origin` is not the server's, or, with a name that its site has let point to this machine, its `Host` is not.
+    pub fn authorize(&self, headers: &HeaderMap) -> Result<()> {
+        let value = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("unreadable"));
+        let (host, origin) = (value(header::HOST), value(header::ORIGIN));
+        match &self.api_key {
+            Some(expected) => {
+                let key = value(header::AUTHORIZATION).and_then(|value| value.split_once(' '));
+                let key =
+                    key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim_start());
+                let right = key.is_some_and(|key| sha256(key.as_bytes()) == *expected);
+                if right { Ok(()) } else { Err(ApiError::unauthorized()) }
+            }
+            None if origin.is_some_and(|origin| origin.split_once("://").map(|(_, site)| site) != host) => {
+                let message =
+                    "the Origin is another site, and the server has no API key; set --api-key to answer other sites";
+                Err(ApiError::refused(StatusCode::FORBIDDEN, message))
+            }
+            None if self.is_local && host.is_some_and(|host| !is_local(host)) => {
+                let message = "the Host is not this machine, and the server has no API key; set --api-key to answer under other names";
+                Err(ApiError::refused(StatusCode::FORBIDDEN, message))
+            }
+            None => Ok(()),
+        }
     }
 }
 
+/// Whether a `Host` is a name or address of this machine for itself.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// Runs work of the CPU beside the requests.
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> ottava_lm::Result<T> + Send + 'static) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(ApiError::of_request),
-        Err(_) => Err(ApiError::internal("the request could not be read")),
-    }
+pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let failed = |_| ApiError::internal("the request could not be read");
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
 }

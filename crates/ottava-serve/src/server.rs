@@ -1,34 +1,37 @@
 //! The server: its routes, and its life from the first request to the last.
 
+use crate::answer::{Answer, Form};
+use crate::backend::Backend;
 use crate::body::Body;
-use crate::chat::chat_completions;
-use crate::completions::completions;
+use crate::chat::{self, chat_completions};
+use crate::completions::{self, completions};
+use crate::connections::{Connection, Connections};
 use crate::error::{ApiError, Result, json_body};
-use crate::metrics::Metrics;
-use crate::served::Served;
-use crate::worker::{Backend, Worker};
+use crate::intake::{Intake, MAX_BODY_BYTES, SMALL_BYTES};
+use crate::metrics::{Metrics, Timer};
+use crate::served::{Served, beside};
+use crate::worker::Worker;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use ottava_lm::data::{ChatTemplate, Tokenizer};
 use ottava_lm::hash::sha256;
-use ottava_lm::{Error, interrupt};
+use ottava_lm::{Error, interrupt, limits};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::OwnedSemaphorePermit;
 
-/// Bytes of a request at most: a prompt of a million tokens as a list of ids.
-const MAX_BODY_BYTES: usize = 16 << 20;
 /// How often a stop is looked for.
 const POLL: Duration = Duration::from_millis(50);
+/// Files for everything but connections.
+const RESERVED_FILES: usize = 16;
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
@@ -37,8 +40,12 @@ pub struct Options {
     pub address: SocketAddr,
     /// The name of the model for clients.
     pub name: String,
-    /// Completions in work or waiting, at most; more are refused with status 429.
+    /// Requests in work or waiting, at most; more are refused with status 429.
     pub max_requests: usize,
+    /// Connections at most; fewer where the limit of open files is lower. The one that has waited longest for a request makes room.
+    pub max_connections: usize,
+    /// How long a client may take to send its next request, its body, and to read any part of an answer.
+    pub client_timeout: Duration,
     /// The key that clients of `/v1` must send, if any.
     pub api_key: Option<String>,
     /// How long requests in work may go on after a signal to stop.
@@ -68,7 +75,10 @@ pub fn serve<B: Backend>(
     ready: impl FnOnce(SocketAddr),
 ) -> ottava_lm::Result<()> {
     let io = |error| Error::io(options.address.to_string())(error);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(io)?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    // Threads that read requests end soon after a burst, and give their memory back.
+    let runtime =
+        runtime.worker_threads(2).thread_keep_alive(Duration::from_secs(1)).enable_all().build().map_err(io)?;
     // Before the model is loaded, so that a port in use is found at once.
     let listener = runtime.block_on(TcpListener::bind(options.address)).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
@@ -82,24 +92,27 @@ pub fn serve<B: Backend>(
         vocabulary,
         metrics: Arc::new(Metrics::new(worker.clone())),
         worker: worker.clone(),
+        intake: Intake::new(options.client_timeout),
+        is_local: address.ip().is_loopback(),
         api_key: options.api_key.as_ref().map(|key| sha256(key.as_bytes())),
         created: std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
     });
     let app = routes(served.clone());
+    let files = limits::free_files().map_or(usize::MAX, |free| free.saturating_sub(RESERVED_FILES).max(1));
+    let connections = Connections::new(options.max_connections.min(files), options.client_timeout);
     ready(address);
-    let failure = runtime.block_on(async {
-        let server = axum::serve(listener, app).with_graceful_shutdown(stop(worker.clone()));
+    runtime.block_on(async {
         let timeout = options.shutdown_timeout;
         tokio::select! {
-            ended = server.into_future() => ended.err().map(|error| error.to_string()),
-            // A stop that takes too long cuts connections.
-            _ = async { stop(worker.clone()).await; tokio::time::sleep(timeout).await } => {
-                tracing::warn!("requests are cut off, {} seconds after the stop", timeout.as_secs());
-                None
+            () = connections.accept(listener, app) => {}
+            drained = async { stop(&worker).await; connections.drain(timeout).await } => {
+                if !drained {
+                    tracing::warn!("requests are cut off, {} seconds after the stop", timeout.as_secs());
+                }
             }
         }
     });
-    let failure = failure.or(worker.failure());
+    let failure = worker.failure();
     drop((served, worker));
     runtime.shutdown_timeout(Duration::from_secs(1));
     match failure {
@@ -113,7 +126,7 @@ pub fn serve<B: Backend>(
 }
 
 /// Returns once a signal asks to stop, or the engine has failed. Requests from then on are refused.
-async fn stop(worker: Worker) {
+async fn stop(worker: &Worker) {
     while !interrupt::flag().load(Ordering::Relaxed) && worker.failure().is_none() {
         tokio::time::sleep(POLL).await;
     }
@@ -127,49 +140,91 @@ fn routes(served: Arc<Served>) -> Router {
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
-        .fallback(async || ApiError::unreadable(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .fallback(async || ApiError::refused(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
-            ApiError::unreadable(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
         })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(served.clone(), guard))
         .with_state(served)
 }
 
-/// Checks the key of requests to `/v1`, and counts requests.
+/// Refuses requests that may not be answered, and counts all.
 async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) -> Response {
     let known = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics"];
     let path = known.into_iter().find(|&path| path == request.uri().path()).unwrap_or("other");
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length: usize = length.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or(0);
-    let response = if path.starts_with("/v1") && !served.authorized(request.headers()) {
-        ApiError::unauthorized().into_response()
-    } else if length > MAX_BODY_BYTES {
-        // Before any of it is sent.
-        let message = format!("the body has {length} bytes; at most {MAX_BODY_BYTES}");
-        ApiError::unreadable(StatusCode::PAYLOAD_TOO_LARGE, message).into_response()
-    } else {
-        next.run(request).await
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    // The body of others is received before they are work.
+    if let Some(connection) = connection.as_ref().filter(|_| request.method() != Method::POST) {
+        connection.work();
+    }
+    let response = match expect_allowed(&served, path, &request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
     };
     served.metrics.count(path, response.status());
-    response
+    match connection {
+        Some(connection) => response.map(|body| connection.track(body)),
+        None => response,
+    }
 }
 
-/// The bytes of a request, or why they could not be read.
-type Received = std::result::Result<Bytes, BytesRejection>;
+/// Errors for a request whose head is reason enough to refuse it.
+fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> {
+    let headers = request.headers();
+    if !path.starts_with("/v1") {
+        return Ok(());
+    }
+    served.authorize(headers)?;
+    if request.method() == Method::POST {
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("missing");
+        if !kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+            let message = format!("the Content-Type is {kind}; send `Content-Type: application/json`");
+            return Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        // Before any of it is received. A small body is received first: a client may not read an answer before it has sent all.
+        match length {
+            Some(length) if length > MAX_BODY_BYTES => {
+                return Err(ApiError::too_large(&length.to_string(), MAX_BODY_BYTES));
+            }
+            Some(length) if length <= SMALL_BYTES => {}
+            _ => served.worker.expect_room()?,
+        }
+    }
+    Ok(())
+}
 
-async fn post_completions(State(served): State<Arc<Served>>, body: Received) -> Result<Response> {
+async fn post_completions(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    answer(served, request, completions::fields(), completions).await
+}
+
+async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    answer(served, request, chat::fields(), chat_completions).await
+}
+
+/// Receives a request with these fields, and answers it as `prepare` says.
+async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
+    served: Arc<Served>,
+    request: Request,
+    fields: Vec<&'static str>,
+    prepare: impl FnOnce(Arc<Served>, OwnedSemaphorePermit, Body, Timer) -> P,
+) -> Result<Response> {
     let timer = served.metrics.timer();
-    completions(served, parse(body)?, timer).await
-}
-
-async fn post_chat(State(served): State<Arc<Served>>, body: Received) -> Result<Response> {
-    let timer = served.metrics.timer();
-    chat_completions(served, parse(body)?, timer).await
-}
-
-fn parse(body: Received) -> Result<Body> {
-    Body::parse(&body.map_err(|rejected| ApiError::unreadable(rejected.status(), rejected.body_text()))?)
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    let received = served.intake.receive(request.into_body()).await?;
+    if let Some(connection) = connection {
+        connection.work();
+    }
+    let permit = served.worker.permit()?;
+    let turn = served.intake.turn(&received).await;
+    let body = match turn {
+        // Parsing takes long.
+        Some(_) => beside(move || Body::parse(&received.bytes, &fields)).await?,
+        None => Body::parse(&received.bytes, &fields)?,
+    };
+    let answer = prepare(served, permit, body, timer).await?;
+    drop(turn);
+    answer.respond().await
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Response {

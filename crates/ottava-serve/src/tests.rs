@@ -1,12 +1,15 @@
 //! The server over HTTP, with a stand-in for the engine that repeats its prompts.
 
+mod clients;
+mod refusals;
+
+use crate::backend::Backend;
 use crate::server::{Model, Options, serve};
-use crate::worker::Backend;
 use ottava_lm::data::{ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::{EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -17,18 +20,51 @@ use std::time::{Duration, Instant};
 const MODEL_LEN: usize = 200;
 
 /// Draws the tokens of the prompt again and again, one per step, with log-probabilities that follow from place and token.
-#[derive(Default)]
 struct Parrot {
     running: BTreeMap<RequestId, (Request, usize)>,
+    held: BTreeMap<RequestId, (Request, usize)>,
     log: Log,
+    steps: usize,
+    max_batch: usize,
     /// Waits so long in each step.
     pause: Duration,
-    fails: bool,
+    fails: Option<Failure>,
+}
+
+#[derive(Clone, Copy)]
+enum Failure {
+    Error,
+    Panic,
 }
 
 /// What the stand-in was asked for.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<(Vec<Request>, Vec<RequestId>)>>);
+struct Log(Arc<Mutex<Asked>>);
+
+#[derive(Default)]
+struct Asked {
+    requests: Vec<Request>,
+    /// The steps before each of them.
+    steps: Vec<usize>,
+    cancelled: Vec<RequestId>,
+    /// How often a completion was held.
+    holds: usize,
+}
+
+impl Log {
+    fn get<T>(&self, get: impl FnOnce(&Asked) -> T) -> T {
+        get(&self.0.lock().unwrap())
+    }
+
+    /// Waits until `done`.
+    fn wait(&self, what: &str, done: impl Fn(&Asked) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !self.get(&done) {
+            assert!(Instant::now() < end, "{what}");
+            sleep(Duration::from_millis(2));
+        }
+    }
+}
 
 fn logprob(place: usize, token: u32, top: usize) -> TokenLogprob {
     let value = -0.25 * (place + 1) as f32;
@@ -39,23 +75,39 @@ fn logprob(place: usize, token: u32, top: usize) -> TokenLogprob {
 impl Backend for Parrot {
     fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId> {
         let mut log = self.log.0.lock().unwrap();
-        let id = RequestId(log.0.len() as u64);
-        log.0.push(request.clone());
+        let id = RequestId(log.requests.len() as u64);
+        log.requests.push(request.clone());
+        log.steps.push(self.steps);
         self.running.insert(id, (request, 0));
         Ok(id)
     }
 
     fn cancel(&mut self, id: RequestId) {
-        if self.running.remove(&id).is_some() {
-            self.log.0.lock().unwrap().1.push(id);
+        if self.running.remove(&id).or(self.held.remove(&id)).is_some() {
+            self.log.0.lock().unwrap().cancelled.push(id);
         }
     }
 
+    fn hold(&mut self, id: RequestId) {
+        self.held.extend(self.running.remove_entry(&id));
+        self.log.0.lock().unwrap().holds += 1;
+    }
+
+    fn resume(&mut self, id: RequestId) {
+        self.running.extend(self.held.remove_entry(&id));
+    }
+
+    fn max_batch(&self) -> usize {
+        self.max_batch
+    }
+
     fn step(&mut self) -> ottava_lm::Result<Vec<Event>> {
-        if self.fails {
-            return Err(ottava_lm::Error::NonFinite("a logit is NaN".into()));
-        }
         sleep(self.pause);
+        match self.fails {
+            Some(Failure::Error) => return Err(ottava_lm::Error::NonFinite("a logit is NaN".into())),
+            Some(Failure::Panic) => panic!("the parrot has flown"),
+            None => self.steps += 1,
+        }
         let mut events = Vec::new();
         let mut done = Vec::new();
         for (&id, (request, drawn)) in &mut self.running {
@@ -114,10 +166,13 @@ fn start(change: impl FnOnce(&mut Options, &mut Parrot)) -> Server {
         address: "127.0.0.1:0".parse().unwrap(),
         name: "parrot".into(),
         max_requests: 8,
+        max_connections: 64,
+        client_timeout: Duration::from_secs(10),
         api_key: None,
         shutdown_timeout: Duration::from_secs(5),
     };
-    let mut parrot = Parrot::default();
+    let (running, held, log, pause) = (BTreeMap::new(), BTreeMap::new(), Log::default(), Duration::ZERO);
+    let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
     change(&mut options, &mut parrot);
     let (log, (sender, receiver), template) = (parrot.log.clone(), channel(), Some(template()));
     let load = || Ok((parrot, Model { tokenizer: tokenizer(), template, vocabulary: 4096, max_model_len: MODEL_LEN }));
@@ -132,7 +187,10 @@ impl Server {
         let url = format!("http://{}{path}", self.address);
         let with_key = key.map_or_else(String::new, |key| format!("Bearer {key}"));
         let mut response = match body {
-            Some(body) => agent.post(url).header("Authorization", with_key).send(body.to_string()).unwrap(),
+            Some(body) => {
+                let post = agent.post(url).header("Authorization", with_key).header("Content-Type", "application/json");
+                post.send(body.to_string()).unwrap()
+            }
             None => agent.get(url).header("Authorization", with_key).call().unwrap(),
         };
         (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
@@ -154,6 +212,24 @@ impl Server {
         (events.iter().map(|event| serde_json::from_str(event).unwrap()).collect(), done)
     }
 
+    /// A connection that has sent `bytes`.
+    fn send(&self, bytes: &[u8]) -> TcpStream {
+        let mut client = TcpStream::connect(self.address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.write_all(bytes).unwrap();
+        client
+    }
+
+    /// Head and body of a request.
+    fn request(&self, path: &str, body: &Value) -> Vec<u8> {
+        let (body, host) = (body.to_string(), self.address);
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        );
+        (head + &body).into_bytes()
+    }
+
     fn refused(&self, path: &str, body: &Value) -> (u16, Value) {
         let (status, text) = self.call(path, Some(body), None);
         (status, serde_json::from_str::<Value>(&text).unwrap()["error"].clone())
@@ -166,8 +242,10 @@ const TEXT: &str = "a bird of the sea";
 fn completions_have_the_shape_of_openai() {
     let server = start(|_, _| {});
     let ids = tokenizer().encode_prompt(TEXT).unwrap();
-    let answer = server
-        .post("/v1/completions", json!({"model": "parrot", "prompt": TEXT, "max_tokens": ids.len(), "unknown": 1}));
+    let answer = server.post(
+        "/v1/completions",
+        json!({"model": "parrot", "prompt": TEXT, "max_tokens": ids.len(), "user": "me", "whatever": null}),
+    );
     assert_eq!((answer["object"].as_str(), answer["model"].as_str()), (Some("text_completion"), Some("parrot")));
     assert!(answer["id"].as_str().unwrap().starts_with("cmpl-") && answer["created"].as_u64().unwrap() > 1_700_000_000);
     let choice =
@@ -219,6 +297,22 @@ fn echoed_prompts_have_log_probabilities() {
     assert_eq!((tokens.len(), answer["usage"]["completion_tokens"].as_u64()), (prompts[1].len(), Some(0)));
 }
 
+/// Tokens that are parts of one character each decode to a replacement character, of which the text has none.
+#[test]
+fn text_offsets_count_characters_of_the_text() {
+    let server = start(|_, _| {});
+    let prompt = tokenizer().encode("a 🎼 b 日 c").unwrap();
+    let body = json!({"prompt": prompt, "max_tokens": prompt.len(), "logprobs": 0, "echo": true});
+    let choice = server.post("/v1/completions", body)["choices"][0].clone();
+    let (text, lists) = (choice["text"].as_str().unwrap(), &choice["logprobs"]);
+    let tokens = lists["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap());
+    let offsets = lists["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap() as usize);
+    assert!(tokens.clone().any(|token| token.contains(char::REPLACEMENT_CHARACTER)), "{lists}");
+    for (token, at) in tokens.zip(offsets).filter(|(token, _)| !token.contains(char::REPLACEMENT_CHARACTER)) {
+        assert!(text.chars().skip(at).collect::<String>().starts_with(token), "{token:?} at {at} of {text:?}");
+    }
+}
+
 #[test]
 fn streams_are_the_whole_answer_in_pieces() {
     let server = start(|_, _| {});
@@ -244,7 +338,8 @@ fn streams_are_the_whole_answer_in_pieces() {
     }
     assert_eq!(events.last().unwrap()["usage"], whole["usage"]);
     assert_eq!(whole["choices"].as_array().unwrap().len(), 4);
-    let seeds: Vec<u64> = server.log.0.lock().unwrap().0[..4].iter().map(|request| request.sampling.seed).collect();
+    let seeds: Vec<u64> =
+        server.log.get(|log| log.requests.iter().map(|request| request.sampling.seed).take(4).collect());
     assert_eq!(seeds, [3, 4, 3, 4], "completions of a prompt have seeds of their own");
 }
 
@@ -256,7 +351,7 @@ fn chats_are_rendered_by_the_template() {
         "max_completion_tokens": 6, "logprobs": true, "top_logprobs": 2});
     let answer = server.post("/v1/chat/completions", body.clone());
     let prompt = tokenizer().encode("system: be brief\nuser: a stone\na sea\nassistant:").unwrap();
-    assert_eq!(server.log.0.lock().unwrap().0[0].prompt, prompt);
+    assert_eq!(server.log.get(|log| log.requests[0].prompt.clone()), prompt);
     let choice = &answer["choices"][0];
     assert_eq!(
         (choice["message"]["role"].as_str(), choice["finish_reason"].as_str()),
@@ -284,116 +379,12 @@ fn a_stop_string_ends_text_and_work() {
         (&answer["choices"][0]["text"], &answer["choices"][0]["finish_reason"]),
         (&json!("a bird"), &json!("stop"))
     );
-    let end = Instant::now() + Duration::from_secs(5);
-    while server.log.0.lock().unwrap().1.is_empty() {
-        assert!(Instant::now() < end, "the engine goes on after the stop string");
-        sleep(Duration::from_millis(5));
-    }
+    server.log.wait("the engine goes on after the stop string", |log| !log.cancelled.is_empty());
     // A stop token is no text.
     let sea = *tokenizer().encode(TEXT).unwrap().last().unwrap();
     let answer = server.post("/v1/completions", json!({"prompt": TEXT, "max_tokens": 100, "stop_token_ids": [sea]}));
     let choice = &answer["choices"][0];
     assert!(choice["finish_reason"] == "stop" && !choice["text"].as_str().unwrap().contains("sea"), "{choice}");
-}
-
-#[test]
-fn wrong_requests_name_the_field() {
-    let server = start(|_, _| {});
-    let long = vec![5; MODEL_LEN];
-    for (body, status, param) in [
-        (json!({}), 400, "prompt"),
-        (json!({"prompt": []}), 400, "prompt"),
-        (json!({"prompt": [1, "a"]}), 400, "prompt"),
-        (json!({"prompt": [[]]}), 400, "prompt"),
-        (json!({"prompt": [9999]}), 400, "prompt"),
-        (json!({"prompt": long}), 400, "prompt"),
-        (json!({"prompt": "a", "max_tokens": MODEL_LEN}), 400, "max_tokens"),
-        (json!({"prompt": "a", "max_tokens": 0}), 400, "max_tokens"),
-        (json!({"prompt": "a", "max_tokens": "many"}), 400, "max_tokens"),
-        (json!({"prompt": "a", "n": 0}), 400, "n"),
-        (json!({"prompt": "a", "stop": 5}), 400, "stop"),
-        (json!({"prompt": "a", "logit_bias": {"x": 1}}), 400, "logit_bias"),
-        (json!({"prompt": "a", "logprobs": 1000}), 400, "logprobs"),
-        (json!({"prompt": "a", "suffix": "b"}), 400, "suffix"),
-        (json!({"prompt": "a", "stream_options": {}}), 400, "stream_options"),
-        (json!({"prompt": "a", "model": "other"}), 404, "model"),
-    ] {
-        let (got, error) = server.refused("/v1/completions", &body);
-        assert_eq!((got, error["param"].as_str()), (status, Some(param)), "{body}: {error}");
-        assert_eq!(error["type"], "invalid_request_error");
-    }
-    let (status, error) = server.refused("/v1/completions", &json!({"prompt": "a", "top_p": 2}));
-    assert!(status == 400 && error["message"].as_str().unwrap().contains("top-p is 2"), "{error}");
-    for body in [
-        json!({}),
-        json!({"messages": "hi"}),
-        json!({"messages": [{"content": "hi"}]}),
-        json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-    ] {
-        assert_eq!(server.refused("/v1/chat/completions", &body).1["param"], "messages", "{body}");
-    }
-    assert_eq!(server.refused("/v1/none", &json!({})).0, 404);
-    assert_eq!(server.call("/v1/completions", None, None).0, 405);
-    let mut client = TcpStream::connect(server.address).unwrap();
-    write!(client, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n").unwrap();
-    let status = BufReader::new(client).lines().next().unwrap().unwrap();
-    assert!(status.contains("413"), "{status}");
-}
-
-#[test]
-fn too_many_requests_are_turned_away() {
-    let server = start(|options, parrot| {
-        (options.max_requests, parrot.pause) = (2, Duration::from_millis(20));
-    });
-    let body = json!({"prompt": TEXT, "max_tokens": 60, "n": 2});
-    std::thread::scope(|scope| {
-        scope.spawn(|| server.post("/v1/completions", body.clone()));
-        let end = Instant::now() + Duration::from_secs(5);
-        while server.log.0.lock().unwrap().0.len() < 2 {
-            assert!(Instant::now() < end);
-            sleep(Duration::from_millis(2));
-        }
-        let (status, error) = server.refused("/v1/completions", &json!({"prompt": "a"}));
-        assert_eq!((status, error["type"].as_str()), (429, Some("rate_limit_error")));
-    });
-    server.post("/v1/completions", json!({"prompt": "a"}));
-}
-
-#[test]
-fn keys_are_checked() {
-    let server = start(|options, _| options.api_key = Some("secret".into()));
-    let body = json!({"prompt": "a", "max_tokens": 1});
-    for (key, status) in [(None, 401), (Some("wrong"), 401), (Some("secret"), 200)] {
-        assert_eq!(server.call("/v1/completions", Some(&body), key).0, status, "{key:?}");
-        assert_eq!(server.call("/v1/models", None, key).0, status, "{key:?}");
-    }
-    assert_eq!(server.call("/health", None, None).0, 200, "a load balancer has no key");
-}
-
-#[test]
-fn a_client_that_leaves_ends_its_work() {
-    let server = start(|_, parrot| parrot.pause = Duration::from_millis(10));
-    for stream in [true, false] {
-        let body = json!({"prompt": TEXT, "max_tokens": 150, "stream": stream}).to_string();
-        let mut client = TcpStream::connect(server.address).unwrap();
-        write!(client, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-            .unwrap();
-        if stream {
-            let mut lines = BufReader::new(&client).lines();
-            assert!(
-                lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("data: {")),
-                "the answer has begun"
-            );
-        } else {
-            sleep(Duration::from_millis(100));
-        }
-        drop(client);
-        let (end, expected) = (Instant::now() + Duration::from_millis(1400), if stream { 1 } else { 2 });
-        while server.log.0.lock().unwrap().1.len() < expected {
-            assert!(Instant::now() < end, "the engine goes on for nobody; stream: {stream}");
-            sleep(Duration::from_millis(5));
-        }
-    }
 }
 
 #[test]
@@ -403,22 +394,15 @@ fn metrics_count_requests_and_times() {
     server.refused("/v1/completions", &json!({}));
     let (_, text) = server.call("/metrics", None, None);
     for line in [
-        "ottava_requests_total{path=\"/v1/completions\",status=\"200\"} 1",
-        "ottava_requests_total{path=\"/v1/completions\",status=\"400\"} 1",
-        "ottava_time_to_first_token_seconds_count 1",
-        "ottava_e2e_request_latency_seconds_count 1",
-        "ottava_kv_cache_usage_ratio 0.25",
-        "ottava_generation_tokens_total 0",
+        "ottava:http_requests_total{path=\"/v1/completions\",status=\"200\"} 1",
+        "ottava:http_requests_total{path=\"/v1/completions\",status=\"400\"} 1",
+        "ottava:time_to_first_token_seconds_count 1",
+        "ottava:e2e_request_latency_seconds_count 1",
+        "ottava:kv_cache_usage_perc 0.25",
+        "ottava:generation_tokens_total 0",
+        "ottava:num_preemptions_total 0",
+        "ottava:request_time_per_output_token_seconds_count 1",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
-}
-
-#[test]
-fn a_failed_engine_ends_the_server() {
-    let server = start(|_, parrot| parrot.fails = true);
-    let (status, error) = server.refused("/v1/completions", &json!({"prompt": "a"}));
-    assert!(status == 500 && error["message"].as_str().unwrap().contains("a logit is NaN"), "{error}");
-    let ended = server.thread.join().unwrap();
-    assert!(ended.unwrap_err().to_string().contains("a logit is NaN"));
 }

@@ -60,6 +60,23 @@ impl Chat {
     }
 }
 
+/// How a conversation becomes a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptForm {
+    /// Whether the text ends where the assistant begins to write.
+    pub add_generation_prompt: bool,
+    /// Whether the text ends with the last message, which the model goes on with, instead of what closes its turn.
+    pub continue_final_message: bool,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub kwargs: Map<String, Value>,
+}
+
+impl Default for PromptForm {
+    fn default() -> PromptForm {
+        PromptForm { add_generation_prompt: true, continue_final_message: false, kwargs: Map::new() }
+    }
+}
+
 /// A text with the ranges of bytes that a model is trained to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
@@ -144,6 +161,30 @@ impl ChatTemplate {
         self.render_marked(&chat.messages, &chat.tools, prompt).map(|rendered| rendered.text)
     }
 
+    /// Renders `chat` as `form` says. Errors with the reason.
+    pub fn prompt_text(&self, chat: &Chat, form: &PromptForm) -> Result<String, String> {
+        let rendered = self.render_with(&chat.messages, &chat.tools, form.add_generation_prompt, &form.kwargs)?;
+        if !form.continue_final_message {
+            return Ok(rendered.text);
+        }
+        let last = chat.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
+        if last.trim().is_empty() {
+            return Err("the last message has no text to go on with".into());
+        }
+        // Templates may strip white space around a message.
+        let (mut text, stripped) = (rendered.text, last.trim());
+        let start = text.rfind(stripped).ok_or("the chat template changes the text of the last message")?;
+        let kept = if text[start..].starts_with(last.trim_start()) { last.trim_start() } else { stripped };
+        text.truncate(start + kept.len());
+        Ok(text)
+    }
+
+    /// Whether the template for conversations with or without tools reads the variable `name`.
+    pub fn reads(&self, name: &str, tools: bool) -> bool {
+        let template = self.environment.get_template(self.name(tools));
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
+    }
+
     /// The ids of `chat` up to where the assistant begins to write.
     ///
     /// Errors with [`Error::Config`] for a chat that the template does not render, and as [`Tokenizer::encode`].
@@ -190,18 +231,33 @@ impl ChatTemplate {
         }
     }
 
+    /// The name of the template for conversations with or without tools.
+    fn name(&self, tools: bool) -> &'static str {
+        match tools && self.environment.get_template("tool_use").is_ok() {
+            true => "tool_use",
+            false => "default",
+        }
+    }
+
     fn render_marked(&self, messages: &[Value], tools: &Value, prompt: bool) -> Result<Rendered, String> {
+        self.render_with(messages, tools, prompt, &Map::new())
+    }
+
+    fn render_with(
+        &self,
+        messages: &[Value],
+        tools: &Value,
+        prompt: bool,
+        kwargs: &Map<String, Value>,
+    ) -> Result<Rendered, String> {
         if serde_json::to_string(messages).is_ok_and(|text| text.contains(MARKS)) {
             return Err("a message has a code point that Unicode keeps for internal use (U+FDD0 or U+FDD1)".into());
         }
-        let name = match !tools.is_null() && self.environment.get_template("tool_use").is_ok() {
-            true => "tool_use",
-            false => "default",
-        };
         let failed = |error: minijinja::Error| format!("chat template {}: {}", self.path.display(), describe(&error));
-        let template = self.environment.get_template(name).map_err(failed)?;
+        let template = self.environment.get_template(self.name(!tools.is_null())).map_err(failed)?;
         let chat = context! { messages, tools, documents => (), add_generation_prompt => prompt };
-        let context = context! { ..chat, ..Template::from_serialize(&self.special_tokens) };
+        let (kwargs, special) = (Template::from_serialize(kwargs), Template::from_serialize(&self.special_tokens));
+        let context = context! { ..chat, ..kwargs, ..special };
         let mut text = Text(Vec::new());
         template.render_captured_to(context, &mut text).map_err(failed)?;
         Ok(unmark(&String::from_utf8(text.0).expect("a template renders text")))

@@ -81,6 +81,29 @@ fn a_template_without_prefixes_is_an_error() {
     assert!(reason.contains("no turn of the assistant"), "{reason}");
 }
 
+/// As `apply_chat_template` of transformers does.
+#[test]
+fn prompts_can_go_on_with_the_last_message_and_have_variables() {
+    let chatml = template(CHATML).unwrap();
+    let asked = chat(&[("user", "a?"), ("assistant", " Well, ")]);
+    let whole = PromptForm { add_generation_prompt: false, ..PromptForm::default() };
+    let opened = chatml.prompt_text(&asked, &PromptForm::default()).unwrap();
+    assert_eq!(opened, chatml.render(&asked, true).unwrap());
+    assert_eq!(chatml.prompt_text(&asked, &whole).unwrap(), chatml.render(&asked, false).unwrap());
+    let go_on = PromptForm { continue_final_message: true, ..whole };
+    let text = "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n Well, ";
+    assert_eq!(chatml.prompt_text(&asked, &go_on).unwrap(), text);
+    let stripped = template("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}").unwrap();
+    assert_eq!(stripped.prompt_text(&asked, &go_on).unwrap(), "[a?][Well,");
+    assert!(chatml.prompt_text(&chat(&[("user", " ")]), &go_on).unwrap_err().contains("no text to go on with"));
+    let thinks =
+        template("{{ bos_token }}{% if enable_thinking is defined and not enable_thinking %}no{% endif %}").unwrap();
+    let kwargs = serde_json::json!({"enable_thinking": false}).as_object().unwrap().clone();
+    assert_eq!(thinks.prompt_text(&asked, &PromptForm::default()).unwrap(), "<s>");
+    assert_eq!(thinks.prompt_text(&asked, &PromptForm { kwargs, ..PromptForm::default() }).unwrap(), "<s>no");
+    assert!(thinks.reads("enable_thinking", false) && !thinks.reads("think", false));
+}
+
 #[test]
 fn hostile_templates_end_with_an_error() {
     for (source, says) in [

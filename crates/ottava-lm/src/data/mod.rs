@@ -18,7 +18,7 @@ pub mod shards;
 pub mod source;
 pub mod tokenizer;
 
-pub use chat::{Chat, ChatTemplate};
+pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;
 pub use eval_loader::{EvalLoader, Windows};
 pub use loader::{Batch, BatchLoader, LoaderState, Shard};

@@ -30,6 +30,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     vocab_size: usize,
+    longest: usize,
     edges: Edges,
     sha256: String,
     /// Ids of special tokens.
@@ -53,13 +54,15 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
-        let highest = inner.get_vocab(true).into_values().max();
+        let vocabulary = inner.get_vocab(true);
+        let highest = vocabulary.values().copied().max();
+        let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
         let vocab_size = highest.ok_or_else(|| wrong("the vocabulary is empty".into()))? as usize + 1;
         let (sha256, cuts) = (sha256(&bytes), cuts_at_spaces(&inner));
         let edges = Edges::read(path.parent().unwrap_or(Path::new(".")), &inner)?;
         let added = inner.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect();
-        Ok(Tokenizer { inner, vocab_size, edges, sha256, special, cuts, path })
+        Ok(Tokenizer { inner, vocab_size, longest, edges, sha256, special, cuts, path })
     }
 
     /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
@@ -143,6 +146,12 @@ impl Tokenizer {
     /// One more than the highest id: the smallest embedding table that serves this tokenizer.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    /// Bytes of the longest entry of the vocabulary: `n` tokens cover at most `n` times as many bytes of a text, unless the tokenizer drops
+    /// or joins parts of it.
+    pub fn longest_token(&self) -> usize {
+        self.longest
     }
 
     /// The ids that begin a document: usually one or none.

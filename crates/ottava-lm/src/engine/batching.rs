@@ -2,7 +2,7 @@
 
 use super::blocks::{BLOCK_SIZE, FreeBlocks};
 use super::decode::{DecodeSteps, Scored, in_f32};
-use super::request::{EngineOptions, EngineStats, Event, FinishReason, Request, RequestId, TokenLogprob};
+use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
@@ -21,13 +21,15 @@ pub struct Engine {
     cache: KvCache,
     /// On a GPU.
     steps: DecodeSteps,
-    free: FreeBlocks,
+    pub(super) free: FreeBlocks,
     /// Requests without memory, the next one first.
-    waiting: VecDeque<Sequence>,
+    pub(super) waiting: VecDeque<Sequence>,
     /// Requests with memory, the oldest first.
-    running: Vec<Sequence>,
-    cancelled: Vec<RequestId>,
-    next_id: u64,
+    pub(super) running: Vec<Sequence>,
+    /// Requests that no step computes until they are resumed.
+    pub(super) held: Vec<Sequence>,
+    pub(super) cancelled: Vec<RequestId>,
+    pub(super) next_id: u64,
     pub(super) stats: EngineStats,
     scales_by_token: bool,
 }
@@ -76,6 +78,7 @@ impl Engine {
             free: FreeBlocks::new(blocks),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            held: Vec::new(),
             cancelled: Vec::new(),
             next_id: 0,
             stats,
@@ -98,59 +101,15 @@ impl Engine {
         self.scales_by_token
     }
 
-    /// Tokens of a request at most, prompt and completion together.
-    pub(super) fn room(&self) -> usize {
-        self.options.max_model_len.min(self.free.all() * BLOCK_SIZE)
-    }
-
-    /// Adds a request, which later steps compute.
-    ///
-    /// Errors with [`Error::Config`] for settings that cannot be used, an empty prompt, or one without room for another token;
-    /// with [`Error::Data`] for a token that the model does not have.
-    pub fn add(&mut self, request: Request) -> Result<RequestId> {
-        request.sampling.check()?;
-        let room = self.room();
-        let prompt = request.prompt.len();
-        if prompt == 0 {
-            return Err(Error::Config("the prompt is empty; give at least one token".into()));
-        }
-        if prompt >= room {
-            return Err(Error::Config(format!("the prompt has {prompt} tokens; the model has room for {room}")));
-        }
-        let vocabulary = self.model.config().vocabulary;
-        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
-            return Err(Error::Data(format!(
-                "the prompt has token {id}, the model's vocabulary ends at {vocabulary}: tokenizer and model do not belong together"
-            )));
-        }
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        let max_len = prompt.saturating_add(request.max_new_tokens).min(room);
-        self.waiting.push_back(Sequence::new(id, request, max_len));
-        Ok(id)
-    }
-
-    /// Ends a request: the next step reports [`FinishReason::Cancelled`]. A request that is finished or unknown is ignored.
-    pub fn cancel(&mut self, id: RequestId) {
-        if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
-            self.waiting.remove(at);
-            self.cancelled.push(id);
-        } else if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
-            let mut sequence = self.running.remove(at);
-            self.free.put_back(&mut sequence.blocks);
-            self.cancelled.push(id);
-        }
-    }
-
-    /// Whether there is nothing to compute or report.
+    /// Whether there is nothing to compute or report; held requests do not count.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty() && self.cancelled.is_empty()
     }
 
     /// The present state.
     pub fn stats(&self) -> EngineStats {
-        let (running, waiting, used_kv_blocks) = (self.running.len(), self.waiting.len(), self.free.used());
-        EngineStats { running, waiting, used_kv_blocks, ..self.stats }
+        let (running, waiting, held) = (self.running.len(), self.waiting.len(), self.held.len());
+        EngineStats { running, waiting, held, used_kv_blocks: self.free.used(), ..self.stats }
     }
 
     /// Computes the next tokens of all running requests, and reads the next chunks of prompts.

@@ -55,7 +55,7 @@ pub fn complete(
         {
             request.stop_ids.extend(tokenizer.eos_ids());
             let done = Completion { text: String::new(), reason: FinishReason::Cancelled, tokens: 0 };
-            live.insert(engine.add(request)?, InProgress { number, stream: TextStream::new(&stop), done });
+            live.insert(engine.add(request)?, InProgress { number, stream: TextStream::new(stop), done });
         }
         if live.is_empty() {
             return Ok(());

@@ -57,37 +57,37 @@ impl Sampling {
             }
     }
 
+    /// The first field with a value that cannot be used, and what is wrong with it.
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        let Sampling { temperature, top_p, repetition_penalty, .. } = *self;
+        let wrong = |is_wrong: bool, field, text: String| is_wrong.then_some((field, text));
+        let from_to = |field, name, value: f64, range: std::ops::RangeInclusive<f64>| {
+            let (from, to) = (range.start(), range.end());
+            wrong(!range.contains(&value), field, format!("{name} is {value}; it is a number from {from} to {to}"))
+        };
+        let temperature_is = format!("temperature is {temperature}; it is a number from 0 up");
+        let repetition_is = format!("repetition penalty is {repetition_penalty}; it is a number above 0");
+        let top_p_is = format!("top-p is {top_p}; it is above 0 and at most 1");
+        let top_k_is = "top-k is 0; it is a number of tokens from 1 up, or left out".into();
+        wrong(!(temperature.is_finite() && temperature >= 0.0), "temperature", temperature_is)
+            .or_else(|| wrong(self.top_k == Some(0), "top_k", top_k_is))
+            .or_else(|| wrong(!(top_p > 0.0 && top_p <= 1.0), "top_p", top_p_is))
+            .or_else(|| from_to("min_p", "min-p", self.min_p, 0.0..=1.0))
+            .or_else(|| {
+                let usable = repetition_penalty.is_finite() && repetition_penalty > 0.0;
+                wrong(!usable, "repetition_penalty", repetition_is)
+            })
+            .or_else(|| from_to("presence_penalty", "presence penalty", self.presence_penalty, -100.0..=100.0))
+            .or_else(|| from_to("frequency_penalty", "frequency penalty", self.frequency_penalty, -100.0..=100.0))
+            .or_else(|| {
+                let (token, bias) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite())?;
+                Some(("logit_bias", format!("the bias of token {token} is {bias}; it is a number")))
+            })
+    }
+
     /// Errors with [`Error::Config`] for a value that cannot be used.
     pub fn check(&self) -> Result<()> {
-        let from_to = |name: &str, value: f64, range: std::ops::RangeInclusive<f64>| match range.contains(&value) {
-            true => Ok(()),
-            false => {
-                let (from, to) = (range.start(), range.end());
-                Err(Error::Config(format!("{name} is {value}; it is a number from {from} to {to}")))
-            }
-        };
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return Err(Error::Config(format!("temperature is {}; it is a number from 0 up", self.temperature)));
-        }
-        if self.top_k == Some(0) {
-            return Err(Error::Config("top-k is 0; it is a number of tokens from 1 up, or left out".into()));
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(Error::Config(format!("top-p is {}; it is above 0 and at most 1", self.top_p)));
-        }
-        from_to("min-p", self.min_p, 0.0..=1.0)?;
-        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
-            return Err(Error::Config(format!(
-                "repetition penalty is {}; it is a number above 0",
-                self.repetition_penalty
-            )));
-        }
-        from_to("presence penalty", self.presence_penalty, -100.0..=100.0)?;
-        from_to("frequency penalty", self.frequency_penalty, -100.0..=100.0)?;
-        match self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-            Some((token, bias)) => Err(Error::Config(format!("the bias of token {token} is {bias}; it is a number"))),
-            None => Ok(()),
-        }
+        self.problem().map_or(Ok(()), |(_, text)| Err(Error::Config(text)))
     }
 }
 
@@ -225,6 +225,8 @@ pub struct EngineStats {
     pub running: usize,
     /// Requests that wait for memory or a place in the batch.
     pub waiting: usize,
+    /// Requests that are held.
+    pub held: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
     /// Those in use.

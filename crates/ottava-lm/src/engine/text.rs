@@ -2,13 +2,14 @@
 
 use crate::data::Tokenizer;
 use crate::error::Result;
+use std::sync::Arc;
 
 /// Decodes tokens one by one, and ends at stop strings.
 ///
 /// Text comes as soon as it is certain: bytes of a character may be in several tokens, and the end of the text may be the beginning of a
 /// stop string. Text that may change is held back.
 pub struct TextStream {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     ids: Vec<u32>,
     /// The tokens from here on are decoded with each new one; the text of those before `decoded` is known.
     window: usize,
@@ -27,10 +28,19 @@ pub struct TextPiece {
     pub stopped: bool,
 }
 
+impl Default for TextStream {
+    fn default() -> TextStream {
+        TextStream::new([])
+    }
+}
+
 impl TextStream {
     /// The text of no tokens yet, which ends before the first of `stops`; empty ones are ignored.
-    pub fn new(stops: &[String]) -> TextStream {
-        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+    pub fn new(stops: impl Into<Arc<[String]>>) -> TextStream {
+        let mut stops = stops.into();
+        if stops.iter().any(String::is_empty) {
+            stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        }
         TextStream { stops, ids: Vec::new(), window: 0, decoded: 0, held: String::new(), stopped: false }
     }
 
@@ -94,7 +104,7 @@ mod tests {
     /// The pieces of `text`, whose tokens come one by one, and whether a stop was reached.
     fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, bool) {
         let tokenizer = tokenizer();
-        let mut stream = TextStream::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
+        let mut stream = TextStream::new(stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
         let (mut pieces, mut stopped) = (Vec::new(), false);
         for token in tokenizer.encode(text).unwrap() {
             let piece = stream.push(&tokenizer, token).unwrap();
@@ -134,7 +144,7 @@ mod tests {
     #[test]
     fn the_beginning_of_a_stop_string_is_held_back() {
         let tokenizer = tokenizer();
-        let mut stream = TextStream::new(&["a b c d".to_string()]);
+        let mut stream = TextStream::new(["a b c d".to_string()]);
         let mut seen = String::new();
         for token in tokenizer.encode("x a b c e").unwrap() {
             let piece = stream.push(&tokenizer, token).unwrap();
@@ -149,7 +159,7 @@ mod tests {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode("🎼").unwrap();
         assert!(ids.len() > 1, "it is in several tokens");
-        let mut stream = TextStream::new(&[]);
+        let mut stream = TextStream::new([]);
         for &token in &ids[..ids.len() - 1] {
             assert_eq!(stream.push(&tokenizer, token).unwrap(), TextPiece::default());
         }

@@ -20,7 +20,7 @@ impl Engine {
         }
         let before = self.stats;
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
-        let last_prompt = self.room().saturating_sub(1);
+        let last_prompt = self.max_model_len().saturating_sub(1);
         // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
         let whole = (1..=prefill_chunk / WHOLE).map(|count| count * WHOLE);
         let prompts = whole.chain([prefill_chunk.saturating_add(WHOLE / 2).min(last_prompt)]);

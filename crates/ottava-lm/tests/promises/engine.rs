@@ -59,26 +59,37 @@ struct Got {
     end: Option<FinishReason>,
 }
 
-/// Steps until nothing is left, at most so often that a deadlock shows.
-fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
-    let mut got: BTreeMap<RequestId, Got> = BTreeMap::new();
-    for _ in 0..1000 {
-        if engine.is_idle() {
-            return got;
-        }
-        for event in engine.step().expect("a step") {
-            match event {
-                Event::Prompt { id, logprobs } => got.entry(id).or_default().prompt = logprobs,
-                Event::Token { id, token, logprob } => {
-                    let got = got.entry(id).or_default();
-                    got.tokens.push(token);
-                    got.logprobs.extend(logprob);
-                }
-                Event::Finished { id, reason } => {
-                    assert_eq!(got.entry(id).or_default().end.replace(reason), None, "a request ends once");
-                }
+/// Adds the events of a step.
+fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
+    for event in events {
+        match event {
+            Event::Prompt { id, logprobs } => got.entry(id).or_default().prompt = logprobs,
+            Event::Token { id, token, logprob } => {
+                let got = got.entry(id).or_default();
+                got.tokens.push(token);
+                got.logprobs.extend(logprob);
+            }
+            Event::Finished { id, reason } => {
+                assert_eq!(got.entry(id).or_default().end.replace(reason), None, "a request ends once");
             }
         }
+    }
+}
+
+/// Steps until nothing is left, at most so often that a deadlock shows.
+fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
+    let mut got = BTreeMap::new();
+    finish_into(engine, &mut got);
+    got
+}
+
+/// [`finish`], which adds to what requests got before.
+fn finish_into(engine: &mut Engine, got: &mut BTreeMap<RequestId, Got>) {
+    for _ in 0..1000 {
+        if engine.is_idle() {
+            return;
+        }
+        collect(engine.step().expect("a step"), got);
     }
     panic!("requests are left: {:?}", engine.stats());
 }
@@ -210,6 +221,37 @@ fn requests_end_where_they_should() {
         assert!(error.contains(words), "{error}");
     }
     assert!(engine.is_idle());
+}
+
+/// What a request of a client that does not read gets, once it reads again.
+#[test]
+fn holding_a_request_changes_nothing_and_frees_its_memory() {
+    let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
+    let expected = alone(&recipe);
+    let mut engine = engine(&recipe, EngineOptions { max_batch: 4, prefill_chunk: 32, ..ROOMY });
+    let ids: Vec<RequestId> = requests().into_iter().map(|request| engine.add(request).unwrap()).collect();
+    let mut got: BTreeMap<RequestId, Got> = BTreeMap::new();
+    for steps in [0, 3, 1, 4] {
+        for _ in 0..steps {
+            collect(engine.step().unwrap(), &mut got);
+        }
+        let before = engine.stats();
+        ids.iter().for_each(|&id| engine.hold(id));
+        let held = engine.stats();
+        assert_eq!((held.running, held.waiting, held.used_kv_blocks), (0, 0, 0));
+        assert!(held.held == before.running + before.waiting && engine.is_idle(), "{held:?}");
+        assert_eq!(engine.step().unwrap(), []);
+        ids.iter().rev().for_each(|&id| engine.resume(id));
+    }
+    engine.hold(RequestId(99));
+    engine.resume(RequestId(99));
+    finish_into(&mut engine, &mut got);
+    assert_eq!(ids.iter().map(|id| got.remove(id).unwrap()).collect::<Vec<_>>(), expected);
+    let held = engine.add(request("a", 40)).unwrap();
+    engine.hold(held);
+    engine.cancel(held);
+    assert_eq!(finish(&mut engine)[&held].end, Some(FinishReason::Cancelled));
+    assert_eq!((engine.stats().held, engine.stats().used_kv_blocks), (0, 0));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   ottava serve runs/chat
   ottava serve model/ --recipe fp8-row --kv-cache-dtype fp8 --max-model-len 8192
-  curl localhost:8000/v1/completions -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
+  curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
 Paths: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
@@ -42,10 +42,11 @@ pub struct Serve {
     /// Completions computed at once, at most; by default 256 on a GPU and 8 on a CPU.
     #[arg(long, value_parser = super::count)]
     max_num_seqs: Option<usize>,
-    /// Completions computed or waiting, at most; more are refused with status 429.
+    /// Requests computed or waiting, at most; more are refused with status 429.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
-    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows.
+    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows. Fewer than
+    /// --max-model-len are room for a request of so many.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
     /// Tokens of a step, at most: longer prompts are read in several.
@@ -54,6 +55,9 @@ pub struct Serve {
     /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
+    /// Seconds that a client may take to send its next request, its body, and to read any part of an answer.
+    #[arg(long, default_value_t = 75, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    client_timeout: u64,
     /// Seconds that requests in work have after a signal to stop.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
@@ -64,6 +68,8 @@ pub struct Serve {
 /// Completions computed at once on a CPU, where larger batches are hardly faster, and on a GPU.
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
+/// Connections, which take some 100 KiB each.
+const MAX_CONNECTIONS: usize = 4096;
 
 impl Serve {
     pub fn run(self) -> Result<()> {
@@ -77,6 +83,8 @@ impl Serve {
             address: SocketAddr::new(self.host, self.port),
             name: self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string()),
             max_requests: self.max_queue,
+            max_connections: MAX_CONNECTIONS,
+            client_timeout: Duration::from_secs(self.client_timeout),
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
         };
@@ -87,7 +95,7 @@ impl Serve {
 
     /// The engine, warmed up, and what requests need to know of its model.
     fn load(&self) -> Result<(Engine, Model)> {
-        let (decoder, model) = with_model(&self.model, |folder| {
+        let (decoder, mut model) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
@@ -111,6 +119,11 @@ impl Serve {
         let mut engine = engine(decoder, &options)?;
         let EngineOptions { kv_cache_tokens, .. } = options;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
+        if engine.max_model_len() < max_model_len {
+            model.max_model_len = engine.max_model_len();
+            let len = model.max_model_len;
+            tracing::warn!("the KV cache has room for {len} tokens: a request has {len} at most, not {max_model_len}");
+        }
         engine.warm_up()?;
         Ok((engine, model))
     }

@@ -16,4 +16,5 @@ mod serve;
 mod setup;
 mod signals;
 mod soak;
+mod soak_attack;
 mod streams;

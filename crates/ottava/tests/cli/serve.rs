@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A server of a run's checkpoint.
 pub struct Server {
@@ -18,9 +18,29 @@ pub struct Server {
 
 impl Server {
     pub fn start(run: &Run, more: &[&str]) -> Server {
+        let args = Server::arguments(run, more);
+        Server::spawn(run.command(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+    }
+
+    /// A server that may have so many files open.
+    fn start_with_files(run: &Run, more: &[&str], files: usize) -> Server {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_ottava")]).args(Server::arguments(run, more));
+        command.current_dir(run.path("."));
+        Server::spawn(command)
+    }
+
+    fn arguments(run: &Run, more: &[&str]) -> Vec<String> {
         let model = run.checkpoint();
-        let args = [&["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu"], more].concat();
-        let mut command = run.command(&args);
+        [&["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu"], more]
+            .concat()
+            .iter()
+            .map(|arg| arg.to_string())
+            .collect()
+    }
+
+    fn spawn(mut command: Command) -> Server {
         // Freed memory goes back to the system, so that the resident memory is what is in use.
         command.envs([
             ("MALLOC_ARENA_MAX", "1"),
@@ -91,9 +111,14 @@ impl Drop for Server {
 
 /// The bytes of a POST request.
 pub fn request(path: &str, body: &[u8]) -> Vec<u8> {
-    let length = body.len();
-    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
-    [head.as_bytes(), body].concat()
+    [post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(), body].concat()
+}
+
+/// The head of a POST request with another line.
+pub fn post_head(path: &str, line: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{line}\r\n\r\n"
+    )
 }
 
 /// The token of each byte in the model's tokenizer.
@@ -149,16 +174,83 @@ fn served_completions_and_losses_are_those_of_the_commands() {
     assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} through the server, {expected} by eval");
 }
 
+/// A stream of several MB, which is held until its client reads.
+pub fn long_stream() -> Value {
+    json!({"prompt": vec!["line"; 4], "n": 128, "max_tokens": 55, "logprobs": 9, "ignore_eos": true, "stream": true})
+}
+
 #[test]
-fn a_signal_lets_answers_finish() {
+fn a_signal_lets_answers_finish_and_waits_for_nothing_else() {
     let run = Run::new();
-    let server = Server::start(&run, &[]);
-    let body = json!({"prompt": "line", "max_tokens": 50, "ignore_eos": true, "stream": true});
-    let mut lines = BufReader::new(server.send("/v1/completions", &body)).lines().map_while(Result::ok);
+    let server = Server::start(&run, &["--shutdown-timeout", "100"]);
+    // Clients that never ask: half a body, half a head, nothing.
+    let whole = request("/v1/completions", b"{\"prompt\": \"line\"}");
+    let half: Vec<TcpStream> = [whole.len() - 3, 20, 0]
+        .map(|end| {
+            let mut client = server.connect();
+            client.write_all(&whole[..end]).unwrap();
+            client
+        })
+        .into();
+    let mut lines = BufReader::new(server.send("/v1/completions", &long_stream())).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.starts_with("data: {")), "the answer has begun");
     server.signal();
+    // A load balancer learns of the stop while answers are in work.
+    let end = Instant::now() + Duration::from_secs(20);
+    while !status(&server, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").contains("503") {
+        assert!(Instant::now() < end, "health says that requests are taken");
+    }
+    assert!(status(&server, &String::from_utf8(whole).unwrap()).contains("503"));
     assert!(lines.any(|line| line == "data: [DONE]"), "it goes on to its end");
+    let stopped = Instant::now();
     assert_eq!(server.wait().0, Some(0));
+    assert!(stopped.elapsed() < Duration::from_secs(50), "{:?}", stopped.elapsed());
+    drop(half);
+}
+
+/// The first line of the answer to a request.
+fn status(server: &Server, request: &str) -> String {
+    let mut client = server.connect();
+    client.write_all(request.as_bytes()).unwrap();
+    BufReader::new(client).lines().next().unwrap().unwrap()
+}
+
+#[test]
+fn a_small_kv_cache_is_the_length_that_clients_see() {
+    let run = Run::new();
+    let server = Server::start(&run, &["--kv-cache-tokens", "32"]);
+    let ask = |request: &str| {
+        let (mut client, mut text) = (server.connect(), String::new());
+        client.write_all(request.as_bytes()).unwrap();
+        client.read_to_string(&mut text).unwrap();
+        serde_json::from_str::<Value>(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let models = ask("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert_eq!(models["data"][0]["max_model_len"], 32);
+    for (body, param) in [
+        (json!({"prompt": "a".repeat(40), "max_tokens": 1}), "prompt"),
+        (json!({"prompt": "line", "max_tokens": 40}), "max_tokens"),
+    ] {
+        let body = body.to_string();
+        let answer = ask(&String::from_utf8(request("/v1/completions", body.as_bytes())).unwrap());
+        let error = &answer["error"];
+        assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("context_length_exceeded")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("room for 32"), "{error}");
+    }
+    let whole = json!({"prompt": "line", "max_tokens": 27, "ignore_eos": true});
+    assert_eq!(server.post("/v1/completions", whole)["usage"]["completion_tokens"], 27);
+}
+
+/// With fewer files than connections.
+#[test]
+fn idle_connections_beyond_the_limit_of_files_make_room() {
+    let run = Run::new();
+    let server = Server::start_with_files(&run, &[], 64);
+    let idle: Vec<TcpStream> = (0..100).map(|_| server.connect()).collect();
+    for _ in 0..4 {
+        server.post("/v1/completions", json!({"prompt": "line", "max_tokens": 2}));
+    }
+    drop(idle);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A server that gets many requests, most of them faulty or broken off, neither panics nor leaks, and answers each that it accepts.
 
-use crate::serve::{Server, request};
+use crate::serve::{Server, post_head, request};
 use crate::setup::Run;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,12 +16,12 @@ const KINDS: usize = 18;
 const CLIENTS: usize = 4;
 /// By how many bytes resident memory may grow after the first fifth of the requests: fragments of the allocator. 8,000 requests that leak
 /// 1 KiB each take twice as much.
-const GROWTH: u64 = 4 << 20;
+pub const GROWTH: u64 = 4 << 20;
 /// Bytes of a body that is too large, more than the server's limit of 16 MiB.
 const OVERSIZED: usize = 17 << 20;
 
 /// The first line's status, and the rest of the answer. A server may close the connection before it has read a faulty request.
-fn answer(server: &Server, bytes: &[u8]) -> (u16, String) {
+pub fn answer(server: &Server, bytes: &[u8]) -> (u16, String) {
     let (mut client, mut answer) = (server.connect(), Vec::new());
     let _ = client.write_all(bytes);
     let _ = client.read_to_end(&mut answer);
@@ -34,7 +34,7 @@ fn completion(body: &[u8]) -> Vec<u8> {
     request("/v1/completions", body)
 }
 
-fn greedy() -> Value {
+pub fn greedy() -> Value {
     json!({"prompt": "line 4", "max_tokens": 6, "temperature": 0})
 }
 
@@ -81,8 +81,7 @@ fn ask(server: &Server, number: usize, expected: &str) {
         }
         // A body that is too large: by its head, or in chunks, whose sum no head says.
         11 if number.is_multiple_of(5) => {
-            let head =
-                "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let head = post_head("/v1/completions", "Transfer-Encoding: chunked");
             let body =
                 [format!("{head}{OVERSIZED:x}\r\n").as_bytes(), &vec![b' '; OVERSIZED], b"\r\n0\r\n\r\n"].concat();
             let mut client = server.connect();
@@ -93,10 +92,7 @@ fn ask(server: &Server, number: usize, expected: &str) {
             let text = String::from_utf8_lossy(&text);
             assert!(text.is_empty() || text.starts_with("HTTP/1.1 413"), "request {number}: {text}");
         }
-        11 => refused(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n",
-            413,
-        ),
+        11 => refused(post_head("/v1/completions", "Content-Length: 99999999").as_bytes(), 413),
         // Malformed.
         12 => refused(&completion(b"{\"prompt\": \"a"), 400),
         13 => refused(&completion(&[b'['; 5000]), 400),
@@ -113,8 +109,8 @@ fn wait_until_idle(server: &Server) {
     loop {
         let (_, text) = answer(server, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         let is_zero = |name: &str| text.lines().any(|line| line.strip_prefix(name) == Some(" 0.0"));
-        let idle = ["running", "waiting"].iter().all(|name| is_zero(&format!("ottava_num_requests_{name}")));
-        if idle && is_zero("ottava_kv_cache_usage_ratio") {
+        let idle = ["running", "waiting"].iter().all(|name| is_zero(&format!("ottava:num_requests_{name}")));
+        if idle && is_zero("ottava:kv_cache_usage_perc") {
             return;
         }
         assert!(Instant::now() < end, "requests that nobody waits for are in work:\n{text}");
@@ -123,7 +119,7 @@ fn wait_until_idle(server: &Server) {
 }
 
 /// Resident memory of the server in bytes, and its open files, once clients have gone.
-fn resources(server: &Server) -> (u64, usize) {
+pub fn resources(server: &Server) -> (u64, usize) {
     wait_until_idle(server);
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
     let kibibytes =

@@ -1,0 +1,300 @@
+//! Connections: how many there are, how long their clients may take, and how they end.
+//!
+//! A connection waits for a request, works on one, or finishes: the answer is complete and not all of it is sent. Where there are too many,
+//! the one that has waited longest is closed, those that never sent a whole request first. So clients that connect and send nothing, or
+//! half a request, keep nobody else out.
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Sleep, sleep, timeout};
+
+/// How often places and the end of work are looked for.
+const POLL: Duration = Duration::from_millis(25);
+/// Bytes of an answer that wait for a client inside a connection, and of the head of a request, at most.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// All connections of a server.
+pub struct Connections {
+    /// A permit for each connection.
+    slots: Arc<Semaphore>,
+    /// How long a client may take to send the head of its next request, and to read any part of an answer.
+    client_timeout: Duration,
+    open: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    draining: watch::Sender<bool>,
+}
+
+/// One connection.
+pub struct Connection {
+    state: Mutex<State>,
+    close: Notify,
+}
+
+struct State {
+    phase: Phase,
+    /// When it began to wait.
+    since: Instant,
+    /// Whether it has had a whole request.
+    answered: bool,
+    /// Whether it was told to end.
+    closing: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Working,
+    Finishing,
+}
+
+impl Connections {
+    /// At most `most` connections.
+    pub fn new(most: usize, client_timeout: Duration) -> Arc<Connections> {
+        let (slots, draining) = (Arc::new(Semaphore::new(most)), watch::Sender::new(false));
+        Arc::new(Connections { slots, client_timeout, open: Mutex::default(), draining })
+    }
+
+    /// Answers requests by `app`, for ever.
+    pub async fn accept(self: &Arc<Self>, listener: TcpListener, app: Router) {
+        let app = TowerToHyperService::new(app);
+        for id in 0.. {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                // There is no file left for it, or the client has gone.
+                Err(error) => {
+                    tracing::warn!("a connection is not accepted: {error}");
+                    self.close_longest_waiting();
+                    sleep(POLL).await;
+                    continue;
+                }
+            };
+            let slot = self.slot().await;
+            let waiting = State { phase: Phase::Waiting, since: Instant::now(), answered: false, closing: false };
+            let connection = Arc::new(Connection { state: Mutex::new(waiting), close: Notify::new() });
+            self.open().insert(id, connection.clone());
+            tokio::spawn(self.clone().serve(id, connection, stream, slot, app.clone()));
+        }
+    }
+
+    /// A place for a connection: a free one, or that of the connection that has waited longest for a request.
+    async fn slot(&self) -> OwnedSemaphorePermit {
+        loop {
+            if let Ok(slot) = self.slots.clone().try_acquire_owned() {
+                return slot;
+            }
+            self.close_longest_waiting();
+            if let Ok(Ok(slot)) = timeout(POLL, self.slots.clone().acquire_owned()).await {
+                return slot;
+            }
+        }
+    }
+
+    fn close_longest_waiting(&self) {
+        let open = self.open();
+        let waiting = open.values().filter_map(|connection| {
+            let state = connection.state();
+            (state.phase == Phase::Waiting && !state.closing).then_some(((state.answered, state.since), connection))
+        });
+        if let Some((_, connection)) = waiting.min_by_key(|(key, _)| *key) {
+            connection.state().closing = true;
+            connection.close.notify_one();
+        }
+    }
+
+    /// Answers the requests of a connection, until its client or the server ends it.
+    async fn serve(
+        self: Arc<Self>,
+        id: u64,
+        connection: Arc<Connection>,
+        stream: TcpStream,
+        _slot: OwnedSemaphorePermit,
+        app: TowerToHyperService<Router>,
+    ) {
+        // Pieces of an answer are small, and do not wait for each other.
+        let _ = stream.set_nodelay(true);
+        let socket = Socket { stream, connection: connection.clone(), timeout: self.client_timeout, stalled: None };
+        let of_requests = connection.clone();
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(of_requests.clone());
+            app.call(request)
+        });
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(self.client_timeout).max_buf_size(BUFFER_BYTES);
+        let mut running = pin!(http.serve_connection(TokioIo::new(socket), service));
+        // A connection that comes while the server drains is told so by the answer to its request.
+        let mut draining = self.draining.subscribe();
+        loop {
+            tokio::select! {
+                ended = running.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!("a connection has ended: {error}");
+                    }
+                    break;
+                }
+                () = connection.close.notified() => break,
+                Ok(()) = draining.changed(), if !connection.is_closing() => {
+                    connection.state().closing = true;
+                    running.as_mut().graceful_shutdown();
+                }
+            }
+        }
+        self.open().remove(&id);
+    }
+
+    /// Waits until no connection works on a request, up to `grace`. Each connection ends after its answer. Returns whether none is left.
+    pub async fn drain(&self, grace: Duration) -> bool {
+        self.draining.send_replace(true);
+        let (end, mut idle) = (Instant::now() + grace, 0);
+        // Twice, so that a request that has just arrived is answered.
+        while idle < 2 {
+            if Instant::now() >= end {
+                return false;
+            }
+            sleep(POLL).await;
+            let works = self.open().values().any(|connection| connection.state().phase != Phase::Waiting);
+            idle = if works { 0 } else { idle + 1 };
+        }
+        true
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+        self.open.lock().expect("no thread panics with it")
+    }
+}
+
+impl Connection {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics with it")
+    }
+
+    fn is_closing(&self) -> bool {
+        self.state().closing
+    }
+
+    /// A whole request has come.
+    pub fn work(&self) {
+        let mut state = self.state();
+        (state.phase, state.answered) = (Phase::Working, true);
+    }
+
+    /// The body of an answer, whose end is the end of the work.
+    pub fn track(self: Arc<Self>, body: Body) -> Body {
+        Body::new(Tracked { body, connection: self })
+    }
+
+    fn finish(&self) {
+        let mut state = self.state();
+        if state.phase == Phase::Working {
+            state.phase = Phase::Finishing;
+        }
+    }
+
+    /// All that was written is with the operating system.
+    fn flushed(&self) {
+        let mut state = self.state();
+        if state.phase == Phase::Finishing {
+            (state.phase, state.since) = (Phase::Waiting, Instant::now());
+        }
+    }
+}
+
+/// A body whose connection learns of its end.
+struct Tracked {
+    body: Body,
+    connection: Arc<Connection>,
+}
+
+impl HttpBody for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.connection.finish();
+    }
+}
+
+/// A stream whose writes fail when the client has taken nothing for `timeout`.
+struct Socket {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    timeout: Duration,
+    /// While a write waits for the client.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Socket {
+    fn in_time<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.in_time(context, written)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.in_time(context, written)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if flushed.is_ready() {
+            self.connection.flushed();
+        }
+        flushed
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,89 @@
+//! Bodies of requests, as far as there is time and memory for them.
+
+use crate::error::{ApiError, Result};
+use axum::body::Body;
+use axum::http::StatusCode;
+use futures_util::StreamExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// Bytes of a request at most: a prompt of a million tokens as a list of ids.
+pub const MAX_BODY_BYTES: usize = 16 << 20;
+/// Bytes of a request that are received at any time. Larger requests share [`LARGE_KIBIBYTES`].
+pub const SMALL_BYTES: usize = 256 << 10;
+/// Memory for bodies that are larger than [`SMALL_BYTES`].
+const LARGE_KIBIBYTES: usize = 64 << 10;
+/// Large requests that are parsed and tokenized at a time, so that others keep the CPU and memory is bounded.
+const LARGE_AT_ONCE: usize = 1;
+
+/// Receives bodies.
+pub struct Intake {
+    /// How long a body may take.
+    client_timeout: Duration,
+    memory: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
+}
+
+/// A body.
+pub struct Received {
+    pub bytes: Vec<u8>,
+    /// The memory of a large one.
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+impl Intake {
+    pub fn new(client_timeout: Duration) -> Intake {
+        let (memory, turns) = (Semaphore::new(LARGE_KIBIBYTES), Semaphore::new(LARGE_AT_ONCE));
+        Intake { client_timeout, memory: Arc::new(memory), turns: Arc::new(turns) }
+    }
+
+    /// Receives a body. Errors when it is too large, takes too long, is broken off, or there is no memory for it now.
+    pub async fn receive(&self, body: Body) -> Result<Received> {
+        let late = |_| {
+            let seconds = self.client_timeout.as_secs_f64();
+            let message = format!("the body has not come within {seconds} seconds; send it at once");
+            ApiError::refused(StatusCode::REQUEST_TIMEOUT, message)
+        };
+        timeout(self.client_timeout, self.receive_all(body)).await.map_err(late)?
+    }
+
+    async fn receive_all(&self, body: Body) -> Result<Received> {
+        let (mut bytes, mut memory) = (Vec::new(), None::<OwnedSemaphorePermit>);
+        let mut chunks = body.into_data_stream();
+        while let Some(chunk) = chunks.next().await {
+            let broken =
+                |error| ApiError::refused(StatusCode::BAD_REQUEST, format!("the body has ended early: {error}"));
+            let chunk = chunk.map_err(broken)?;
+            if bytes.len() + chunk.len() > MAX_BODY_BYTES {
+                return Err(ApiError::too_large("more", MAX_BODY_BYTES));
+            }
+            bytes.extend_from_slice(&chunk);
+            let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let missing = bytes.len().saturating_sub(SMALL_BYTES).div_ceil(1024).saturating_sub(held);
+            if missing > 0 {
+                let more = self.memory.clone().try_acquire_many_owned(missing as u32).map_err(|_| {
+                    let message = format!(
+                        "requests of more than {SMALL_BYTES} bytes take all {} MiB for them; try again later",
+                        LARGE_KIBIBYTES >> 10
+                    );
+                    ApiError::refused(StatusCode::TOO_MANY_REQUESTS, message)
+                })?;
+                match &mut memory {
+                    Some(memory) => memory.merge(more),
+                    None => memory = Some(more),
+                }
+            }
+        }
+        Ok(Received { bytes, _memory: memory })
+    }
+
+    /// Waits for the turn of a large body to be parsed and tokenized; a small one needs none.
+    pub async fn turn(&self, received: &Received) -> Option<OwnedSemaphorePermit> {
+        match received.bytes.len() > SMALL_BYTES {
+            true => Some(self.turns.clone().acquire_owned().await.expect("it is never closed")),
+            false => None,
+        }
+    }
+}

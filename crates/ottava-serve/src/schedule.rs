@@ -1,0 +1,257 @@
+//! The loop of the engine's thread: which completions of which requests the engine gets, and where their events go.
+//!
+//! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
+//! completions in the engine, so a request with many completions does not delay one with few. A request whose events nobody takes is held:
+//! the engine computes nothing for it until its client reads again.
+
+use crate::backend::Backend;
+use crate::error::{ApiError, Result};
+use ottava_lm::engine::{EngineStats, Event, Request, RequestId};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, OnceLock};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// The weight of events that wait for a client at which its request is held. One event of a token takes some 100 bytes.
+const HIGH: usize = 4096;
+/// The weight at which it is resumed.
+const LOW: usize = 1024;
+
+/// What the thread of the engine says about itself.
+#[derive(Default)]
+pub struct Shared {
+    stats: Mutex<EngineStats>,
+    /// Why the engine has ended, if it failed.
+    pub failure: OnceLock<String>,
+    /// Whether new requests are refused.
+    pub stopping: AtomicBool,
+}
+
+impl Shared {
+    /// The state of the engine after its last step.
+    pub fn stats(&self) -> EngineStats {
+        *self.stats.lock().expect("no thread panics with it")
+    }
+
+    /// Publishes the state of the engine.
+    fn set_stats(&self, stats: EngineStats) {
+        *self.stats.lock().expect("no thread panics with it") = stats;
+    }
+}
+
+/// The completions of one HTTP request: `n` of each of `requests`, prompt after prompt.
+pub struct Job {
+    /// One for each prompt, with the seed of its first completion.
+    pub requests: Vec<Request>,
+    /// Completions of each prompt.
+    pub n: usize,
+}
+
+impl Job {
+    /// Number of completions.
+    pub fn len(&self) -> usize {
+        self.requests.len() * self.n
+    }
+
+    /// Completion `index`, with a seed of its own.
+    fn completion(&self, index: usize) -> Request {
+        let mut request = self.requests[index / self.n].clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add((index % self.n) as u64);
+        request
+    }
+}
+
+/// Takes the events of one HTTP request to its client.
+pub struct Outbox {
+    pub sender: mpsc::UnboundedSender<Result<(usize, Event)>>,
+    /// The weight of events that the client has not taken.
+    pub backlog: Arc<AtomicUsize>,
+}
+
+impl Outbox {
+    /// Whether a request with this backlog goes on.
+    pub fn is_low(backlog: usize) -> bool {
+        backlog <= LOW
+    }
+
+    /// Errors when the client has left.
+    fn send(&self, index: usize, event: Event) -> std::result::Result<(), ()> {
+        self.backlog.fetch_add(weight(&event), Ordering::Relaxed);
+        self.sender.send(Ok((index, event))).map_err(drop)
+    }
+}
+
+/// How much memory an event takes, in tokens.
+pub fn weight(event: &Event) -> usize {
+    match event {
+        Event::Prompt { logprobs, .. } => logprobs.len().max(1),
+        Event::Token { .. } | Event::Finished { .. } => 1,
+    }
+}
+
+/// What requests ask of the thread.
+pub enum Command {
+    /// Compute a job.
+    Start { id: u64, job: Job, outbox: Outbox, permit: OwnedSemaphorePermit },
+    /// Go on: the client has read.
+    Resume { id: u64 },
+    /// End one completion.
+    Cancel { id: u64, index: usize },
+    /// End all completions.
+    End { id: u64 },
+}
+
+/// A job in progress.
+struct Group {
+    job: Job,
+    outbox: Outbox,
+    /// Completions that the engine has got so far.
+    begun: usize,
+    /// Those that it has not finished.
+    live: BTreeMap<usize, RequestId>,
+    held: bool,
+    /// Until the last completion ends, or the group is held for the first time.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The state of the engine's thread.
+pub struct Schedule<B> {
+    backend: B,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    groups: BTreeMap<u64, Group>,
+    /// Groups that are not held and have completions to begin, in the order of their last turn.
+    queue: VecDeque<u64>,
+    routes: HashMap<RequestId, (u64, usize)>,
+}
+
+impl<B: Backend> Schedule<B> {
+    pub fn new(backend: B, commands: Receiver<Command>, shared: Arc<Shared>) -> Schedule<B> {
+        Schedule { backend, commands, shared, groups: BTreeMap::new(), queue: VecDeque::new(), routes: HashMap::new() }
+    }
+
+    /// Runs until all handles are gone. Errors as [`Backend::step`].
+    pub fn run(&mut self) -> ottava_lm::Result<()> {
+        loop {
+            // Without work it waits for a command.
+            if self.backend.is_idle() && self.queue.is_empty() {
+                match self.commands.recv() {
+                    Ok(command) => self.carry_out(command),
+                    Err(_) => return Ok(()),
+                }
+            }
+            while let Ok(command) = self.commands.try_recv() {
+                self.carry_out(command);
+            }
+            self.fill();
+            if !self.backend.is_idle() {
+                let events = self.backend.step()?;
+                self.deliver(events);
+            }
+            let mut stats = self.backend.stats();
+            stats.waiting += self.groups.values().map(|group| group.job.len() - group.begun).sum::<usize>();
+            self.shared.set_stats(stats);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::Start { id, job, outbox, permit } => {
+                let (live, permit) = (BTreeMap::new(), Some(permit));
+                self.groups.insert(id, Group { job, outbox, begun: 0, live, held: false, permit });
+                self.queue.push_back(id);
+            }
+            Command::Resume { id } => {
+                let Some(group) = self.groups.get_mut(&id).filter(|group| group.held) else { return };
+                group.held = false;
+                // The last one resumed is the first to go on.
+                group.live.values().rev().for_each(|&request| self.backend.resume(request));
+                if group.begun < group.job.len() {
+                    self.queue.push_back(id);
+                }
+            }
+            Command::Cancel { id, index } => {
+                let Some(request) = self.groups.get(&id).and_then(|group| group.live.get(&index).copied()) else {
+                    return;
+                };
+                self.backend.cancel(request);
+                self.finished(id, index);
+            }
+            Command::End { id } => self.end(id),
+        }
+    }
+
+    /// Gives free places of the engine to completions that wait.
+    fn fill(&mut self) {
+        let stats = self.backend.stats();
+        let free = self.backend.max_batch().saturating_sub(stats.running + stats.waiting);
+        for _ in 0..free {
+            let live = |id: &u64| self.groups.get(id).map_or(0, |group| group.live.len());
+            let Some(at) = (0..self.queue.len()).min_by_key(|&at| live(&self.queue[at])) else { return };
+            let id = self.queue.remove(at).expect("it is in the queue");
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            let index = group.begun;
+            match self.backend.add(group.job.completion(index)) {
+                Ok(request) => {
+                    group.begun += 1;
+                    group.live.insert(index, request);
+                    self.routes.insert(request, (id, index));
+                    if group.begun < group.job.len() {
+                        self.queue.push_back(id);
+                    }
+                }
+                Err(error) => {
+                    let _ = group.outbox.sender.send(Err(ApiError::of_request(error)));
+                    self.end(id);
+                }
+            }
+        }
+    }
+
+    /// Hands out the events of a step, and holds requests whose events nobody takes.
+    fn deliver(&mut self, events: Vec<Event>) {
+        let mut grown = BTreeSet::new();
+        for event in events {
+            let (Event::Prompt { id, .. } | Event::Token { id, .. } | Event::Finished { id, .. }) = event;
+            let ends = matches!(event, Event::Finished { .. });
+            let Some(&(group_id, index)) = self.routes.get(&id) else { continue };
+            let Some(group) = self.groups.get(&group_id) else { continue };
+            match group.outbox.send(index, event) {
+                Ok(()) if ends => self.finished(group_id, index),
+                Ok(()) => drop(grown.insert(group_id)),
+                Err(()) => self.end(group_id),
+            }
+        }
+        for id in grown {
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            if group.outbox.backlog.load(Ordering::Relaxed) >= HIGH {
+                group.held = true;
+                group.permit = None;
+                group.live.values().for_each(|&request| self.backend.hold(request));
+                self.queue.retain(|&queued| queued != id);
+            }
+        }
+    }
+
+    /// Forgets a completion that has ended, and its group after the last one.
+    fn finished(&mut self, id: u64, index: usize) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if let Some(request) = group.live.remove(&index) {
+            self.routes.remove(&request);
+        }
+        if group.live.is_empty() && group.begun == group.job.len() {
+            self.groups.remove(&id);
+        }
+    }
+
+    /// Ends a group.
+    fn end(&mut self, id: u64) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        self.queue.retain(|&queued| queued != id);
+        for request in group.live.into_values() {
+            self.routes.remove(&request);
+            self.backend.cancel(request);
+        }
+    }
+}

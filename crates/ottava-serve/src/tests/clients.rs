@@ -1,0 +1,141 @@
+//! Clients that leave, that send or read slowly or not at all, and the others beside them; and the end of a server.
+
+use super::*;
+use std::io::{BufRead, BufReader, Read};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A stream of 10 MB, more than the operating system keeps for a client that does not read.
+fn long_stream() -> Value {
+    json!({"prompt": TEXT, "n": 128, "max_tokens": 150, "logprobs": 3, "stream": true, "temperature": 0})
+}
+
+/// The text of choice 5 in a stream, and whether the stream ended with `[DONE]`.
+fn text_of(stream: &str) -> (String, bool) {
+    // Chunked transfer encoding adds a line with a length before each event.
+    let events = stream.lines().filter_map(|line| line.strip_prefix("data: {")).map(|rest| format!("{{{rest}"));
+    let events = events.map(|event| serde_json::from_str::<Value>(&event).unwrap()["choices"][0].clone());
+    let text = events.filter(|choice| choice["index"] == 5).map(|choice| choice["text"].as_str().unwrap().to_string());
+    (text.collect(), stream.contains("data: [DONE]"))
+}
+
+#[test]
+fn a_client_that_leaves_ends_its_work() {
+    let server = start(|_, parrot| parrot.pause = Duration::from_millis(10));
+    for stream in [true, false] {
+        let client =
+            server.send(&server.request(COMPLETIONS, &json!({"prompt": TEXT, "max_tokens": 150, "stream": stream})));
+        if stream {
+            let mut lines = BufReader::new(&client).lines();
+            let begun = lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("data: {"));
+            assert!(begun, "the answer has begun");
+        } else {
+            server.log.wait("it is in work", |log| log.requests.len() == 2);
+        }
+        drop(client);
+        let expected = if stream { 1 } else { 2 };
+        server.log.wait("the engine goes on for nobody", |log| log.cancelled.len() >= expected);
+        assert!(server.log.get(|log| log.steps[0] < 140));
+    }
+}
+
+#[test]
+fn streams_that_nobody_reads_are_held_and_keep_no_permit() {
+    let server = start(|options, _| (options.max_requests, options.client_timeout) = (2, Duration::from_secs(2)));
+    let unread: Vec<TcpStream> = (0..2).map(|_| server.send(&server.request(COMPLETIONS, &long_stream()))).collect();
+    server.log.wait("both are held", |log| log.holds >= 256);
+    assert_eq!(server.call(COMPLETIONS, Some(&json!({"prompt": "a"})), None).0, 200, "no permit is kept");
+    // After the deadline.
+    server.log.wait("they are cancelled", |log| log.cancelled.len() == 256);
+    drop(unread);
+}
+
+#[test]
+fn a_slow_client_gets_the_whole_answer() {
+    let server = start(|_, _| {});
+    let mut slow = server.send(&server.request(COMPLETIONS, &long_stream()));
+    server.log.wait("it is held", |log| log.holds > 0);
+    let mut whole = json!({"prompt": TEXT, "max_tokens": 150, "temperature": 0});
+    let expected = server.post(COMPLETIONS, whole.take())["choices"][0]["text"].as_str().unwrap().to_string();
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    while !bytes.ends_with(b"0\r\n\r\n") {
+        let count = slow.read(&mut buffer).unwrap();
+        assert!(count > 0, "the stream goes on to its end");
+        bytes.extend_from_slice(&buffer[..count]);
+    }
+    assert_eq!(text_of(&String::from_utf8(bytes).unwrap()), (expected, true));
+}
+
+#[test]
+fn a_request_with_many_completions_does_not_delay_one_with_few() {
+    let server = start(|_, parrot| (parrot.max_batch, parrot.pause) = (4, Duration::from_millis(2)));
+    let many = server.send(&server.request(COMPLETIONS, &json!({"prompt": TEXT, "n": 100, "max_tokens": 20})));
+    server.log.wait("it has all places", |log| log.requests.len() == 4);
+    server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
+    let stone = tokenizer().encode_prompt("a stone").unwrap();
+    let before = server.log.get(|log| log.requests.iter().position(|request| request.prompt == stone).unwrap());
+    assert!(before < 12, "it has had its turn after {before} others");
+    drop(many);
+}
+
+#[test]
+fn completions_of_a_request_begin_in_one_step() {
+    let server = start(|_, parrot| parrot.pause = Duration::from_millis(2));
+    let answer = server.post(COMPLETIONS, json!({"prompt": vec![TEXT; 16], "n": 4, "max_tokens": 3}));
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 64);
+    assert_eq!(server.log.get(|log| log.steps.clone()), vec![0; 64]);
+}
+
+#[test]
+fn clients_that_do_not_send_are_cut_off() {
+    let server = start(|options, _| options.client_timeout = Duration::from_millis(300));
+    let request = server.request(COMPLETIONS, &json!({"prompt": "a"}));
+    let answers = [&request[..0], &request[..20], &request[..request.len() - 4]].map(|part| {
+        let (mut client, mut answer) = (server.send(part), Vec::new());
+        let _ = client.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    });
+    assert_eq!((answers[0].as_str(), answers[1].as_str()), ("", ""), "without a request, there is no answer");
+    assert!(answers[2].starts_with("HTTP/1.1 408"), "{}", answers[2]);
+}
+
+#[test]
+fn idle_connections_make_room() {
+    let server = start(|options, _| options.max_connections = 4);
+    let request = server.request(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 2}));
+    // It has had an answer, so the others go first.
+    let mut kept = server.send(&request);
+    assert!(kept.read(&mut [0; 4096]).unwrap() > 0);
+    let idle: Vec<TcpStream> =
+        (0..30).map(|number| server.send(&request[..[0, 20, request.len() - 4][number % 3]])).collect();
+    for _ in 0..8 {
+        server.post(COMPLETIONS, json!({"prompt": "a", "max_tokens": 2}));
+    }
+    kept.write_all(&request).unwrap();
+    let mut answer = [0; 12];
+    kept.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    drop(idle);
+}
+
+#[test]
+fn a_failed_engine_ends_the_server() {
+    for (failure, words) in [(Failure::Error, "a logit is NaN"), (Failure::Panic, "the parrot has flown")] {
+        let server = start(|options, parrot| {
+            (parrot.fails, parrot.pause) = (Some(failure), Duration::from_millis(50));
+            options.shutdown_timeout = Duration::from_secs(60);
+        });
+        // A half-sent request does not stretch the end.
+        let half = server.request(COMPLETIONS, &json!({"prompt": "a"}));
+        let half = server.send(&half[..half.len() - 4]);
+        let streamed = server.send(&server.request(COMPLETIONS, &json!({"prompt": "a", "stream": true})));
+        let (status, error) = server.refused(COMPLETIONS, &json!({"prompt": "a"}));
+        assert!(status == 500 && error["message"].as_str().unwrap().contains(words), "{error}");
+        let streamed: String = BufReader::new(streamed).lines().map_while(Result::ok).collect();
+        assert!(streamed.contains("server_error") && streamed.contains(words), "{streamed}");
+        let started = Instant::now();
+        assert!(server.thread.join().unwrap().unwrap_err().to_string().contains(words));
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        drop(half);
+    }
+}

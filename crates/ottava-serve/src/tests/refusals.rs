@@ -1,0 +1,271 @@
+//! Requests that are refused: by whom they come from, and by their fields.
+
+use super::*;
+use std::io::{BufRead, BufReader};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHATS: &str = "/v1/chat/completions";
+
+/// Expects each of `fields`, added to a request that is in order, to be refused by the name of the field.
+fn expect_refused(server: &Server, path: &str, plain: &Value, fields: &[(&str, Value)]) {
+    for (name, value) in fields {
+        let mut body = plain.clone();
+        body[name] = value.clone();
+        let (status, error) = server.refused(path, &body);
+        let text: String = body.to_string().chars().take(200).collect();
+        assert_eq!((status, error["param"].as_str()), (400, Some(*name)), "{text}: {error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    assert!(server.log.get(|log| log.requests.is_empty()), "none reaches the engine");
+}
+
+#[test]
+fn wrong_requests_name_the_field() {
+    let server = start(|_, _| {});
+    let plain = json!({"prompt": "a", "max_tokens": 4});
+    expect_refused(
+        &server,
+        COMPLETIONS,
+        &plain,
+        &[
+            ("prompt", json!(null)),
+            ("prompt", json!([])),
+            ("prompt", json!([1, "a"])),
+            ("prompt", json!([[]])),
+            ("prompt", json!([9999])),
+            ("prompt", json!(vec![5; MODEL_LEN])),
+            ("max_tokens", json!(MODEL_LEN)),
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!("many")),
+            ("min_tokens", json!(5)),
+            ("n", json!(0)),
+            ("n", json!(129)),
+            ("stop", json!(5)),
+            ("stop", json!("")),
+            ("stop", json!(["a", ""])),
+            ("stop", json!("x".repeat(1025))),
+            ("stop_token_ids", json!([4096])),
+            ("logit_bias", json!({"x": 1})),
+            ("logit_bias", json!({"4096": 1})),
+            ("logit_bias", json!({"5": 101})),
+            ("logprobs", json!(1000)),
+            ("top_p", json!(2)),
+            ("min_p", json!(-1)),
+            ("temperature", json!(-1)),
+            ("repetition_penalty", json!(0)),
+            ("frequency_penalty", json!(200)),
+            ("stream_options", json!({})),
+        ],
+    );
+    let streamed = json!({"prompt": "a", "stream": true});
+    expect_refused(&server, COMPLETIONS, &streamed, &[("stream_options", json!({"usage": true}))]);
+    let turn = |content: Value| json!([{"role": "user", "content": content}]);
+    expect_refused(
+        &server,
+        CHATS,
+        &json!({"messages": turn("a".into())}),
+        &[
+            ("messages", json!(null)),
+            ("messages", json!("hi")),
+            ("messages", json!([])),
+            ("messages", json!([{"content": "hi"}])),
+            ("messages", json!([{"role": "user"}])),
+            ("messages", turn(Value::Null)),
+            ("messages", turn(json!([{"type": "image_url"}]))),
+            ("max_tokens", json!(0)),
+            ("top_logprobs", json!(2)),
+            ("continue_final_message", json!(true)),
+            ("chat_template_kwargs", json!({"messages": []})),
+        ],
+    );
+    assert_eq!(server.refused(COMPLETIONS, &json!({"prompt": "a", "model": "other"})).0, 404);
+    assert_eq!(server.refused("/v1/none", &json!({})).0, 404);
+    assert_eq!(server.call(COMPLETIONS, None, None).0, 405);
+}
+
+#[test]
+fn what_is_not_implemented_is_refused_by_name() {
+    let server = start(|_, _| {});
+    let function = json!({"type": "function", "function": {"name": "f"}});
+    let plain = json!({"prompt": "a"});
+    expect_refused(
+        &server,
+        COMPLETIONS,
+        &plain,
+        &[
+            ("response_format", json!({"type": "json_object"})),
+            ("structured_outputs", json!({"choice": ["a"]})),
+            ("guided_choice", json!(["a"])),
+            ("include_stop_str_in_output", json!(true)),
+            ("best_of", json!(2)),
+            ("suffix", json!("b")),
+            ("use_beam_search", json!(true)),
+            ("messages", json!([])),
+            ("top-p", json!(1)),
+        ],
+    );
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    expect_refused(
+        &server,
+        CHATS,
+        &chat,
+        &[
+            ("response_format", json!({"type": "json_schema"})),
+            ("tool_choice", json!("required")),
+            ("tool_choice", function.clone()),
+            // The template does not read them.
+            ("tools", json!([function])),
+            ("chat_template_kwargs", json!({"enable_thinking": false})),
+            ("functions", json!([{"name": "f"}])),
+            ("prompt", json!("a")),
+        ],
+    );
+    for (name, value) in [
+        ("response_format", json!({"type": "text"})),
+        ("structured_outputs", Value::Null),
+        ("include_stop_str_in_output", json!(false)),
+        ("suffix", json!("")),
+        ("best_of", json!(1)),
+        ("user", json!("me")),
+    ] {
+        let mut body = plain.clone();
+        body[name] = value;
+        server.post(COMPLETIONS, body);
+    }
+    for (name, value) in [("tools", json!([])), ("tool_choice", json!("none")), ("add_generation_prompt", json!(true))]
+    {
+        let mut body = chat.clone();
+        body[name] = value;
+        server.post(CHATS, body);
+    }
+    let mut without_tools = chat;
+    without_tools["tools"] = json!([function]);
+    without_tools["tool_choice"] = "none".into();
+    server.post(CHATS, without_tools);
+}
+
+#[test]
+fn lists_without_bounds_are_refused_by_name() {
+    let server = start(|_, _| {});
+    let biases: serde_json::Map<String, Value> = (0..1025).map(|id| (id.to_string(), 1.into())).collect();
+    expect_refused(
+        &server,
+        COMPLETIONS,
+        &json!({"prompt": "a"}),
+        &[
+            ("stop", json!(vec!["a"; 17])),
+            ("stop", json!(vec!["a"; 100_000])),
+            ("stop_token_ids", json!(vec![1; 129])),
+            ("logit_bias", Value::Object(biases)),
+            ("prompt", json!(vec!["a"; 1025])),
+            ("prompt", json!(vec![[1]; 1025])),
+        ],
+    );
+    expect_refused(&server, COMPLETIONS, &json!({"prompt": vec!["a"; 9]}), &[("n", json!(128))]);
+    let many = json!({"prompt": vec![vec![1; 150]; 1000], "max_tokens": 45});
+    expect_refused(&server, COMPLETIONS, &many, &[("logprobs", json!(100))]);
+    let turn = json!({"role": "user", "content": "a"});
+    expect_refused(
+        &server,
+        CHATS,
+        &json!({"messages": [turn]}),
+        &[("messages", json!(vec![turn.clone(); 4097])), ("tools", json!(vec![json!({}); 129]))],
+    );
+}
+
+/// A text of 15 MB takes more than half a minute and 2 GB to tokenize here.
+#[test]
+fn texts_that_cannot_fit_are_refused_before_they_are_tokenized() {
+    let server = start(|_, _| {});
+    let text = "a b ".repeat(15 << 18);
+    let started = Instant::now();
+    for (path, body, param) in [
+        (COMPLETIONS, json!({"prompt": text}), "prompt"),
+        (CHATS, json!({"messages": [{"role": "user", "content": text}]}), "messages"),
+    ] {
+        let (status, error) = server.refused(path, &body);
+        let found = (status, error["param"].as_str(), error["code"].as_str());
+        assert_eq!(found, (400, Some(param), Some("context_length_exceeded")), "{error}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[test]
+fn too_many_requests_are_turned_away_before_their_bodies_are_read() {
+    let server = start(|options, parrot| {
+        (options.max_requests, parrot.pause) = (2, Duration::from_millis(20));
+    });
+    let body = json!({"prompt": TEXT, "max_tokens": 60, "n": 2});
+    std::thread::scope(|scope| {
+        for requests in [2, 4] {
+            scope.spawn(|| server.post(COMPLETIONS, body.clone()));
+            server.log.wait("both begin", |log| log.requests.len() == requests);
+        }
+        // Neither JSON nor, where it is large, sent.
+        let head = |length| {
+            format!(
+                "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\nxx",
+                server.address
+            )
+        };
+        for length in [2, 10 << 20] {
+            let status = BufReader::new(server.send(head(length).as_bytes())).lines().next().unwrap().unwrap();
+            assert!(status.contains("429"), "{status}");
+        }
+        let (status, error) = server.refused(COMPLETIONS, &json!({"prompt": "a"}));
+        assert_eq!((status, error["type"].as_str()), (429, Some("rate_limit_error")));
+    });
+    server.post(COMPLETIONS, json!({"prompt": "a"}));
+    let status = BufReader::new(server.send(
+        format!("POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n", server.address)
+            .as_bytes(),
+    ));
+    assert!(status.lines().next().unwrap().unwrap().contains("413"));
+}
+
+#[test]
+fn keys_are_checked() {
+    let server = start(|options, _| options.api_key = Some("secret".into()));
+    let body = json!({"prompt": "a", "max_tokens": 1});
+    for (key, status) in [(None, 401), (Some("wrong"), 401), (Some("secret"), 200)] {
+        assert_eq!(server.call(COMPLETIONS, Some(&body), key).0, status, "{key:?}");
+        assert_eq!(server.call("/v1/models", None, key).0, status, "{key:?}");
+    }
+    assert_eq!(server.call("/health", None, None).0, 200, "a load balancer has no key");
+    assert_eq!(status_of(&server, "Authorization: bearer secret\r\nContent-Type: application/json"), 200);
+}
+
+/// The status of a completion with these lines in its head.
+fn status_of(server: &Server, head: &str) -> u16 {
+    let host = if head.contains("Host: ") { String::new() } else { format!("Host: {}\r\n", server.address) };
+    let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
+    let length = body.len();
+    let request = format!("POST /v1/completions HTTP/1.1\r\n{host}{head}\r\nContent-Length: {length}\r\n\r\n{body}");
+    let line = BufReader::new(server.send(request.as_bytes())).lines().next().unwrap().unwrap();
+    line[9..12].parse().unwrap()
+}
+
+/// A page in a browser on this machine can send requests to a server without a key, but not with any Content-Type, Origin and Host.
+#[test]
+fn pages_of_other_sites_are_refused() {
+    let server = start(|_, _| {});
+    let own = format!("Content-Type: application/json\r\nOrigin: http://{}", server.address);
+    for (head, status) in [
+        ("Content-Type: application/json", 200),
+        ("Content-Type: Application/JSON; charset=utf-8", 200),
+        (own.as_str(), 200),
+        ("Content-Type: application/json\r\nHost: localhost:9", 200),
+        ("Content-Type: application/json\r\nHost: [::1]:9", 200),
+        ("X-Other: 1", 415),
+        ("Content-Type: text/plain", 415),
+        ("Content-Type: application/x-www-form-urlencoded", 415),
+        ("Content-Type: application/json\r\nOrigin: http://pages.example", 403),
+        ("Content-Type: application/json\r\nOrigin: null", 403),
+        ("Content-Type: application/json\r\nHost: pages.example", 403),
+    ] {
+        assert_eq!(status_of(&server, head), status, "{head}");
+    }
+    let with_key = start(|options, _| options.api_key = Some("secret".into()));
+    let head = "Authorization: Bearer secret\r\nContent-Type: application/json\r\nHost: pages.example\r\nOrigin: http://pages.example";
+    assert_eq!(status_of(&with_key, head), 200, "a page that knows the key may ask");
+}
