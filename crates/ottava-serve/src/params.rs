@@ -14,7 +14,7 @@ const MOST_CHOICES: usize = 128;
 const MOST_COMPLETIONS: usize = 1024;
 /// Log-probabilities of a token, at most.
 const MOST_LOGPROBS: usize = 100;
-/// Log-probabilities and repeated tokens of prompts in one answer, at most: some 200 MB of JSON.
+/// Log-probabilities and repeated tokens of prompts in one answer, at most.
 const MOST_IN_ANSWER: usize = 4 << 20;
 /// Stop strings, and bytes of each, at most.
 const MOST_STOPS: usize = 16;

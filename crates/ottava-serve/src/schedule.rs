@@ -1,7 +1,7 @@
 //! The loop of the engine's thread: which completions of which requests the engine gets, and where their events go.
 //!
 //! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
-//! completions in the engine, so a request with many completions does not delay one with few. A request whose events nobody takes is held:
+//! completions in the engine, so a request with many completions takes turns with one with few. A completion keeps its place to its end. A request whose events nobody takes is held:
 //! the engine computes nothing for it until its client reads again.
 
 use crate::backend::Backend;
@@ -13,7 +13,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// The weight of events that wait for a client at which its request is held. One event of a token takes some 100 bytes.
+/// The weight of events that wait for a client at which its request is held.
 const HIGH: usize = 4096;
 /// The weight at which it is resumed.
 const LOW: usize = 1024;

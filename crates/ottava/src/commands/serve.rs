@@ -68,7 +68,7 @@ pub struct Serve {
 /// Completions computed at once on a CPU, where larger batches are hardly faster, and on a GPU.
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
-/// Connections, which take some 100 KiB each.
+/// Connections at most.
 const MAX_CONNECTIONS: usize = 4096;
 
 impl Serve {

@@ -101,7 +101,7 @@ fn honest_clients_lose_nothing_to_others() {
     let expected = server.post("/v1/completions", greedy())["choices"][0]["text"].as_str().unwrap().to_string();
     let attack = Attack::new(&server);
     let alone = honest(&server, count, &expected);
-    // What the first attack leaves is the allocator's; what a second one adds would be a leak.
+    // A first attack leaves some MB, whose owner is not known; a leak would show between the first and the second.
     attack.beside(|| honest(&server, 1, &expected));
     let (before, _) = resources(&server);
     let beside = attack.beside(|| honest(&server, count, &expected));
