@@ -1,8 +1,10 @@
 //! The loop of the engine's thread: which completions of which requests the engine gets, and where their events go.
 //!
 //! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
-//! completions in the engine, so a request with many completions takes turns with one with few. A completion keeps its place to its end. A request whose events nobody takes is held:
-//! the engine computes nothing for it until its client reads again.
+//! completions in the engine, so a request with many completions takes turns with one with few. Where no place is free, a request without
+//! one takes it from the request that has got the most tokens, if those are [`SLICE`] more than its own: long and many completions do not
+//! keep short ones waiting, and a completion is paused, and recomputed later, at most once per [`SLICE`] tokens. A request whose events
+//! nobody takes is held: the engine computes nothing for it until its client reads again.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -17,6 +19,9 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 const HIGH: usize = 4096;
 /// The weight at which it is resumed.
 const LOW: usize = 1024;
+
+/// Tokens that a request has got more than another one before it gives a place to that one.
+const SLICE: usize = 1024;
 
 /// What the thread of the engine says about itself.
 #[derive(Default)]
@@ -110,9 +115,25 @@ struct Group {
     begun: usize,
     /// Those that it has not finished.
     live: BTreeMap<usize, RequestId>,
+    /// Those that have given their place to other requests, the oldest first.
+    paused: VecDeque<(usize, RequestId)>,
+    /// Tokens that the engine has computed for it.
+    tokens: usize,
     held: bool,
     /// Until the last completion ends, or the group is held for the first time.
     permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Group {
+    /// Whether it has completions that could take a place.
+    fn waits(&self) -> bool {
+        !self.held && (!self.paused.is_empty() || self.begun < self.job.len())
+    }
+
+    /// Whether all its completions have ended.
+    fn is_done(&self) -> bool {
+        self.live.is_empty() && self.paused.is_empty() && self.begun == self.job.len()
+    }
 }
 
 /// The state of the engine's thread.
@@ -121,7 +142,7 @@ pub struct Schedule<B> {
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     groups: BTreeMap<u64, Group>,
-    /// Groups that are not held and have completions to begin, in the order of their last turn.
+    /// Groups that [wait](Group::waits), in the order of their last turn.
     queue: VecDeque<u64>,
     routes: HashMap<RequestId, (u64, usize)>,
 }
@@ -150,7 +171,8 @@ impl<B: Backend> Schedule<B> {
                 self.deliver(events);
             }
             let mut stats = self.backend.stats();
-            stats.waiting += self.groups.values().map(|group| group.job.len() - group.begun).sum::<usize>();
+            let waiting = |group: &Group| group.job.len() - group.begun + group.paused.len();
+            stats.waiting += self.groups.values().map(waiting).sum::<usize>();
             self.shared.set_stats(stats);
         }
     }
@@ -158,8 +180,8 @@ impl<B: Backend> Schedule<B> {
     fn carry_out(&mut self, command: Command) {
         match command {
             Command::Start { id, job, outbox, permit } => {
-                let (live, permit) = (BTreeMap::new(), Some(permit));
-                self.groups.insert(id, Group { job, outbox, begun: 0, live, held: false, permit });
+                let (live, paused, permit) = (BTreeMap::new(), VecDeque::new(), Some(permit));
+                self.groups.insert(id, Group { job, outbox, begun: 0, live, paused, tokens: 0, held: false, permit });
                 self.queue.push_back(id);
             }
             Command::Resume { id } => {
@@ -167,14 +189,14 @@ impl<B: Backend> Schedule<B> {
                 group.held = false;
                 // The last one resumed is the first to go on.
                 group.live.values().rev().for_each(|&request| self.backend.resume(request));
-                if group.begun < group.job.len() {
+                if group.waits() {
                     self.queue.push_back(id);
                 }
             }
             Command::Cancel { id, index } => {
-                let Some(request) = self.groups.get(&id).and_then(|group| group.live.get(&index).copied()) else {
-                    return;
-                };
+                let Some(group) = self.groups.get(&id) else { return };
+                let paused = group.paused.iter().find(|(paused, _)| *paused == index).map(|(_, request)| request);
+                let Some(&request) = group.live.get(&index).or(paused) else { return };
                 self.backend.cancel(request);
                 self.finished(id, index);
             }
@@ -182,30 +204,70 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Gives free places of the engine to completions that wait.
+    /// Gives free places of the engine to completions that wait, and then those of others as [`SLICE`] says.
     fn fill(&mut self) {
         let stats = self.backend.stats();
         let free = self.backend.max_batch().saturating_sub(stats.running + stats.waiting);
         for _ in 0..free {
-            let live = |id: &u64| self.groups.get(id).map_or(0, |group| group.live.len());
-            let Some(at) = (0..self.queue.len()).min_by_key(|&at| live(&self.queue[at])) else { return };
-            let id = self.queue.remove(at).expect("it is in the queue");
-            let Some(group) = self.groups.get_mut(&id) else { continue };
+            let Some(at) = self.next() else { return };
+            self.give_place(at);
+        }
+        while let Some((at, from)) = self.exchange() {
+            self.pause(from);
+            self.give_place(at);
+        }
+    }
+
+    /// The place in the queue of the group whose turn it is: that with the fewest completions in the engine and, of those, with the fewest
+    /// tokens.
+    fn next(&self) -> Option<usize> {
+        let has = |id: &u64| self.groups.get(id).map_or((0, 0), |group| (group.live.len(), group.tokens));
+        (0..self.queue.len()).min_by_key(|&at| has(&self.queue[at]))
+    }
+
+    /// A group in the queue that has no place, and one that gives it one.
+    fn exchange(&self) -> Option<(usize, u64)> {
+        let at = self.next()?;
+        let waiting = self.groups.get(&self.queue[at]).filter(|group| group.live.is_empty())?;
+        let running = self.groups.iter().filter(|(_, group)| !group.held && !group.live.is_empty());
+        let (&from, most) = running.max_by_key(|(_, group)| group.tokens)?;
+        (most.tokens >= waiting.tokens + SLICE).then_some((at, from))
+    }
+
+    /// Takes its place from the youngest completion of a group.
+    fn pause(&mut self, id: u64) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some((index, request)) = group.live.pop_last() else { return };
+        self.backend.hold(request);
+        group.paused.push_back((index, request));
+        if !self.queue.contains(&id) {
+            self.queue.push_back(id);
+        }
+    }
+
+    /// Lets the group at this place of the queue go on with a completion that was paused, or begin one.
+    fn give_place(&mut self, at: usize) {
+        let id = self.queue.remove(at).expect("it is in the queue");
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if let Some((index, request)) = group.paused.pop_front() {
+            self.backend.resume(request);
+            group.live.insert(index, request);
+        } else {
             let index = group.begun;
             match self.backend.add(group.job.completion(index)) {
                 Ok(request) => {
                     group.begun += 1;
                     group.live.insert(index, request);
                     self.routes.insert(request, (id, index));
-                    if group.begun < group.job.len() {
-                        self.queue.push_back(id);
-                    }
                 }
                 Err(error) => {
                     let _ = group.outbox.sender.send(Err(ApiError::of_request(error)));
-                    self.end(id);
+                    return self.end(id);
                 }
             }
+        }
+        if group.waits() {
+            self.queue.push_back(id);
         }
     }
 
@@ -216,7 +278,8 @@ impl<B: Backend> Schedule<B> {
             let (Event::Prompt { id, .. } | Event::Token { id, .. } | Event::Finished { id, .. }) = event;
             let ends = matches!(event, Event::Finished { .. });
             let Some(&(group_id, index)) = self.routes.get(&id) else { continue };
-            let Some(group) = self.groups.get(&group_id) else { continue };
+            let Some(group) = self.groups.get_mut(&group_id) else { continue };
+            group.tokens += weight(&event);
             match group.outbox.send(index, event) {
                 Ok(()) if ends => self.finished(group_id, index),
                 Ok(()) => drop(grown.insert(group_id)),
@@ -240,7 +303,14 @@ impl<B: Backend> Schedule<B> {
         if let Some(request) = group.live.remove(&index) {
             self.routes.remove(&request);
         }
-        if group.live.is_empty() && group.begun == group.job.len() {
+        if let Some(at) = group.paused.iter().position(|(paused, _)| *paused == index) {
+            let (_, request) = group.paused.remove(at).expect("it is there");
+            self.routes.remove(&request);
+        }
+        if !group.waits() {
+            self.queue.retain(|&queued| queued != id);
+        }
+        if group.is_done() {
             self.groups.remove(&id);
         }
     }
@@ -249,7 +319,7 @@ impl<B: Backend> Schedule<B> {
     fn end(&mut self, id: u64) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.queue.retain(|&queued| queued != id);
-        for request in group.live.into_values() {
+        for request in group.live.into_values().chain(group.paused.into_iter().map(|(_, request)| request)) {
             self.routes.remove(&request);
             self.backend.cancel(request);
         }

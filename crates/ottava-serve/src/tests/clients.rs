@@ -79,6 +79,28 @@ fn a_request_with_many_completions_does_not_delay_one_with_few() {
 }
 
 #[test]
+fn long_requests_give_their_place_to_short_ones_and_get_it_back() {
+    let server = start(|_, parrot| (parrot.max_batch, parrot.pause) = (2, Duration::from_micros(300)));
+    let long = json!({"prompt": TEXT, "n": 20, "max_tokens": 150, "temperature": 0});
+    let (first, second, held) = std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| server.post(COMPLETIONS, long.clone()));
+        let (first, second) = (ask(), ask());
+        // Each of them has got more than 1,024 tokens, and one place of two.
+        server.log.wait("both run", |log| log.requests.len() >= 18);
+        server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
+        let held = server.log.get(|log| log.holds);
+        (first.join().unwrap(), second.join().unwrap(), held)
+    });
+    assert!(held > 0, "it has got a place in the middle of a completion");
+    let alone = server.post(COMPLETIONS, json!({"prompt": TEXT, "max_tokens": 150, "temperature": 0}));
+    for answer in [first, second] {
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 20);
+        assert!(choices.iter().all(|choice| choice["text"] == alone["choices"][0]["text"]), "{answer}");
+    }
+}
+
+#[test]
 fn completions_of_a_request_begin_in_one_step() {
     let server = start(|_, parrot| parrot.pause = Duration::from_millis(2));
     let answer = server.post(COMPLETIONS, json!({"prompt": vec![TEXT; 16], "n": 4, "max_tokens": 3}));
