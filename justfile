@@ -19,33 +19,9 @@ test *args:
 gpu:
     scripts/gpu-tests.sh
 
-# The longer version of the convergence test of recipes, with its table; minutes on two cores
-nightly:
-    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises fp8_learns_as_well -- --nocapture
-
-# The same of the optimizer's levels, and of activations saved in FP8
-nightly-memory:
-    OTTAVA_CONVERGENCE=full cargo test --release -p ottava-lm --test promises as_well_as -- --nocapture --skip fp8_learns_as_well
-
-# Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model
-nightly-ranks:
-    OTTAVA_RANKS=full cargo test -p ottava-lm --test promises ranks:: -- --nocapture
-    OTTAVA_RANKS=full cargo test -p ottava --test cli rank_faults:: -- --nocapture
-
-# SmolLM2 learns in FP8 to answer as a dictionary does (configs/chat.toml), and answers a question; a quarter of an hour on two cores
-nightly-chat:
-    [ -d data/smollm2 ] || scripts/fetch-smollm2.sh
-    cargo run --release -- train configs/chat.toml --set output_dir=runs/nightly-chat --device cpu
-    cargo run --release -- generate runs/nightly-chat --chat --prompt 'What is the meaning of "otter"?' --device cpu
-
-# Kill a run 1,000 times at random moments; two to four minutes
-nightly-kill:
-    OTTAVA_KILLS=1000 cargo test -p ottava --test cli kill -- --nocapture
-
-# Send 10,000 requests to a server, most of them faulty or broken off, then honest ones beside clients that attack it, and print percentiles
-# and memory; a minute
-nightly-soak:
-    OTTAVA_SOAK=10000 cargo test -p ottava --test cli soak -- --nocapture
+# The proofs that take too long for every commit, with a table: all, or some of convergence, memory, ranks, kill, soak, smollm2, chat
+nightly *parts:
+    scripts/nightly.sh {{ parts }}
 
 # Everything that is to be shown on a GPU, training runs included
 gpu-check:

@@ -4,10 +4,10 @@ use crate::error::{ApiError, Result};
 use axum::body::Body;
 use axum::http::StatusCode;
 use futures_util::StreamExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Bytes of a request at most: a prompt of a million tokens as a list of ids.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
@@ -15,6 +15,8 @@ pub const MAX_BODY_BYTES: usize = 16 << 20;
 pub const SMALL_BYTES: usize = 256 << 10;
 /// Memory for bodies that are larger than [`SMALL_BYTES`].
 const LARGE_KIBIBYTES: usize = 64 << 10;
+/// Bytes of large requests that are received in a second, so that others keep the CPU.
+const LARGE_RATE: f64 = 48e6;
 /// Large requests that are parsed and tokenized at a time, so that others keep the CPU and memory is bounded.
 const LARGE_AT_ONCE: usize = 1;
 
@@ -24,6 +26,8 @@ pub struct Intake {
     client_timeout: Duration,
     memory: Arc<Semaphore>,
     turns: Arc<Semaphore>,
+    /// When the next bytes of a large request may be received.
+    next: Mutex<Instant>,
 }
 
 /// A body.
@@ -36,7 +40,7 @@ pub struct Received {
 impl Intake {
     pub fn new(client_timeout: Duration) -> Intake {
         let (memory, turns) = (Semaphore::new(LARGE_KIBIBYTES), Semaphore::new(LARGE_AT_ONCE));
-        Intake { client_timeout, memory: Arc::new(memory), turns: Arc::new(turns) }
+        Intake { client_timeout, memory: Arc::new(memory), turns: Arc::new(turns), next: Mutex::new(Instant::now()) }
     }
 
     /// Receives a body. Errors when it is too large, takes too long, is broken off, or there is no memory for it now.
@@ -74,9 +78,17 @@ impl Intake {
                     Some(memory) => memory.merge(more),
                     None => memory = Some(more),
                 }
+                sleep_until(self.reserve(chunk.len())).await;
             }
         }
         Ok(Received { bytes, _memory: memory })
+    }
+
+    /// Reserves the time of so many bytes of large requests; returns its end.
+    fn reserve(&self, bytes: usize) -> Instant {
+        let mut next = self.next.lock().expect("no thread panics with it");
+        *next = Instant::now().max(*next) + Duration::from_secs_f64(bytes as f64 / LARGE_RATE);
+        *next
     }
 
     /// Waits for the turn of a large body to be parsed and tokenized; a small one needs none.

@@ -3,7 +3,7 @@
 //!
 //! The bar was set before anything was measured. Such runs are short: what shows only after many more tokens does not show here, and Adam
 //! hides constant factors in gradients, for which `products` and `model_gradients` look. `OTTAVA_CONVERGENCE=full` trains six times as
-//! long on twice the text a step; `just nightly` does that.
+//! long on twice the text a step; `just nightly convergence` does that.
 
 use crate::setup::{config, devices, fp8_names_on, text, text_batch, unscaled_gradients};
 use crate::steps::at;
@@ -34,7 +34,7 @@ struct Length {
     validation: usize,
 }
 
-/// Whether to run for long: `just nightly`.
+/// Whether to run for long: `just nightly convergence`.
 fn in_full() -> bool {
     std::env::var("OTTAVA_CONVERGENCE").is_ok_and(|value| value == "full")
 }

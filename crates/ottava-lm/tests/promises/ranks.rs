@@ -126,7 +126,7 @@ fn plain(zero: Zero) -> Division {
     (zero, ReduceFormat::Stored)
 }
 
-/// Whether to run all combinations instead of some of each kind: `just nightly-ranks`.
+/// Whether to run all combinations instead of some of each kind: `just nightly ranks`.
 fn all_combinations() -> bool {
     std::env::var("OTTAVA_RANKS").is_ok_and(|value| value == "full")
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Whether to try every combination: `just nightly-ranks`.
+/// Whether to try every combination: `just nightly ranks`.
 fn all_combinations() -> bool {
     std::env::var("OTTAVA_RANKS").is_ok_and(|value| value == "full")
 }

@@ -120,6 +120,9 @@ fn honest_clients_lose_nothing_to_others() {
         "{HONEST} clients, {count} requests each; seconds at the 50th, 90th and 99th percentile: {alone:.3?} alone, {beside:.3?} beside \
          others; {before} bytes before, {after} after, {peak} at the peak"
     );
+    if is_long {
+        assert!(beside[2] <= 2.0 * alone[2], "others slow honest clients down");
+    }
     assert!(after <= before + GROWTH, "resident memory has grown from {before} to {after} bytes");
     server.signal();
     let (code, errors) = server.wait();

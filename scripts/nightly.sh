@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
+# target/nightly. Fails if a part does.
+#
+# usage: scripts/nightly.sh [PART...]    by default all: convergence memory ranks kill soak smollm2 chat
+# smollm2 and chat download SmolLM2 (110 MB), and smollm2 torch and transformers, into target/nightly/python.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+logs=target/nightly
+mkdir -p "$logs"
+
+promises() { cargo test --release --locked -p ottava-lm --test promises -- --nocapture "$@"; }
+cli() {
+    local release=()
+    [ "$1" != --release ] || { release=(--release) && shift; }
+    cargo test --locked "${release[@]}" -p ottava --test cli -- --nocapture "$@"
+}
+model() { [ -d data/smollm2 ] || scripts/fetch-smollm2.sh; }
+
+# Each recipe in FP8 and BF16, from three seeds.
+convergence() { OTTAVA_CONVERGENCE=full promises fp8_learns_as_well; }
+# Each optimizer level against O0, and activations saved in FP8 against exact ones.
+memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well; }
+# Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model; signals and kills in every phase.
+ranks() { OTTAVA_RANKS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
+# A run is killed 1,000 times at random moments.
+kill() { OTTAVA_KILLS=1000 cli kill; }
+# 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
+soak() { OTTAVA_SOAK=10000 cli --release soak; }
+# Losses, logits and text of SmolLM2 beside transformers.
+smollm2() {
+    model && python3 -m venv "$logs/python" && "$logs/python/bin/pip" install --quiet --disable-pip-version-check \
+        torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 &&
+        cargo build --release --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_smollm2.py target/release/ottava data/smollm2 12000 &&
+        promises --ignored real_model
+}
+# SmolLM2 learns in FP8 to answer as a dictionary does (configs/chat.toml), and answers a question.
+chat() {
+    model && cargo run --release --locked -- train configs/chat.toml --set output_dir=runs/nightly-chat --device cpu &&
+        cargo run --release --locked -- generate runs/nightly-chat --chat --prompt 'What is the meaning of "otter"?' --device cpu
+    local outcome=$?
+    rm -rf runs/nightly-chat
+    return $outcome
+}
+
+parts=("$@")
+[ $# -gt 0 ] || parts=(convergence memory ranks kill soak smollm2 chat)
+rows=() failed=0
+for part in "${parts[@]}"; do
+    case $part in
+    convergence | memory | ranks | kill | soak | smollm2 | chat) ;;
+    *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
+    esac
+    echo "== $part"
+    start=$SECONDS outcome=passed
+    "$part" 2>&1 | tee "$logs/$part.log" || { outcome=FAILED && failed=1; }
+    tests=$(grep -o '[0-9]* passed; [0-9]* failed' "$logs/$part.log" | grep -v '^0 passed; 0 failed' | paste -sd, | sed 's/,/, /g')
+    rows+=("| $part | $((SECONDS - start)) s | $outcome${tests:+: $tests} |")
+done
+echo
+echo "$(date -u +%F), $(git describe --always --dirty), $(nproc) cores:"
+echo
+printf '%s\n' '| part | time | result |' '|---|---|---|' "${rows[@]}"
+exit "$failed"
