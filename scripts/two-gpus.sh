@@ -2,7 +2,8 @@
 # What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
 #   train   collectives against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
-#   faults  ranks that are killed, stopped, or never come; signals (6 minutes, of which 5 beside other parts)
+#   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
+#   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
 #   saves   how long training stands still for a save, and a rank that is killed during one (3 minutes)
 #
 # usage: scripts/two-gpus.sh [FOLDER [PART...]]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
@@ -14,12 +15,11 @@ bin=$(realpath "${1:-.carry}")
 out=${OUT:-/tmp}/two-gpus
 deadline=$((SECONDS + ${LIMIT:-580}))
 shift $(($# > 0))
-parts=" ${*:-train curve faults saves} "
+parts=" ${*:-train curve faults signals saves} "
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
-waiting=''
-trap '[ -z "$waiting" ] || kill "$waiting" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'rm -rf "$work"' EXIT
 # One host, and no multicast, which a shared machine may lack.
 export NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN
 one=(--device cuda)
@@ -168,13 +168,6 @@ machines() {
 
 { nvidia-smi --query-gpu=index,name,driver_version,memory.used --format=csv && "$bin/ottava" doctor; } >"$out/machine.txt" 2>&1
 
-if wants faults; then
-    # Waits for five minutes beside the other parts, and opens no GPU.
-    arguments no-rank-1
-    rank 0 29711 "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=1 >"$out/no-rank-1.log" 2>&1 &
-    waiting=$!
-fi
-
 if wants train; then
     run collectives 90 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::collectives_of_two_gpus_equal_those_of_the_cpu --nocapture
     grep -h "NCCL holds" "$out/collectives.log"
@@ -234,8 +227,30 @@ if wants faults; then
     drill killed-in-a-step KILL 1 5 "error: rank 1 (pid" 10 'trained killed-in-a-step 4' --set global_batch_size=2048
     drill signal-to-rank-1 TERM 1 75 "stopped by a signal after step" 10 'trained signal-to-rank-1 40' &&
         verdict "a checkpoint was saved" eval 'ls -d "$work"/signal-to-rank-1/checkpoints/checkpoint-*'
-    # A rank that says nothing for 60 s counts as lost.
-    drill stopped-rank-1 STOP 1 5 "error: rank 1 (pid" 80 'trained stopped-rank-1 40'
+    # A rank that says nothing for so long counts as lost.
+    drill stopped-rank-1 STOP 1 5 "error: rank 1 (pid" 35 'trained stopped-rank-1 40' --set silence_timeout=20
+    # Its process is not given up, so the deadline of collectives ends the job: that of the hub, or of the wait for the GPU.
+    drill late-rank-1 STOP 1 5 "did not come to\\|has waited" 35 'trained late-rank-1 40' --set silence_timeout=600 --set collective_timeout=15
+    arguments no-rank-1
+    timeout -k 5 60 env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29711 CUDA_VISIBLE_DEVICES=0 \
+        "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=1 --set join_timeout=15 >"$out/no-rank-1.log" 2>&1
+    got=$?
+    verdict "no-rank-1: exit code 5, it was $got" [ "$got" = 5 ]
+    verdict "no-rank-1: is named" grep -q "rank 1 did not join" "$out/no-rank-1.log"
+fi
+
+if wants signals; then
+    for stage in 0 1 2 3; do
+        zero=(--set "parallel.zero=$stage")
+        drill "training-$stage" TERM 1 75 "stopped by a signal after step" 15 "trained training-$stage 20" "${zero[@]}"
+        # Step 2 is evaluated for seconds: its line comes after that.
+        drill "evaluation-$stage" TERM 1 75 "stopped by a signal after step 2" 15 "trained evaluation-$stage 2 && sleep 1" "${zero[@]}" \
+            --set eval_steps=2 --set val_set_size=20000
+        drill "save-$stage" TERM 1 75 "stopped by a signal after step" 30 "trained save-$stage 11" "${zero[@]}" --set save_steps=10
+    done
+    # Rank 1 has ended by then, so the signal goes to rank 0.
+    drill samples TERM 0 75 "the run is complete and saved" 15 "trained samples 3 && sleep 1" --set max_steps=3 --set max_new_tokens=500 \
+        --set "prompts=[$(printf '"a",%.0s' $(seq 2000))]"
 fi
 
 if wants saves; then
@@ -266,21 +281,6 @@ JSON
         run killed-in-a-save-resumed 120 "$bin/ottava" "${train[@]}" "${two[@]}" "${large[@]}" --set max_steps=1 --resume
     fi
     rm -rf "$work/killed-in-a-save"
-fi
-
-if wants faults; then
-    while lives "$waiting" && [ "$SECONDS" -lt "$deadline" ]; do
-        sleep 1
-    done
-    if lives "$waiting"; then
-        kill -KILL "$waiting"
-        say SKIP "no-rank-1: 300 s have not passed"
-    else
-        wait "$waiting"
-        got=$?
-        verdict "no-rank-1: exit code 5, it was $got" [ "$got" = 5 ]
-        verdict "no-rank-1: is named" grep -q "rank 1 did not join" "$out/no-rank-1.log"
-    fi
 fi
 
 say DONE "$(grep -c ^PASS "$out/results.txt") passed, $(grep -c ^FAIL "$out/results.txt") failed, $(grep -c ^SKIP "$out/results.txt") skipped"
