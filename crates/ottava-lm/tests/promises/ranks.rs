@@ -43,8 +43,21 @@ struct Seen {
 /// What ranks divide, and how they send gradients.
 type Division = (Zero, ReduceFormat);
 
-/// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
+/// [`run_for`] three steps.
 fn run(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    memory: MemoryPolicy,
+    division: Division,
+    rows: usize,
+    comm: Comm,
+) -> Seen {
+    run_for(STEPS, sizes, recipe, memory, division, rows, comm)
+}
+
+/// Steps of `rows` rows, of which this rank has its share, a row in each micro-batch. Rows have different numbers of targets.
+fn run_for(
+    steps: usize,
     sizes: &DecoderConfig,
     recipe: &Recipe,
     memory: MemoryPolicy,
@@ -61,7 +74,7 @@ fn run(
     let mut work = TrainStep::shared(&model, passes, 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let (mut values_seen, mut reduce_errors) = (Vec::new(), Vec::new());
-    for step in 0..STEPS {
+    for step in 0..steps {
         let [inputs, mut targets] =
             batch(&format!("ranks {step}"), rows, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
         targets[..TOKENS - 2].fill(IGNORE_INDEX);
@@ -484,6 +497,30 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
                 "{message}"
             );
             assert!(message.contains("of rank 2 is not that of rank 0 after step 7"), "{message}");
+        }
+    }
+}
+
+/// Gradients of level O1 are E4M3 on one process, and on ranks they travel so. Both round in both directions, so slopes move by
+/// less than 0.4 %; an error of 1 % in a gradient exceeds the bound.
+#[test]
+fn fp8_gradients_of_levels_are_those_of_one_process() {
+    let formats = Level::O1.formats();
+    assert_eq!(formats.gradients, Gradients::Float8);
+    let coded = (Zero::Nothing, ReduceFormat::Float8 { feedback: false });
+    let step = move |division: Division, comm: Comm| {
+        let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
+        run_for(1, &tiny_llama(), &recipe(RecipeName::Fp8Delayed, Fp8Format::Auto), memory, division, 4, comm).moments
+    };
+    let alone = step(plain(Zero::Nothing), Comm::solo());
+    for ranks in [2, 4] {
+        let group = threads::group(ranks).into_iter().map(|comm| std::thread::spawn(move || step(coded, comm)));
+        for seen in group.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {
+            for ((name, expected), (_, got)) in alone.iter().zip(&seen) {
+                let (distance, slope) = distance(expected, got);
+                let what = format!("{ranks} ranks: {name} is {distance:e} away, its slope {slope:e}");
+                assert!(distance <= 0.08 && slope <= SLOPE, "{what}");
+            }
         }
     }
 }
