@@ -17,6 +17,13 @@ impl Known {
         Known(RunConfig::default().flat().into_iter().map(|(key, _)| key).collect())
     }
 
+    /// All tables, in the order of their first keys.
+    fn tables(&self) -> Vec<&str> {
+        let mut tables: Vec<&str> = self.0.iter().filter_map(|key| Some(key.rsplit_once('.')?.0)).collect();
+        tables.dedup();
+        tables
+    }
+
     fn is_table(&self, path: &str) -> bool {
         self.0.iter().any(|key| key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
     }
@@ -38,6 +45,7 @@ impl Known {
             }
             match aliases::translate(&key, &table[&key]) {
                 None if self.0.contains(&path) => {}
+                None if table[&key].is_table() => problems.push(self.unknown_table(&path)),
                 None => problems.push(self.unknown(&path)),
                 Some(Err(reason)) => problems.push(format!("`{path}`: {reason}")),
                 Some(Ok(None)) => drop(table.remove(&key)),
@@ -64,23 +72,46 @@ impl Known {
     }
 
     fn unknown(&self, path: &str) -> String {
-        // No key is nearly as long, and the time of a comparison grows with the square of the length.
-        if path.len() > MAX_KEY_BYTES {
-            let start: String = path.chars().take(20).collect();
-            return format!(
-                "`{start}…`, {} bytes long, is not a setting; configs/reference.toml lists all of them",
-                path.len()
-            );
+        if let Some(text) = too_long(path) {
+            return text;
         }
-        let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_string();
-        let similarity = |key: &String| {
-            let whole = strsim::jaro_winkler(path, key);
-            whole.max(strsim::jaro_winkler(&last(path), &last(key)))
+        let (table, name) = path.rsplit_once('.').map_or((None, path), |(table, name)| (Some(table), name));
+        // Of names that are as near, the one in the same table.
+        let distance = |key: &&String| {
+            let (of, last) = key.rsplit_once('.').map_or((None, key.as_str()), |(table, name)| (Some(table), name));
+            (distance(name, last).unwrap_or(usize::MAX), of != table)
         };
-        let best = self.0.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-        match best.filter(|key| similarity(key) > 0.8) {
+        match self.0.iter().min_by_key(distance).filter(|key| distance(key).0 < usize::MAX) {
             Some(key) => format!("`{path}` is not a setting; did you mean `{key}`?"),
-            None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
+            None => match table.filter(|table| self.is_table(table)) {
+                Some(table) => {
+                    let keys = self.0.iter().filter_map(|key| key.strip_prefix(table)?.strip_prefix('.'));
+                    let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
+                    format!("`{path}` is not a setting; [{table}] has {}", keys.join(", "))
+                }
+                None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
+            },
+        }
+    }
+
+    fn unknown_table(&self, path: &str) -> String {
+        if let Some(text) = too_long(path) {
+            return text;
+        }
+        let tables = self.tables();
+        // A name may be cut short, as `train`.
+        let distance = |table: &str| match table.starts_with(path) && path.len() >= 4 {
+            true => Some(0),
+            false => distance(path, table),
+        };
+        let near =
+            tables.iter().filter_map(|table| Some((distance(table)?, table))).min_by_key(|(distance, _)| *distance);
+        match near {
+            Some((_, table)) => format!("`{path}` is not a table of settings; did you mean `[{table}]`?"),
+            None => {
+                let tables: Vec<_> = tables.iter().map(|table| format!("[{table}]")).collect();
+                format!("`{path}` is not a table of settings; there are {}", tables.join(", "))
+            }
         }
     }
 
@@ -129,4 +160,19 @@ impl Known {
             )),
         }
     }
+}
+
+/// The message for a name that is compared with no other: none is nearly as long, and the time of a comparison grows with the square of the
+/// length.
+fn too_long(path: &str) -> Option<String> {
+    (path.len() > MAX_KEY_BYTES).then(|| {
+        let start: String = path.chars().take(20).collect();
+        format!("`{start}…`, {} bytes long, is not a setting; configs/reference.toml lists all of them", path.len())
+    })
+}
+
+/// Letters to insert, remove, replace or swap between two names; `None` beyond a quarter of the longer one.
+fn distance(a: &str, b: &str) -> Option<usize> {
+    let distance = strsim::damerau_levenshtein(a, b);
+    (distance * 4 <= a.len().max(b.len())).then_some(distance)
 }

@@ -40,7 +40,26 @@ fn misspelt_keys_are_errors_with_a_suggestion() {
         "{error}"
     );
     let error = load(&format!("{SMALL}[trainig]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
-    assert!(error.contains("`trainig` is not a setting"), "{error}");
+    assert!(error.ends_with("`trainig` is not a table of settings; did you mean `[training]`?"), "{error}");
+    let error = load(&format!("{SMALL}[train]\nmax_steps = 3\n"), &[]).unwrap_err().to_string();
+    assert!(error.ends_with("`train` is not a table of settings; did you mean `[training]`?"), "{error}");
+    let error = load(&format!("{SMALL}[training]\nval_set_siz = 3\n"), &[]).unwrap_err().to_string();
+    assert!(error.ends_with("`training.val_set_siz` is not a setting; did you mean `data.val_set_size`?"), "{error}");
+}
+
+#[test]
+fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
+    for (text, settings, words) in [
+        ("[lora]\nuse_dora = true\n", &[][..], "`lora.use_dora` is not a setting; [lora] has `init_from`, "),
+        ("[wandb]\nproject = \"x\"\n", &[], "`wandb` is not a table of settings; there are [data], "),
+        ("use_dora = true\n", &[], "`use_dora` is not a setting; configs/reference.toml lists all of them"),
+        ("", &["use_dora=true"], "`use_dora` is not a setting; configs/reference.toml lists all of them"),
+    ] {
+        // Keys of no table stand before all tables.
+        let text = if text.starts_with('[') { format!("{SMALL}{text}") } else { format!("{text}{SMALL}") };
+        let error = load(&text, settings).unwrap_err().to_string();
+        assert!(error.contains(words) && !error.contains("did you mean"), "{error}");
+    }
 }
 
 #[test]

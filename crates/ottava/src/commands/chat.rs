@@ -4,7 +4,7 @@ use super::inference::{Draws, Inference, with_model};
 use clap::Args;
 use ottava_lm::data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_lm::engine::complete;
-use ottava_lm::models::{ConfigFile, decoder_config};
+use ottava_lm::models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_lm::{Error, Result};
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub struct ChatCommand {
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
     /// Tokens of an answer at most.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]
     draws: Draws,
@@ -35,13 +35,13 @@ pub struct ChatCommand {
 
 impl ChatCommand {
     pub fn run(self) -> Result<()> {
-        let (model, tokenizer, template, capacity) = with_model(&self.model, |folder| {
+        let (model, tokenizer, template, sizes) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder)?);
             let sizes = decoder_config(&config)?;
-            let capacity = self.max_length.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX));
-            Ok((self.how.load(folder, &config, capacity)?, tokenizer, template, capacity))
+            Ok((self.how.load(folder, &config, self.capacity(&sizes))?, tokenizer, template, sizes))
         })?;
+        let capacity = self.capacity(&sizes);
         let mut engine = self.draws.engine(model, &[capacity], capacity)?;
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
@@ -57,6 +57,9 @@ impl ChatCommand {
             if !line.trim().is_empty() {
                 chat.messages.push(Chat::message("user", &line));
                 let ids = template.prompt(&tokenizer, &chat)?;
+                if ids.len() >= capacity {
+                    return Err(self.too_long(ids.len(), &sizes));
+                }
                 let request = self.draws.request(ids, self.max_new_tokens, turn);
                 let mut answer = String::new();
                 complete(&mut engine, &tokenizer, [request], &mut |_, text| out_part!("{text}"), &mut |_, done| {
@@ -69,6 +72,25 @@ impl ChatCommand {
             ask();
         }
         Ok(())
+    }
+
+    /// Tokens of a conversation with an answer.
+    fn capacity(&self, sizes: &DecoderConfig) -> usize {
+        self.max_length.min(sizes.max_positions).min(sizes.window.unwrap_or(usize::MAX))
+    }
+
+    /// Why there is no room for an answer to a conversation of `tokens`.
+    fn too_long(&self, tokens: usize, sizes: &DecoderConfig) -> Error {
+        let capacity = self.capacity(sizes);
+        let limit = match capacity {
+            limit if limit == self.max_length => format!("--max-length is {limit}"),
+            limit if limit == sizes.max_positions => format!("the model has {limit} positions"),
+            limit => format!("the model's attention sees {limit} tokens"),
+        };
+        Error::Config(format!(
+            "the conversation has {tokens} tokens, and {limit}, with at least one token of an answer; start a new conversation{}",
+            if capacity == self.max_length { ", or raise --max-length" } else { "" }
+        ))
     }
 }
 

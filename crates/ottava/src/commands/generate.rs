@@ -40,7 +40,7 @@ pub struct Generate {
     #[arg(long)]
     chat: bool,
     /// New tokens of each text at most.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]
     draws: Draws,

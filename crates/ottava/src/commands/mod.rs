@@ -32,6 +32,14 @@ pub fn count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Parses a number of at least 1.
+pub fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a number of at least 1".into()),
+        Ok(number) => Ok(number),
+    }
+}
+
 /// Warns of settings without effect.
 pub fn warn_of_settings(config: &RunConfig) {
     for text in config.without_effect() {

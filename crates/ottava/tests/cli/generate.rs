@@ -70,4 +70,6 @@ fn prompts_that_cannot_be_used_are_named() {
     run.fail(&["generate", model, "--input", "prompts.jsonl", "--device", "cpu"], 1, &words);
     run.fail(&["generate", model, "--input", "prompts.csv", "--device", "cpu"], 2, &["name a .jsonl or a .txt file"]);
     run.fail(&["generate", model, "--device", "cpu"], 1, &["--prompt"]);
+    let none = ["generate", model, "--prompt", "a", "--max-new-tokens", "0", "--device", "cpu"];
+    run.fail(&none, 1, &["--max-new-tokens", "expected a number of at least 1"]);
 }
