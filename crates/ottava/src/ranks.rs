@@ -5,7 +5,7 @@ mod processes;
 use crate::device::{self, Local};
 use crate::output::log_to;
 use clap::Args;
-use ottava_lm::checkpoint::fs::{RealFs, create_dirs, refuse_link};
+use ottava_lm::checkpoint::fs::{RealFs, create_dirs, expect_regular};
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::hash::{hex, sha256};
 use ottava_lm::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
@@ -159,7 +159,7 @@ fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Resul
 fn open_log(folder: &Path, rank: usize) -> Result<File> {
     create_dirs(&RealFs, folder)?;
     let path = folder.join(format!("rank-{rank}.log"));
-    refuse_link(&path).map_err(Error::io(&path))?;
+    expect_regular(&path).map_err(Error::io(&path))?;
     File::options().create(true).append(true).open(&path).map_err(Error::io(&path))
 }
 

@@ -37,7 +37,7 @@ impl Fs for RealFs {
     }
 
     fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>> {
-        refuse_link(path)?;
+        expect_regular(path)?;
         let file = File::options().create(true).append(true).open(path)?;
         file.set_len(length)?;
         Ok(Box::new(file))
@@ -70,12 +70,14 @@ impl FsFile for File {
     }
 }
 
-/// Errors when `path` is a link: what a run writes belongs into its own folder.
-pub fn refuse_link(path: &Path) -> io::Result<()> {
+/// Errors when `path` exists and is no regular file. What a run writes belongs into its own folder, and opening a FIFO waits for its other
+/// end.
+pub fn expect_regular(path: &Path) -> io::Result<()> {
+    let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "this is a link; runs do not write through links"))
-        }
+        Ok(found) if found.is_symlink() => refuse("this is a link; runs do not write through links"),
+        Ok(found) if found.is_dir() => refuse("this is a folder, and runs write a file here; move it away"),
+        Ok(found) if !found.is_file() => refuse("this is a pipe or a device, and runs write a file here; move it away"),
         _ => Ok(()),
     }
 }

@@ -62,7 +62,11 @@ pub(super) fn prepare_sharded(
     let folder = cache.join(format!("tokens-{}", &key[..16]));
     if folder.exists() {
         match TokenDataset::open(&folder) {
-            Ok(dataset) if dataset.meta().key == key => return Ok(dataset),
+            Ok(dataset) if dataset.meta().key == key => {
+                // A cache that may only be read serves all the same.
+                let _ = lock_cache(cache);
+                return Ok(dataset);
+            }
             Ok(_) => warn!("{}: made from other data; preparing it again", folder.display()),
             Err(stopped @ Error::Cancelled(_)) => return Err(stopped),
             Err(error) => warn!("{error}; preparing it again"),
@@ -331,11 +335,8 @@ impl TemporaryFolder {
     /// Creates a folder in `cache` and removes those that killed processes left.
     fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
         // The cache is locked until the folder's own lock is held, so that no process takes it for a leftover.
-        let guard = File::open(cache).map_err(Error::io(cache))?;
-        let locks = guard.lock().is_ok();
-        if locks {
-            remove_leftovers(cache)?;
-        }
+        let guard = lock_cache(cache)?;
+        let locks = guard.is_some();
         // Containers that share a cache have equal process ids, so the name is random.
         let nonce = std::collections::hash_map::RandomState::new().build_hasher().finish();
         let path = cache.join(format!("{TEMPORARY}{key}-{nonce:016x}"));
@@ -346,6 +347,16 @@ impl TemporaryFolder {
         }
         Ok(TemporaryFolder { path, _lock: lock })
     }
+}
+
+/// Locks the cache and removes what killed processes left in it; `None` where the file system has no locks.
+fn lock_cache(cache: &Path) -> Result<Option<File>> {
+    let guard = File::open(cache).map_err(Error::io(cache))?;
+    if guard.lock().is_err() {
+        return Ok(None);
+    }
+    remove_leftovers(cache)?;
+    Ok(Some(guard))
 }
 
 /// Removes temporary folders whose lock nobody holds.

@@ -145,6 +145,10 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
     assert_ne!(living.path, second.path, "two containers with equal process ids");
     prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
     assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-77").exists());
+    // Also where the tokens are there already.
+    std::fs::create_dir_all(cache.join(".tmp-0123-78/x")).unwrap();
+    prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
+    assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-78").exists());
 }
 
 #[test]

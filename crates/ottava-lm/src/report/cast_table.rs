@@ -1,6 +1,8 @@
 //! A run's `casts.jsonl` as a table of casts by lines, and its outliers.
 
+use super::metrics::MAX_METRICS_BYTES;
 use crate::error::{Error, Result};
+use crate::input;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
@@ -80,7 +82,7 @@ struct Line {
 impl CastTable {
     /// Reads a `casts.jsonl`; an incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<CastTable> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = input::read_text(path, MAX_METRICS_BYTES).map_err(Error::io(path))?;
         let mut table = CastTable::default();
         let mut rows: HashMap<String, usize> = HashMap::new();
         for (number, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {

@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::FileStart;
-use crate::checkpoint::fs::{Fs, FsFile, replace_file, set_aside, sync_parent};
+use crate::checkpoint::fs::{Fs, FsFile, expect_regular, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
+
+/// The largest file of metrics or cast statistics that is read whole: more than lines of a hundred million steps.
+pub const MAX_METRICS_BYTES: u64 = 1 << 36;
 
 /// The name of the copy of the file at `path` in a checkpoint.
 pub(super) fn saved_name(path: &Path) -> String {
@@ -89,12 +92,18 @@ impl MetricsWriter {
     }
 }
 
+/// Opens the file at `path`; `None` where there is none. Errors when it is no regular file.
+fn open_regular(path: &Path) -> Result<Option<File>> {
+    expect_regular(path).map_err(Error::io(path))?;
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        file => file.map(Some).map_err(Error::io(path)),
+    }
+}
+
 /// True when the file at `path` starts with the bytes of that at `start`.
 fn starts_with(path: &Path, start: &Path) -> Result<bool> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        file => file.map_err(Error::io(path))?,
-    };
+    let Some(file) = open_regular(path)? else { return Ok(false) };
     let start_file = File::open(start).map_err(Error::io(start))?;
     let (mut file, mut start_file) = (BufReader::new(file), BufReader::new(start_file));
     loop {
@@ -114,10 +123,7 @@ fn starts_with(path: &Path, start: &Path) -> Result<bool> {
 
 /// Bytes of the lines before the first that is of a later step than `step`; 0 where there is no file.
 fn length_up_to(path: &Path, step: u64) -> Result<u64> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-        file => file.map_err(Error::io(path))?,
-    };
+    let Some(file) = open_regular(path)? else { return Ok(0) };
     let (mut reader, mut kept, mut line) = (BufReader::new(file), 0, Vec::new());
     for number in 1.. {
         line.clear();
@@ -177,6 +183,15 @@ mod tests {
                 run(&broken, k + 1..=12);
                 assert_eq!(std::fs::read_to_string(&broken).unwrap(), expected, "stopped after {k}, left {leftover:?}");
             }
+        }
+    }
+
+    /// Of the line of a step that was stopped during its evaluation: its checkpoint has it as JSON.
+    #[test]
+    fn numbers_that_were_read_are_written_with_the_same_digits() {
+        for text in ["1.5740016959607601", "2.2250738585072014e-308", "0.30000000000000004"] {
+            let value: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(value.to_string(), text);
         }
     }
 

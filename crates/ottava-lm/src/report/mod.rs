@@ -11,7 +11,7 @@ pub mod tensorboard;
 pub use cast_table::{CastTable, Outlier};
 pub use casts::CastLog;
 pub use heat_map::cast_maps;
-pub use metrics::MetricsWriter;
+pub use metrics::{MAX_METRICS_BYTES, MetricsWriter};
 pub use plot::loss_svg;
 pub use summary::{Share, Summary};
 pub use tensorboard::EventWriter;

@@ -1,6 +1,8 @@
 //! A summary of a run's `metrics.jsonl`.
 
+use super::metrics::MAX_METRICS_BYTES;
 use crate::error::{Error, Result};
+use crate::input;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
@@ -45,7 +47,7 @@ pub struct Share {
 impl Summary {
     /// Reads a `metrics.jsonl`; an incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<Summary> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        let text = input::read_text(path, MAX_METRICS_BYTES).map_err(Error::io(path))?;
         let mut lines = Vec::new();
         for (number, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
             let value: Option<Value> = serde_json::from_str(line).ok();

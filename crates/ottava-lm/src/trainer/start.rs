@@ -1,15 +1,17 @@
 //! Starting a run: its folder, the checkpoint it resumes from, its model.
 
-use crate::checkpoint::fs::{RealFs, create_dirs, refuse_link, set_aside, sync_parent};
+use crate::checkpoint::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
     holds_checkpoints, latest_complete, training, verify,
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::input;
 use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use crate::parallel::DataParallel;
 use crate::param::WeightSource;
+use crate::report::MAX_METRICS_BYTES;
 use ottava_tensor::Device;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -88,7 +90,7 @@ impl RunLock {
         let made = missing.map(Path::to_path_buf).collect();
         create_dirs(&RealFs, &checkpoints)?;
         let path = folder.join(LOCK);
-        refuse_link(&path).map_err(Error::io(&path))?;
+        expect_regular(&path).map_err(Error::io(&path))?;
         let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
         match file.try_lock() {
             Ok(()) => {
@@ -293,7 +295,7 @@ impl Resumed {
 
 /// Losses of the steps that a resumed run already has, from its metrics.
 pub(super) fn read_losses(metrics: &Path) -> (Losses, Losses) {
-    let text = std::fs::read_to_string(metrics).unwrap_or_default();
+    let text = input::read_text(metrics, MAX_METRICS_BYTES).unwrap_or_default();
     let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let series =
         |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();

@@ -1,7 +1,7 @@
 //! Damaged, endless and absurd input: an error in time, never a panic or a hang.
 
 use crate::setup::{Run, json};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// The longest that refusing bad input may take.
@@ -12,8 +12,8 @@ fn mkfifo(path: &std::path::Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Runs the program, which must end [`SOON`] with `code` and an error that holds all of `words`.
-fn fail_soon(run: &Run, args: &[&str], code: i32, words: &[&str]) {
+/// Runs the program, which must end [`SOON`].
+fn end_soon(run: &Run, args: &[&str]) -> Output {
     let begin = Instant::now();
     let mut child = run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     while child.try_wait().unwrap().is_none() {
@@ -23,7 +23,12 @@ fn fail_soon(run: &Run, args: &[&str], code: i32, words: &[&str]) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let output = child.wait_with_output().unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// Runs the program, which must end [`SOON`] with `code` and an error that holds all of `words`.
+fn fail_soon(run: &Run, args: &[&str], code: i32, words: &[&str]) {
+    let output = end_soon(run, args);
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
     assert!(
@@ -184,6 +189,23 @@ fn pipes_and_devices_are_refused_as_any_input() {
         std::fs::remove_file(path(name)).unwrap();
         std::fs::write(path(name), good).unwrap();
     }
+}
+
+#[test]
+fn pipes_among_the_files_of_a_run_are_refused_by_name() {
+    for name in [".lock", "metrics.jsonl", "casts.jsonl"] {
+        let run = Run::new();
+        std::fs::create_dir(run.path("b")).unwrap();
+        mkfifo(&run.path("b").join(name));
+        let train = ["train", "run.toml", "--set", "output_dir=b", "--set", "recipe=fp8-current"];
+        fail_soon(&run, &train, 1, &[name, "this is a pipe or a device"]);
+    }
+    let run = Run::new();
+    run.checkpoint();
+    mkfifo(&run.path("run/metrics.jsonl"));
+    let words = ["metrics.jsonl", "this is a pipe or a device"];
+    fail_soon(&run, &["train", "run.toml", "--resume", "--set", "max_steps=3"], 1, &words);
+    fail_soon(&run, &["inspect", "run"], 1, &["this is not the folder of a run", "metrics.jsonl"]);
 }
 
 #[test]
