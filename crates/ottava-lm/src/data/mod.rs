@@ -17,6 +17,7 @@ pub mod records;
 pub mod shards;
 pub mod source;
 pub mod tokenizer;
+mod tokenizer_parts;
 
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::edges::Edges;
 use super::guard::catch_panics;
 use super::pieces::{cuts_at_spaces, pieces};
+use super::tokenizer_parts;
 use crate::hash::sha256;
 use crate::{Error, Result, input};
 
@@ -49,6 +50,7 @@ impl Tokenizer {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let bytes = read_capped(&path)?;
+        tokenizer_parts::check(&bytes).map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         let mut inner = catch_panics(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         inner.with_padding(None);

@@ -210,7 +210,7 @@ fn save(Run { model, optimizer, step }: &mut Run) -> Result<[usize; 2]> {
 }
 
 /// Bytes available for tensors on `device`.
-fn available(device: &Device) -> usize {
+pub(super) fn available(device: &Device) -> usize {
     match device {
         Device::Cuda(gpu) => gpu.usable_memory(),
         Device::Cpu | Device::DryCpu(_) => of_host(&["MemAvailable:", "SwapFree:"]),

@@ -3,6 +3,7 @@
 mod changes;
 mod communication;
 mod cost;
+mod inference;
 mod linears;
 mod memory;
 mod resolve;
@@ -13,6 +14,7 @@ mod timeline;
 pub use changes::{Change, Effect, changes};
 pub use communication::{CommunicationPlan, UnitPlan};
 pub use cost::{Kind, Links, NodeLinks, PredictedStep, Prediction, Ring, predict};
+pub use inference::expect_model_fits;
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
 pub use resolve::ResolvedRun;

@@ -11,6 +11,7 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::Windows;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::Purpose;
+use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::build;
 use ottava_lm::{Error, Result};
@@ -74,8 +75,10 @@ impl Calibrate {
             // Linears that a run kept in BF16 stay so.
             let precision = Precision { recipe: RecipeName::Fp8Current, skip_slow_linears: false, ..run.precision };
             let (device, sizes) = (crate::device::open(self.device)?, decoder_config(&config)?);
+            let recipe = precision.recipe();
+            expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
             let model = build(Some(folder), None, 0, &device, &sizes, |weights| {
-                Decoder::new(&sizes, &precision.recipe(), &device, Purpose::Infer, seq_len, weights)
+                Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
             })?;
             Ok((model, WeightFiles::open(folder)?, tokenizer, seq_len))
         })?;

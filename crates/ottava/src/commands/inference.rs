@@ -7,6 +7,7 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::param::Purpose;
+use ottava_lm::plan::expect_model_fits;
 use ottava_lm::recipe::{Precision, RecipeName};
 use ottava_lm::trainer::{build, log_exceptions};
 use ottava_lm::{Error, Result};
@@ -170,6 +171,7 @@ impl Inference {
         precision.high_precision_layers.extend(given.iter().flat_map(|given| given.left.iter().cloned()));
         let recipe = Precision { recipe: name, skip_slow_linears: false, ..precision }.recipe();
         let (device, sizes) = (crate::device::open(self.device)?, decoder_config(config)?);
+        expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
         let mut model = build(Some(folder), None, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;
@@ -210,6 +212,7 @@ impl Inference {
         let recipe = run.recipe_on(&device);
         let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
         let sizes = DecoderConfig { lora, ..decoder_config(config)? };
+        expect_model_fits(folder, &sizes, &recipe, &device, seq_len)?;
         let mut model = build(Some(folder), adapter, 0, &device, &sizes, |weights| {
             Decoder::new(&sizes, &recipe, &device, Purpose::Infer, seq_len, weights)
         })?;

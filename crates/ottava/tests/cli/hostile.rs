@@ -155,6 +155,45 @@ fn constants_of_a_model_that_cannot_be_are_refused() {
     }
 }
 
+/// Sizes that no machine has memory for, and those that other weights would fit.
+#[test]
+fn sizes_of_a_model_are_checked_before_anything_is_allocated() {
+    let run = Run::new();
+    let checkpoint = run.checkpoint();
+    let model = checkpoint.to_str().unwrap();
+    // Without its manifest, a folder is checked as it is read.
+    std::fs::remove_file(run.path(&format!("{model}/manifest.json"))).unwrap();
+    let name = format!("{model}/config.json");
+    let good = std::fs::read_to_string(run.path(&name)).unwrap();
+    let set = |key: &str, value: usize| {
+        let mut config: serde_json::Value = serde_json::from_str(&good).unwrap();
+        config[key] = value.into();
+        run.write(&name, config.to_string().as_bytes());
+    };
+    let data = ["--data", "text.txt", "--seq-len", "16", "--device", "cpu"];
+    let eval = [&["eval", model][..], &data].concat();
+    let compare = [&["eval", model, "--compare"][..], &data].concat();
+    let calibrate = [&["calibrate", model, "scales.json"][..], &data].concat();
+    let generate = ["generate", model, "--prompt", "a", "--device", "cpu"];
+    let serve = ["serve", model, "--port", "0", "--device", "cpu"];
+    let many = [("hidden_size", 1 << 24), ("intermediate_size", 1 << 24), ("head_dim", 1 << 24)];
+    for (key, value) in many.into_iter().chain([("num_attention_heads", 1 << 20)]) {
+        set(key, value);
+        for args in [&eval[..], &compare, &calibrate, &generate, &serve] {
+            let output = end_soon(&run, args);
+            let error = String::from_utf8_lossy(&output.stderr);
+            let refused = match output.status.code() {
+                Some(3) => error.contains("the model does not fit: by its config.json it takes"),
+                Some(1) => error.contains("has shape") || error.contains("config.json"),
+                _ => false,
+            };
+            assert!(refused && !error.contains("panicked"), "{key} {args:?}: {:?} {error}", output.status);
+            assert!(key != "hidden_size" || output.status.code() == Some(3), "{args:?}: {error}");
+        }
+        fail_soon(&run, &["export", model, "exported", "--format", "bf16"], 1, &[]);
+    }
+}
+
 #[test]
 fn pipes_and_devices_are_refused_as_any_input() {
     let run = Run::new();
@@ -240,14 +279,24 @@ fn a_plan_looks_for_the_data() {
 #[test]
 fn a_panic_of_the_tokenizer_is_one_line() {
     // Tables of normalizers are read without checks by the crate, which panics when it loads or uses these.
-    for (table, code, word) in [("AA==", 1, "not a usable tokenizer"), ("AQAAAA==", 2, "cannot encode a text")] {
+    // The second one is a trie whose only unit leads beyond its end.
+    for (table, code, words) in [
+        ("AA==", 1, ["`normalizer`: `precompiled_charsmap` of a `Precompiled`: ", "no four bytes"]),
+        ("BAAAAAD8//8=", 2, ["cannot encode a text", "the parser gave up"]),
+        ("/////w==", 1, ["`normalizer`: `precompiled_charsmap` of a `Precompiled`: ", "trie has 4294967295 bytes"]),
+    ] {
         let run = Run::new();
         let normalizer = format!(
             "\"version\":\"1.0\",\"normalizer\":{{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"{table}\"}}"
         );
         run.replace("model/tokenizer.json", "\"version\":\"1.0\"", &normalizer);
-        fail_soon(&run, &["prepare", "run.toml"], code, &["model/tokenizer.json: ", word, "the parser gave up"]);
+        fail_soon(&run, &["prepare", "run.toml"], code, &["model/tokenizer.json: ", words[0], words[1]]);
     }
+    let run = Run::new();
+    let normalizer = r#""version":"1.0","normalizer":{"type":"Replace","pattern":{"String":""},"content":"x"}"#;
+    run.replace("model/tokenizer.json", "\"version\":\"1.0\"", normalizer);
+    let words = ["model/tokenizer.json: ", "`normalizer`: the pattern of a `Replace` is empty"];
+    fail_soon(&run, &["prepare", "run.toml"], 1, &words);
 }
 
 #[test]

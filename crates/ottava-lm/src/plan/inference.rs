@@ -1,0 +1,39 @@
+//! The memory of a model for inference, from a dry run.
+
+use super::memory::{available, unlimited};
+use crate::checkpoint::{FolderWeights, RandomWeights};
+use crate::error::{Error, Result};
+use crate::models::{Decoder, DecoderConfig};
+use crate::param::Purpose;
+use crate::recipe::Recipe;
+use ottava_tensor::Device;
+use std::path::Path;
+
+/// Checks, before anything is allocated, that the model in `folder` can be loaded for sequences of `seq_len` tokens.
+///
+/// Errors with [`Error::Memory`] when a model of these `sizes` takes more memory than `device` has available, and with [`Error::Model`] when
+/// the folder's weights are not of these sizes.
+pub fn expect_model_fits(
+    folder: &Path,
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    device: &Device,
+    seq_len: usize,
+) -> Result<()> {
+    let dry = unlimited(device);
+    let weights = &mut RandomWeights { seed: 0, device: dry.clone() };
+    Decoder::new(sizes, recipe, &dry, Purpose::Infer, seq_len, weights)?.quantize_weights()?;
+    let needed = dry.tracker().expect("a device in a dry run").take_peak().bytes;
+    let available = available(device);
+    if needed <= available {
+        // The folder is that of the base of an adapter.
+        return FolderWeights::check(folder, &DecoderConfig { lora: None, ..sizes.clone() }, recipe);
+    }
+    let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
+    Err(Error::Memory(format!(
+        "the model does not fit: by its config.json it takes {:.2} GiB, {:.2} GiB available; check `hidden_size`, `intermediate_size`, \
+         `head_dim` and `vocab_size`, or take a device with more memory",
+        gib(needed),
+        gib(available)
+    )))
+}
