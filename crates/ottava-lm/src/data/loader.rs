@@ -334,14 +334,13 @@ pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &Layout, seed: 
     rows as f64
 }
 
-/// The validation documents in batches of `rows` rows of whole documents. Rows without a document, which fill the last batch, have no
-/// targets.
+/// The validation documents in batches of up to `rows` rows of whole documents.
 pub fn whole_validation(
     dataset: Arc<TokenDataset>,
     split: Split,
     layout: Layout,
     rows: usize,
-) -> impl Iterator<Item = Result<Batch>> {
+) -> impl ExactSizeIterator<Item = Result<Batch>> {
     let documents = |place| split.validation(place);
     let (mut start, mut packed) = (0, Vec::new());
     while start < split.validation_len() {
@@ -350,10 +349,11 @@ pub fn whole_validation(
         start = window.end;
     }
     (0..packed.len().div_ceil(rows)).map(move |batch| {
-        let mut filled = Batch::with_capacity(rows, layout.seq_len);
+        let packed = &packed[batch * rows..packed.len().min((batch + 1) * rows)];
+        let mut filled = Batch::with_capacity(packed.len(), layout.seq_len);
         filled.documents = layout.document_mask.then(Vec::new);
-        for row in batch * rows..(batch + 1) * rows {
-            whole_documents(&dataset, &layout, packed.get(row).map_or(&[], Vec::as_slice), &mut filled)?;
+        for row in packed {
+            whole_documents(&dataset, &layout, row, &mut filled)?;
         }
         Ok(filled)
     })

@@ -67,25 +67,19 @@ impl Layout {
     ///
     /// Errors with [`Error::Data`] when one is too long and `excess` is an error, or when none has a token to predict.
     pub fn check(&self, dataset: &TokenDataset, split: &Split, excess: ExcessLength) -> Result<Fit> {
-        let mut fit = Fit { documents: split.train_len(), ..Fit::default() };
-        for i in (0..split.train_len()).map(|place| split.train(place)) {
-            let (len, inputs) = (dataset.document_len(i), self.inputs(dataset.document_len(i)));
-            let is_whole = self.packing != Packing::Wrapped;
-            let is_long = is_whole && len > self.seq_len + 1;
-            if is_long && excess == ExcessLength::Raise {
-                return Err(Error::Data(format!(
-                    "document {} of the data has {len} tokens, and `data.max_length` is {}; raise that, or set \
-                     `data.excess_length_strategy = \"truncate\"`",
-                    i + 1,
-                    self.seq_len
-                )));
-            }
-            if !dataset.has_target(i, if is_whole { inputs } else { len - 1 }) {
-                fit.without_target.push(i);
-            } else if is_long {
-                fit.truncated += 1;
-            }
+        let documents = (0..split.train_len()).map(|place| split.train(place));
+        if excess == ExcessLength::Raise
+            && let Some(long) = documents.clone().find(|&i| self.is_long(dataset, i))
+        {
+            return Err(Error::Data(format!(
+                "document {} of the data has {} tokens, and `data.max_length` is {}; raise that, or set \
+                 `data.excess_length_strategy = \"truncate\"`",
+                long + 1,
+                dataset.document_len(long),
+                self.seq_len
+            )));
         }
+        let mut fit = self.fit(dataset, documents);
         if fit.without_target.len() as u64 == fit.documents {
             return Err(Error::Data(match dataset.meta().loss_mask {
                 true => format!(
@@ -101,6 +95,26 @@ impl Layout {
         }
         fit.without_target.sort_unstable();
         Ok(fit)
+    }
+
+    /// What becomes of `documents`.
+    pub fn fit(&self, dataset: &TokenDataset, documents: impl Iterator<Item = usize>) -> Fit {
+        let mut fit = Fit::default();
+        for i in documents {
+            fit.documents += 1;
+            let (len, is_whole) = (dataset.document_len(i), self.packing != Packing::Wrapped);
+            if !dataset.has_target(i, if is_whole { self.inputs(len) } else { len - 1 }) {
+                fit.without_target.push(i);
+            } else if self.is_long(dataset, i) {
+                fit.truncated += 1;
+            }
+        }
+        fit
+    }
+
+    /// Whether document `i` is cut.
+    fn is_long(&self, dataset: &TokenDataset, i: usize) -> bool {
+        self.packing != Packing::Wrapped && dataset.document_len(i) > self.seq_len + 1
     }
 
     /// The most documents that a row can have, padding at its end included; `None` where attention does not see their edges.

@@ -8,7 +8,6 @@ use ottava_lm::calibrate::{Calibration, Range};
 use ottava_lm::checkpoint::fs::{RealFs, replace_file};
 use ottava_lm::checkpoint::{WeightFiles, verify_model};
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::data::Windows;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::Purpose;
 use ottava_lm::plan::expect_model_fits;
@@ -83,10 +82,10 @@ impl Calibrate {
             Ok((model, WeightFiles::open(folder)?, tokenizer, seq_len))
         })?;
         let tokens = self.text.tokenize(&tokenizer)?;
-        let batches = tokens.batches(Windows::blocks(seq_len));
-        let total = batches.tokens().min((self.samples * seq_len) as u64);
+        let batches = tokens.batches(seq_len, None)?;
+        let total = batches.tokens.min((self.samples * seq_len) as u64);
         let mut meter = Meter::new("measured", total);
-        let measured = batches.take(self.samples.div_ceil(tokens.rows()));
+        let measured = batches.batches.take(self.samples.div_ceil(tokens.rows()));
         let calibration = Calibration::measure(&mut model, measured, range, &mut |tokens| meter.at(tokens))?;
         let calibration = calibration.of_model(&weights)?;
         meter.finish(calibration.tokens);

@@ -1,12 +1,12 @@
 //! `ottava eval`.
 
 use super::inference::{Inference, StaticScales, with_model};
-use super::text::{Text, Tokens};
+use super::text::{Batches, Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
+use ottava_lm::Result;
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
-use ottava_lm::data::Windows;
 use ottava_lm::evaluate::{Evaluation, evaluate};
 use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
@@ -14,9 +14,8 @@ use ottava_lm::models::{ConfigFile, Decoder};
 use ottava_lm::parallel::DataParallel;
 use ottava_lm::param::Resident;
 use ottava_lm::recipe::RecipeName;
-use ottava_lm::{Error, Result};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// Loss, perplexity and bits per byte of a model on a text.
@@ -34,7 +33,7 @@ pub struct Eval {
     #[command(flatten)]
     text: Text,
     /// Tokens from the start of a sequence to that of the next: below --seq-len they overlap, and each counts its last STRIDE tokens, the
-    /// first one all. By default --seq-len: blocks.
+    /// first one all. By default --seq-len: blocks. Not for chats and completions, of which each document is evaluated on its own.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
@@ -46,8 +45,8 @@ pub struct Eval {
     /// The scales of inputs that `ottava calibrate` wrote.
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
-    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens`, and the convention: `seq_len`, `stride` and
-    /// `preceding_id`.
+    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens`, and the convention: `seq_len`, with `stride` and
+    /// `preceding_id` of a text, or `documents`, `truncated` and `left_out` of chats and completions.
     #[arg(long)]
     json: bool,
 }
@@ -57,10 +56,8 @@ pub struct Eval {
 struct Report {
     #[serde(flatten)]
     evaluation: Evaluation,
-    seq_len: usize,
-    stride: usize,
-    /// The token before the first one.
-    preceding_id: u32,
+    #[serde(flatten)]
+    cut: Value,
 }
 
 /// The loss in one precision.
@@ -82,43 +79,28 @@ impl Eval {
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
             Ok((self.how.load(folder, &config, seq_len)?, tokenizer, seq_len))
         })?;
-        let windows = self.windows(seq_len)?;
         let tokens = self.text.tokenize(&tokenizer)?;
-        let evaluation = run(&mut model, &tokens, windows)?;
-        let (Windows { seq_len, stride }, preceding_id) = (windows, tokens.preceding_id());
+        let batches = tokens.batches(seq_len, self.stride)?;
+        let cut = (batches.cut.describe(), batches.cut.fields());
+        let evaluation = run(&mut model, &tokens, batches)?;
         if self.json {
-            print_json(&Report { evaluation, seq_len, stride, preceding_id });
+            print_json(&Report { evaluation, cut: cut.1 });
             return Ok(());
         }
         out!("{}", words(&evaluation));
-        match stride == seq_len {
-            true => out!("in blocks of {seq_len} tokens that do not overlap; token {preceding_id} precedes the text"),
-            false => out!(
-                "in windows of {seq_len} tokens, of which the last {stride} are counted; token {preceding_id} precedes the text"
-            ),
-        }
+        out!("{}", cut.0);
         out!("{}", tokenizer.describe_edges());
         Ok(())
     }
 
-    fn windows(&self, seq_len: usize) -> Result<Windows> {
-        let stride = self.stride.unwrap_or(seq_len);
-        match stride > seq_len {
-            true => Err(Error::Config(format!(
-                "--stride is {stride}, and --seq-len {seq_len}: a larger stride would leave tokens out"
-            ))),
-            false => Ok(Windows { seq_len, stride }),
-        }
-    }
-
     fn run_comparison(&self) -> Result<()> {
         let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
-        let results = with_model(&self.model, |folder| {
+        let (results, cut) = with_model(&self.model, |folder| {
             verify_model(folder)?;
             let source = Source::open(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &source.config)?;
-            let windows = self.windows(seq_len)?;
             let tokens = self.text.tokenize(&tokenizer)?;
+            let cut = tokens.batches(seq_len, self.stride)?.cut;
             let inputs = match &calibrated {
                 Some(calibrated) => {
                     calibrated.expect_model(&source.weights)?;
@@ -140,12 +122,17 @@ impl Eval {
             let mut results = Vec::new();
             for (precision, recipe, scales) in precisions {
                 let mut model = self.how.load_as(folder, &source.config, seq_len, recipe, scales.as_ref())?;
-                results.push(Compared { precision, evaluation: run(&mut model, &tokens, windows)? });
+                results.push(Compared {
+                    precision,
+                    evaluation: run(&mut model, &tokens, tokens.batches(seq_len, self.stride)?)?,
+                });
             }
-            Ok(results)
+            Ok((results, cut))
         })?;
         if self.json {
-            print_json(&json!({ "compare": results }));
+            let mut report = cut.fields();
+            report["compare"] = json!(results);
+            print_json(&report);
             return Ok(());
         }
         let base = results[0].evaluation.loss;
@@ -153,18 +140,18 @@ impl Eval {
             let more = (evaluation.loss / base - 1.0) * 100.0;
             out!("{precision:12} {}  loss {more:+.3} %", words(evaluation));
         }
+        out!("{}", cut.describe());
         Ok(())
     }
 }
 
 /// Evaluates a model, and shows its speed.
-fn run(model: &mut Decoder, tokens: &Tokens, windows: Windows) -> Result<Evaluation> {
-    let batches = tokens.batches(windows);
-    let mut meter = Meter::new("evaluated", batches.tokens());
+fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches) -> Result<Evaluation> {
+    let mut meter = Meter::new("evaluated", batches.tokens);
     let mut progress = |tokens| meter.at(tokens);
     let evaluation = evaluate(
         model,
-        batches,
+        batches.batches,
         tokens.bytes,
         StepPrecision::Recipe,
         &mut Resident,

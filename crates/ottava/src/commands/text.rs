@@ -1,9 +1,13 @@
 //! The text that `eval` and `calibrate` run a model on.
 
 use clap::Args;
-use ottava_lm::data::{Documents, EvalLoader, SourceOptions, Split, TokenDataset, Tokenizer, Windows, loader, prepare};
+use ottava_lm::data::{
+    Batch, Documents, EvalLoader, Fit, Layout, Packing, SourceOptions, Split, TokenDataset, Tokenizer, Windows, loader,
+    prepare,
+};
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,6 +41,78 @@ pub struct Tokens {
     /// Bytes of UTF-8.
     pub bytes: u64,
     rows: usize,
+}
+
+/// Batches of a text.
+pub struct Batches {
+    /// The batches.
+    pub batches: Box<dyn Iterator<Item = Result<Batch>>>,
+    /// Tokens that they predict.
+    pub tokens: u64,
+    /// How the text is cut.
+    pub cut: Cut,
+}
+
+/// How a text is cut into rows.
+pub enum Cut {
+    /// One stream of all documents.
+    Stream {
+        /// The rows.
+        windows: Windows,
+        /// The token before the first one.
+        preceding_id: u32,
+    },
+    /// Whole documents, none of which sees another, and the loss of their answers.
+    Documents {
+        /// Tokens of a row.
+        seq_len: usize,
+        /// What becomes of them.
+        fit: Fit,
+    },
+}
+
+impl Cut {
+    /// A sentence.
+    pub fn describe(&self) -> String {
+        match self {
+            Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } if stride == seq_len => {
+                format!("in blocks of {seq_len} tokens that do not overlap; token {preceding_id} precedes the text")
+            }
+            Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } => format!(
+                "in windows of {seq_len} tokens, of which the last {stride} are counted; token {preceding_id} precedes the text"
+            ),
+            Cut::Documents { seq_len, fit } => {
+                let Fit { documents, truncated, without_target } = fit;
+                let mut text = format!(
+                    "over the answers of {} documents, each on its own",
+                    documents - without_target.len() as u64
+                );
+                if *truncated > 0 {
+                    text += &format!("; {truncated} are longer than --seq-len and cut to {seq_len} tokens");
+                }
+                if !without_target.is_empty() {
+                    let left_out = without_target.len();
+                    text += &format!("; {left_out} more have no answer within --seq-len = {seq_len} and are left out");
+                }
+                text
+            }
+        }
+    }
+
+    /// The fields that `--json` prints.
+    pub fn fields(&self) -> Value {
+        match self {
+            Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } => {
+                json!({"seq_len": seq_len, "stride": stride, "preceding_id": preceding_id})
+            }
+            Cut::Documents { seq_len, fit } => json!({
+                "seq_len": seq_len,
+                "documents": fit.documents - fit.without_target.len() as u64,
+                "truncated": fit.truncated,
+                "left_out": fit.without_target.len(),
+            }),
+        }
+    }
 }
 
 impl Text {
@@ -75,14 +151,38 @@ impl Text {
 }
 
 impl Tokens {
-    /// The token before the first one.
-    pub fn preceding_id(&self) -> u32 {
-        self.dataset.meta().eos_id
-    }
-
-    /// All batches.
-    pub fn batches(&self, windows: Windows) -> EvalLoader {
-        EvalLoader::new(self.dataset.clone(), self.split, windows, self.rows)
+    /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, of which each
+    /// row starts `stride` tokens after the one before, by default `seq_len`.
+    ///
+    /// Errors with [`Error::Config`] for a stride of whole documents, or one above `seq_len`, and with [`Error::Data`] when no document has a
+    /// target.
+    pub fn batches(&self, seq_len: usize, stride: Option<usize>) -> Result<Batches> {
+        let (dataset, meta) = (self.dataset.clone(), self.dataset.meta());
+        if !meta.loss_mask {
+            let windows = Windows { seq_len, stride: stride.unwrap_or(seq_len) };
+            if windows.stride > seq_len {
+                return Err(Error::Config(format!(
+                    "--stride is {}, and --seq-len {seq_len}: a larger stride would leave tokens out",
+                    windows.stride
+                )));
+            }
+            let cut = Cut::Stream { windows, preceding_id: meta.eos_id };
+            let batches = EvalLoader::new(dataset, self.split, windows, self.rows);
+            return Ok(Batches { tokens: batches.tokens(), batches: Box::new(batches), cut });
+        }
+        if stride.is_some() {
+            let text = "--stride is for texts; of chats and completions each document is evaluated on its own";
+            return Err(Error::Config(text.into()));
+        }
+        let layout = Layout { seq_len, packing: Packing::Bfd, document_mask: true };
+        let fit = layout.fit(&dataset, 0..dataset.len());
+        if fit.without_target.len() as u64 == fit.documents {
+            let text = format!("no document has a token of an answer within --seq-len = {seq_len}; raise that");
+            return Err(Error::Data(text));
+        }
+        let tokens = meta.target_tokens;
+        let batches = loader::whole_validation(dataset, self.split, layout, self.rows);
+        Ok(Batches { tokens, batches: Box::new(batches), cut: Cut::Documents { seq_len, fit } })
     }
 
     /// Sequences of a batch.

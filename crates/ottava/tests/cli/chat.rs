@@ -56,7 +56,61 @@ fn chats_are_planned_trained_on_and_continued() {
     run.fail(&["chat", model], 1, &["there is no chat template"]);
 }
 
-/// A row has 16 tokens: the prompts of two of six chats leave no room for their answers.
+/// Three of the four chats are validation; which three, the seed decides.
+#[test]
+fn evaluation_of_chats_gives_the_validation_loss_of_training() {
+    let run = chats();
+    run.replace("run.toml", "val_set_size = 1", "val_set_size = 3");
+    let trained = json(&run.succeed(&["train", "run.toml", "--set", "recipe=fp32", "--json"]));
+    let (expected, model) = (trained["eval_loss"].as_f64().unwrap(), trained["checkpoint"].as_str().unwrap());
+    let text = std::fs::read_to_string(run.path("text.jsonl")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let eval = |left_out: usize| {
+        let name = format!("without-{left_out}.jsonl");
+        let kept = lines.iter().enumerate().filter(|(i, _)| *i != left_out).map(|(_, line)| format!("{line}\n"));
+        run.write(&name, kept.collect::<String>().as_bytes());
+        json(&run.succeed(&["eval", model, "--data", &name, "--seq-len", "16", "--device", "cpu", "--json"]))
+    };
+    let found: Vec<_> = (0..4).map(eval).collect();
+    let near = |report: &&serde_json::Value| (report["loss"].as_f64().unwrap() - expected).abs() < 1e-6;
+    assert_eq!(found.iter().filter(near).count(), 1, "{expected} and {found:?}");
+    assert_eq!(
+        (&found[0]["documents"], &found[0]["truncated"], &found[0]["left_out"]),
+        (&3.into(), &0.into(), &0.into())
+    );
+    assert!(found[0].get("stride").is_none(), "{}", found[0]);
+    let told = run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu"]);
+    assert!(told.contains("over the answers of 4 documents, each on its own"), "{told}");
+    let stride = ["eval", model, "--data", "text.jsonl", "--stride", "8", "--seq-len", "16", "--device", "cpu"];
+    run.fail(&stride, 1, &["--stride", "each document is evaluated on its own"]);
+    let compared =
+        run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu", "--compare"]);
+    assert!(compared.contains("over the answers of 4 documents, each on its own"), "{compared}");
+    run.succeed(&["calibrate", model, "scales.json", "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu"]);
+}
+
+#[test]
+fn a_conversation_that_is_too_long_is_told_which_setting_limits_it() {
+    let run = chats();
+    let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
+    let model = trained["checkpoint"].as_str().unwrap();
+    let talk = |args: &[&str]| {
+        let mut child = run.command(&[&["chat", model][..], args].concat());
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // A command that is refused may not read.
+        let _ = child.stdin.take().unwrap().write_all(format!("{}\n", "q".repeat(80)).as_bytes());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let short = talk(&["--max-length", "20"]);
+    assert!(short.contains("the conversation has 85 tokens, and --max-length is 20"), "{short}");
+    let long = talk(&[]);
+    assert!(long.contains("the conversation has 85 tokens, and the model has 64 positions"), "{long}");
+    let none = talk(&["--max-new-tokens", "0"]);
+    assert!(none.contains("expected a number of at least 1"), "{none}");
+}
+
 #[test]
 fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     let run = chats();
