@@ -69,7 +69,7 @@ impl Served {
             // Where the template is stored is not for clients.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
-            if let Some(name) = form.kwargs.keys().find(|name| !template.reads(name, !chat.tools.is_null())) {
+            if let Some(name) = form.kwargs.keys().find(|name| !template.reads_variable(name, !chat.tools.is_null())) {
                 let message = format!("the chat template of the model does not read `{name}`");
                 return Err(ApiError::field("chat_template_kwargs", message));
             }

@@ -1,5 +1,6 @@
 //! Chats, and the templates that turn them into text, rendered as transformers renders them.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,9 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 
 /// Mark the text of `{% generation %}` blocks: two code points that Unicode keeps for internal use, which no text contains.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// Counts changes of what is rendered of the same chat, or of which turns are learned.
+const RENDERING: u32 = 2;
 
 /// The tokens of `tokenizer_config.json` that templates write by name.
 const SPECIAL_TOKENS: [&str; 8] = [
@@ -92,6 +96,8 @@ pub struct ChatTemplate {
     path: PathBuf,
     /// Whether the template marks the turns of the assistant.
     generation: bool,
+    /// What the templates read of messages.
+    reads: Reads,
     special_tokens: Map<String, Value>,
     sha256: String,
 }
@@ -139,11 +145,12 @@ impl ChatTemplate {
         }
         let mut environment = environment(clock);
         let generation = templates.iter().any(|(_, text)| text.contains("endgeneration"));
-        let sha256 = sha256(serde_json::json!([templates, special_tokens]).to_string().as_bytes());
+        let reads = Reads::of(templates.iter().map(|(_, text)| text.as_str()));
+        let sha256 = sha256(serde_json::json!([RENDERING, templates, special_tokens]).to_string().as_bytes());
         for (name, text) in templates {
             environment.add_template_owned(name, mark_generation(&text)).map_err(|e| wrong(&path, describe(&e)))?;
         }
-        Ok(Some(ChatTemplate { environment, path, generation, special_tokens, sha256 }))
+        Ok(Some(ChatTemplate { environment, path, generation, reads, special_tokens, sha256 }))
     }
 
     /// The file that it was read from.
@@ -154,6 +161,12 @@ impl ChatTemplate {
     /// SHA-256 of template and special tokens.
     pub fn sha256(&self) -> &str {
         &self.sha256
+    }
+
+    /// The fields of the messages of `chat` that the template does not read.
+    pub(super) fn unread_fields<'a>(&self, chat: &'a Chat) -> BTreeSet<&'a str> {
+        let fields = chat.messages.iter().filter_map(Value::as_object).flat_map(|message| message.keys());
+        fields.map(String::as_str).filter(|field| !self.reads.has(field)).collect()
     }
 
     /// Renders `chat`; with `prompt`, up to where the assistant begins to write. Errors with the reason.
@@ -180,7 +193,7 @@ impl ChatTemplate {
     }
 
     /// Whether the template for conversations with or without tools reads the variable `name`.
-    pub fn reads(&self, name: &str, tools: bool) -> bool {
+    pub fn reads_variable(&self, name: &str, tools: bool) -> bool {
         let template = self.environment.get_template(self.name(tools));
         template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
@@ -195,18 +208,23 @@ impl ChatTemplate {
     /// Renders `chat` with the ranges of its assistant's turns: those of `{% generation %}` blocks, or, where the template has none, what
     /// each turn adds to the rendering of the turns before it.
     ///
-    /// Errors where a turn changes how turns before it are rendered, since then it has no range.
+    /// A turn without content and calls of tools has no range: nothing would be learned but to say nothing. Errors where a turn changes how turns before it are rendered, since then it has no range.
     pub fn render_learned(&self, chat: &Chat) -> Result<Rendered, String> {
         let whole = self.render_marked(&chat.messages, &chat.tools, false)?;
         if self.generation && chat.learned_from == 0 {
             return match whole.learned.is_empty() {
                 true => Err("the chat template marks no turn of the assistant in this conversation".into()),
-                false => Ok(whole),
+                false => Ok(without_empty(whole, chat)),
             };
         }
         let turns = chat.messages.iter().enumerate().skip(chat.learned_from);
         let mut learned = Vec::new();
-        for (i, _) in turns.filter(|(_, message)| message["role"] == "assistant") {
+        let mut empty = 0;
+        for (i, message) in turns.filter(|(_, message)| message["role"] == "assistant") {
+            if is_empty_answer(message) {
+                empty += 1;
+                continue;
+            }
             let before = self.render(&Chat { messages: chat.messages[..i].to_vec(), ..chat.clone() }, true)?;
             let through = match i + 1 == chat.messages.len() {
                 true => whole.text.clone(),
@@ -225,7 +243,7 @@ impl ChatTemplate {
             }
             learned.push(before.len()..through.len());
         }
-        match learned.is_empty() {
+        match learned.is_empty() && empty == 0 {
             true => Err("the conversation has no turn of the assistant, so there is nothing to learn".into()),
             false => Ok(Rendered { text: whole.text, learned }),
         }
@@ -253,6 +271,9 @@ impl ChatTemplate {
         if serde_json::to_string(messages).is_ok_and(|text| text.contains(MARKS)) {
             return Err("a message has a code point that Unicode keeps for internal use (U+FDD0 or U+FDD1)".into());
         }
+        let parsed =
+            self.reads.parses_arguments.then(|| messages.iter().map(with_parsed_arguments).collect::<Vec<_>>());
+        let messages = parsed.as_deref().unwrap_or(messages);
         let failed = |error: minijinja::Error| format!("chat template {}: {}", self.path.display(), describe(&error));
         let template = self.environment.get_template(self.name(!tools.is_null())).map_err(failed)?;
         let chat = context! { messages, tools, documents => (), add_generation_prompt => prompt };
@@ -262,6 +283,72 @@ impl ChatTemplate {
         template.render_captured_to(context, &mut text).map_err(failed)?;
         Ok(unmark(&String::from_utf8(text.0).expect("a template renders text")))
     }
+}
+
+/// What templates read of messages, by their source.
+struct Reads {
+    /// All words of the source.
+    words: BTreeSet<String>,
+    /// Whether whole messages are written, with all fields.
+    whole: bool,
+    /// Whether arguments of calls are written as JSON, and so have to be objects, as transformers' users pass them.
+    parses_arguments: bool,
+}
+
+impl Reads {
+    fn of<'a>(sources: impl Iterator<Item = &'a str>) -> Reads {
+        let mut reads = Reads { words: BTreeSet::new(), whole: false, parses_arguments: false };
+        for source in sources {
+            let words = source.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+            reads.words.extend(words.filter(|word| !word.is_empty()).map(str::to_string));
+            let dense: String = source.chars().filter(|c| !c.is_whitespace() && !"'\"[]".contains(*c)).collect();
+            reads.whole |= ["message|tojson", "messages|tojson", "{m|tojson", "-m|tojson", "message.items()"]
+                .iter()
+                .any(|use_| dense.contains(use_));
+            // A template that looks at the type takes both.
+            reads.parses_arguments |= dense.contains("arguments|tojson") && !dense.contains("argumentsisstring");
+        }
+        reads
+    }
+
+    fn has(&self, field: &str) -> bool {
+        self.whole || self.words.contains(field)
+    }
+}
+
+/// `message` with the arguments of its calls as objects, where they are objects written as text.
+fn with_parsed_arguments(message: &Value) -> Value {
+    let mut message = message.clone();
+    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+        let text = call.get("arguments").and_then(Value::as_str);
+        if let Some(object @ Value::Object(_)) = text.and_then(|text| serde_json::from_str(text).ok()) {
+            call["arguments"] = object;
+        }
+    }
+    message
+}
+
+/// Whether `message` is a turn of the assistant without content and calls.
+pub(super) fn is_empty_answer(message: &Value) -> bool {
+    let is_empty = |field: &str| match message.get(field) {
+        None | Some(Value::Null) => true,
+        Some(Value::String(text)) => text.trim().is_empty(),
+        Some(Value::Array(list)) => list.is_empty(),
+        Some(_) => false,
+    };
+    message["role"] == "assistant"
+        && ["content", "tool_calls", "thinking", "reasoning_content"].into_iter().all(is_empty)
+}
+
+/// `rendered` without the ranges of empty turns, if it has one for each turn of the assistant.
+fn without_empty(mut rendered: Rendered, chat: &Chat) -> Rendered {
+    let turns: Vec<&Value> = chat.messages.iter().filter(|message| message["role"] == "assistant").collect();
+    if turns.len() == rendered.learned.len() {
+        let mut turns = turns.into_iter();
+        rendered.learned.retain(|_| !turns.next().is_some_and(is_empty_answer));
+    }
+    rendered
 }
 
 /// A text of at most [`MAX_TEXT_BYTES`].

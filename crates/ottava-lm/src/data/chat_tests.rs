@@ -101,7 +101,59 @@ fn prompts_can_go_on_with_the_last_message_and_have_variables() {
     let kwargs = serde_json::json!({"enable_thinking": false}).as_object().unwrap().clone();
     assert_eq!(thinks.prompt_text(&asked, &PromptForm::default()).unwrap(), "<s>");
     assert_eq!(thinks.prompt_text(&asked, &PromptForm { kwargs, ..PromptForm::default() }).unwrap(), "<s>no");
-    assert!(thinks.reads("enable_thinking", false) && !thinks.reads("think", false));
+    assert!(thinks.reads_variable("enable_thinking", false) && !thinks.reads_variable("think", false));
+}
+
+/// Qwen2.5's template writes arguments as JSON, so text would be encoded twice; one that asks for the type takes both.
+#[test]
+fn arguments_of_calls_that_are_text_are_encoded_once() {
+    let call = |arguments: Value| serde_json::json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
+    let object = serde_json::json!({"a": 1, "b": "x"});
+    let writes =
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+    let asks = "{% for m in messages %}{% for c in m.tool_calls %}{% if c.function.arguments is string %}{{ c.function.arguments }}\
+                {% else %}{{ c.function.arguments | tojson }}{% endif %}{% endfor %}{% endfor %}";
+    let written = r#"{"a": 1, "b": "x"}"#;
+    let dense = r#"{"a":1,"b":"x"}"#;
+    for (source, arguments, expected) in [
+        (writes, object.clone(), written),
+        (writes, dense.into(), written),
+        (writes, "no JSON".into(), "\"no JSON\""),
+        (asks, object, written),
+        (asks, dense.into(), dense),
+    ] {
+        let chat = Chat { messages: vec![call(arguments)], ..Chat::default() };
+        assert_eq!(template(source).unwrap().render(&chat, false).unwrap(), expected, "{source}");
+    }
+}
+
+#[test]
+fn empty_turns_are_no_targets() {
+    let turns = chat(&[("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c")]);
+    let marked = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\
+                  {% else %}{{ m.content }}{% endif %}{% endfor %}";
+    for (source, expected) in [(CHATML, "c<|im_end|>\n"), (marked, "c</s>")] {
+        let rendered = template(source).unwrap().render_learned(&turns).unwrap();
+        let learned: Vec<_> = rendered.learned.iter().map(|range| &rendered.text[range.clone()]).collect();
+        assert_eq!(learned, [expected]);
+        let none = template(source).unwrap().render_learned(&chat(&[("user", "a"), ("assistant", " ")])).unwrap();
+        assert!(none.learned.is_empty());
+    }
+}
+
+#[test]
+fn fields_that_a_template_does_not_read_are_known() {
+    let message = serde_json::json!({"role": "assistant", "content": "c", "thinking": "t", "reasoning_content": "r"});
+    let chat = Chat { messages: vec![message], ..Chat::default() };
+    let unread = |source: &str| {
+        let template = template(source).unwrap();
+        template.unread_fields(&chat).into_iter().map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(unread(CHATML), ["reasoning_content", "thinking"]);
+    assert_eq!(unread(&format!("{CHATML}{{{{ messages[0].reasoning_content }}}}")), ["thinking"]);
+    assert!(unread("{% for message in messages %}{{ message | tojson }}{% endfor %}").is_empty());
+    assert!(!template(CHATML).unwrap().reads_variable("tools", true));
+    assert!(template("{% if tools %}{{ tools | tojson }}{% endif %}").unwrap().reads_variable("tools", true));
 }
 
 #[test]

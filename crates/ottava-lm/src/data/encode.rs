@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::chat::ChatTemplate;
+use super::chat::{ChatTemplate, is_empty_answer};
 use super::clock::Clock;
 use super::records::Content;
 use super::shards::MASKED;
@@ -27,6 +27,17 @@ pub(super) struct Encoded {
     pub(super) tokens: Vec<u32>,
     /// Bytes of the text that the loss is taken of.
     pub(super) bytes: usize,
+    /// What is left out of it.
+    pub(super) left_out: LeftOut,
+}
+
+/// What is left out of a chat.
+#[derive(Default)]
+pub(super) struct LeftOut {
+    /// Fields of messages that the template does not read.
+    pub(super) fields: Vec<String>,
+    /// Turns of the assistant without content, which are no targets.
+    pub(super) empty_answers: usize,
 }
 
 impl<'a> Encoder<'a> {
@@ -44,10 +55,19 @@ impl<'a> Encoder<'a> {
         self.template.as_ref().map(ChatTemplate::sha256)
     }
 
+    /// The file of the chat template; empty if there is none.
+    pub(super) fn template_path(&self) -> &Path {
+        self.template.as_ref().map_or(Path::new(""), ChatTemplate::path)
+    }
+
     /// The tokens of `document`. Errors with the reason.
     pub(super) fn encode(&self, document: &Document) -> Result<Encoded> {
         match &document.content {
-            Content::Text(text) => Ok(Encoded { tokens: self.tokenizer.encode_document(text)?, bytes: text.len() }),
+            Content::Text(text) => Ok(Encoded {
+                tokens: self.tokenizer.encode_document(text)?,
+                bytes: text.len(),
+                left_out: LeftOut::default(),
+            }),
             Content::Completion { prompt, completion: answer } => {
                 let text = format!("{prompt}{answer}");
                 let learned = if self.train_on_inputs { 0 } else { prompt.len() };
@@ -69,6 +89,13 @@ impl<'a> Encoder<'a> {
                         folder.display()
                     ))
                 })?;
+                if !chat.tools.is_null() && !template.reads_variable("tools", true) {
+                    return Err(Error::Data(format!(
+                        "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
+                         `data.chat_template_path`, or remove them",
+                        template.path().display()
+                    )));
+                }
                 let (text, learned) = match self.train_on_inputs {
                     true => template.render(chat, false).map(|text| {
                         let all = 0..text.len();
@@ -78,14 +105,19 @@ impl<'a> Encoder<'a> {
                 }
                 .map_err(Error::Data)?;
                 let bytes = learned.iter().map(ExactSizeIterator::len).sum();
-                Ok(self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes))
+                let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
+                let left_out = LeftOut {
+                    fields: template.unread_fields(chat).into_iter().map(str::to_string).collect(),
+                    empty_answers: learnable.filter(|message| is_empty_answer(message)).count(),
+                };
+                Ok(Encoded { left_out, ..self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes) })
             }
         }
     }
 
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
         let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
-        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes }
+        Encoded { tokens: tokens.into_iter().map(masked).collect(), bytes, left_out: LeftOut::default() }
     }
 
     /// Bytes of memory to encode `document`.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use tracing::{info, warn};
 
-use super::encode::{Encoded, Encoder};
+use super::encode::{Encoded, Encoder, LeftOut};
 use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
 use super::source::{Document, SourceOptions, documents, formatting};
 use super::tokenizer::Tokenizer;
@@ -148,6 +148,7 @@ fn tokenize(
     writer: &mut TokenWriter,
 ) -> Result<(u64, String)> {
     let mut reader = documents(source, options)?;
+    let mut left_out = LeftOutOfFile::default();
     loop {
         let (mut chunk, mut size) = (Vec::new(), 0);
         while size < CHUNK_BYTES {
@@ -158,6 +159,7 @@ fn tokenize(
             chunk.push(document);
         }
         if chunk.is_empty() {
+            left_out.warn(source, encoder);
             return reader.finish();
         }
         let encode = |document: &Document| {
@@ -169,10 +171,46 @@ fn tokenize(
             let (together, others) = rest.split_at(fitting(rest, encoder, source)?);
             // All are encoded before the first error is taken, which then is that of the lowest line.
             let encoded: Vec<Result<Encoded>> = together.par_iter().map(encode).collect();
-            for encoded in encoded {
-                writer.push(&encoded?, encoder.loss_mask)?;
+            for (encoded, document) in encoded.into_iter().zip(together) {
+                let encoded = encoded?;
+                left_out.add(&encoded.left_out, document.line);
+                writer.push(&encoded, encoder.loss_mask)?;
             }
             rest = others;
+        }
+    }
+}
+
+/// What is left out of the chats of a file, each with the records that have it and the line of the first.
+#[derive(Default)]
+struct LeftOutOfFile {
+    fields: BTreeMap<String, (usize, u64)>,
+    empty_answers: Option<(usize, u64)>,
+}
+
+impl LeftOutOfFile {
+    fn add(&mut self, left_out: &LeftOut, line: u64) {
+        for field in &left_out.fields {
+            self.fields.entry(field.clone()).or_insert((0, line)).0 += 1;
+        }
+        if left_out.empty_answers > 0 {
+            self.empty_answers.get_or_insert((0, line)).0 += left_out.empty_answers;
+        }
+    }
+
+    fn warn(&self, source: &Path, encoder: &Encoder) {
+        let source = source.display();
+        for (field, (records, line)) in &self.fields {
+            warn!(
+                "{source}:{line}: the chat template {} does not read the field `{field}` of messages, so it is left out; \
+                 {records} records have it",
+                encoder.template_path().display()
+            );
+        }
+        if let Some((count, line)) = self.empty_answers {
+            warn!(
+                "{source}:{line}: {count} messages of the assistant are empty, and are no targets; this is the first"
+            );
         }
     }
 }
@@ -234,7 +272,7 @@ impl TokenWriter {
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    fn push(&mut self, Encoded { tokens: ids, bytes }: &Encoded, loss_mask: bool) -> Result<()> {
+    fn push(&mut self, Encoded { tokens: ids, bytes, .. }: &Encoded, loss_mask: bool) -> Result<()> {
         if self.shards.last().is_some_and(|&tokens| tokens * self.dtype.size() as u64 >= self.shard_bytes) {
             self.close_shard()?;
         }

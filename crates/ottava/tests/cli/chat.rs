@@ -112,6 +112,31 @@ fn a_conversation_that_is_too_long_is_told_which_setting_limits_it() {
 }
 
 #[test]
+fn what_a_template_does_not_read_of_chats_is_told() {
+    let run = chats();
+    let records = [
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "c"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "d", "thinking": "c"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}"#,
+    ];
+    run.write("text.jsonl", records.join("\n").as_bytes());
+    let output = run.ottava(&["prepare", "run.toml"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    let field =
+        "chat_template.jinja does not read the field `thinking` of messages, so it is left out; 2 records have it";
+    assert!(told.contains("text.jsonl:2: ") && told.contains(field), "{told}");
+    assert_eq!(told.matches("thinking").count(), 1, "{told}");
+    assert!(told.contains("text.jsonl:4: 1 messages of the assistant are empty, and are no targets"), "{told}");
+    let tools = records[0].replace("]}", r#"], "tools": [{"name": "f"}]}"#);
+    run.write("text.jsonl", [records[0], &tools].join("\n").as_bytes());
+    let words = ["text.jsonl:2: ", "has `tools`", "chat_template.jinja has no place for them"];
+    run.fail(&["prepare", "run.toml"], 2, &words);
+}
+
+/// A row has 16 tokens: the prompts of two of six chats leave no room for their answers.
+#[test]
 fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     let run = chats();
     let chat = |prompt: usize| {
