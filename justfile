@@ -27,7 +27,7 @@ nightly *parts:
 gpu-check:
     scripts/gpu-check.sh
 
-# What two GPUs of one machine must show; less than four minutes. FOLDER holds `ottava` and `tensor-tests`
+# What two GPUs of one machine must show, in parts of three to four minutes. FOLDER holds `ottava` and `tensor-tests`
 two-gpus folder=".carry":
     scripts/two-gpus.sh {{ folder }}
 

@@ -26,7 +26,8 @@ pub struct ParallelConfig {
     /// Whether each rank adds what the cast to `float8` has lost to the gradients that it sends next. Takes two bytes per weight; starts
     /// from zero in a resumed run.
     pub error_feedback: bool,
-    /// Steps between comparisons of what ranks hold in common, weights first of all; 0 compares only what was loaded.
+    /// Steps between comparisons of the weights and optimizer states that all ranks hold and update: all of them in stage 0 of ZeRO, else
+    /// those of norms and biases. 0 compares only what was loaded.
     pub check_replicas: u64,
     /// Seconds until all ranks must have joined.
     pub join_timeout: u64,

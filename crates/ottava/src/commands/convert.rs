@@ -26,7 +26,7 @@ pub struct Convert {
     /// The type of the weights: bfloat16 rounds dequantized values to 8 bits, float32 keeps them all.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
-    /// Print one JSON object with `parameters`, and `stored`, the tensors of each type in the file, and `warnings`.
+    /// Print one JSON object with `parameters`, `stored` (the number of tensors of each type in the file) and `warnings`.
     #[arg(long)]
     json: bool,
 }

@@ -33,7 +33,7 @@ pub struct Eval {
     #[command(flatten)]
     text: Text,
     /// Tokens from the start of a sequence to that of the next: below --seq-len they overlap, and each counts its last STRIDE tokens, the
-    /// first one all. By default --seq-len: blocks. Not for chats and completions, of which each document is evaluated on its own.
+    /// first one all. By default --seq-len: blocks. An error for chats and completions, whose documents are evaluated one by one.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
@@ -45,8 +45,8 @@ pub struct Eval {
     /// The scales of inputs that `ottava calibrate` wrote.
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
-    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens`, and the convention: `seq_len`, with `stride` and
-    /// `preceding_id` of a text, or `documents`, `truncated` and `left_out` of chats and completions.
+    /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `seq_len`; for texts also `stride` and
+    /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`.
     #[arg(long)]
     json: bool,
 }

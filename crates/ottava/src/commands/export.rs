@@ -10,7 +10,7 @@ use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder for inference engines, with FP8 weights: of a run with the codes of training where the format has its scales.
+/// Write a model folder for inference engines, with FP8 weights. For a run, the codes are those of training where the format has its scales.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -25,8 +25,8 @@ pub struct Export {
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; the rest is BF16 in all of them. By default the one with the scales of the model's run, else
-    /// fp8-block where all linears have whole blocks, else compressed-tensors.
+    /// The format of the linears of the blocks; the rest is BF16 in all of them. By default the one with the scales of the model's run;
+    /// else fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
     /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
@@ -48,7 +48,7 @@ pub struct Export {
 enum Format {
     /// A plain folder.
     Bf16,
-    /// DeepSeek's: a scale for each 128x128 weights, that of the run or a power of two; inputs are scaled by engines.
+    /// DeepSeek's: a scale for each 128x128 weights, that of the run or else a power of two; engines scale the inputs.
     Fp8Block,
     /// Of llm-compressor and vLLM.
     CompressedTensors,
@@ -63,7 +63,7 @@ enum SchemeName {
     Dynamic,
     /// Each weight, and each input by a scale of fp8-delayed or of `ottava calibrate`.
     Static,
-    /// Each 128x128 weights, and 128 channels of a token when it is computed.
+    /// Each block of 128x128 weights, and each 128 channels of a token when it is computed.
     Block,
 }
 

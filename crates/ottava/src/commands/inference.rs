@@ -133,7 +133,8 @@ pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>)
     for attempt in 1.. {
         let latest = latest_complete(&checkpoints, Verify::Sizes)?;
         let Some((newest, _)) = latest.complete else {
-            if attempt < ATTEMPTS && latest.damaged.iter().any(|(path, _)| !path.exists()) {
+            // A listing may show neither the checkpoint that was deleted meanwhile nor the one that has come.
+            if attempt < ATTEMPTS {
                 continue;
             }
             let none = format!("{}: there is no complete checkpoint yet; name a model folder", checkpoints.display());

@@ -45,8 +45,8 @@ pub struct Serve {
     /// Requests computed or waiting, at most; more are refused with status 429.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
-    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows. Fewer than
-    /// --max-model-len are room for a request of so many.
+    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows. If fewer than
+    /// --max-model-len, no request may have more tokens than this.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
     /// Tokens of a step, at most: longer prompts are read in several.
@@ -55,7 +55,7 @@ pub struct Serve {
     /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
-    /// Seconds that a client may take to send its next request, its body, and to read any part of an answer.
+    /// Seconds that a client may take to send its next request, to send a body, and to read any part of an answer.
     #[arg(long, default_value_t = 75, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     client_timeout: u64,
     /// Seconds that requests in work have after a signal to stop.

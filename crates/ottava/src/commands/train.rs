@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
   ottava train run.toml --gpus 2
   torchrun --no-python --nproc-per-node 2 ottava train run.toml
 
-SIGINT and SIGTERM save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
+SIGINT, SIGTERM and SIGHUP save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
 A second one exits at once, with 130. A signal to any of several ranks stops all. A rank that is lost ends all with code 5.")]
 pub struct Train {
     /// The run's TOML file; configs/reference.toml shows every key.
@@ -30,8 +30,8 @@ pub struct Train {
     /// Change a setting: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Go on after the newest complete checkpoint of the run, or after that in DIR. `--resume=auto` does so if there is one, and starts a
-    /// new run otherwise.
+    /// Resume from the newest complete checkpoint of the run, or from the one in DIR. `--resume=auto` resumes if there is a checkpoint, and
+    /// starts a new run otherwise.
     #[arg(long, value_name = "DIR|auto")]
     resume: Option<Option<PathBuf>>,
     /// Where to run: auto, cuda or cpu; the same as --set device=….
