@@ -108,9 +108,22 @@ fn run_for(
     Seen { values: values_seen, scales, moments: first_moments, traffic, reduce_errors }
 }
 
+/// [`on_threads_for`] three steps.
+fn on_threads(
+    sizes: &DecoderConfig,
+    recipe: &Recipe,
+    memory: MemoryPolicy,
+    division: Division,
+    rows: usize,
+    ranks: usize,
+) -> Seen {
+    on_threads_for(STEPS, sizes, recipe, memory, division, rows, ranks)
+}
+
 /// Runs a group of threads, and expects equal weights on all of them, and equal scales on all that have them. Returns what the first has
 /// seen.
-fn on_threads(
+fn on_threads_for(
+    steps: usize,
     sizes: &DecoderConfig,
     recipe: &Recipe,
     memory: MemoryPolicy,
@@ -120,7 +133,7 @@ fn on_threads(
 ) -> Seen {
     let group = threads::group(ranks).into_iter().map(|comm| {
         let (sizes, recipe) = (sizes.clone(), recipe.clone());
-        std::thread::spawn(move || run(&sizes, &recipe, memory, division, rows, comm))
+        std::thread::spawn(move || run_for(steps, &sizes, &recipe, memory, division, rows, comm))
     });
     let mut all: Vec<_> = group.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
     let mut first = all.swap_remove(0);
@@ -152,44 +165,44 @@ fn distance(expected: &[f64], got: &[f64]) -> (f64, f64) {
     ((sum(&|a, b| (a - b) * (a - b)) / norm).sqrt(), (sum(&|a, b| a * b) / norm - 1.0).abs())
 }
 
-/// Expects losses, norms, weights and gradients to be those of one rank but for rounding.
-fn expect_near(what: &str, alone: &Seen, shared: &Seen) {
+/// Says where losses, norms, weights or gradients are not those of one rank but for rounding.
+fn difference(alone: &Seen, shared: &Seen) -> Option<String> {
     let names = |seen: &[(String, Vec<f64>)]| seen.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&alone.values), names(&shared.values), "{what}");
-    assert_eq!(names(&alone.moments), names(&shared.moments), "{what}");
-    for ((name, expected), (_, got)) in alone.values.iter().zip(&shared.values) {
-        let (distance, _) = distance(expected, got);
-        assert!(distance <= VALUES, "{what}: {name} is {distance:e} away");
+    if (names(&alone.values), names(&alone.moments)) != (names(&shared.values), names(&shared.moments)) {
+        return Some("other tensors".into());
     }
-    for ((name, expected), (_, got)) in alone.moments.iter().zip(&shared.moments) {
-        let (distance, slope) = distance(expected, got);
-        assert!(distance <= GRADIENTS && slope <= SLOPE, "{what}: {name} is {distance:e} away, its slope {slope:e}");
-    }
+    let of = |a: &[(String, Vec<f64>)], b: &[(String, Vec<f64>)], most: f64| {
+        a.iter().zip(b).find_map(|((name, a), (_, b))| {
+            let (distance, slope) = distance(a, b);
+            (distance > most || slope > SLOPE).then(|| format!("{name} is {distance:e} away, its slope {slope:e}"))
+        })
+    };
+    of(&alone.values, &shared.values, VALUES).or_else(|| of(&alone.moments, &shared.moments, GRADIENTS))
 }
 
-/// Relative to their norms: what rounding in another order does to losses, norms and weights, to gradients, and to the slope of gradients,
-/// with room. An error of 1 % in any gradient exceeds the last, in a loss or norm the first.
+/// Relative to their norms: what rounding in another order does in one step to loss, norm and weights, to gradients, and to slopes, with room.
+/// An error of 1 % in any of them exceeds the last bound.
 const VALUES: f64 = 4e-3;
-const GRADIENTS: f64 = 3e-2;
-const SLOPE: f64 = 5e-3;
+const GRADIENTS: f64 = 1e-2;
+const SLOPE: f64 = 2e-3;
 
 #[test]
 fn an_error_of_one_percent_is_too_much() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let run = || run(&tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Comm::solo());
+    let run = || run_for(1, &tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Comm::solo());
     let alone = run();
-    expect_near("the same", &alone, &run());
-    let fails = |change: &dyn Fn(&mut Seen)| {
-        let mut changed = run();
-        change(&mut changed);
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| expect_near("", &alone, &changed))).is_err()
-    };
-    let grow = |values: &mut Vec<f64>| values.iter_mut().for_each(|x| *x *= 1.01);
+    assert_eq!(difference(&alone, &run()), None);
+    let mut changed = run();
+    let grow = |values: &mut Vec<f64>, factor: f64| values.iter_mut().for_each(|x| *x *= factor);
     for i in 0..alone.moments.len() {
-        assert!(fails(&|seen| grow(&mut seen.moments[i].1)), "{}", alone.moments[i].0);
+        grow(&mut changed.moments[i].1, 1.01);
+        assert!(difference(&alone, &changed).is_some_and(|said| said.starts_with(&alone.moments[i].0)));
+        changed.moments[i].1.clone_from(&alone.moments[i].1);
     }
-    for i in 0..STEPS {
-        assert!(fails(&|seen| grow(&mut seen.values[i].1)), "{}", alone.values[i].0);
+    for i in 0..alone.values.len() {
+        grow(&mut changed.values[i].1, 1.01);
+        assert!(difference(&alone, &changed).is_some_and(|said| said.starts_with(&alone.values[i].0)));
+        changed.values[i].1.clone_from(&alone.values[i].1);
     }
 }
 
@@ -197,11 +210,17 @@ fn an_error_of_one_percent_is_too_much() {
 fn ranks_that_share_a_step_train_as_one_does() {
     let (sizes, memory) = (tiny_llama(), MemoryPolicy::FULL);
     for (i, (name, recipe)) in recipes().into_iter().enumerate() {
-        let alone = run(&sizes, &recipe, memory, plain(Zero::Nothing), 8, Comm::solo());
+        let alone = |steps| run_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, Comm::solo());
+        let (first, later) = (alone(1), alone(STEPS));
         let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[2, 4, 8][i % 3]] };
         for ranks in numbers {
-            let shared = on_threads(&sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks);
-            expect_near(&format!("{name}, {ranks} ranks"), &alone, &shared);
+            let shared = |steps| on_threads_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks);
+            assert_eq!(difference(&first, &shared(1)), None, "{name}, {ranks} ranks");
+            // From there on, codes that rounding has moved move others, and factors of smoothing.
+            for ((tensor, expected), (_, got)) in later.values.iter().zip(&shared(STEPS).values) {
+                let (distance, _) = distance(expected, got);
+                assert!(distance <= 2e-2, "{name}, {ranks} ranks: {tensor} is {distance:e} away after {STEPS} steps");
+            }
         }
     }
 }
@@ -212,15 +231,16 @@ fn ranks_train_adapters_as_one_does() {
     let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
     for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
         let recipe = recipe(name, Fp8Format::Auto);
-        let alone = run(&sizes, &recipe, memory, plain(Zero::Nothing), 4, Comm::solo());
-        let shared = on_threads(&sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
-        expect_near(name.as_str(), &alone, &shared);
+        let alone = run_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Comm::solo());
+        let shared = on_threads_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
+        assert_eq!(difference(&alone, &shared), None, "{}", name.as_str());
     }
 }
 
 /// Amaxes of each cast after one step of these rows: of one process, or of ranks in the order of the rows.
-fn amaxes(zero: Zero, rows: &'static [usize], comm: Comm) -> Vec<(String, f64)> {
-    let (sizes, recipe) = (tiny_llama(), recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
+fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Comm) -> Vec<(String, f64)> {
+    let recipe = Recipe { smooth_swiglu, ..recipe(RecipeName::Fp8Delayed, Fp8Format::Auto) };
+    let sizes = tiny_llama();
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
@@ -244,17 +264,21 @@ fn amaxes(zero: Zero, rows: &'static [usize], comm: Comm) -> Vec<(String, f64)> 
 #[test]
 fn amaxes_are_those_of_the_rows_of_all_ranks() {
     const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
-    let alone = amaxes(Zero::Nothing, ALL, Comm::solo());
-    for (ranks, zero) in [(2, Zero::Nothing), (4, Zero::OptimizerStates), (4, Zero::Weights)] {
-        let group = threads::group(ranks).into_iter().map(|comm| std::thread::spawn(move || amaxes(zero, ALL, comm)));
-        for (rank, seen) in group.collect::<Vec<_>>().into_iter().enumerate() {
-            assert_eq!(seen.join().unwrap(), alone, "rank {rank} of {ranks}, stage {zero:?}");
+    for smooth in [false, true] {
+        let alone = amaxes(smooth, Zero::Nothing, ALL, Comm::solo());
+        for (ranks, zero) in [(2, Zero::Nothing), (4, Zero::OptimizerStates), (4, Zero::Weights)] {
+            let rank = |comm| std::thread::spawn(move || amaxes(smooth, zero, ALL, comm));
+            for (rank, seen) in threads::group(ranks).into_iter().map(rank).collect::<Vec<_>>().into_iter().enumerate()
+            {
+                assert_eq!(seen.join().unwrap(), alone, "rank {rank} of {ranks}, stage {zero:?}, smooth: {smooth}");
+            }
         }
     }
+    let alone = amaxes(false, Zero::Nothing, ALL, Comm::solo());
     // What this test would see of a rank that merges nothing, and of one that merges with half of the others. The loss of fewer rows is
     // divided by fewer tokens, so gradients are compared with twice and four times as much.
     for (group, factor) in [(&[0usize, 2, 4, 6][..], 0.5), (&[1, 5], 0.25)] {
-        let wrong = amaxes(Zero::Nothing, group, Comm::solo());
+        let wrong = amaxes(false, Zero::Nothing, group, Comm::solo());
         let differs = |end: &str, factor: f64| {
             let casts = alone.iter().zip(&wrong).filter(|((name, _), _)| name.ends_with(end));
             casts.filter(|((_, right), (_, wrong))| wrong * factor != *right).count()
@@ -519,7 +543,7 @@ fn fp8_gradients_of_levels_are_those_of_one_process() {
             for ((name, expected), (_, got)) in alone.iter().zip(&seen) {
                 let (distance, slope) = distance(expected, got);
                 let what = format!("{ranks} ranks: {name} is {distance:e} away, its slope {slope:e}");
-                assert!(distance <= 0.08 && slope <= SLOPE, "{what}");
+                assert!(distance <= 0.08 && slope <= 5e-3, "{what}");
             }
         }
     }
