@@ -122,7 +122,7 @@ impl Role {
                 let address = listener.local_addr().map_err(Error::io("127.0.0.1"))?.to_string();
                 let secret = hex(&process::random_bytes().map_err(Error::io("/dev/urandom"))?);
                 let processes = Processes::start(ranks, &address, &secret, logs)?;
-                let supervisor = Arc::new(processes.clone());
+                let supervisor = processes.started();
                 let rendezvous = rendezvous(0, ranks, address, secret, config, supervisor)?;
                 let comm = supervised(process::lead(&listener, &rendezvous))?;
                 Ok(Job { comm, processes, local: Local::ALONE })

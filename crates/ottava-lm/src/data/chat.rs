@@ -208,7 +208,8 @@ impl ChatTemplate {
     /// Renders `chat` with the ranges of its assistant's turns: those of `{% generation %}` blocks, or, where the template has none, what
     /// each turn adds to the rendering of the turns before it.
     ///
-    /// A turn without content and calls of tools has no range: nothing would be learned but to say nothing. Errors where a turn changes how turns before it are rendered, since then it has no range.
+    /// A turn without content and calls of tools has no range: nothing would be learned but to say nothing. Errors where a turn changes how
+    /// turns before it are rendered, since then it has no range.
     pub fn render_learned(&self, chat: &Chat) -> Result<Rendered, String> {
         let whole = self.render_marked(&chat.messages, &chat.tools, false)?;
         if self.generation && chat.learned_from == 0 {

@@ -7,21 +7,23 @@ use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, optimizer_tensors};
 use crate::param::{Init, Part, WeightSource};
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{RankFault, Tensor};
+use ottava_tensor::{Device, RankFault, Tensor};
 
 /// Digests the weights that a model is built from. A rank keeps only a part of them, so they are compared as they are loaded.
 pub struct DigestedWeights<'a> {
     weights: &'a mut dyn WeightSource,
+    /// Whether there are ranks to compare with.
+    is_compared: bool,
     digest: u64,
 }
 
 impl<'a> DigestedWeights<'a> {
-    /// The same `weights`.
-    pub fn new(weights: &'a mut dyn WeightSource) -> DigestedWeights<'a> {
-        DigestedWeights { weights, digest: 0 }
+    /// The same `weights`, digested if they are compared with those of other ranks.
+    pub fn new(weights: &'a mut dyn WeightSource, is_compared: bool) -> DigestedWeights<'a> {
+        DigestedWeights { weights, is_compared, digest: 0 }
     }
 
-    /// The digest of all weights that were read.
+    /// The digest of all weights that were read; 0 if they are not compared.
     pub fn digest(&self) -> u64 {
         self.digest
     }
@@ -30,7 +32,7 @@ impl<'a> DigestedWeights<'a> {
 impl WeightSource for DigestedWeights<'_> {
     fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
         let weight = self.weights.weight(part, init)?;
-        if !weight.is_empty() && !matches!(weight.device(), ottava_tensor::Device::DryCpu(_)) {
+        if self.is_compared && !weight.is_empty() && !matches!(weight.device(), Device::DryCpu(_)) {
             let sum = checksums(&[&weight])?.to_vec::<i64>()?[0];
             self.digest = self.digest.wrapping_add(name_hash(sum as u64, &part.name));
         }

@@ -100,7 +100,7 @@ pub(super) fn build_run(
         (None, WeightInit::Random) => None,
     };
     build(weights, adapter, config.seed, device, sizes, |weights| {
-        let mut weights = DigestedWeights::new(weights);
+        let mut weights = DigestedWeights::new(weights, ranks.size() > 1);
         let run = Run::new(config, sizes, device, &mut weights, ranks.clone())?.with_documents(documents)?;
         Ok((run, weights.digest()))
     })

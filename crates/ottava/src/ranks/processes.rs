@@ -20,13 +20,13 @@ const REAP: Duration = Duration::from_secs(1);
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// The other ranks, where this process has started them. The drop of the last clone waits for their end.
-#[derive(Clone, Default)]
+/// The other ranks, where this process has started them. The drop waits for their end.
+#[derive(Default)]
 pub struct Processes(Arc<Started>);
 
-/// Processes, the first of which is rank 1.
+/// Processes, the first of which is rank 1. The group asks them too, and may outlive [`Processes`].
 #[derive(Default)]
-struct Started(Mutex<Vec<Process>>);
+pub(super) struct Started(Mutex<Vec<Process>>);
 
 struct Process {
     child: Child,
@@ -70,6 +70,11 @@ impl Processes {
         Ok(processes)
     }
 
+    /// What the group asks of them.
+    pub(super) fn started(&self) -> Arc<Started> {
+        self.0.clone()
+    }
+
     /// Waits until all have ended. Errors when one failed.
     pub fn wait(&self) -> Result<()> {
         for (process, rank) in self.0.lock().iter_mut().zip(1..) {
@@ -111,9 +116,9 @@ fn name(signal: i32) -> &'static str {
     }
 }
 
-impl Supervisor for Processes {
+impl Supervisor for Started {
     fn check(&self) -> Result<(), String> {
-        for (process, rank) in self.0.lock().iter_mut().zip(1..) {
+        for (process, rank) in self.lock().iter_mut().zip(1..) {
             if let Ok(Some(status)) = process.child.try_wait() {
                 return Err(format!("rank {rank} {} before all ranks had joined", process.describe(Some(status))));
             }
@@ -132,7 +137,7 @@ impl Supervisor for Processes {
     fn describe_end(&self, rank: usize) -> Option<String> {
         let limit = Instant::now() + REAP;
         loop {
-            let mut processes = self.0.lock();
+            let mut processes = self.lock();
             let process = processes.get_mut(rank.checked_sub(1)?)?;
             let status = process.child.try_wait().ok().flatten();
             if status.is_some() || Instant::now() > limit {
@@ -144,10 +149,10 @@ impl Supervisor for Processes {
     }
 }
 
-impl Drop for Started {
+impl Drop for Processes {
     fn drop(&mut self) {
         let limit = Instant::now() + GRACE;
-        for Process { child, .. } in self.lock().iter_mut() {
+        for Process { child, .. } in self.0.lock().iter_mut() {
             while matches!(child.try_wait(), Ok(None)) {
                 if Instant::now() > limit {
                     let _ = child.kill();

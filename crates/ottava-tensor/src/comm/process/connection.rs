@@ -72,9 +72,10 @@ impl Connection {
                     Err(_) => break Event::Ended,
                 }
             };
-            handle(last, &answers);
-            // The other rank waits for this after its `Bye`. A failure means that it is gone already.
+            // The other rank waits for this after its `Bye`, and `handle` may wait for the end of its process. A failure means that it is gone
+            // already.
             let _ = input.shutdown(Shutdown::Both);
+            handle(last, &answers);
         })?;
         let writer = thread::Builder::new().name("comm writer".into()).spawn(move || {
             // The reader notices what a failed write means.
