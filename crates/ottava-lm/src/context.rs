@@ -5,7 +5,7 @@ use crate::mode::Mode;
 use crate::param::Fetched;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
-use ottava_tensor::ops::{CodeCopies, SavedActivation, compress};
+use ottava_tensor::ops::{CodeCopies, KvBlocks, PagedBatch, SavedActivation, compress};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// How the tokens of a micro-batch lie: in sequences of one length, each a document or several. Positions and boundaries of documents are
@@ -89,6 +89,24 @@ pub struct Context<'a> {
     pub recompute: Recompute,
     /// The format of what forward keeps.
     pub saved_activations: SavedActivations,
+    /// The cache of keys and values to which attention adds, in inference; `None` in passes over whole sequences.
+    pub paged: Option<PagedPass<'a>>,
+}
+
+/// New tokens of many sequences, whose keys and values join those in a cache.
+pub struct PagedPass<'a> {
+    /// The cache of each attention layer, as [`Description::caches`](crate::param::Description::caches) lists them.
+    pub layers: &'a mut [KvBlocks],
+    /// Where the tokens belong.
+    pub batch: PagedBatch<'a>,
+    /// Whether they are all tokens of one sequence, for which attention of training computes the same.
+    pub is_whole: bool,
+}
+
+impl PagedPass<'_> {
+    fn reborrow(&mut self) -> PagedPass<'_> {
+        PagedPass { layers: &mut *self.layers, ..*self }
+    }
 }
 
 impl Context<'_> {
@@ -100,13 +118,14 @@ impl Context<'_> {
     /// The same pass, with the weights of another block.
     pub fn with_weights<'a>(&'a mut self, fetched: &'a Fetched) -> Context<'a> {
         let mode = self.mode();
-        Context { casts: self.casts.in_mode(mode), fetched, ..*self }
+        let paged = self.paged.as_mut().map(PagedPass::reborrow);
+        Context { casts: self.casts.in_mode(mode), fetched, paged, ..*self }
     }
 
     /// The forward that backward runs once more, which keeps everything that the rest of backward reads.
     pub fn recomputation(&mut self) -> Context<'_> {
         let mode = self.mode().recomputation();
-        Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, ..*self }
+        Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, ..*self }
     }
 
     /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.

@@ -73,6 +73,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
             sequences: &sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
+            paged: None,
         };
         let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
         drop(y);

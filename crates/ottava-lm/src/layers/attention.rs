@@ -1,17 +1,16 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
-use super::branch::{BranchOperand, Sublayer};
 use super::cast::{OperandCast, SavedOperand};
+use super::sublayer::{BranchOperand, Sublayer};
 use super::{Linear, LinearConfig, Names};
-use crate::context::{Context, Sequences};
+use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Layout, Param, Part};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, KvBlocks, NormKind, PagedBatch, PagedLayout, RopeLayout,
-    RopePairs, Rotation, append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention,
-    rope, rope_to,
+    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, NormKind, PagedLayout, RopeLayout, RopePairs, Rotation,
+    append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
 };
 
 /// Sizes of an attention layer.
@@ -47,6 +46,8 @@ pub struct Attention {
     output: Linear, /* [C, H·D] */
     /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
     rope_table: Option<Tensor>,
+    /// Its number among the layers whose keys and values a cache keeps.
+    cache: usize,
     deterministic: bool,
 }
 
@@ -54,8 +55,9 @@ pub struct Attention {
 pub struct AttentionSaved {
     /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected if heads are normalised; `None` if it is recomputed.
     qkv: Option<Tensor>,
-    o: Tensor,   /* [T, H·D] */
-    lse: Tensor, /* [B, H, S] */
+    o: Tensor, /* [T, H·D] */
+    /// `[B, H, S]`; `None` in inference, which has no backward.
+    lse: Option<Tensor>,
     output: SavedOperand,
 }
 
@@ -128,8 +130,9 @@ impl Attention {
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, None)?;
         let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
-        let deterministic = build.recipe.deterministic;
-        Ok(Attention { qkv, norm, output, config, rope_table, deterministic })
+        let (cache, deterministic) = (build.description.caches.len(), build.recipe.deterministic);
+        build.description.caches.push(PagedLayout { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim });
+        Ok(Attention { qkv, norm, output, config, rope_table, cache, deterministic })
     }
 
     fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
@@ -143,33 +146,6 @@ impl Attention {
         RopeLayout { heads: heads + kv_heads, head_dim, pairs }
     }
 
-    /// The sizes of its keys and values in a cache.
-    pub fn paged_layout(&self) -> PagedLayout {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        PagedLayout { heads, kv_heads, head_dim }
-    }
-
-    /// [`Sublayer::forward`] for new tokens of many sequences, after those in `cache`, which they join; or for all tokens of one sequence,
-    /// if it `is_whole`.
-    pub fn forward_paged(
-        &self,
-        x: &View,
-        residual: &Tensor,
-        cache: &mut KvBlocks,
-        batch: &PagedBatch,
-        is_whole: bool,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let mut qkv = self.normalise(self.qkv.fprop(x, None, context)?)?;
-        let rotation = self.angles(context).map(|angles| (angles, self.config.pairs));
-        append_kv(&mut qkv, cache, batch, self.paged_layout(), rotation)?;
-        let o = match is_whole {
-            true => attention(&qkv, None, self.layout(1, qkv.shape()[0]))?.0,
-            false => paged_attention(&qkv, cache, batch, self.paged_layout())?,
-        };
-        Ok(self.output.forward(o, Some(residual), context)?.0)
-    }
-
     /// Normalises heads of projected Q and K, where they are.
     fn normalise(&self, qkv: Tensor) -> Result<Tensor> {
         match &self.norm {
@@ -178,29 +154,46 @@ impl Attention {
         }
     }
 
-    fn angles<'a>(&'a self, context: &'a Context) -> Option<Angles<'a>> {
-        self.rope_table.as_ref().map(|table| Angles { table, positions: &context.sequences.positions })
+    fn angles<'a>(&'a self, sequences: &'a Sequences) -> Option<Angles<'a>> {
+        self.rope_table.as_ref().map(|table| Angles { table, positions: &sequences.positions })
     }
 
     /// Normalises and rotates projected Q, K and V.
     fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         let mut qkv = self.normalise(qkv)?;
-        if let Some(angles) = self.angles(context) {
+        if let Some(angles) = self.angles(context.sequences) {
             rope(&mut qkv, angles, self.rotated(), Rotation::Forward)?;
         }
         Ok(qkv)
     }
 
-    /// Attention of an operand `x`: its output, and what backward needs of everything before the last product.
-    fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Tensor)> {
+    /// Attention of an operand `x`: saved Q, K and V, the output, and `lse`.
+    fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Option<Tensor>)> {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
+        let sequences = context.sequences;
+        if let Some(pass) = &mut context.paged {
+            return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
+        }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.rotate(projected, context)?;
-        let Sequences { batch, seq_len, cu_seqlens, .. } = context.sequences;
+        let Sequences { batch, seq_len, cu_seqlens, .. } = sequences;
         let (o, lse) = attention(&qkv, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
-        Ok((qkv, o, lse))
+        Ok((qkv, o, Some(lse)))
+    }
+
+    /// Attention of new tokens of many sequences to those in a cache, which they join; or of all tokens of one sequence.
+    fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
+        let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
+        let (layout, cache) = (PagedLayout { heads, kv_heads, head_dim }, &mut pass.layers[self.cache]);
+        let mut qkv = self.normalise(projected)?;
+        let rotation = self.angles(sequences).map(|angles| (angles, pairs));
+        append_kv(&mut qkv, cache, &pass.batch, layout, rotation)?;
+        match pass.is_whole {
+            true => Ok(attention(&qkv, None, self.layout(1, qkv.shape()[0]))?.0),
+            false => Ok(paged_attention(&qkv, cache, &pass.batch, layout)?),
+        }
     }
 
     /// Q, K and V in backward: before the norm, if there is one, and as attention read them.
@@ -226,9 +219,9 @@ impl Sublayer for Attention {
         self.output.gradient()
     }
 
-    fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
         let (qkv, o, lse) = self.attend(x, context)?;
-        let (y, output) = self.output.forward(o.clone(), Some(residual), context)?;
+        let (y, output) = self.output.forward(o.clone(), residual, context)?;
         Ok((y, AttentionSaved { qkv, o, lse, output }))
     }
 
@@ -247,6 +240,7 @@ impl Sublayer for Attention {
         context: &mut Context,
     ) -> Result<Tensor> {
         let AttentionSaved { qkv, o, lse, output } = saved;
+        let lse = lse.expect("training attends without a cache");
         // Q, K and V that were not saved are recomputed after the backward of `o`, so that less is in memory at once.
         let (qkv, columns) = match qkv {
             Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),

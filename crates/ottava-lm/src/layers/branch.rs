@@ -1,170 +1,158 @@
-//! A residual branch: a norm, and the sublayer that reads it.
+//! A residual branch: sublayers with the norms before and after them, and the residual connection.
 
-use super::cast::{OperandCast, SavedOperand};
+use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::sublayer::{AnySublayer, BranchOperand, Sublayer, SublayerSaved};
 use super::{Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
-use crate::operand::{ResidualGradient, View, Views};
+use crate::operand::{ResidualGradient, View};
 use crate::param::Param;
 use ottava_tensor::Tensor;
+use ottava_tensor::ops::{SavedActivation, add};
 
-/// The part of a residual branch after the norm, from its first linear, which reads the norm's output, to its last, which adds the
-/// residual
-/// connection. A pair of sublayers is one too: both read one operand and add to the residual stream.
-pub trait Sublayer {
-    /// What backward needs, except the operand, which the branch saves.
-    type Saved;
-
-    /// The cast of the operand.
-    fn input(&self) -> OperandCast;
-
-    /// The cast that reads the gradient by its output first; [`OperandCast::NONE`] if several do.
-    fn gradient(&self) -> OperandCast;
-
-    /// `residual` plus the function of the operand `x`, `[T, C]`, and what backward needs.
-    fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
-
-    /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
-    fn save(&self, x: View, context: &mut Context) -> Result<Self::Saved>;
-
-    /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
-    fn backward(
-        &mut self,
-        dy: ResidualGradient,
-        saved: Self::Saved,
-        x: BranchOperand,
-        other: Option<Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor>;
-
-    /// Calls `visit` for each parameter, always in the same order.
-    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
-
-    /// [`Sublayer::parameters`], mutably.
-    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
-}
-
-/// The operand of a branch in backward: saved by forward, or recomputed from what the norm saved.
-#[derive(Clone)]
-pub struct BranchOperand<'a> {
-    norm: &'a Norm,
-    norm_saved: &'a NormSaved,
-    cast: OperandCast,
-    saved: SavedOperand,
-}
-
-impl BranchOperand<'_> {
-    /// The view that wgrad reads.
-    pub fn columns(self, context: &mut Context) -> Result<View> {
-        self.norm.operand_columns(self.norm_saved, self.saved, &self.cast, context)
-    }
-
-    /// The views that fprop and wgrad read, recomputed.
-    pub fn views(self, context: &mut Context) -> Result<Views> {
-        self.norm.operand_views(self.norm_saved, self.saved, &self.cast, context)
-    }
-}
-
-/// `y = x + sublayer(norm(x))`.
-pub struct Branch<S> {
-    /// The norm of the sublayer's input.
-    pub norm: Norm,
-    /// Attention, MLP, or a pair.
-    pub sublayer: S,
+/// `y = x + after(Σ sublayer(before(x)))`; a missing norm is the identity.
+pub struct Branch {
+    /// The norm of the operand that all sublayers read.
+    before: Option<Norm>,
+    sublayers: Vec<Box<dyn AnySublayer>>,
+    /// The norm of the sublayers' sum.
+    after: Option<Norm>,
 }
 
 /// Saved by [`Branch`].
-pub struct BranchSaved<S: Sublayer> {
-    norm: NormSaved,
+pub struct BranchSaved {
+    before: Option<NormSaved>,
+    /// The input `[T, C]` of a branch without a norm before, if the operand is recomputed from it.
+    input: Option<SavedActivation>,
     operand: SavedOperand,
-    sublayer: S::Saved,
+    /// Of each sublayer.
+    sublayers: Vec<SublayerSaved>,
+    after: Option<NormSaved>,
 }
 
-impl<S: Sublayer> Branch<S> {
-    /// `y` `[T, C]`, and what backward needs.
-    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved<S>)> {
-        let (operand, norm) = self.norm.forward_for(x, &self.sublayer.input(), context)?;
-        let (y, sublayer) = self.sublayer.forward(operand.rows, x, context)?;
-        Ok((y, BranchSaved { norm, operand: operand.saved, sublayer }))
+impl Branch {
+    /// `y = x + sublayer(before(x))`.
+    pub fn new(before: impl Into<Option<Norm>>, sublayer: impl Sublayer + 'static) -> Branch {
+        Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None }
     }
 
-    /// What [`Branch::forward`] saves, without computing its output.
-    pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved<S>> {
-        let (operand, norm) = self.norm.forward_for(x, &self.sublayer.input(), context)?;
-        let sublayer = self.sublayer.save(operand.rows, context)?;
-        Ok(BranchSaved { norm, operand: operand.saved, sublayer })
+    /// The same branch with a further sublayer, which reads the same operand by the same cast.
+    pub fn and(mut self, sublayer: impl Sublayer + 'static) -> Branch {
+        self.sublayers.push(Box::new(sublayer));
+        self
+    }
+
+    /// The same branch with a norm of its output, before the residual connection.
+    pub fn normalised(self, after: Norm) -> Branch {
+        Branch { after: Some(after), ..self }
+    }
+
+    /// The cast of the operand.
+    fn input(&self) -> OperandCast {
+        self.sublayers[0].input()
+    }
+
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if that is a norm, or if several sublayers do, each by
+    /// a scale of its own.
+    pub fn gradient(&self) -> OperandCast {
+        match (self.sublayers.as_slice(), &self.after) {
+            ([one], None) => one.gradient(),
+            _ => OperandCast::NONE,
+        }
+    }
+
+    /// The operand of the sublayers, and a [`BranchSaved`] without what comes after it.
+    fn operand(&self, x: &Tensor, context: &mut Context) -> Result<(View, BranchSaved)> {
+        let (mut before, mut input) = (None, None);
+        let CastInput { rows, saved: operand } = match &self.before {
+            Some(norm) => {
+                let (operand, saved) = norm.forward_for(x, &self.input(), context)?;
+                before = Some(saved);
+                operand
+            }
+            None => {
+                input = context.recompute.operands().then(|| context.save(x.clone())).transpose()?;
+                self.input().cast_input(x.clone(), context.operand_copies(), &mut context.casts)?
+            }
+        };
+        Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
+    }
+
+    /// `y` `[T, C]`, and what backward needs.
+    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
+        let (operand, mut saved) = self.operand(x, context)?;
+        // The last linear of a sublayer adds what comes before it: the residual stream, unless a norm follows.
+        let mut sum = self.after.is_none().then(|| x.clone());
+        for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
+            let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.sublayers.push(of_sublayer);
+        }
+        let mut y = sum.expect("a branch has a sublayer");
+        if let Some(norm) = &self.after {
+            let (normed, of_norm) = norm.forward(&y, context)?;
+            (y, saved.after) = (add(x, &normed)?, Some(of_norm));
+        }
+        Ok((y, saved))
+    }
+
+    /// What [`Branch::forward`] saves, for recomputation: the output is computed only if a norm reads it.
+    pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
+        if self.after.is_some() {
+            return Ok(self.forward(x, context)?.1);
+        }
+        let (operand, mut saved) = self.operand(x, context)?;
+        for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
+            saved.sublayers.push(sublayer.save(operand, context)?);
+        }
+        Ok(saved)
     }
 
     /// The gradient by `x` from the gradient by `y`, with its amax if `next`, the cast that reads it, needs that.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
-        saved: BranchSaved<S>,
+        saved: BranchSaved,
         next: &OperandCast,
         context: &mut Context,
     ) -> Result<ResidualGradient> {
-        let BranchSaved { norm, operand, sublayer } = saved;
-        let cast = self.sublayer.input();
-        let x = BranchOperand { norm: &self.norm, norm_saved: &norm, cast, saved: operand };
-        let dresidual = dy.value.clone();
-        let dnormed = self.sublayer.backward(dy, sublayer, x, None, context)?;
-        self.norm.backward_for(&dnormed, norm, &dresidual, next, context)
+        let (cast, dresidual) = (self.input(), dy.value.clone());
+        let BranchSaved { before, input, operand, sublayers, after } = saved;
+        let dsum = match (&mut self.after, after) {
+            (Some(norm), Some(saved)) => norm.backward(&dy.value, saved)?.into(),
+            _ => dy,
+        };
+        let operand = BranchOperand::new(self.before.as_ref().zip(before.as_ref()), input, cast, operand);
+        let mut doperand = None;
+        let count = self.sublayers.len();
+        let reads = copies(dsum, count).zip(copies(operand, count));
+        for ((sublayer, saved), (dy, x)) in self.sublayers.iter_mut().zip(sublayers).rev().zip(reads) {
+            doperand = Some(sublayer.backward(dy, saved, x, doperand, context)?);
+        }
+        let doperand = doperand.expect("a branch has a sublayer");
+        match (&mut self.before, before) {
+            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, &dresidual, next, context),
+            _ => Ok(add(&dresidual, &doperand)?.into()),
+        }
     }
 
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        self.norm.parameters(visit);
-        self.sublayer.parameters(visit);
+        self.before.iter().for_each(|norm| norm.parameters(visit));
+        self.sublayers.iter().for_each(|sublayer| sublayer.parameters(visit));
+        self.after.iter().for_each(|norm| norm.parameters(visit));
     }
 
     /// [`Branch::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        self.norm.parameters_mut(visit);
-        self.sublayer.parameters_mut(visit);
+        self.before.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+        self.sublayers.iter_mut().for_each(|sublayer| sublayer.parameters_mut(visit));
+        self.after.iter_mut().for_each(|norm| norm.parameters_mut(visit));
     }
 }
 
-impl<A: Sublayer, B: Sublayer> Sublayer for (A, B) {
-    type Saved = (A::Saved, B::Saved);
-
-    fn input(&self) -> OperandCast {
-        self.0.input()
-    }
-
-    fn gradient(&self) -> OperandCast {
-        // Two casts read it, each by a scale of its own.
-        OperandCast::NONE
-    }
-
-    fn forward(&self, x: View, residual: &Tensor, context: &mut Context) -> Result<(Tensor, Self::Saved)> {
-        let (h, first) = self.0.forward(x.clone(), residual, context)?;
-        let (y, second) = self.1.forward(x, &h, context)?;
-        Ok((y, (first, second)))
-    }
-
-    fn save(&self, x: View, context: &mut Context) -> Result<Self::Saved> {
-        Ok((self.0.save(x.clone(), context)?, self.1.save(x, context)?))
-    }
-
-    fn backward(
-        &mut self,
-        dy: ResidualGradient,
-        saved: Self::Saved,
-        x: BranchOperand,
-        other: Option<Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let dx = self.1.backward(dy.value.clone().into(), saved.1, x.clone(), other, context)?;
-        self.0.backward(dy, saved.0, x, Some(dx), context)
-    }
-
-    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        self.0.parameters(visit);
-        self.1.parameters(visit);
-    }
-
-    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        self.0.parameters_mut(visit);
-        self.1.parameters_mut(visit);
-    }
+/// `count` copies of `value`, of which the last is `value` itself, so that its memory is freed with the last copy.
+fn copies<T: Clone>(value: T, count: usize) -> impl Iterator<Item = T> {
+    let mut value = Some(value);
+    (0..count).map(move |i| if i + 1 == count { value.take() } else { value.clone() }.expect("taken last"))
 }

@@ -139,7 +139,11 @@ impl OperandCast {
         if let Some(slot) = self.fused(casts.mode) {
             return Ok(Views::of_codes(casts.reproduce(slot, frozen, CodeCopies::Both, op)?));
         }
-        let x = plain(op(Output::Plain)?);
+        self.recast_both(plain(op(Output::Plain)?), frozen, casts)
+    }
+
+    /// The views that both products read of an operand with a recomputed value.
+    pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, casts: &mut Casts) -> Result<Views> {
         let [first, second] = self.reads_codes(casts.mode);
         let codes = self.requantize(&x, [first, second], frozen, casts)?;
         Ok(Views {

@@ -4,7 +4,7 @@ mod adapter;
 mod smooth;
 
 use adapter::Adapter;
-pub use smooth::{ColumnScales, DownProjection, SmoothCasts};
+pub use smooth::{ColumnScales, SmoothCasts};
 
 use super::cast::{OperandCast, SavedOperand, copies_of};
 use crate::context::Context;

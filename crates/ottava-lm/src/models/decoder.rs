@@ -176,10 +176,9 @@ impl Decoder {
             sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
+            paged: None,
         };
-        let forward =
-            |_, block: &crate::layers::Block, x: &Tensor, context: &mut Context| Ok(block.forward(x, context)?.0);
-        let normed = self.stage.forward_only(inputs, &mut context, units, forward)?;
+        let normed = self.stage.forward_only(inputs, &mut context, units)?;
         let weight = self.head_weight()?;
         Head::losses(&normed, weight, &fetch(weight, Direction::Forward, units)?, targets)
     }
@@ -254,19 +253,19 @@ impl Decoder {
             sequences,
             recompute: self.recompute,
             saved_activations: self.saved_activations,
+            paged: None,
         };
         (&mut self.stage, context)
     }
 
     /// An empty cache of `blocks` blocks of `block_size` tokens in type `dtype`, for [`Decoder::hidden`].
     pub fn kv_cache(&self, blocks: usize, block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, self.stage.blocks(), self.scaling.scales().len(), blocks, block_size, dtype)
+        KvCache::new(&self.device, &self.description.caches, self.scaling.scales().len(), blocks, block_size, dtype)
     }
 
     /// Bytes of a block of such a cache.
     pub fn kv_block_bytes(&self, block_size: usize, dtype: DType) -> usize {
-        let layouts = self.stage.blocks().iter().map(|block| block.attention().paged_layout());
-        layouts.map(|layout| KvBlocks::block_bytes(layout, block_size, dtype)).sum()
+        self.description.caches.iter().map(|layout| KvBlocks::block_bytes(*layout, block_size, dtype)).sum()
     }
 
     /// Makes what a token gets independent of the tokens beside it, for [`Decoder::hidden`]: where operands are scaled by the amax of their

@@ -1,14 +1,13 @@
 //! Inference: forward of new tokens of many sequences, whose keys and values are in a cache of blocks.
 
 use super::stage::Stage;
-use crate::context::{Context, Sequences};
+use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
-use crate::layers::Block;
 use crate::mode::Mode;
 use crate::param::{Fetched, Resident};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Casts, Recorder, Scales};
-use ottava_tensor::ops::{KvBlocks, PagedBatch};
+use ottava_tensor::ops::{KvBlocks, PagedBatch, PagedLayout};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// Keys and values of all layers, and where the casts of inference measure.
@@ -36,7 +35,7 @@ pub struct InferenceBatch {
     context_lens: Tensor,
     block_tables: Tensor,
     max_new: usize,
-    /// Whether it is all of one sequence, in a size of which there are few, as kernels for training are prepared for a size.
+    /// Whether it is all of one sequence, padded to a multiple of [`WHOLE`]: attention of training is prepared for each size.
     is_whole: bool,
 }
 
@@ -119,38 +118,37 @@ impl InferenceBatch {
 }
 
 impl KvCache {
-    /// An empty cache for a model with these blocks and `casts` FP8 casts.
+    /// An empty cache for a model with these attention layers and `casts` FP8 casts.
     pub(super) fn new(
         device: &Device,
-        model: &[Block],
+        layers: &[PagedLayout],
         casts: usize,
         blocks: usize,
         block_size: usize,
         dtype: DType,
     ) -> Result<KvCache> {
-        let of = |block: &Block| KvBlocks::new(device, block.attention().paged_layout(), blocks, block_size, dtype);
-        let layers = model.iter().map(of).collect::<Result<_, _>>()?;
+        let of = |layout: &PagedLayout| KvBlocks::new(device, *layout, blocks, block_size, dtype);
+        let layers = layers.iter().map(of).collect::<Result<_, _>>()?;
         Ok(KvCache { layers, recorder: Recorder::new(device, casts)? })
     }
 
     /// Normalised activations `[T, C]` of the new tokens.
     pub(super) fn forward(&mut self, stage: &Stage, scales: &Scales, batch: &InferenceBatch) -> Result<Tensor> {
         let KvCache { layers, recorder } = self;
+        let batch_of_cache = PagedBatch {
+            query_starts: &batch.query_starts,
+            context_lens: &batch.context_lens,
+            block_tables: &batch.block_tables,
+            max_new: batch.max_new,
+        };
         let mut context = Context {
             casts: Casts { scales, recorder, mode: Mode::INFERENCE },
             fetched: Fetched::none(),
             sequences: &batch.positions,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
+            paged: Some(PagedPass { layers, batch: batch_of_cache, is_whole: batch.is_whole }),
         };
-        let paged = PagedBatch {
-            query_starts: &batch.query_starts,
-            context_lens: &batch.context_lens,
-            block_tables: &batch.block_tables,
-            max_new: batch.max_new,
-        };
-        stage.forward_only(&batch.ids, &mut context, &mut Resident, |i, block, x, context| {
-            block.forward_paged(x, &mut layers[i], &paged, batch.is_whole, context)
-        })
+        stage.forward_only(&batch.ids, &mut context, &mut Resident)
     }
 }

@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::layers::{
     Attention, AttentionConfig, Block, BlockSaved, Branch, Embedding, Head, Mlp, MlpConfig, Norm, NormConfig,
-    NormSaved, OperandCast, Sequential, Sublayer,
+    NormSaved, OperandCast, Sublayer,
 };
 use crate::operand::ResidualGradient;
 use crate::param::{Builder, Direction, Fetched, Param, Purpose, Units};
@@ -120,17 +120,11 @@ impl Stage {
         Ok((x, StageSaved { ids, blocks, inputs, norm }))
     }
 
-    /// Forward without backward, with `block` in the place of [`Block::forward`].
-    pub fn forward_only(
-        &self,
-        x: &Tensor,
-        context: &mut Context,
-        units: &mut dyn Units,
-        mut block: impl FnMut(usize, &Block, &Tensor, &mut Context) -> Result<Tensor>,
-    ) -> Result<Tensor> {
+    /// Forward without backward: evaluation, or inference with a cache.
+    pub fn forward_only(&self, x: &Tensor, context: &mut Context, units: &mut dyn Units) -> Result<Tensor> {
         let mut x = self.embed(x, context, units)?;
-        forward_blocks(&self.blocks, context, units, |i, each, context| {
-            x = block(i, each, &x, context)?;
+        forward_blocks(&self.blocks, context, units, |_, block, context| {
+            x = block.forward(&x, context)?.0;
             Ok(())
         })?;
         match &self.head {
@@ -280,14 +274,11 @@ fn block(build: &mut Builder, c: &DecoderConfig, index: usize, table: Option<&Te
     let attention = Attention::new(build, &format!("{name}.{}", names.attention), attention, table.cloned(), None)?;
     if c.parallel {
         let mlp = Mlp::new(build, &mlp, mlp_config, Some(attention.input()))?;
-        return Ok(Block::Parallel(Box::new(Branch { norm: attention_norm, sublayer: (attention, mlp) })));
+        return Ok(Block::new(vec![Branch::new(attention_norm, attention).and(mlp)]));
     }
     let mlp_norm = norm(build, names.mlp_norm)?;
     let mlp = Mlp::new(build, &mlp, mlp_config, None)?;
-    Ok(Block::Sequential(Box::new(Sequential {
-        attention: Branch { norm: attention_norm, sublayer: attention },
-        mlp: Branch { norm: mlp_norm, sublayer: mlp },
-    })))
+    Ok(Block::new(vec![Branch::new(attention_norm, attention), Branch::new(mlp_norm, mlp)]))
 }
 
 fn norm_config(c: &DecoderConfig) -> NormConfig {

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::lora::Lora;
 use crate::recipe::{Decision, LinearSite, Recipe};
+use ottava_tensor::ops::PagedLayout;
 use std::collections::BTreeMap;
 
 /// The linears of a model with what its recipe does with them, its parameters, and the work of a token.
@@ -22,6 +23,8 @@ pub struct Description {
     pub frozen: usize,
     /// Sum over all attention layers of the query heads' width, `H · D`.
     pub attention_width: usize,
+    /// The keys and values of each attention layer that a cache keeps, in the order of forward.
+    pub caches: Vec<PagedLayout>,
 }
 
 impl Description {

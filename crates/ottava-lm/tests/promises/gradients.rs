@@ -9,12 +9,13 @@ use crate::setup::{
 use ottava_lm::Result;
 use ottava_lm::layers::{
     Attention, AttentionConfig, Block, Branch, Embedding, Head, LLAMA, Mlp, MlpConfig, Names, Norm, NormConfig,
-    Sequential, Sublayer,
+    Sublayer,
 };
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
+use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
 use ottava_tensor::ops::{Gelu, IGNORE_INDEX, NormKind, RopePairs, cast, real_type, rope_table};
@@ -139,7 +140,7 @@ fn mlp_with_gelu_backward_is_the_gradient() {
         let mlp = MlpConfig { channels: 7, hidden: 11, activation, bias: true, names, std: 0.5 };
         let mlp = build(&double(), &Device::Cpu, |b| {
             let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
-            Ok(Branch { norm, sublayer: Mlp::new(b, "mlp", mlp, None)? })
+            Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
         });
         grad_check(&format!("mlp, {activation:?}"), mlp, normals("x", &[5, 7], DType::F64), 1);
     }
@@ -149,7 +150,8 @@ fn mlp_with_gelu_backward_is_the_gradient() {
 fn mlp_backward_is_the_gradient() {
     let mlp = MlpConfig { channels: 7, hidden: 11, activation: SwiGlu, bias: true, names: &LLAMA, std: 0.5 };
     let mlp = build(&double(), &Device::Cpu, |b| {
-        Ok(Branch { norm: Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?, sublayer: Mlp::new(b, "mlp", mlp, None)? })
+        let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
+        Ok(Branch::new(norm, Mlp::new(b, "mlp", mlp, None)?))
     });
     grad_check("mlp", mlp, normals("x", &[5, 7], DType::F64), 1);
 }
@@ -175,10 +177,8 @@ fn angles(positions: usize) -> Tensor {
 #[test]
 fn attention_backward_is_the_gradient() {
     let attention = build(&double(), &Device::Cpu, |b| {
-        Ok(Branch {
-            norm: Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?,
-            sublayer: Attention::new(b, "attention", ATTENTION, Some(angles(7)), None)?,
-        })
+        let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
+        Ok(Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(7)), None)?))
     });
     grad_check("attention", attention, normals("x", &[2 * 7, 10], DType::F64), 2);
 }
@@ -189,7 +189,7 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
         let config = AttentionConfig { qk_norm: Some((kind, 1e-2)), ..ATTENTION };
         let attention = build(&double(), &Device::Cpu, |b| {
             let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
-            Ok(Branch { norm, sublayer: Attention::new(b, "attention", config, Some(angles(7)), None)? })
+            Ok(Branch::new(norm, Attention::new(b, "attention", config, Some(angles(7)), None)?))
         });
         let what = format!("attention with normalised heads, {kind:?}");
         grad_check(&what, attention, normals("x", &[2 * 7, 10], DType::F64), 2);
@@ -199,27 +199,83 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
 #[test]
 fn block_backward_is_the_gradient() {
     let block = build(&double(), &Device::Cpu, |b| {
-        Ok(Block::Sequential(Box::new(Sequential {
-            attention: Branch {
-                norm: Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?,
-                sublayer: Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?,
-            },
-            mlp: Branch {
-                norm: Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?,
-                sublayer: Mlp::new(b, "mlp", MLP, None)?,
-            },
-        })))
+        let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
+        let attention = Branch::new(norm, Attention::new(b, "attention", ATTENTION, Some(angles(5)), None)?);
+        let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
+        Ok(Block::new(vec![attention, Branch::new(norm, Mlp::new(b, "mlp", MLP, None)?)]))
     });
     grad_check("block", block, normals("x", &[3 * 5, 10], DType::F64), 3);
 }
 
 /// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
-fn parallel(b: &mut Builder) -> Result<Branch<(Attention, Mlp)>> {
+fn parallel(b: &mut Builder) -> Result<Branch> {
     let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
     let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
     let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
     let mlp = Mlp::new(b, "mlp", MLP, Some(Sublayer::input(&attention)))?;
-    Ok(Branch { norm, sublayer: (attention, mlp) })
+    Ok(Branch::new(norm, attention).and(mlp))
+}
+
+/// A branch with norms before and after its sublayers, or without: of attention, of an MLP, or of both beside each other.
+fn branch_with_norms(b: &mut Builder, [before, after]: [bool; 2], sublayers: [bool; 2]) -> Result<Branch> {
+    let mut norm = |name: &str| Norm::new(b, name, 10, NormConfig::rms(1e-2));
+    let (before, after) = (before.then(|| norm("before")).transpose()?, after.then(|| norm("after")).transpose()?);
+    let table = rope_table(b.device, &[1.0, 0.3, 0.1], 5, real_type(b.recipe.compute))?;
+    let attention = Attention::new(b, "attention", ATTENTION, Some(table), None)?;
+    let mlp = Mlp::new(b, "mlp", MLP, sublayers[0].then(|| Sublayer::input(&attention)))?;
+    let branch = match sublayers {
+        [true, true] => Branch::new(before, attention).and(mlp),
+        [true, false] => Branch::new(before, attention),
+        _ => Branch::new(before, mlp),
+    };
+    Ok(match after {
+        Some(after) => branch.normalised(after),
+        None => branch,
+    })
+}
+
+const ON_AND_OFF: [[bool; 2]; 4] = [[true, false], [true, true], [false, true], [false, false]];
+
+#[test]
+fn branch_backward_is_the_gradient_with_and_without_norms() {
+    for norms in ON_AND_OFF {
+        for sublayers in &ON_AND_OFF[..3] {
+            let branch = build(&double(), &Device::Cpu, |b| branch_with_norms(b, norms, *sublayers));
+            let what = format!("branch with norms before and after {norms:?}, attention and MLP {sublayers:?}");
+            grad_check(&what, branch, normals("x", &[3 * 5, 10], DType::F64), 3);
+        }
+    }
+}
+
+/// What is recomputed has the bits of what is saved, in every recipe, wherever norms are.
+#[test]
+fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
+    let (x, dy) = (normals("x", &[3 * 5, 10], DType::F32), normals("dy", &[3 * 5, 10], DType::F32));
+    for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
+        for norms in ON_AND_OFF {
+            let gradients = |recompute: Recompute| {
+                let mut weights = Seeded { std: 0.5 };
+                let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
+                let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
+                let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+                let mut block = Block::new(vec![branch]);
+                quantize(Alone::trained(&mut block), &mut scaling);
+                let sequences = sequences(&Device::Cpu, 3, 5);
+                let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
+                context.recompute = recompute;
+                let [x, dy] = [&x, &dy].map(|x| cast(x, recipe.compute).unwrap());
+                let (y, saved) = Block::forward(&block, &x, &mut context).unwrap();
+                let dx = Alone::backward(&mut block, dy, saved, &mut context).unwrap();
+                let grads = Alone::trained(&mut block).into_iter().filter_map(|param| param.grad.take());
+                let grads: Vec<_> = grads.map(|grad| values(&grad.values().unwrap())).collect();
+                (values(&y), values(&dx), grads)
+            };
+            let saved = gradients(Recompute::None);
+            for recompute in [Recompute::NormSwiglu, Recompute::Attention, Recompute::Full] {
+                assert_eq!(gradients(recompute), saved, "{name}, norms {norms:?}, {recompute:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use ottava_lm::context::{Context, Sequences};
 use ottava_lm::layers::{
-    Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand, Sublayer,
+    Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
@@ -205,6 +205,7 @@ pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, pre
         sequences,
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
+        paged: None,
     }
 }
 
@@ -296,14 +297,14 @@ impl Alone for Linear {
     }
 }
 
-impl<S: Sublayer> Alone for Branch<S> {
-    type Saved = BranchSaved<S>;
+impl Alone for Branch {
+    type Saved = BranchSaved;
 
-    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, BranchSaved<S>)> {
+    fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_lm::Result<(Tensor, BranchSaved)> {
         Branch::forward(self, x, context)
     }
 
-    fn backward(&mut self, dy: Tensor, saved: BranchSaved<S>, context: &mut Context) -> ottava_lm::Result<Tensor> {
+    fn backward(&mut self, dy: Tensor, saved: BranchSaved, context: &mut Context) -> ottava_lm::Result<Tensor> {
         Ok(Branch::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
     }
 

@@ -43,7 +43,7 @@ type Results = Vec<Vec<f64>>;
 
 /// One step of an MLP with these weights.
 fn step(
-    mlp: &mut Branch<Mlp>,
+    mlp: &mut Branch,
     precision: StepPrecision,
     scaling: &mut ScalingState,
     device: &Device,
@@ -90,10 +90,8 @@ fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) 
         std: 0.0,
     };
     let (mut mlp, mut scaling) = build(recipe, device, |b| {
-        Ok(Branch {
-            norm: Norm::new(b, "norm", CHANNELS, NormConfig::rms(1e-5))?,
-            sublayer: Mlp::new(b, "mlp", config, None)?,
-        })
+        let norm = Norm::new(b, "norm", CHANNELS, NormConfig::rms(1e-5))?;
+        Ok(Branch::new(norm, Mlp::new(b, "mlp", config, None)?))
     });
     let all =
         weights.iter().map(|weights| step(&mut mlp, precision(high), &mut scaling, device, recipe.compute, weights));

@@ -8,7 +8,7 @@ use super::super::cast::OperandCast;
 use super::{Linear, LinearConfig, Parts};
 use crate::context::Context;
 use crate::error::Result;
-use crate::mode::{Mode, Pass};
+use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
 use crate::scaling::Slot;
@@ -16,13 +16,6 @@ use ottava_tensor::ops::{
     CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
 use ottava_tensor::{DType, Tensor};
-
-/// The linear after SwiGLU, whose input may be smoothed.
-pub struct DownProjection {
-    /// The linear itself. If its input is smoothed, it owns the cast of the output gradient only.
-    pub linear: Linear,
-    smooth: Option<SmoothCasts>,
-}
 
 /// The casts of a smoothed input and of the inversely scaled weight.
 #[derive(Clone, Copy, Debug)]
@@ -33,18 +26,18 @@ pub struct SmoothCasts {
 
 /// What forward saves of a smoothed input: the scales of its columns, and the scales of the casts of input and weight.
 pub struct ColumnScales {
-    casts: SmoothCasts,
     columns: Tensor, /* [K] */
     input: FrozenScale,
     weight: FrozenScale,
 }
 
-impl DownProjection {
-    /// A linear after SwiGLU.
-    pub fn new(build: &mut Builder, config: LinearConfig) -> Result<DownProjection> {
+impl Linear {
+    /// A linear after an activation, and the casts of its input if that is smoothed; then the linear owns the cast of the output gradient
+    /// only.
+    pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
         let mut parts = config.build(build, true)?;
         let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {
-            return Ok(DownProjection { linear: Linear::of(build, config, parts)?, smooth: None });
+            return Ok((Linear::of(build, config, parts)?, None));
         };
         let name = config.name;
         let input = build.slots.add(format!("{name}.input"), casts.input);
@@ -55,23 +48,19 @@ impl DownProjection {
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
         let Parts { weight: own, bias, adapter, .. } = parts;
         let linear = Linear { weight: own, bias, adapter, products, input: OperandCast::NONE, gradient };
-        Ok(DownProjection { linear, smooth: Some(SmoothCasts { input, weight }) })
+        Ok((linear, Some(SmoothCasts { input, weight })))
     }
+}
 
-    /// The casts of a smoothed input; `None` if products of this mode do not smooth it.
-    pub fn smooth_casts(&self, mode: Mode) -> Option<SmoothCasts> {
-        self.smooth.filter(|_| !mode.is_high_precision())
-    }
-
+impl SmoothCasts {
     /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, with a smoothed input.
-    pub fn forward_smooth(
-        &self,
+    pub fn forward(
+        self,
+        linear: &Linear,
         x: &Tensor,
-        casts: SmoothCasts,
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, ColumnScales)> {
-        let SmoothCasts { input: input_slot, weight: weight_slot } = casts;
         let Context { casts: pass, fetched, .. } = context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
@@ -79,41 +68,48 @@ impl DownProjection {
             columns = Tensor::from_slice(x.device(), columns.shape(), &vec![1f32; columns.len()])?;
         }
         let x = scale_columns(x, &columns)?;
-        let input = pass.freeze(input_slot, &x)?;
-        let x = pass.quantize(input_slot, &input, &x, CodeCopies::Rows)?;
-        let scaled = unscale_columns(&self.linear.weight.read(fetched)?, &columns)?;
-        let weight = pass.freeze(weight_slot, &scaled)?;
-        let scaled = pass.quantize(weight_slot, &weight, &scaled, CodeCopies::Rows)?;
-        let how = self.linear.products.fprop.accumulation();
-        let y = self.linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
-        Ok((y, ColumnScales { casts, columns, input, weight }))
+        let input = pass.freeze(self.input, &x)?;
+        let x = pass.quantize(self.input, &input, &x, CodeCopies::Rows)?;
+        let scaled = unscale_columns(&linear.weight.read(fetched)?, &columns)?;
+        let weight = pass.freeze(self.weight, &scaled)?;
+        let scaled = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
+        let how = linear.products.fprop.accumulation();
+        let y = linear.output(Operand::Rows(&x), Operand::Rows(&scaled), residual, how)?;
+        Ok((y, ColumnScales { columns, input, weight }))
     }
 
-    /// Measures what [`DownProjection::forward_smooth`] would cast, in a step that does not smooth `x`.
-    pub fn measure_smooth(&self, x: &View, context: &mut Context) -> Result<()> {
-        let (Some(SmoothCasts { input, weight }), View::Value(x)) = (self.smooth, x) else { return Ok(()) };
+    /// Measures what [`SmoothCasts::forward`] would cast, in a step that does not smooth `x`.
+    pub fn measure(self, linear: &Linear, x: &View, context: &mut Context) -> Result<()> {
+        let View::Value(x) = x else { return Ok(()) };
         let Context { casts, fetched, .. } = context;
         let columns = column_scales(x)?;
-        casts.measure(input, &scale_columns(x, &columns)?)?;
-        casts.measure(weight, &unscale_columns(&self.linear.weight.read(fetched)?, &columns)?)
+        casts.measure(self.input, &scale_columns(x, &columns)?)?;
+        casts.measure(self.weight, &unscale_columns(&linear.weight.read(fetched)?, &columns)?)
     }
 
     /// `dy · W`, as `(dy · (W / s)) · s`.
-    pub fn dgrad_smooth(&self, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
+    pub fn dgrad(self, linear: &Linear, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
         let Context { casts, fetched, .. } = context;
-        let weight = unscale_columns(&self.linear.weight.read(fetched)?, &scales.columns)?;
-        let weight = casts.requantize(scales.casts.weight, &scales.weight, &weight, CodeCopies::Columns)?;
-        let (out, how) = (self.linear.weight.dtype(), self.linear.products.dgrad.accumulation());
+        let weight = unscale_columns(&linear.weight.read(fetched)?, &scales.columns)?;
+        let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
+        let (out, how) = (linear.weight.dtype(), linear.products.dgrad.accumulation());
         let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
     /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight.
-    pub fn wgrad_smooth(&mut self, dy: &View, x: &Tensor, scales: &ColumnScales, context: &mut Context) -> Result<()> {
+    pub fn wgrad(
+        self,
+        linear: &mut Linear,
+        dy: &View,
+        x: &Tensor,
+        scales: &ColumnScales,
+        context: &mut Context,
+    ) -> Result<()> {
         let x = scale_columns(x, &scales.columns)?;
-        let x = context.casts.requantize(scales.casts.input, &scales.input, &x, CodeCopies::Columns)?;
-        let how = self.linear.products.wgrad.accumulation();
+        let x = context.casts.requantize(self.input, &scales.input, &x, CodeCopies::Columns)?;
+        let how = linear.products.wgrad.accumulation();
         let product = gemm_nt(dy.columns(), Operand::Columns(&x), DType::F32, how)?;
-        self.linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
+        linear.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }
 }

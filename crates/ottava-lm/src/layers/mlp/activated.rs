@@ -1,0 +1,173 @@
+//! The linear after an activation, fused with it: the activation writes the operand, and its backward writes the gradient that the linear
+//! before it reads.
+
+use super::super::cast::{CastInput, OperandCast, SavedOperand};
+use super::super::{ColumnScales, Linear, LinearConfig, SmoothCasts};
+use crate::context::Context;
+use crate::error::Result;
+use crate::operand::{ResidualGradient, Views};
+use crate::param::{Builder, Param};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{
+    Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_to,
+};
+
+/// `y = activation(hidden) · Wᵀ + b`, whose input Smooth-SwiGLU may scale by column.
+pub struct ActivatedLinear {
+    activation: Activation,
+    linear: Linear, /* [C, F] */
+    smooth: Option<SmoothCasts>,
+}
+
+/// Saved by [`ActivatedLinear`].
+pub struct ActivatedSaved {
+    hidden: SavedActivation, /* [T, 2F], or [T, F] without a gate */
+    operand: ActivatedOperand,
+}
+
+/// What forward saves of the activation's output.
+enum ActivatedOperand {
+    Plain(SavedOperand),
+    Smooth(SmoothCasts, ColumnScales),
+}
+
+impl ActivatedLinear {
+    /// The linear of `config` after `activation`.
+    pub fn new(build: &mut Builder, config: LinearConfig, activation: Activation) -> Result<ActivatedLinear> {
+        let (linear, smooth) = Linear::after_activation(build, config)?;
+        Ok(ActivatedLinear { activation, linear, smooth })
+    }
+
+    /// The cast of the gradient by its output.
+    pub fn gradient(&self) -> OperandCast {
+        self.linear.gradient()
+    }
+
+    /// `y`, plus `residual` `[T, C]` if given, and what backward needs.
+    pub fn forward(
+        &self,
+        hidden: Tensor,
+        residual: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<(Tensor, ActivatedSaved)> {
+        if let Some(casts) = self.smooth_in(context) {
+            let (activated, hidden) = (activation(self.activation, &hidden)?, context.save(hidden)?);
+            let (y, scales) = casts.forward(&self.linear, &activated, residual, context)?;
+            return Ok((y, ActivatedSaved { hidden, operand: ActivatedOperand::Smooth(casts, scales) }));
+        }
+        let (activated, hidden) = self.activate(hidden, context)?;
+        let y = self.linear.fprop(&activated.rows, residual, context)?;
+        Ok((y, ActivatedSaved { hidden, operand: ActivatedOperand::Plain(activated.saved) }))
+    }
+
+    /// What [`ActivatedLinear::forward`] saves, without computing its output.
+    pub fn save(&self, hidden: Tensor, context: &mut Context) -> Result<ActivatedSaved> {
+        if self.smooth_in(context).is_some() {
+            return Ok(self.forward(hidden, None, context)?.1);
+        }
+        let (activated, hidden) = self.activate(hidden, context)?;
+        Ok(ActivatedSaved { hidden, operand: ActivatedOperand::Plain(activated.saved) })
+    }
+
+    /// The casts of a smoothed input, if products of this pass read one.
+    fn smooth_in(&self, context: &Context) -> Option<SmoothCasts> {
+        self.smooth.filter(|_| !context.mode().is_high_precision())
+    }
+
+    /// The operand, and what backward needs of `hidden`.
+    fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(CastInput, SavedActivation)> {
+        let input = self.linear.input();
+        // The activation's backward writes the transposed codes in its own pass, so forward never does.
+        let (copies, compresses) = (context.copies_without_transpose(&input), context.compresses());
+        let (activated, compressed) = input.produce_input(copies, &mut context.casts, |output| {
+            if compresses && !matches!(output, Output::Amax { .. }) {
+                let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
+                return Ok((activated, Some(hidden)));
+            }
+            Ok((activation_to(self.activation, &hidden, output)?, None))
+        })?;
+        if let Some(casts) = self.smooth {
+            casts.measure(&self.linear, &activated.rows, context)?;
+        }
+        Ok((activated, compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed)))
+    }
+
+    /// The gradient by `hidden`, in the views that `before` reads, the linear that computed it; adds to the gradients of this linear.
+    pub fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: ActivatedSaved,
+        before: &mut Linear,
+        context: &mut Context,
+    ) -> Result<Views> {
+        let dy = self.linear.cast_gradient(dy, context)?;
+        let ActivatedSaved { hidden, operand } = saved;
+        match operand {
+            ActivatedOperand::Plain(operand) => self.backward_plain(dy, hidden, operand, before, context),
+            ActivatedOperand::Smooth(casts, scales) => {
+                let Views { rows, columns: dy } = dy;
+                let dactivated = casts.dgrad(&self.linear, &rows, &scales, context)?;
+                drop(rows);
+                let dhidden = self.produce_dhidden(&dactivated, &hidden, before, context)?;
+                drop(dactivated);
+                let activated = activation(self.activation, &hidden.value()?)?;
+                drop(hidden);
+                casts.wgrad(&mut self.linear, &dy, &activated, &scales, context)?;
+                Ok(dhidden)
+            }
+        }
+    }
+
+    fn backward_plain(
+        &mut self,
+        dy: Views,
+        hidden: SavedActivation,
+        operand: SavedOperand,
+        before: &mut Linear,
+        context: &mut Context,
+    ) -> Result<Views> {
+        let (Views { rows, columns: dy }, input) = (dy, self.linear.input());
+        let dactivated = self.linear.dgrad(&rows, None, context)?;
+        drop(rows);
+        let (dhidden, activated) = match (operand.into_columns(), input.fused(context.mode())) {
+            // The activation's backward reads what the activation is computed from, and writes its codes in the same pass.
+            (Err(frozen), Some(slot)) => {
+                before.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
+                    Ok(activation_backward_to(self.activation, &dactivated, &hidden, output, activated)?)
+                })?
+            }
+            (activated, _) => {
+                let activated = activated.or_else(|frozen| {
+                    let value = activation(self.activation, &hidden.value()?)?;
+                    input.recast_columns(value, &frozen, &mut context.casts)
+                })?;
+                (self.produce_dhidden(&dactivated, &hidden, before, context)?, activated)
+            }
+        };
+        drop((hidden, dactivated));
+        self.linear.wgrad(&dy, &activated, context.mode())?;
+        Ok(dhidden)
+    }
+
+    fn produce_dhidden(
+        &self,
+        dactivated: &Tensor,
+        hidden: &SavedActivation,
+        before: &mut Linear,
+        context: &mut Context,
+    ) -> Result<Views> {
+        before.produce_gradient(context, |output| {
+            Ok(activation_backward_to(self.activation, dactivated, hidden, output, None)?.0)
+        })
+    }
+
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        self.linear.parameters(visit);
+    }
+
+    /// [`ActivatedLinear::parameters`], mutably.
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        self.linear.parameters_mut(visit);
+    }
+}

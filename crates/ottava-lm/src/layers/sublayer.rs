@@ -1,0 +1,172 @@
+//! Sublayers: what a residual branch computes of its operand.
+
+use super::cast::{OperandCast, SavedOperand};
+use super::{Norm, NormSaved};
+use crate::context::Context;
+use crate::error::Result;
+use crate::operand::{ResidualGradient, View, Views};
+use crate::param::Param;
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::SavedActivation;
+use std::any::Any;
+
+/// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch), from the first linear, which reads the operand, to
+/// the last, which adds the residual connection. One `forward` serves training, recomputation and inference: [`Context`] says which.
+pub trait Sublayer {
+    /// What backward needs, except the operand, which the branch saves.
+    type Saved: 'static;
+
+    /// The cast of the operand.
+    fn input(&self) -> OperandCast;
+
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if several do.
+    fn gradient(&self) -> OperandCast;
+
+    /// The function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
+
+    /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
+    fn save(&self, x: View, context: &mut Context) -> Result<Self::Saved>;
+
+    /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: Self::Saved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor>;
+
+    /// Calls `visit` for each parameter, always in the same order.
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
+
+    /// [`Sublayer::parameters`], mutably.
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
+}
+
+/// What a [`Sublayer`] of any type saves.
+pub struct SublayerSaved(Box<dyn Any>);
+
+/// A [`Sublayer`] of any type, as a branch lists them.
+pub trait AnySublayer {
+    /// [`Sublayer::input`].
+    fn input(&self) -> OperandCast;
+
+    /// [`Sublayer::gradient`].
+    fn gradient(&self) -> OperandCast;
+
+    /// [`Sublayer::forward`].
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
+
+    /// [`Sublayer::save`].
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
+
+    /// [`Sublayer::backward`].
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor>;
+
+    /// [`Sublayer::parameters`].
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
+
+    /// [`Sublayer::parameters_mut`].
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
+}
+
+impl<S: Sublayer> AnySublayer for S {
+    fn input(&self) -> OperandCast {
+        Sublayer::input(self)
+    }
+
+    fn gradient(&self) -> OperandCast {
+        Sublayer::gradient(self)
+    }
+
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
+        let (y, saved) = Sublayer::forward(self, x, residual, context)?;
+        Ok((y, SublayerSaved(Box::new(saved))))
+    }
+
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
+        Ok(SublayerSaved(Box::new(Sublayer::save(self, x, context)?)))
+    }
+
+    fn backward(
+        &mut self,
+        dy: ResidualGradient,
+        saved: SublayerSaved,
+        x: BranchOperand,
+        other: Option<Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let saved = saved.0.downcast::<S::Saved>().expect("a sublayer gets back what it saved");
+        Sublayer::backward(self, dy, *saved, x, other, context)
+    }
+
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        Sublayer::parameters(self, visit);
+    }
+
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        Sublayer::parameters_mut(self, visit);
+    }
+}
+
+/// The operand of a branch in backward: saved by forward, or recomputed from what the branch saved.
+#[derive(Clone)]
+pub struct BranchOperand<'a> {
+    source: Source<'a>,
+    cast: OperandCast,
+    saved: SavedOperand,
+}
+
+/// What a recomputed operand is computed from.
+#[derive(Clone)]
+enum Source<'a> {
+    Norm(&'a Norm, &'a NormSaved),
+    /// The input of the branch; `None` if the operand is saved.
+    Input(Option<SavedActivation>),
+}
+
+impl<'a> BranchOperand<'a> {
+    /// The operand `saved` by forward through `cast`; it can be recomputed from what a `norm` saved, or without a norm from the `input` of the
+    /// branch.
+    pub(super) fn new(
+        norm: Option<(&'a Norm, &'a NormSaved)>,
+        input: Option<SavedActivation>,
+        cast: OperandCast,
+        saved: SavedOperand,
+    ) -> BranchOperand<'a> {
+        let source = norm.map_or(Source::Input(input), |(norm, saved)| Source::Norm(norm, saved));
+        BranchOperand { source, cast, saved }
+    }
+
+    /// The view that wgrad reads.
+    pub fn columns(self, context: &mut Context) -> Result<View> {
+        match self.source {
+            Source::Norm(norm, saved) => norm.operand_columns(saved, self.saved, &self.cast, context),
+            Source::Input(x) => self
+                .saved
+                .into_columns()
+                .or_else(|frozen| self.cast.recast_columns(value(x)?, &frozen, &mut context.casts)),
+        }
+    }
+
+    /// The views that fprop and wgrad read, recomputed.
+    pub fn views(self, context: &mut Context) -> Result<Views> {
+        match self.source {
+            Source::Norm(norm, saved) => norm.operand_views(saved, self.saved, &self.cast, context),
+            Source::Input(x) => self.cast.recast_both(value(x)?, &self.saved.into_frozen(), &mut context.casts),
+        }
+    }
+}
+
+fn value(input: Option<SavedActivation>) -> Result<Tensor> {
+    Ok(input.expect("a branch saves its input if its operand is recomputed").value()?)
+}
