@@ -37,6 +37,8 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
     /// The error function.
     fn erf(self) -> Self;
     /// `self · a + b`, with one rounding if `FUSED`, else two.
@@ -59,7 +61,7 @@ macro_rules! element {
 element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
-    ($t:ty, $exp:path, $ln:path, $erf:path) => {
+    ($t:ty, $exp:path, $ln:path, $tanh:path, $erf:path) => {
         impl Real for $t {
             fn of(x: f64) -> $t {
                 x as $t
@@ -75,6 +77,9 @@ macro_rules! real {
             }
             fn ln(self) -> $t {
                 $ln(self)
+            }
+            fn tanh(self) -> $t {
+                $tanh(self)
             }
             fn erf(self) -> $t {
                 $erf(self)
@@ -97,8 +102,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, expf, libm::logf, libm::erff);
-real!(f64, libm::exp, libm::log, libm::erf);
+real!(f32, expf, libm::logf, libm::tanhf, libm::erff);
+real!(f64, libm::exp, libm::log, libm::tanh, libm::erf);
 
 /// `e^x` to within 1 ulp; branch-free, so that loops over it vectorise.
 ///

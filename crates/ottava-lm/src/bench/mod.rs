@@ -11,5 +11,5 @@ pub use decode::{DecodeBench, DecodeRow};
 pub use families::FamilyTime;
 pub use gemm::{GemmRow, gemms};
 pub use linear::{LinearRow, SweepCell, linears, sweep};
-pub use shapes::{attention_layout, model, models};
+pub use shapes::{attention, model, models};
 pub use train::{RankMemory, TrainBench, TrainRow};

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, cohere, gpt2};
-use ottava_tensor::ops::AttentionLayout;
+use ottava_tensor::Device;
+use ottava_tensor::bench::AttentionRow;
+use ottava_tensor::ops::AttentionSpec;
 
 /// Shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
@@ -56,11 +58,11 @@ pub fn model(name: &str) -> Result<DecoderConfig> {
     Err(Error::Config(format!("there is no model `{name}`; there are {}", names.join(", "))))
 }
 
-/// The model's attention over `tokens` in sequences of `seq_len`.
-pub fn attention_layout(sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<AttentionLayout> {
+/// Times attention of a model of `sizes` over `tokens` in sequences of `seq_len`.
+pub fn attention(device: &Device, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<AttentionRow> {
     expect_positive(&[tokens, seq_len])?;
-    let DecoderConfig { heads, kv_heads, head_dim, .. } = *sizes;
-    Ok(AttentionLayout { batch: (tokens / seq_len).max(1), seq_len, heads, kv_heads, head_dim, deterministic: false })
+    let spec = AttentionSpec::causal(sizes.heads, sizes.kv_heads, sizes.head_dim);
+    Ok(ottava_tensor::bench::attention(device, &spec, (tokens / seq_len).max(1), seq_len)?)
 }
 
 /// Checks sizes of what is to be timed.

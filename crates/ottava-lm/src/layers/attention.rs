@@ -9,7 +9,7 @@ use crate::operand::{ResidualGradient, View, Views};
 use crate::param::{Builder, Init, Layout, Param, Part};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionLayout, HeadNormLayout, HeadNormWeights, NormKind, PagedLayout, RopeLayout, RopePairs, Rotation,
+    Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation,
     append_kv, attention, attention_backward, head_norm, head_norm_backward, paged_attention, rope, rope_to,
 };
 
@@ -46,9 +46,9 @@ pub struct Attention {
     output: Linear, /* [C, H·D] */
     /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
     rope_table: Option<Tensor>,
-    /// Its number among the layers whose keys and values a cache keeps.
-    cache: usize,
-    deterministic: bool,
+    /// Its number among the attention layers of the model, by which it finds its keys and values in a cache.
+    number: usize,
+    spec: AttentionSpec,
 }
 
 /// Saved by [`Attention`].
@@ -119,7 +119,10 @@ impl Attention {
             names => names.iter().zip([q, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
         };
         let output = [part(c.names.output, c.channels)];
-        build.description.attention_width += q;
+        let deterministic = build.recipe.deterministic;
+        let spec = AttentionSpec { deterministic, ..AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim) };
+        let number = build.description.attention.len();
+        build.description.attention.push(spec);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, shared_input| {
             let name = &format!("{name}.{proj}");
             Linear::new(
@@ -130,14 +133,7 @@ impl Attention {
         let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, shared_input)?;
         let output = linear(c.names.output, &output, q, c.output_bias, None)?;
         let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
-        let (cache, deterministic) = (build.description.caches.len(), build.recipe.deterministic);
-        build.description.caches.push(PagedLayout { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim });
-        Ok(Attention { qkv, norm, output, config, rope_table, cache, deterministic })
-    }
-
-    fn layout(&self, batch: usize, seq_len: usize) -> AttentionLayout {
-        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
-        AttentionLayout { batch, seq_len, heads, kv_heads, head_dim, deterministic: self.deterministic }
+        Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }
 
     /// Queries and keys are rotated.
@@ -177,22 +173,22 @@ impl Attention {
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.rotate(projected, context)?;
-        let Sequences { batch, seq_len, cu_seqlens, .. } = sequences;
-        let (o, lse) = attention(&qkv, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
+        let Sequences { batch, cu_seqlens, .. } = sequences;
+        let input = AttentionInput::fused(&qkv, &self.spec, *batch, cu_seqlens.as_ref());
+        let (o, lse) = attention(input, &self.spec)?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok((qkv, o, Some(lse)))
     }
 
     /// Attention of new tokens of many sequences to those in a cache, which they join; or of all tokens of one sequence.
     fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
-        let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
-        let (layout, cache) = (PagedLayout { heads, kv_heads, head_dim }, &mut pass.layers[self.cache]);
+        let cache = &mut pass.layers[self.number];
         let mut qkv = self.normalise(projected)?;
-        let rotation = self.angles(sequences).map(|angles| (angles, pairs));
-        append_kv(&mut qkv, cache, &pass.batch, layout, rotation)?;
+        let rotation = self.angles(sequences).map(|angles| (angles, self.config.pairs));
+        append_kv(&mut qkv, cache, &pass.batch, &self.spec, rotation)?;
         match pass.is_whole {
-            true => Ok(attention(&qkv, None, self.layout(1, qkv.shape()[0]))?.0),
-            false => Ok(paged_attention(&qkv, cache, &pass.batch, layout)?),
+            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
+            false => Ok(paged_attention(&qkv, cache, &pass.batch, &self.spec)?),
         }
     }
 
@@ -258,8 +254,9 @@ impl Sublayer for Attention {
         self.output.wgrad(&dy, &operand, context.mode())?;
         drop((dy, operand));
         let (unrotated, qkv) = self.restore(qkv, context)?;
-        let Sequences { batch, seq_len, cu_seqlens, .. } = context.sequences;
-        let dqkv = attention_backward(&d_o, &qkv, &o, &lse, cu_seqlens.as_ref(), self.layout(*batch, *seq_len))?;
+        let Sequences { batch, cu_seqlens, .. } = context.sequences;
+        let input = AttentionInput::fused(&qkv, &self.spec, *batch, cu_seqlens.as_ref());
+        let dqkv = attention_backward(&d_o, input, &o, &lse, &self.spec)?.fused();
         drop((qkv, o, d_o));
         let (rotated, positions) = (self.rotated(), &context.sequences.positions);
         let angles = self.rope_table.as_ref().map(|table| Angles { table, positions });

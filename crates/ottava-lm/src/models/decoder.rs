@@ -260,12 +260,13 @@ impl Decoder {
 
     /// An empty cache of `blocks` blocks of `block_size` tokens in type `dtype`, for [`Decoder::hidden`].
     pub fn kv_cache(&self, blocks: usize, block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, &self.description.caches, self.scaling.scales().len(), blocks, block_size, dtype)
+        KvCache::new(&self.device, &self.description.attention, self.scaling.scales().len(), blocks, block_size, dtype)
     }
 
     /// Bytes of a block of such a cache.
     pub fn kv_block_bytes(&self, block_size: usize, dtype: DType) -> usize {
-        self.description.caches.iter().map(|layout| KvBlocks::block_bytes(*layout, block_size, dtype)).sum()
+        let specs = self.description.attention.iter();
+        specs.map(|spec| KvBlocks::block_bytes(spec, block_size, dtype)).sum()
     }
 
     /// Makes what a token gets independent of the tokens beside it, for [`Decoder::hidden`]: where operands are scaled by the amax of their

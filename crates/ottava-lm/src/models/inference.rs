@@ -7,7 +7,7 @@ use crate::mode::Mode;
 use crate::param::{Fetched, Resident};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Casts, Recorder, Scales};
-use ottava_tensor::ops::{KvBlocks, PagedBatch, PagedLayout};
+use ottava_tensor::ops::{AttentionSpec, KvBlocks, PagedBatch};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// Keys and values of all layers, and where the casts of inference measure.
@@ -121,13 +121,13 @@ impl KvCache {
     /// An empty cache for a model with these attention layers and `casts` FP8 casts.
     pub(super) fn new(
         device: &Device,
-        layers: &[PagedLayout],
+        layers: &[AttentionSpec],
         casts: usize,
         blocks: usize,
         block_size: usize,
         dtype: DType,
     ) -> Result<KvCache> {
-        let of = |layout: &PagedLayout| KvBlocks::new(device, *layout, blocks, block_size, dtype);
+        let of = |spec: &AttentionSpec| KvBlocks::new(device, spec, blocks, block_size, dtype);
         let layers = layers.iter().map(of).collect::<Result<_, _>>()?;
         Ok(KvCache { layers, recorder: Recorder::new(device, casts)? })
     }

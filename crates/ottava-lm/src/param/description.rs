@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::lora::Lora;
 use crate::recipe::{Decision, LinearSite, Recipe};
-use ottava_tensor::ops::PagedLayout;
+use ottava_tensor::ops::AttentionSpec;
 use std::collections::BTreeMap;
 
 /// The linears of a model with what its recipe does with them, its parameters, and the work of a token.
@@ -21,10 +21,8 @@ pub struct Description {
     pub parameters: usize,
     /// Values beside them that are not trained.
     pub frozen: usize,
-    /// Sum over all attention layers of the query heads' width, `H · D`.
-    pub attention_width: usize,
-    /// The keys and values of each attention layer that a cache keeps, in the order of forward.
-    pub caches: Vec<PagedLayout>,
+    /// What each attention layer computes, in the order of forward.
+    pub attention: Vec<AttentionSpec>,
 }
 
 impl Description {
@@ -37,7 +35,8 @@ impl Description {
             0 => 6.0 * products as f64,
             _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
         };
-        products + 6.0 * (self.attention_width * seq_len) as f64
+        let attention_width: usize = self.attention.iter().map(AttentionSpec::query_width).sum();
+        products + 6.0 * (attention_width * seq_len) as f64
     }
 
     /// The linears of the first block.

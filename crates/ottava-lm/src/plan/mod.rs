@@ -1,5 +1,6 @@
 //! What a run will do, said before it does it: casts with their reasons, counts, memory, communication.
 
+mod attention;
 mod changes;
 mod communication;
 mod cost;
@@ -11,6 +12,7 @@ mod resolve;
 mod tests;
 mod timeline;
 
+pub use attention::AttentionPlan;
 pub use changes::{Change, Effect, changes};
 pub use communication::{CommunicationPlan, UnitPlan};
 pub use cost::{Kind, Links, NodeLinks, PredictedStep, Prediction, Ring, predict};
@@ -22,7 +24,6 @@ pub use resolve::ResolvedRun;
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
 use ottava_tensor::Device;
-use ottava_tensor::ops::AttentionBackend;
 use serde::Serialize;
 
 /// The plan of a run.
@@ -40,8 +41,8 @@ pub struct Plan {
     pub linears: Vec<LinearPlan>,
     /// A sentence for each reason for which linears stay in high precision.
     pub exceptions: Vec<String>,
-    /// What runs attention.
-    pub attention: String,
+    /// Each kind of attention layer, and what runs it.
+    pub attention: Vec<AttentionPlan>,
     /// What settings that are `auto` have come to.
     pub choice: Option<String>,
     /// What it holds.
@@ -56,19 +57,6 @@ impl Plan {
         let ResolvedRun { config, memory, choice, .. } = resolved;
         let recipe = config.recipe_on(device);
         let model = Decoder::describe(sizes, &recipe)?;
-        let documents = config.layout().document_mask;
-        let backend = AttentionBackend::choose(device, recipe.compute, sizes.head_dim, documents, recipe.deterministic);
-        let attention = match backend {
-            AttentionBackend::Cpu => "the reference on the CPU".to_string(),
-            AttentionBackend::CuDnn => "cuDNN, bfloat16".to_string(),
-            AttentionBackend::Plain => format!(
-                "plain kernels: cuDNN takes bfloat16 with heads of a multiple of {} up to 128{}, these are {} of {}",
-                if documents { 16 } else { 8 },
-                if documents { ", and keeps documents apart where `deterministic` is false" } else { "" },
-                recipe.compute,
-                sizes.head_dim
-            ),
-        };
         Ok(Plan {
             parameters: model.parameters,
             frozen: model.frozen,
@@ -76,7 +64,7 @@ impl Plan {
             tokens_per_step: config.tokens_per_step(),
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),
-            attention,
+            attention: attention::attention(&model, &recipe, config.layout().document_mask, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
             communication: CommunicationPlan::new(config, sizes, device)?,

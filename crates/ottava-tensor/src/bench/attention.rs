@@ -2,7 +2,7 @@
 
 use super::gemm::ROUND_MILLISECONDS;
 use super::time_for;
-use crate::ops::{AttentionLayout, attention as forward, attention_backward, cast, normal};
+use crate::ops::{AttentionInput, AttentionSpec, attention as forward, attention_backward, cast, normal};
 use crate::{DType, Device, Result};
 
 /// Attention of one shape.
@@ -18,16 +18,16 @@ pub struct AttentionRow {
     pub flops: [f64; 2],
 }
 
-/// Times causal attention in BF16, forward and backward, on random data.
-pub fn attention(device: &Device, layout: AttentionLayout) -> Result<AttentionRow> {
-    let AttentionLayout { batch, seq_len, heads, head_dim, .. } = layout;
+/// Times causal attention in BF16, forward and backward, on random data of `batch` sequences of `seq_len` tokens.
+pub fn attention(device: &Device, spec: &AttentionSpec, batch: usize, seq_len: usize) -> Result<AttentionRow> {
     let random = |width, seed| cast(&normal(device, &[batch * seq_len, width], 1.0, seed)?, DType::BF16);
-    let (qkv, d_o) = (random(layout.qkv_width(), 1)?, random(layout.output_width(), 2)?);
-    let (o, lse) = forward(&qkv, None, layout)?;
+    let (qkv, d_o) = (random(spec.qkv_width(), 1)?, random(spec.output_width(), 2)?);
+    let input = AttentionInput::fused(&qkv, spec, batch, None);
+    let (o, lse) = forward(input, spec)?;
     let milliseconds = [
-        time_for(device, ROUND_MILLISECONDS, || forward(&qkv, None, layout).map(drop))?,
-        time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, &qkv, &o, &lse, None, layout).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || forward(input, spec).map(drop))?,
+        time_for(device, ROUND_MILLISECONDS, || attention_backward(&d_o, input, &o, &lse, spec).map(drop))?,
     ];
-    let product = (batch * heads * head_dim) as f64 * (seq_len as f64).powi(2);
+    let product = (batch * spec.query_width()) as f64 * (seq_len as f64).powi(2);
     Ok(AttentionRow { batch, seq_len, milliseconds, flops: [2.0 * product, 5.0 * product] })
 }

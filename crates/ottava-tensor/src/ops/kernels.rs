@@ -14,9 +14,8 @@ pub fn kernels() -> Vec<KernelModule> {
     fn of(source: &'static Source, variants: impl IntoIterator<Item = Defines>) -> impl Iterator<Item = KernelModule> {
         variants.into_iter().map(move |defines| KernelModule { source, defines })
     }
-    let typed: [&'static Source; 13] = [
+    let typed: [&'static Source; 12] = [
         &add::SOURCE,
-        &attention::SOURCE,
         &bias::SOURCE,
         &column_scales::SOURCE,
         &compress::SOURCE,
@@ -37,6 +36,7 @@ pub fn kernels() -> Vec<KernelModule> {
     let untyped = [&argmax::SOURCE, &checksum::SOURCE, &delayed_scaling::SOURCE, &random::SOURCE, &sample::SOURCE];
     let mut all: Vec<KernelModule> = Vec::new();
     all.extend(typed.flat_map(|source| of(source, launch::STORAGE.iter().copied())));
+    all.extend(of(&attention::SOURCE, attention::VARIANTS.iter().copied()));
     all.extend(of(&adamw::SOURCE, adamw::variants()));
     all.extend(of(&cast::SOURCE, cast::VARIANTS.iter().copied()));
     all.extend(producers.flat_map(|source| of(source, quantize::VARIANTS.iter().copied())));

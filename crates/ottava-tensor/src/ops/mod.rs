@@ -37,7 +37,10 @@ pub use adamw::{
 };
 pub use add::add;
 pub use argmax::argmax;
-pub use attention::{AttentionBackend, AttentionLayout, attention, attention_backward};
+pub use attention::{
+    AttentionBackend, AttentionCase, AttentionGradient, AttentionInput, AttentionSpec, ChosenBackend, HeadView,
+    KeySource, attention, attention_backward,
+};
 pub use bias::{add_bias, bias_gradient};
 pub use cast::cast;
 pub use checksum::checksums;
@@ -52,7 +55,7 @@ pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::kernels;
-pub use paged_attention::{KvBlocks, PagedBatch, PagedLayout, append_kv, paged_attention};
+pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
 pub use random::normal;

@@ -10,7 +10,7 @@ use ottava_lm::level::{Gradients, Level};
 use ottava_lm::parallel::DataParallel;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::{Error, Result};
-use ottava_tensor::bench::{BusRates, CollectiveRow, CommBench, CommReport, Rates, attention, copy_bandwidth, kernels};
+use ottava_tensor::bench::{BusRates, CollectiveRow, CommBench, CommReport, Rates, copy_bandwidth, kernels};
 use ottava_tensor::{DType, Device};
 use serde_json::json;
 use std::rc::Rc;
@@ -393,7 +393,7 @@ impl Attention {
         }
         let mut rows = Vec::new();
         for &seq_len in &self.seq_lens {
-            let row = attention(&device, bench::attention_layout(&model, self.tokens, seq_len)?)?;
+            let row = bench::attention(&device, &model, self.tokens, seq_len)?;
             for (i, pass) in ["forward", "backward"].into_iter().enumerate() {
                 let rate = row.flops[i] / (row.milliseconds[i] * 1e-3);
                 if !self.json {

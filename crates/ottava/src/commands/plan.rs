@@ -220,7 +220,10 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
         plan.flops_per_token / 1e6,
         plan.tokens_per_step
     );
-    out!("  attention: {}", plan.attention);
+    for attention in &plan.attention {
+        out!("  attention: {} for {} x {}", attention.backend, attention.count, attention.what);
+        attention.because.iter().for_each(|reason| out!("    because: {reason}"));
+    }
     out!("  embedding, norms, softmax and loss: high precision in every recipe");
     out!("\nLinears\n");
     for l in &plan.linears {

@@ -1,14 +1,16 @@
 //! Innermost loops run over contiguous memory: keys and values are transposed once per head.
 
-use super::AttentionLayout;
+use super::{AttentionInput, AttentionSpec, HeadView};
+use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::real_type;
-use crate::{DType, Tensor};
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// The rows of one head of a fused matrix, widened: `[S, D]`.
-fn head<S: Float>(x: &[S], width: usize, rows: std::ops::Range<usize>, column: usize, dim: usize) -> Vec<S::Real> {
-    rows.flat_map(|t| x[t * width + column..][..dim].iter().map(|x| x.load())).collect()
+/// One head of tokens `rows`, widened: `[S, D]`.
+fn head<S: Float>(view: HeadView, rows: Range<usize>, head: usize, dim: usize) -> Vec<S::Real> {
+    let (x, stride) = (view.matrix.host::<S>(), view.stride());
+    rows.flat_map(|t| x[t * stride + view.column + head * dim..][..dim].iter().map(|x| x.load())).collect()
 }
 
 fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
@@ -16,19 +18,51 @@ fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
     (0..dim).flat_map(|d| (0..rows).map(move |t| x[t * dim + d])).collect()
 }
 
-/// For each of the tokens, the first one of its sequence that it sees.
-fn first_keys(cu_seqlens: Option<&Tensor>, l: AttentionLayout) -> Vec<usize> {
-    let Some(at) = cu_seqlens else { return vec![0; l.tokens()] };
-    let starts = &at.host::<i32>()[..at.len() - 1];
-    let first = |token: usize| {
-        let document = starts.partition_point(|&start| start as usize <= token).saturating_sub(1);
-        (starts[document] as usize).saturating_sub(token / l.seq_len * l.seq_len)
+/// For each of the `B·S` queries, the keys of its sequence that it sees.
+fn visible_keys(input: &AttentionInput, spec: &AttentionSpec) -> Vec<Range<usize>> {
+    let (queries, keys) = (input.query_len(), input.key_len());
+    let document_of = |sequence: usize, position: usize| match input.cu_seqlens {
+        None => 0..keys,
+        Some(at) => {
+            let (edges, token) = (at.host::<i32>(), sequence * keys + position);
+            let document = edges[..edges.len() - 1].partition_point(|&start| start as usize <= token).saturating_sub(1);
+            let within = |edge: i32| (edge as usize).saturating_sub(sequence * keys).min(keys);
+            within(edges[document])..within(edges[document + 1])
+        }
     };
-    (0..l.tokens()).map(first).collect()
+    let of_query = |query: usize| {
+        let (sequence, position) = (query / queries, input.first_query + query % queries);
+        spec.visible(position, document_of(sequence, position))
+    };
+    (0..input.batch * queries).map(of_query).collect()
+}
+
+impl AttentionSpec {
+    /// The keys among those of its document, `keys`, that the query at `position` sees; an empty range if it sees none.
+    pub(in crate::ops) fn visible(&self, position: usize, keys: Range<usize>) -> Range<usize> {
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window)).max(keys.start);
+        let end = if self.causal { keys.end.min(position + 1) } else { keys.end };
+        start.min(end)..end
+    }
+
+    /// The score of a product of query and key.
+    pub(in crate::ops) fn score<R: Real>(&self, product: R) -> R {
+        let scaled = product * R::of(self.scale);
+        match self.soft_cap.map(R::of) {
+            Some(cap) => cap * (scaled / cap).tanh(),
+            None => scaled,
+        }
+    }
+
+    /// The derivative of a `score` by the scaled product, without the factor `scale`: `1 − (score / soft_cap)²`.
+    fn slope<R: Real>(&self, score: R) -> Option<R> {
+        let relative = score / R::of(self.soft_cap?);
+        Some(R::of(1.0) - relative * relative)
+    }
 }
 
 /// `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
-fn scores<R: Real>(q: &[R], kt: &[R], first: usize, out: &mut [R]) {
+fn products<R: Real>(q: &[R], kt: &[R], first: usize, out: &mut [R]) {
     let stride = kt.len() / q.len();
     out.fill(R::default());
     for (d, &q) in q.iter().enumerate() {
@@ -45,10 +79,10 @@ fn accumulate<R: Real>(out: &mut [R], factor: R, x: &[R]) {
     }
 }
 
-/// Softmax in place; returns the log-sum-exp.
-fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
-    scores.iter_mut().for_each(|s| *s = *s * scale);
-    let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a }).expect("a query sees itself");
+/// Softmax of scores in place; returns the log-sum-exp, −∞ of no scores.
+pub(in crate::ops) fn softmax<R: Real>(scores: &mut [R]) -> R {
+    let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a });
+    let Some(largest) = largest else { return R::of(f64::NEG_INFINITY) };
     scores.iter_mut().for_each(|s| *s = (*s - largest).exp());
     let sum: R = scores.iter().copied().sum();
     scores.iter_mut().for_each(|s| *s = *s / sum);
@@ -56,16 +90,21 @@ fn softmax<R: Real>(scores: &mut [R], scale: R) -> R {
 }
 
 /// Scratch bytes of forward: the widened outputs of all heads, and per thread Q, K, V and Kᵀ of one head.
-pub(super) fn scratch(l: AttentionLayout, dtype: DType) -> usize {
-    let per_thread = 4 * l.seq_len * l.head_dim;
-    (l.tokens() * l.output_width() + threads(l.batch * l.heads) * per_thread) * real_type(dtype).size()
+pub(super) fn scratch(input: &AttentionInput, spec: &AttentionSpec) -> usize {
+    let (queries, keys) = (input.query_len(), input.key_len());
+    let per_thread = queries * spec.head_dim + keys * (2 * spec.head_dim + spec.value_dim);
+    let outputs = input.batch * queries * spec.output_width();
+    (outputs + threads(input.batch * spec.heads) * per_thread) * real_type(input.q.matrix.dtype()).size()
 }
 
 /// Scratch bytes of backward: the widened gradients of all heads, and per thread K, V and their transposes of one key head, and Q, the
 /// output and its gradient of one query head.
-pub(super) fn scratch_of_backward(l: AttentionLayout, dtype: DType) -> usize {
-    let per_thread = 7 * l.seq_len * l.head_dim;
-    (l.tokens() * l.qkv_width() + threads(l.batch * l.kv_heads) * per_thread) * real_type(dtype).size()
+pub(super) fn scratch_of_backward(input: &AttentionInput, spec: &AttentionSpec) -> usize {
+    let (queries, keys) = (input.query_len(), input.key_len());
+    let (dim, value_dim) = (spec.head_dim, spec.value_dim);
+    let per_thread = queries * (dim + 2 * value_dim) + 2 * keys * (dim + value_dim);
+    let gradients = input.batch * (queries * spec.query_width() + keys * (spec.key_width() + spec.value_width()));
+    (gradients + threads(input.batch * spec.kv_heads) * per_thread) * real_type(input.q.matrix.dtype()).size()
 }
 
 /// Number of `tasks` that run at once.
@@ -73,47 +112,52 @@ fn threads(tasks: usize) -> usize {
     tasks.min(rayon::current_num_threads())
 }
 
-pub(super) fn attention(
-    qkv: &Tensor,
-    cu_seqlens: Option<&Tensor>,
-    l: AttentionLayout,
-    o: &mut Tensor,
-    lse: &mut Tensor,
-) {
-    let first = first_keys(cu_seqlens, l);
-    with_float!(qkv.dtype(), S => forward::<S>(qkv.host(), &first, l, o.host_mut(), lse.host_mut()));
+/// Rows of sequence `b`, of `len` tokens.
+fn rows(b: usize, len: usize) -> Range<usize> {
+    b * len..(b + 1) * len
 }
 
-fn forward<S: Float>(qkv: &[S], first: &[usize], l: AttentionLayout, o: &mut [S], lse: &mut [S::Real]) {
-    let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
-    let scale = S::Real::of(l.scale());
+pub(super) fn attention(input: AttentionInput, spec: &AttentionSpec, o: &mut Tensor, lse: &mut Tensor) {
+    let visible = visible_keys(&input, spec);
+    with_float!(o.dtype(), S => forward::<S>(input, spec, &visible, o.host_mut(), lse.host_mut()));
+}
+
+fn forward<S: Float>(
+    input: AttentionInput,
+    spec: &AttentionSpec,
+    visible: &[Range<usize>],
+    o: &mut [S],
+    lse: &mut [S::Real],
+) {
+    let (queries, keys) = (input.query_len(), input.key_len());
+    let (dim, value_dim) = (spec.head_dim, spec.value_dim);
     let outputs: Vec<Vec<S::Real>> = lse
-        .par_chunks_mut(seq.max(1))
+        .par_chunks_mut(queries.max(1))
         .enumerate()
         .map(|(index, lse)| {
-            let (b, h) = (index / l.heads, index % l.heads);
-            let kv = h / (l.heads / l.kv_heads);
-            let rows = b * seq..(b + 1) * seq;
-            let q = head(qkv, width, rows.clone(), h * dim, dim);
-            let kt = transposed(&head(qkv, width, rows.clone(), (l.heads + kv) * dim, dim), dim);
-            let v = head(qkv, width, rows, (l.heads + l.kv_heads + kv) * dim, dim);
-            let mut o = vec![S::Real::default(); seq * dim];
-            let mut p = vec![S::Real::default(); seq];
-            for (i, (o, lse)) in o.chunks_exact_mut(dim).zip(lse).enumerate() {
-                let first = first[b * seq + i];
-                let p = &mut p[first..=i];
-                scores(&q[i * dim..][..dim], &kt, first, p);
-                *lse = softmax(p, scale);
-                for (&p, v) in p.iter().zip(v[first * dim..].chunks_exact(dim)) {
+            let (b, h) = (index / spec.heads, index % spec.heads);
+            let kv = h / spec.group();
+            let q = head::<S>(input.q, rows(b, queries), h, dim);
+            let kt = transposed(&head::<S>(input.k, rows(b, keys), kv, dim), dim);
+            let v = head::<S>(input.v, rows(b, keys), kv, value_dim);
+            let mut o = vec![S::Real::default(); queries * value_dim];
+            let mut p = vec![S::Real::default(); keys];
+            for (i, (o, lse)) in o.chunks_exact_mut(value_dim).zip(lse).enumerate() {
+                let visible = visible[b * queries + i].clone();
+                let p = &mut p[visible.clone()];
+                products(&q[i * dim..][..dim], &kt, visible.start, p);
+                p.iter_mut().for_each(|p| *p = spec.score(*p));
+                *lse = softmax(p);
+                for (&p, v) in p.iter().zip(v[visible.start * value_dim..].chunks_exact(value_dim)) {
                     accumulate(o, p, v);
                 }
             }
             o
         })
         .collect();
-    o.par_chunks_mut(l.output_width()).enumerate().for_each(|(t, row)| {
-        for (h, out) in row.chunks_exact_mut(dim).enumerate() {
-            let from = &outputs[t / seq * l.heads + h][t % seq * dim..][..dim];
+    o.par_chunks_mut(spec.output_width()).enumerate().for_each(|(t, row)| {
+        for (h, out) in row.chunks_exact_mut(value_dim).enumerate() {
+            let from = &outputs[t / queries * spec.heads + h][t % queries * value_dim..][..value_dim];
             out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
         }
     });
@@ -121,77 +165,90 @@ fn forward<S: Float>(qkv: &[S], first: &[usize], l: AttentionLayout, o: &mut [S]
 
 pub(super) fn attention_backward(
     d_o: &Tensor,
-    qkv: &Tensor,
+    input: AttentionInput,
     o: &Tensor,
     lse: &Tensor,
-    cu_seqlens: Option<&Tensor>,
-    l: AttentionLayout,
-    dqkv: &mut Tensor,
+    spec: &AttentionSpec,
+    gradients: &mut [Tensor],
 ) {
-    let first = first_keys(cu_seqlens, l);
-    with_float!(qkv.dtype(), S => backward::<S>([d_o.host(), qkv.host(), o.host()], lse.host(), &first, l, dqkv.host_mut()));
+    let visible = visible_keys(&input, spec);
+    with_float!(o.dtype(), S => backward::<S>([d_o, o], input, lse.host(), &visible, spec, gradients));
 }
 
-fn backward<S: Float>([d_o, qkv, o]: [&[S]; 3], lse: &[S::Real], first: &[usize], l: AttentionLayout, dqkv: &mut [S]) {
-    let (seq, dim, width) = (l.seq_len, l.head_dim, l.qkv_width());
-    let group = l.heads / l.kv_heads;
+fn backward<S: Float>(
+    [d_o, o]: [&Tensor; 2],
+    input: AttentionInput,
+    lse: &[S::Real],
+    visible: &[Range<usize>],
+    spec: &AttentionSpec,
+    gradients: &mut [Tensor],
+) {
+    let (queries, keys) = (input.query_len(), input.key_len());
+    let (dim, value_dim, group) = (spec.head_dim, spec.value_dim, spec.group());
+    let (o, d_o) = (HeadView::whole(o), HeadView::whole(d_o));
     // One task per key head: gradients of shared keys and values are summed in the order of the query heads.
-    let gradients: Vec<[Vec<S::Real>; 3]> = (0..l.batch * l.kv_heads)
+    let sums: Vec<[Vec<S::Real>; 3]> = (0..input.batch * spec.kv_heads)
         .into_par_iter()
         .map(|index| {
-            let (b, kv) = (index / l.kv_heads, index % l.kv_heads);
-            let rows = b * seq..(b + 1) * seq;
-            let k = head(qkv, width, rows.clone(), (l.heads + kv) * dim, dim);
-            let v = head(qkv, width, rows.clone(), (l.heads + l.kv_heads + kv) * dim, dim);
-            let (kt, vt) = (transposed(&k, dim), transposed(&v, dim));
-            let mut dq = vec![S::Real::default(); group * seq * dim];
-            let mut dk = vec![S::Real::default(); seq * dim];
-            let mut dv = vec![S::Real::default(); seq * dim];
-            for (g, dq) in dq.chunks_exact_mut((seq * dim).max(1)).enumerate() {
+            let (b, kv) = (index / spec.kv_heads, index % spec.kv_heads);
+            let k = head::<S>(input.k, rows(b, keys), kv, dim);
+            let v = head::<S>(input.v, rows(b, keys), kv, value_dim);
+            let (kt, vt) = (transposed(&k, dim), transposed(&v, value_dim));
+            let mut dq = vec![S::Real::default(); group * queries * dim];
+            let mut dk = vec![S::Real::default(); keys * dim];
+            let mut dv = vec![S::Real::default(); keys * value_dim];
+            for (g, dq) in dq.chunks_exact_mut((queries * dim).max(1)).enumerate() {
                 let h = kv * group + g;
-                let q = head(qkv, width, rows.clone(), h * dim, dim);
-                let o = head(o, l.output_width(), rows.clone(), h * dim, dim);
-                let d_o = head(d_o, l.output_width(), rows.clone(), h * dim, dim);
-                let lse = &lse[(b * l.heads + h) * seq..][..seq];
-                let first = &first[b * seq..][..seq];
-                head_backward([&q, &k, &kt, &vt, &o, &d_o], lse, first, S::Real::of(l.scale()), [dq, &mut dk, &mut dv]);
+                let q = head::<S>(input.q, rows(b, queries), h, dim);
+                let [o, d_o] = [o, d_o].map(|x| head::<S>(x, rows(b, queries), h, value_dim));
+                let lse = &lse[(b * spec.heads + h) * queries..][..queries];
+                let visible = &visible[b * queries..][..queries];
+                head_backward([&q, &k, &kt, &vt, &o, &d_o], lse, visible, spec, [dq, &mut dk, &mut dv]);
             }
             [dq, dk, dv]
         })
         .collect();
-    dqkv.par_chunks_mut(width).enumerate().for_each(|(t, row)| {
-        let (b, i) = (t / seq, t % seq);
-        for (h, out) in row.chunks_exact_mut(dim).enumerate() {
-            let (kv, part, at) = match h.checked_sub(l.heads) {
-                None => (h / group, 0, h % group * seq + i),
-                Some(h) => (h % l.kv_heads, 1 + h / l.kv_heads, i),
-            };
-            let from = &gradients[b * l.kv_heads + kv][part][at * dim..][..dim];
-            out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
-        }
-    });
+    // Query heads of a key head follow each other in its sums.
+    let parts = [(queries, dim, group), (keys, dim, 1), (keys, value_dim, 1)];
+    for (part, (view, matrix)) in input.views().into_iter().zip(input.matrix_of_views()).enumerate() {
+        let (len, dim, group) = parts[part];
+        let width = spec.kv_heads * group * dim;
+        let rows = gradients[matrix].host_mut::<S>().par_chunks_mut(view.stride());
+        rows.enumerate().for_each(|(t, row)| {
+            let (b, i) = (t / len, t % len);
+            for (h, out) in row[view.column..][..width].chunks_exact_mut(dim).enumerate() {
+                let from = &sums[b * spec.kv_heads + h / group][part][(h % group * len + i) * dim..][..dim];
+                out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
+            }
+        });
+    }
 }
 
 fn head_backward<R: Real>(
     [q, k, kt, vt, o, d_o]: [&[R]; 6],
     lse: &[R],
-    first: &[usize],
-    scale: R,
+    visible: &[Range<usize>],
+    spec: &AttentionSpec,
     [dq, dk, dv]: [&mut [R]; 3],
 ) {
-    let dim = q.len() / lse.len();
-    let (mut p, mut dp) = (vec![R::default(); lse.len()], vec![R::default(); lse.len()]);
-    for i in 0..lse.len() {
-        let row = i * dim..(i + 1) * dim;
-        let (p, dp) = (&mut p[..=i - first[i]], &mut dp[..=i - first[i]]);
-        scores(&q[row.clone()], kt, first[i], p);
-        scores(&d_o[row.clone()], vt, first[i], dp);
-        let delta: R = d_o[row.clone()].iter().zip(&o[row.clone()]).map(|(&a, &b)| a * b).sum();
-        for (j, (&p, &dp)) in (first[i]..).zip(p.iter().zip(dp.iter())) {
-            let probability = (p * scale - lse[i]).exp();
-            let ds = probability * (dp - delta) * scale;
+    let (dim, value_dim, scale) = (spec.head_dim, spec.value_dim, R::of(spec.scale));
+    let keys = k.len() / dim;
+    let (mut p, mut dp) = (vec![R::default(); keys], vec![R::default(); keys]);
+    for (i, visible) in visible.iter().enumerate() {
+        let (row, value_row) = (i * dim..(i + 1) * dim, i * value_dim..(i + 1) * value_dim);
+        let (p, dp) = (&mut p[visible.clone()], &mut dp[visible.clone()]);
+        products(&q[row.clone()], kt, visible.start, p);
+        products(&d_o[value_row.clone()], vt, visible.start, dp);
+        let delta: R = d_o[value_row.clone()].iter().zip(&o[value_row.clone()]).map(|(&a, &b)| a * b).sum();
+        for (j, (&p, &dp)) in visible.clone().zip(p.iter().zip(dp.iter())) {
+            let score = spec.score(p);
+            let probability = (score - lse[i]).exp();
+            let mut ds = probability * (dp - delta) * scale;
+            if let Some(slope) = spec.slope(score) {
+                ds = ds * slope;
+            }
             let column = j * dim..(j + 1) * dim;
-            accumulate(&mut dv[column.clone()], probability, &d_o[row.clone()]);
+            accumulate(&mut dv[j * value_dim..(j + 1) * value_dim], probability, &d_o[value_row.clone()]);
             accumulate(&mut dk[column.clone()], ds, &q[row.clone()]);
             accumulate(&mut dq[row.clone()], ds, &k[column]);
         }

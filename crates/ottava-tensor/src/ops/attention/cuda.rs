@@ -1,23 +1,45 @@
-use super::{AttentionBackend, AttentionLayout};
+use super::{AttentionBackend, AttentionInput, AttentionSpec};
 use crate::cuda::{
     Arg, AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DEFAULT_SHARED_BYTES, DocumentPointers,
     Kernel,
 };
-use crate::ops::launch::{self, BLOCK, kernel_source};
+use crate::ops::launch::{self, BLOCK, Defines, kernel_source};
 use crate::{DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("attention");
 
-/// Addresses of queries, keys and values in a fused buffer.
-fn parts(base: u64, dtype: DType, l: AttentionLayout) -> [u64; 3] {
-    let column = |heads: usize| base + (heads * l.head_dim * dtype.size()) as u64;
-    [column(0), column(l.heads), column(l.heads + l.kv_heads)]
+/// Storage types, for fused queries, keys and values with a causal mask, then with `GENERAL` for all specs.
+pub(crate) const VARIANTS: &[Defines] = &[
+    &[("X", "f32")],
+    &[("X", "f16")],
+    &[("X", "bf16")],
+    &[("X", "f32"), ("GENERAL", "1")],
+    &[("X", "f16"), ("GENERAL", "1")],
+    &[("X", "bf16"), ("GENERAL", "1")],
+];
+
+/// Whether the kernels without `GENERAL` serve a call.
+fn is_plain(input: &AttentionInput, spec: &AttentionSpec) -> bool {
+    let one_size = spec.value_dim == spec.head_dim && input.views().iter().all(|v| v.stride() == input.q.stride());
+    let unbounded = spec.causal && spec.window.is_none() && spec.soft_cap.is_none();
+    one_size && unbounded && input.is_self_attention()
 }
 
-fn fused(l: AttentionLayout, cu_seqlens: Option<&Tensor>) -> AttentionShape {
-    let shape = AttentionShape::fused([l.batch, l.seq_len], l.heads, l.kv_heads, l.head_dim);
-    AttentionShape { deterministic: l.deterministic, documents: cu_seqlens.map_or(0, |at| at.len() - 1), ..shape }
+fn shape(input: &AttentionInput, spec: &AttentionSpec) -> AttentionShape {
+    AttentionShape {
+        batch: input.batch,
+        heads: spec.heads,
+        kv_heads: spec.kv_heads,
+        seq: input.query_len(),
+        documents: input.cu_seqlens.map_or(0, |at| at.len() - 1),
+        head_dim: spec.head_dim,
+        q_stride: input.q.stride(),
+        k_stride: input.k.stride(),
+        v_stride: input.v.stride(),
+        o_stride: spec.output_width(),
+        deterministic: spec.deterministic,
+    }
 }
 
 /// What cuDNN reads of documents.
@@ -28,7 +50,7 @@ struct Documents {
 }
 
 impl Documents {
-    fn new(gpu: &Arc<CudaDevice>, at: &Tensor, l: AttentionLayout) -> Result<Documents> {
+    fn new(gpu: &Arc<CudaDevice>, at: &Tensor, input: &AttentionInput, spec: &AttentionSpec) -> Result<Documents> {
         let documents = at.len() - 1;
         let vector = |words| Tensor::empty(at.device(), &[words], DType::I32);
         let mut lengths = vector(documents)?;
@@ -42,9 +64,9 @@ impl Documents {
             rows,
             Arg::Ptr(at.device_ptr()),
             Arg::I32(documents as i32),
-            Arg::I32(l.qkv_width() as i32),
-            Arg::I32(l.output_width() as i32),
-            Arg::I32(l.heads as i32),
+            Arg::I32(input.q.stride() as i32),
+            Arg::I32(spec.output_width() as i32),
+            Arg::I32(spec.heads as i32),
         ];
         // SAFETY: `at` and the offsets, of two words each, have an element more than there are documents, `lengths` one per document.
         unsafe { gpu.launch(&kernel, launch::elements(gpu, at.len()), BLOCK, 0, &args)? };
@@ -68,11 +90,47 @@ fn shared(floats: usize) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// The last two arguments of a kernel: the boundaries of documents, and how many documents there may be.
-fn documents(cu_seqlens: Option<&Tensor>) -> [Arg; 2] {
-    match cu_seqlens {
-        Some(at) => [Arg::Ptr(at.device_ptr()), Arg::I32(at.len() as i32 - 1)],
-        None => [Arg::Ptr(0), Arg::I32(0)],
+/// A kernel, and its arguments after those of its own: sizes, documents and, in the general form, the rest of the spec.
+struct Call {
+    defines: Defines,
+    args: Vec<Arg>,
+}
+
+impl Call {
+    fn new(input: &AttentionInput, spec: &AttentionSpec) -> Result<Call> {
+        let int = |value: usize| Arg::I32(value as i32);
+        let mut args = vec![
+            int(input.q.stride()),
+            int(spec.output_width()),
+            int(input.query_len()),
+            int(spec.heads),
+            int(spec.group()),
+            int(spec.head_dim),
+            Arg::F32(spec.scale as f32),
+        ];
+        args.extend(match input.cu_seqlens {
+            Some(at) => [Arg::Ptr(at.device_ptr()), int(at.len() - 1)],
+            None => [Arg::Ptr(0), Arg::I32(0)],
+        });
+        let dtype = input.q.matrix.dtype();
+        let mut defines = launch::storage(dtype)?;
+        if !is_plain(input, spec) {
+            let general = |variant: &&Defines| variant[0] == defines[0] && variant.len() == 2;
+            defines = VARIANTS.iter().find(general).expect("each storage type has a general form");
+            args.extend([int(input.k.stride()), int(input.v.stride()), int(input.key_len()), int(spec.value_dim)]);
+            args.extend([int(input.first_query), Arg::I32(spec.causal.into()), int(spec.window.unwrap_or(0))]);
+            args.push(Arg::F32(spec.soft_cap.unwrap_or(0.0) as f32));
+        }
+        Ok(Call { defines, args })
+    }
+
+    fn kernel(&self, entry: &'static str) -> Kernel {
+        Kernel { source: &SOURCE, defines: self.defines, entry }
+    }
+
+    /// `own` arguments of a kernel, and the common ones.
+    fn args(&self, own: &[Arg]) -> Vec<Arg> {
+        [own, &self.args].concat()
     }
 }
 
@@ -82,97 +140,64 @@ fn grid(x: usize, heads: usize, batch: usize) -> [u32; 3] {
 
 pub(super) fn attention(
     gpu: &Arc<CudaDevice>,
-    qkv: &Tensor,
-    cu_seqlens: Option<&Tensor>,
-    l: AttentionLayout,
+    backend: AttentionBackend,
+    input: AttentionInput,
+    spec: &AttentionSpec,
     o: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
-    if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
-        let found = cu_seqlens.map(|at| Documents::new(gpu, at, l)).transpose()?;
+    let [q, k, v] = input.views().map(|view| view.address());
+    if backend == AttentionBackend::CuDnn {
+        let found = input.cu_seqlens.map(|at| Documents::new(gpu, at, &input, spec)).transpose()?;
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut(), documents };
-        // SAFETY: the op has checked that `qkv`, `o` and `lse` have the sizes of the layout, and documents lie within it.
-        return unsafe { gpu.attention_forward(&fused(l, cu_seqlens), l.scale() as f32, &pointers) };
+        // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the shape, and documents lie within it.
+        return unsafe { gpu.attention_forward(&shape(&input, spec), spec.scale as f32, &pointers) };
     }
-    let kernel = Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry: "attention" };
-    let args = [
-        Arg::Ptr(o.device_ptr_mut()),
-        Arg::Ptr(lse.device_ptr_mut()),
-        Arg::Ptr(q),
-        Arg::Ptr(k),
-        Arg::Ptr(v),
-        Arg::I32(l.qkv_width() as i32),
-        Arg::I32(l.output_width() as i32),
-        Arg::I32(l.seq_len as i32),
-        Arg::I32(l.heads as i32),
-        Arg::I32((l.heads / l.kv_heads) as i32),
-        Arg::I32(l.head_dim as i32),
-        Arg::F32(l.scale() as f32),
-    ];
-    let args = [args.as_slice(), &documents(cu_seqlens)].concat();
+    let call = Call::new(&input, spec)?;
+    let args = call.args(&[o.device_ptr_mut(), lse.device_ptr_mut(), q, k, v].map(Arg::Ptr));
+    let grid = grid(input.query_len(), spec.heads, input.batch);
     // SAFETY: as above; the kernel keeps documents within their sequence; shared memory holds one score per key.
-    unsafe { gpu.launch(&kernel, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args) }
+    unsafe { gpu.launch(&call.kernel("attention"), grid, BLOCK, shared(input.key_len())?, &args) }
 }
 
 pub(super) fn attention_backward(
     gpu: &Arc<CudaDevice>,
-    [d_o, qkv, o, lse]: [&Tensor; 4],
-    cu_seqlens: Option<&Tensor>,
-    l: AttentionLayout,
-    dqkv: &mut Tensor,
+    backend: AttentionBackend,
+    [d_o, o, lse]: [&Tensor; 3],
+    input: AttentionInput,
+    spec: &AttentionSpec,
+    gradients: &mut [Tensor],
 ) -> Result<()> {
-    let [q, k, v] = parts(qkv.device_ptr(), qkv.dtype(), l);
-    let [dq, dk, dv] = parts(dqkv.device_ptr_mut(), qkv.dtype(), l);
-    if l.backend(qkv, cu_seqlens) == AttentionBackend::CuDnn {
-        let found = cu_seqlens.map(|at| Documents::new(gpu, at, l)).transpose()?;
+    let [q, k, v] = input.views().map(|view| view.address());
+    let mut views = input.views().into_iter().zip(input.matrix_of_views());
+    let [dq, dk, dv] = std::array::from_fn(|_| {
+        let (view, matrix) = views.next().expect("three views");
+        let column = view.column * view.matrix.dtype().size();
+        gradients[matrix].device_ptr_mut() + column as u64
+    });
+    if backend == AttentionBackend::CuDnn {
+        let found = input.cu_seqlens.map(|at| Documents::new(gpu, at, &input, spec)).transpose()?;
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
         let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse, documents }, d_o, dq, dk, dv };
-        // SAFETY: the op has checked that all tensors have the sizes of the layout, and documents lie within it.
-        return unsafe { gpu.attention_backward(&fused(l, cu_seqlens), l.scale() as f32, &pointers) };
+        // SAFETY: the op has checked that all tensors have the sizes of the shape, and documents lie within it.
+        return unsafe { gpu.attention_backward(&shape(&input, spec), spec.scale as f32, &pointers) };
     }
-    if l.head_dim > 4 * BLOCK as usize {
-        return Err(Error::Value(format!("attention: heads of {} are larger than 1024", l.head_dim)));
-    }
-    let kernel =
-        |entry| -> Result<Kernel> { Ok(Kernel { source: &SOURCE, defines: launch::storage(qkv.dtype())?, entry }) };
+    let call = Call::new(&input, spec)?;
     let mut delta = lse.empty_like()?;
-    let args = [
-        Arg::Ptr(delta.device_ptr_mut()),
-        Arg::Ptr(d_o.device_ptr()),
-        Arg::Ptr(o.device_ptr()),
-        Arg::I32(l.output_width() as i32),
-        Arg::I32(l.seq_len as i32),
-        Arg::I32(l.heads as i32),
-        Arg::I32(l.head_dim as i32),
-    ];
-    // SAFETY: `d_o` and `o` have the sizes of the layout, `delta` those of `lse`.
-    unsafe { gpu.launch(&kernel("row_products")?, grid(l.seq_len, l.heads, l.batch), BLOCK, 0, &args)? };
-    let common = [
-        Arg::Ptr(q),
-        Arg::Ptr(k),
-        Arg::Ptr(v),
-        Arg::Ptr(d_o.device_ptr()),
-        Arg::Ptr(lse.device_ptr()),
-        Arg::Ptr(delta.device_ptr()),
-        Arg::I32(l.qkv_width() as i32),
-        Arg::I32(l.output_width() as i32),
-        Arg::I32(l.seq_len as i32),
-        Arg::I32(l.heads as i32),
-        Arg::I32((l.heads / l.kv_heads) as i32),
-        Arg::I32(l.head_dim as i32),
-        Arg::F32(l.scale() as f32),
-    ];
-    let documents = documents(cu_seqlens);
-    let args = [&[Arg::Ptr(dq)], common.as_slice(), &documents].concat();
-    // SAFETY: all sizes are those of the layout; shared memory holds one value per key.
-    unsafe {
-        gpu.launch(&kernel("attention_dq")?, grid(l.seq_len, l.heads, l.batch), BLOCK, shared(l.seq_len)?, &args)?
-    };
-    let args = [&[Arg::Ptr(dk), Arg::Ptr(dv)], common.as_slice(), &documents].concat();
-    let bytes = shared(2 * l.seq_len)?;
+    let sizes = [spec.output_width(), input.query_len(), spec.heads, spec.value_dim].map(|size| Arg::I32(size as i32));
+    let args = [&[delta.device_ptr_mut(), d_o.device_ptr(), o.device_ptr()].map(Arg::Ptr), sizes.as_slice()].concat();
+    let of_queries = grid(input.query_len(), spec.heads, input.batch);
+    // SAFETY: `d_o` and `o` have the sizes of the spec, `delta` those of `lse`.
+    unsafe { gpu.launch(&call.kernel("row_products"), of_queries, BLOCK, 0, &args)? };
+    let read = [q, k, v, d_o.device_ptr(), lse.device_ptr(), delta.device_ptr()].map(Arg::Ptr);
+    let args = call.args(&[&[Arg::Ptr(dq)], read.as_slice()].concat());
+    let bytes = shared(input.key_len())?;
+    // SAFETY: all sizes are those of the spec and the input; shared memory holds one value per key.
+    unsafe { gpu.launch(&call.kernel("attention_dq"), of_queries, BLOCK, bytes, &args)? };
+    let args = call.args(&[&[Arg::Ptr(dk), Arg::Ptr(dv)], read.as_slice()].concat());
+    let (of_keys, bytes) = (grid(input.key_len(), spec.kv_heads, input.batch), shared(2 * input.query_len())?);
     // SAFETY: as above; shared memory holds two values per query.
-    unsafe { gpu.launch(&kernel("attention_dkv")?, grid(l.seq_len, l.kv_heads, l.batch), BLOCK, bytes, &args) }
+    unsafe { gpu.launch(&call.kernel("attention_dkv"), of_keys, BLOCK, bytes, &args) }
 }

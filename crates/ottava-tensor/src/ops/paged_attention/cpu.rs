@@ -1,13 +1,15 @@
 //! Sums have the order of `attention/cpu.rs`, so a sequence has the same bits here and there.
 
-use super::{KvBlocks, PagedBatch, PagedLayout};
+use super::{KvBlocks, PagedBatch};
 use crate::element::{Float, Real, with_float};
 use crate::fp8::E4M3;
-use crate::ops::CurrentScaling;
+use crate::ops::attention::softmax;
 use crate::ops::quantize::cpu::current_scale;
+use crate::ops::{AttentionSpec, CurrentScaling};
 use crate::{DType, Error, Result, Tensor};
 use half::bf16;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// The new tokens of a sequence, and where its keys and values are.
 struct Sequence<'a> {
@@ -50,22 +52,27 @@ fn row_of(s: &Sequence, position: usize, block_size: usize, kv_heads: usize, par
     ((block * 2 + part) * kv_heads + head) * block_size + position % block_size
 }
 
-pub(super) fn append_kv(qkv: &mut Tensor, cache: &mut KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<()> {
+pub(super) fn append_kv(
+    qkv: &mut Tensor,
+    cache: &mut KvBlocks,
+    batch: &PagedBatch,
+    spec: &AttentionSpec,
+) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
-    with_float!(qkv.dtype(), S => append::<S>(qkv.host_mut(), cache, &sequences, l));
+    with_float!(qkv.dtype(), S => append::<S>(qkv.host_mut(), cache, &sequences, spec));
     Ok(())
 }
 
-fn append<S: Float>(qkv: &mut [S], cache: &mut KvBlocks, sequences: &[Sequence], l: PagedLayout) {
-    let (block_size, dim) = (cache.block_size(), l.head_dim);
+fn append<S: Float>(qkv: &mut [S], cache: &mut KvBlocks, sequences: &[Sequence], spec: &AttentionSpec) {
+    let (block_size, dim) = (cache.block_size(), spec.head_dim);
     let KvBlocks { data, scale_inv, .. } = cache;
     let same = data.dtype() == S::DTYPE;
     for s in sequences {
         for i in 0..s.new {
-            let keys = &mut qkv[(s.first_token + i) * l.qkv_width()..][l.output_width()..l.qkv_width()];
+            let keys = &mut qkv[(s.first_token + i) * spec.qkv_width()..][spec.output_width()..spec.qkv_width()];
             for (number, x) in keys.chunks_exact_mut(dim).enumerate() {
-                let (part, head) = (number / l.kv_heads, number % l.kv_heads);
-                let row = row_of(s, s.context - s.new + i, block_size, l.kv_heads, part, head);
+                let (part, head) = (number / spec.kv_heads, number % spec.kv_heads);
+                let row = row_of(s, s.context - s.new + i, block_size, spec.kv_heads, part, head);
                 let place = row * dim..(row + 1) * dim;
                 match scale_inv {
                     Some(scale_inv) => {
@@ -104,13 +111,13 @@ pub(super) fn paged_attention(
     qkv: &Tensor,
     cache: &KvBlocks,
     batch: &PagedBatch,
-    l: PagedLayout,
+    spec: &AttentionSpec,
     o: &mut Tensor,
 ) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
     with_float!(qkv.dtype(), S => {
         let gather: Gather<<S as Float>::Real> = with_float!(cache.dtype(), C => gather::<C, <S as Float>::Real>);
-        forward::<S>(gather, qkv, cache, &sequences, l, o);
+        forward::<S>(gather, qkv, cache, &sequences, spec, o);
     });
     Ok(())
 }
@@ -120,23 +127,24 @@ fn forward<S: Float>(
     qkv: &Tensor,
     cache: &KvBlocks,
     sequences: &[Sequence],
-    l: PagedLayout,
+    spec: &AttentionSpec,
     o: &mut Tensor,
 ) {
-    let group = l.heads / l.kv_heads;
-    let tasks: Vec<(&Sequence, usize)> = sequences.iter().flat_map(|s| (0..l.kv_heads).map(move |h| (s, h))).collect();
+    let group = spec.heads / spec.kv_heads;
+    let tasks: Vec<(&Sequence, usize)> =
+        sequences.iter().flat_map(|s| (0..spec.kv_heads).map(move |h| (s, h))).collect();
     let outputs: Vec<Vec<S::Real>> = tasks
         .par_iter()
         .map(|&(s, kv_head)| {
-            let (keys, values) = gather(cache, s, l, kv_head);
-            let mut out = vec![S::Real::default(); s.new * group * l.head_dim];
+            let (keys, values) = gather(cache, s, spec, kv_head);
+            let mut out = vec![S::Real::default(); s.new * group * spec.head_dim];
             let mut p = vec![S::Real::default(); s.context];
-            for (i, out) in out.chunks_exact_mut(group * l.head_dim).enumerate() {
-                let row = &qkv.host::<S>()[(s.first_token + i) * l.qkv_width()..];
-                let seen = s.context - s.new + i + 1;
-                for (g, out) in out.chunks_exact_mut(l.head_dim).enumerate() {
-                    let query = &row[(kv_head * group + g) * l.head_dim..][..l.head_dim];
-                    attend(query, &keys, &values, &mut p[..seen], S::Real::of(l.scale()), out);
+            for (i, out) in out.chunks_exact_mut(group * spec.head_dim).enumerate() {
+                let row = &qkv.host::<S>()[(s.first_token + i) * spec.qkv_width()..];
+                let visible = spec.visible(s.context - s.new + i, 0..s.context);
+                for (g, out) in out.chunks_exact_mut(spec.head_dim).enumerate() {
+                    let query = &row[(kv_head * group + g) * spec.head_dim..][..spec.head_dim];
+                    attend(query, [&keys, &values], visible.clone(), &mut p[visible.clone()], spec, out);
                 }
             }
             out
@@ -144,19 +152,19 @@ fn forward<S: Float>(
         .collect();
     let o = o.host_mut::<S>();
     for (&(s, kv_head), output) in tasks.iter().zip(&outputs) {
-        for (i, from) in output.chunks_exact(group * l.head_dim).enumerate() {
-            let to = &mut o[(s.first_token + i) * l.output_width() + kv_head * group * l.head_dim..];
+        for (i, from) in output.chunks_exact(group * spec.head_dim).enumerate() {
+            let to = &mut o[(s.first_token + i) * spec.output_width() + kv_head * group * spec.head_dim..];
             to.iter_mut().zip(from).for_each(|(to, &x)| *to = S::store(x));
         }
     }
 }
 
 /// See [`gather`].
-type Gather<R> = fn(&KvBlocks, &Sequence, PagedLayout, usize) -> (Vec<R>, Vec<R>);
+type Gather<R> = fn(&KvBlocks, &Sequence, &AttentionSpec, usize) -> (Vec<R>, Vec<R>);
 
 /// Keys of a head, transposed, `[D, context]`, and its values `[context, D]`.
-fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, l: PagedLayout, head: usize) -> (Vec<R>, Vec<R>) {
-    let (size, dim) = (cache.block_size(), l.head_dim);
+fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpec, head: usize) -> (Vec<R>, Vec<R>) {
+    let (size, dim) = (cache.block_size(), spec.head_dim);
     let data = cache.data.host::<C>();
     let scales = cache.scale_inv.as_ref().map(|scales| scales.host::<f32>());
     // A product of code and scale is rounded to F32, as a kernel does it.
@@ -167,7 +175,7 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, l: PagedLayout, hea
     let (mut keys, mut values) = (vec![R::default(); s.context * dim], vec![R::default(); s.context * dim]);
     for first in (0..s.context).step_by(size) {
         let count = size.min(s.context - first);
-        let [of_keys, of_values] = [0, 1].map(|part| row_of(s, first, size, l.kv_heads, part, head));
+        let [of_keys, of_values] = [0, 1].map(|part| row_of(s, first, size, spec.kv_heads, part, head));
         let block = &data[of_keys * dim..][..count * dim];
         for (d, keys) in keys.chunks_exact_mut(s.context).enumerate() {
             for (t, key) in keys[first..first + count].iter_mut().enumerate() {
@@ -185,24 +193,21 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, l: PagedLayout, hea
 /// Adds attention of one query to `out`, with room for the probabilities `p` of the keys it sees.
 fn attend<S: Float>(
     query: &[S],
-    keys: &[S::Real],
-    values: &[S::Real],
+    [keys, values]: [&[S::Real]; 2],
+    visible: Range<usize>,
     p: &mut [S::Real],
-    scale: S::Real,
+    spec: &AttentionSpec,
     out: &mut [S::Real],
 ) {
     let context = keys.len() / query.len();
     p.fill(S::Real::default());
     for (q, keys) in query.iter().zip(keys.chunks_exact(context)) {
         let q = q.load();
-        p.iter_mut().zip(keys).for_each(|(p, &k)| *p += q * k);
+        p.iter_mut().zip(&keys[visible.clone()]).for_each(|(p, &k)| *p += q * k);
     }
-    p.iter_mut().for_each(|p| *p = *p * scale);
-    let largest = p.iter().copied().reduce(|a, b| if b > a { b } else { a }).expect("a query sees itself");
-    p.iter_mut().for_each(|p| *p = (*p - largest).exp());
-    let sum: S::Real = p.iter().copied().sum();
-    for (&p, values) in p.iter().zip(values.chunks_exact(query.len())) {
-        let p = p / sum;
+    p.iter_mut().for_each(|p| *p = spec.score(*p));
+    softmax(p);
+    for (&p, values) in p.iter().zip(values.chunks_exact(query.len()).skip(visible.start)) {
         out.iter_mut().zip(values).for_each(|(out, &v)| *out += p * v);
     }
 }

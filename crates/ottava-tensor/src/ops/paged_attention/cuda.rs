@@ -1,7 +1,7 @@
-use super::{KvBlocks, PagedBatch, PagedLayout};
+use super::{KvBlocks, PagedBatch};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{Defines, aligned, kernel_source};
-use crate::ops::{Angles, RopePairs};
+use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 
 kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh");
@@ -69,14 +69,14 @@ fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
 }
 
 /// The defines of tensor cores, and the size of heads that they have room for; `None` where they do not take the types or sizes.
-fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, l: PagedLayout) -> Option<(Defines, usize)> {
-    let (dim, size) = match l.head_dim {
+fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<(Defines, usize)> {
+    let (dim, size) = match spec.head_dim {
         0..=64 => ("64", 64),
         65..=128 => ("128", 128),
         129..=256 => ("256", 256),
         _ => return None,
     };
-    let whole = l.head_dim.is_multiple_of(16) && cache.block_size().is_power_of_two() && cache.block_size() >= 16;
+    let whole = spec.head_dim.is_multiple_of(16) && cache.block_size().is_power_of_two() && cache.block_size() >= 16;
     let defines = defines(TENSOR_CORE_VARIANTS, qkv.dtype(), cache.dtype(), Some(dim))?;
     (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
@@ -93,22 +93,14 @@ fn of_batch(batch: &PagedBatch, cache: &KvBlocks) -> [Arg; 6] {
     ]
 }
 
-fn check(l: PagedLayout) -> Result<()> {
-    if l.head_dim > 256 {
-        return Err(Error::Value(format!("paged attention: heads of {} are larger than 256", l.head_dim)));
-    }
-    Ok(())
-}
-
 pub(super) fn append_kv(
     gpu: &CudaDevice,
     qkv: &mut Tensor,
     cache: &mut KvBlocks,
     batch: &PagedBatch,
-    l: PagedLayout,
+    spec: &AttentionSpec,
     rotation: Option<(Angles, RopePairs)>,
 ) -> Result<()> {
-    check(l)?;
     let entry = match rotation {
         Some((_, RopePairs::Neighbours)) => "append_kv_neighbours",
         _ => "append_kv",
@@ -119,10 +111,10 @@ pub(super) fn append_kv(
     let [table, positions] =
         rotation.map_or([0; 2], |(angles, _)| [angles.table, angles.positions].map(Tensor::device_ptr));
     let pointers = [cache.data.device_ptr_mut(), scales, qkv.device_ptr_mut(), table, positions].map(Arg::Ptr);
-    let lanes = l.head_dim.div_ceil(16).next_power_of_two();
-    let sizes = [l.heads, l.kv_heads, l.head_dim, lanes.ilog2() as usize].map(|size| Arg::I32(size as i32));
+    let lanes = spec.head_dim.div_ceil(16).next_power_of_two();
+    let sizes = [spec.heads, spec.kv_heads, spec.head_dim, lanes.ilog2() as usize].map(|size| Arg::I32(size as i32));
     let args = [pointers.as_slice(), &indices, &sizes].concat();
-    let blocks = (l.heads + 2 * l.kv_heads).div_ceil(THREADS as usize / lanes);
+    let blocks = (spec.heads + 2 * spec.kv_heads).div_ceil(THREADS as usize / lanes);
     // SAFETY: the op has checked sizes; tables name blocks of the cache, and the angles have all positions, as contracts demand of the
     // caller. The kernel waits for its predecessors before it reads or writes.
     unsafe { gpu.launch_early(&kernel, [qkv.shape()[0] as u32, blocks as u32, 1], THREADS, 0, &args) }
@@ -133,25 +125,24 @@ pub(super) fn paged_attention(
     qkv: &Tensor,
     cache: &KvBlocks,
     batch: &PagedBatch,
-    l: PagedLayout,
+    spec: &AttentionSpec,
     o: &mut Tensor,
 ) -> Result<()> {
-    check(l)?;
     // Powers of two are cheaper than powers of e.
-    let scale = (l.scale() * std::f64::consts::LOG2_E) as f32;
+    let scale = (spec.scale * std::f64::consts::LOG2_E) as f32;
     let inputs = [
         Arg::Ptr(qkv.device_ptr()),
         Arg::Ptr(cache.data.device_ptr()),
         Arg::Ptr(cache.scale_inv.as_ref().map_or(0, Tensor::device_ptr)),
     ];
     let inputs = [inputs.as_slice(), &of_batch(batch, cache)].concat();
-    let (tokens, group) = (qkv.shape()[0], l.heads / l.kv_heads);
-    let Some((defines, size)) = tensor_cores(qkv, cache, l) else {
-        let sizes = [l.heads, l.kv_heads, l.head_dim].map(|size| Arg::I32(size as i32));
+    let (tokens, group) = (qkv.shape()[0], spec.group());
+    let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
+        let sizes = [spec.heads, spec.kv_heads, spec.head_dim].map(|size| Arg::I32(size as i32));
         let args = [&[Arg::Ptr(o.device_ptr_mut())], inputs.as_slice(), &sizes, &[Arg::F32(scale)]].concat();
         let kernel = kernel(qkv.dtype(), cache.dtype(), "attend")?;
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
-        return unsafe { gpu.launch_early(&kernel, [tokens as u32, l.heads as u32, 1], THREADS, 0, &args) };
+        return unsafe { gpu.launch_early(&kernel, [tokens as u32, spec.heads as u32, 1], THREADS, 0, &args) };
     };
     // Columns of products are queries that share a key head: those of one new token, or of several in prompts. Heads of 256 leave no
     // registers for more than eight.
@@ -168,17 +159,17 @@ pub(super) fn paged_attention(
     let stride = of_warp * THREADS as usize / 32;
     let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
     // Few sequences have short splits, so that all multiprocessors read; many have long ones, in one wave of blocks if that is possible.
-    let fits = |rounds: usize| batch.capacity() * l.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
+    let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
     let rounds = [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS);
     let splits = splits_of(rounds);
-    let room = batch.capacity() * l.kv_heads * chunks * splits * together * most;
+    let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
-    let (mut sums, mut stats) = (parts(l.head_dim)?, parts(2)?);
+    let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
     let outputs = [o, &mut sums, &mut stats].map(|to| Arg::Ptr(to.device_ptr_mut()));
-    let sizes = [tokens, group, most, l.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
+    let sizes = [tokens, group, most, spec.head_dim, together, splits, rounds].map(|size| Arg::I32(size as i32));
     let args =
         [outputs.as_slice(), &[Arg::Ptr(cache.arrived.device_ptr())], &inputs, &sizes, &[Arg::F32(scale)]].concat();
-    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, l.kv_heads as u32, chunks as u32];
+    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
     // SAFETY: as above; parts have room for all splits and `arrived` for all blocks and key heads. The launch leaves `arrived` as it was,
     // and launches of a device are in order, so none shares it with another.
     unsafe { gpu.launch_early(&Kernel { source: &TENSOR_CORES, defines, entry }, grid, THREADS, 0, &args) }

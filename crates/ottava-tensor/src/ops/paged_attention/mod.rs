@@ -5,45 +5,20 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::expect_compute;
 use super::rope::{self, Angles, RopeLayout, RopePairs, Rotation, rope};
+use super::{AttentionBackend, AttentionCase, AttentionSpec, expect_compute};
 use crate::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use cuda::{SOURCE, TENSOR_CORE_VARIANTS, TENSOR_CORES, VARIANTS};
 
-/// The sizes of one layer's attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PagedLayout {
-    /// Query heads `H`.
-    pub heads: usize,
-    /// Key and value heads `H_kv`, a divisor of `H`.
-    pub kv_heads: usize,
-    /// Size of a head `D`.
-    pub head_dim: usize,
+/// Query and key heads are rotated.
+fn rotated(spec: &AttentionSpec, pairs: RopePairs) -> RopeLayout {
+    RopeLayout { heads: spec.heads + spec.kv_heads, head_dim: spec.head_dim, pairs }
 }
 
-impl PagedLayout {
-    fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Query and key heads are rotated.
-    fn rotated(&self, pairs: RopePairs) -> RopeLayout {
-        RopeLayout { heads: self.heads + self.kv_heads, head_dim: self.head_dim, pairs }
-    }
-
-    fn output_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Counters of a block: one for each key head, and for each eight query heads that share it.
-    fn counters(&self) -> usize {
-        self.kv_heads * (self.heads / self.kv_heads.max(1)).div_ceil(8)
-    }
-
-    fn scale(&self) -> f64 {
-        1.0 / (self.head_dim as f64).sqrt()
-    }
+/// Counters of a block: one for each key head, and for each eight query heads that share it.
+fn counters(spec: &AttentionSpec) -> usize {
+    spec.kv_heads * spec.group().div_ceil(8)
 }
 
 /// Keys and values of one layer, in blocks that belong to one sequence at a time.
@@ -57,27 +32,27 @@ pub struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// `blocks` blocks of `block_size` tokens in type `dtype`.
+    /// `blocks` blocks of `block_size` tokens in type `dtype`, for attention as `spec` says.
     pub fn new(
         device: &Device,
-        layout: PagedLayout,
+        spec: &AttentionSpec,
         blocks: usize,
         block_size: usize,
         dtype: DType,
     ) -> Result<KvBlocks> {
-        let shape = [blocks, 2, layout.kv_heads, block_size, layout.head_dim];
+        let shape = [blocks, 2, spec.kv_heads, block_size, spec.head_dim];
         // Rows that no token has written are not read. Zeros make caches comparable.
         let data = Tensor::zeros(device, &shape, dtype)?;
         let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
-        let arrived = Tensor::zeros(device, &[blocks, layout.counters()], DType::I32)?;
+        let arrived = Tensor::zeros(device, &[blocks, counters(spec)], DType::I32)?;
         Ok(KvBlocks { data, scale_inv, arrived })
     }
 
     /// Bytes of a block.
-    pub fn block_bytes(layout: PagedLayout, block_size: usize, dtype: DType) -> usize {
+    pub fn block_bytes(spec: &AttentionSpec, block_size: usize, dtype: DType) -> usize {
         let scale = if dtype == DType::E4M3 { size_of::<f32>() } else { 0 };
-        let arrived = layout.counters() * size_of::<i32>();
-        2 * layout.kv_heads * block_size * (layout.head_dim * dtype.size() + scale) + arrived
+        let arrived = counters(spec) * size_of::<i32>();
+        2 * spec.kv_heads * block_size * (spec.head_dim * dtype.size() + scale) + arrived
     }
 
     /// Tokens of a block.
@@ -122,19 +97,15 @@ impl PagedBatch<'_> {
     }
 }
 
-fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, l: PagedLayout) -> Result<usize> {
+fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &AttentionSpec) -> Result<usize> {
     expect_compute(what, qkv)?;
     let [tokens, width] = qkv.dims(what)?;
-    if l.kv_heads == 0 || !l.heads.is_multiple_of(l.kv_heads) {
-        return Err(Error::Value(format!(
-            "{what}: {} query heads cannot share {} key heads evenly",
-            l.heads, l.kv_heads
-        )));
-    }
+    spec.check(what)?;
+    AttentionBackend::choose(qkv.device(), &AttentionCase::cache(spec, qkv.dtype()))?;
     let [_, _, kv_heads, _, head_dim] = cache.data.dims(what)?;
-    if width != l.qkv_width() || kv_heads != l.kv_heads || head_dim != l.head_dim {
+    if width != spec.qkv_width() || kv_heads != spec.kv_heads || head_dim != spec.head_dim {
         return Err(Error::Value(format!(
-            "{what}: rows of {width} elements and a cache of shape {:?} are not those of {l:?}",
+            "{what}: rows of {width} elements and a cache of shape {:?} are not those of {spec:?}",
             cache.data.shape()
         )));
     }
@@ -173,12 +144,12 @@ pub fn append_kv(
     qkv: &mut Tensor,
     cache: &mut KvBlocks,
     batch: &PagedBatch,
-    layout: PagedLayout,
+    spec: &AttentionSpec,
     rotation: Option<(Angles, RopePairs)>,
 ) -> Result<()> {
-    let tokens = check("append_kv", qkv, cache, batch, layout)?;
+    let tokens = check("append_kv", qkv, cache, batch, spec)?;
     if let Some((angles, pairs)) = rotation {
-        rope::check(qkv, angles, layout.rotated(pairs))?;
+        rope::check(qkv, angles, rotated(spec, pairs))?;
     }
     if tokens == 0 {
         return Ok(());
@@ -186,32 +157,32 @@ pub fn append_kv(
     match qkv.device().clone() {
         Device::Cpu => {
             if let Some((angles, pairs)) = rotation {
-                rope(qkv, angles, layout.rotated(pairs), Rotation::Forward)?;
+                rope(qkv, angles, rotated(spec, pairs), Rotation::Forward)?;
             }
-            cpu::append_kv(qkv, cache, batch, layout)
+            cpu::append_kv(qkv, cache, batch, spec)
         }
         Device::DryCpu(_) => Ok(()),
-        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, layout, rotation),
+        Device::Cuda(gpu) => cuda::append_kv(&gpu, qkv, cache, batch, spec, rotation),
     }
 }
 
-/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over all tokens of their sequence up to themselves, whose keys and
+/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over the tokens of their sequence up to themselves, whose keys and
 /// values [`append_kv`] has written. Rows of padding are zero.
 ///
 /// Errors as [`append_kv`].
-pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, layout: PagedLayout) -> Result<Tensor> {
-    let tokens = check("paged_attention", qkv, cache, batch, layout)?;
-    let mut o = Tensor::empty(qkv.device(), &[tokens, layout.output_width()], qkv.dtype())?;
+pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &AttentionSpec) -> Result<Tensor> {
+    let tokens = check("paged_attention", qkv, cache, batch, spec)?;
+    let mut o = Tensor::empty(qkv.device(), &[tokens, spec.output_width()], qkv.dtype())?;
     if tokens == 0 {
         return Ok(o);
     }
     match qkv.device() {
         Device::Cpu => {
             o.fill_zero()?;
-            cpu::paged_attention(qkv, cache, batch, layout, &mut o)?
+            cpu::paged_attention(qkv, cache, batch, spec, &mut o)?
         }
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, layout, &mut o)?,
+        Device::Cuda(gpu) => cuda::paged_attention(gpu, qkv, cache, batch, spec, &mut o)?,
     }
     Ok(o)
 }

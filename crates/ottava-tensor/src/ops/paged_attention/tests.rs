@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::{AttentionLayout, attention, rope_table};
+use crate::ops::{AttentionInput, attention, rope_table};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
@@ -41,17 +41,13 @@ impl Ragged {
     }
 
     /// Appends the new tokens `qkv`, and attends.
-    fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, l: PagedLayout) -> Result<Tensor> {
+    fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, spec: &AttentionSpec) -> Result<Tensor> {
         self.with_batch(qkv.device(), |batch| {
             let mut qkv = qkv.duplicate()?;
-            append_kv(&mut qkv, cache, batch, l, None)?;
-            paged_attention(&qkv, cache, batch, l)
+            append_kv(&mut qkv, cache, batch, spec, None)?;
+            paged_attention(&qkv, cache, batch, spec)
         })
     }
-}
-
-fn layout(heads: usize, kv_heads: usize, head_dim: usize) -> PagedLayout {
-    PagedLayout { heads, kv_heads, head_dim }
 }
 
 /// Rows of many tensors below each other.
@@ -70,21 +66,19 @@ fn stacked(parts: &[Tensor]) -> Tensor {
 #[test]
 fn sequences_in_pieces_equal_whole_ones() {
     let lengths = [37, 5, 70];
-    for (l, dtype) in [(layout(4, 2, 8), DType::F32), (layout(3, 1, 16), DType::BF16), (layout(2, 2, 6), DType::F64)] {
+    let bounded = AttentionSpec { window: Some(9), soft_cap: Some(0.7), scale: 0.4, ..AttentionSpec::causal(4, 2, 6) };
+    for (l, dtype) in [
+        (AttentionSpec::causal(4, 2, 8), DType::F32),
+        (AttentionSpec::causal(3, 1, 16), DType::BF16),
+        (AttentionSpec::causal(2, 2, 6), DType::F64),
+        (bounded, DType::F32),
+    ] {
         let whole: Vec<Tensor> =
             lengths.iter().map(|n| normals(&format!("qkv {n}"), &[*n, l.qkv_width()], dtype)).collect();
-        let expected: Vec<Tensor> = whole
-            .iter()
-            .map(|qkv| {
-                let PagedLayout { heads, kv_heads, head_dim } = l;
-                let (seq_len, deterministic) = (qkv.shape()[0], true);
-                attention(qkv, None, AttentionLayout { batch: 1, seq_len, heads, kv_heads, head_dim, deterministic })
-                    .unwrap()
-                    .0
-            })
-            .collect();
+        let expected: Vec<Tensor> =
+            whole.iter().map(|qkv| attention(AttentionInput::fused(qkv, &l, 1, None), &l).unwrap().0).collect();
         let blocks = Ragged::new(&lengths, &lengths, 4).blocks;
-        let mut cache = KvBlocks::new(&Device::Cpu, l, blocks, BLOCK_SIZE, dtype).unwrap();
+        let mut cache = KvBlocks::new(&Device::Cpu, &l, blocks, BLOCK_SIZE, dtype).unwrap();
         let mut done = [0; 3];
         for new in [[20, 1, 33], [0, 1, 36], [16, 2, 0], [1, 1, 1]] {
             let ends: [usize; 3] = std::array::from_fn(|i| done[i] + new[i]);
@@ -92,7 +86,7 @@ fn sequences_in_pieces_equal_whole_ones() {
             // Tables of the whole sequences, so that blocks stay where they are.
             let tables = Ragged::new(&lengths, &new, 4);
             let context_lens = ends.iter().map(|&end| end as i32).chain([0]).collect();
-            let o = Ragged { context_lens, ..tables }.run(&stacked(&rows(&whole)), &mut cache, l).unwrap();
+            let o = Ragged { context_lens, ..tables }.run(&stacked(&rows(&whole)), &mut cache, &l).unwrap();
             assert_close(&format!("{dtype} at {done:?}"), &stacked(&rows(&expected)), &o, Tolerance::Exact);
             done = ends;
         }
@@ -101,16 +95,16 @@ fn sequences_in_pieces_equal_whole_ones() {
 }
 
 /// The last of `new` tokens of sequences that end at `contexts`, and two rows of padding, behind tokens that came before them.
-fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: PagedLayout, dtype: DType, kv: DType) {
+fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpec, dtype: DType, kv: DType) {
     let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
     let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], dtype);
     let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
     // Sums run in another order, powers of two are approximate, and tensor cores read probabilities in 16 bits.
     let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 2.0 });
     parity(&[all, last], tolerance, |x| {
-        let mut cache = KvBlocks::new(x[0].device(), l, before.blocks, BLOCK_SIZE, kv)?;
-        before.run(&x[0], &mut cache, l)?;
-        Ok(vec![now.run(&x[1], &mut cache, l)?])
+        let mut cache = KvBlocks::new(x[0].device(), &l, before.blocks, BLOCK_SIZE, kv)?;
+        before.run(&x[0], &mut cache, &l)?;
+        Ok(vec![now.run(&x[1], &mut cache, &l)?])
     });
 }
 
@@ -129,17 +123,17 @@ fn paged_attention_agrees_across_devices() {
     ];
     // Groups of all sizes; heads of whole pieces of four, eight or neither; more query heads than columns; what is left to CUDA cores.
     let layouts = [
-        layout(3, 3, 64),
-        layout(4, 2, 80),
-        layout(6, 2, 96),
-        layout(8, 2, 128),
-        layout(6, 1, 128),
-        layout(8, 1, 64),
-        layout(16, 1, 96),
-        layout(20, 1, 16),
-        layout(2, 1, 256),
-        layout(12, 1, 160),
-        layout(4, 2, 6),
+        AttentionSpec::causal(3, 3, 64),
+        AttentionSpec::causal(4, 2, 80),
+        AttentionSpec::causal(6, 2, 96),
+        AttentionSpec::causal(8, 2, 128),
+        AttentionSpec::causal(6, 1, 128),
+        AttentionSpec::causal(8, 1, 64),
+        AttentionSpec::causal(16, 1, 96),
+        AttentionSpec::causal(20, 1, 16),
+        AttentionSpec::causal(2, 1, 256),
+        AttentionSpec::causal(12, 1, 160),
+        AttentionSpec::causal(4, 2, 6),
     ];
     for (contexts, new, capacity) in cases {
         for l in layouts {
@@ -158,8 +152,8 @@ fn paged_attention_agrees_across_devices() {
     }
     // Splits of more than their smallest size, and more tiles of a warp than it has lanes.
     for kv in [DType::BF16, DType::E4M3] {
-        parity_of(&[8300, 5], &[1, 1], 2, layout(2, 1, 64), DType::BF16, kv);
-        parity_of(&[2500], &[40], 1, layout(2, 1, 128), DType::BF16, kv);
+        parity_of(&[8300, 5], &[1, 1], 2, AttentionSpec::causal(2, 1, 64), DType::BF16, kv);
+        parity_of(&[2500], &[40], 1, AttentionSpec::causal(2, 1, 128), DType::BF16, kv);
     }
 }
 
@@ -167,16 +161,16 @@ fn paged_attention_agrees_across_devices() {
 #[test]
 fn no_token_depends_on_other_sequences() {
     let Some(gpu) = gpu() else { return };
-    let (contexts, l) = ([700, 257, 90], layout(8, 2, 128));
+    let (contexts, l) = ([700, 257, 90], AttentionSpec::causal(8, 2, 128));
     for kv in [DType::BF16, DType::E4M3] {
         let before = Ragged::new(&contexts, &contexts, 3);
         let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
         let last = normals("last", &[3, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
         let prompt = normals("prompt", &[50, l.qkv_width()], DType::BF16).to_device(&gpu).unwrap();
         let run = |new: &[usize], x: &[Tensor]| {
-            let mut cache = KvBlocks::new(&gpu, l, before.blocks, BLOCK_SIZE, kv).unwrap();
-            before.run(&all, &mut cache, l).unwrap();
-            Ragged::new(&contexts, new, 3).run(&stacked(x), &mut cache, l).unwrap()
+            let mut cache = KvBlocks::new(&gpu, &l, before.blocks, BLOCK_SIZE, kv).unwrap();
+            before.run(&all, &mut cache, &l).unwrap();
+            Ragged::new(&contexts, new, 3).run(&stacked(x), &mut cache, &l).unwrap()
         };
         let row = |i: usize| last.rows(i, i + 1).unwrap();
         let together = run(&[1, 1, 1], &[row(0), row(1), row(2)]);
@@ -193,13 +187,13 @@ fn no_token_depends_on_other_sequences() {
 fn caches_are_bit_identical_across_devices_and_to_rope() {
     // Heads of whole eights of pairs, and of others; more of them than a block takes.
     for (l, pairs) in [
-        (layout(4, 2, 64), Some(RopePairs::Halves)),
-        (layout(30, 10, 128), Some(RopePairs::Neighbours)),
-        (layout(4, 2, 80), None),
-        (layout(2, 2, 80), Some(RopePairs::Neighbours)),
-        (layout(3, 1, 70), Some(RopePairs::Halves)),
-        (layout(4, 2, 6), Some(RopePairs::Neighbours)),
-        (layout(2, 1, 7), None),
+        (AttentionSpec::causal(4, 2, 64), Some(RopePairs::Halves)),
+        (AttentionSpec::causal(30, 10, 128), Some(RopePairs::Neighbours)),
+        (AttentionSpec::causal(4, 2, 80), None),
+        (AttentionSpec::causal(2, 2, 80), Some(RopePairs::Neighbours)),
+        (AttentionSpec::causal(3, 1, 70), Some(RopePairs::Halves)),
+        (AttentionSpec::causal(4, 2, 6), Some(RopePairs::Neighbours)),
+        (AttentionSpec::causal(2, 1, 7), None),
     ] {
         let ragged = Ragged::new(&[20, 3], &[20, 3], 4);
         for (dtype, kv) in
@@ -217,13 +211,13 @@ fn caches_are_bit_identical_across_devices_and_to_rope() {
             let positions = Tensor::from_slice(&Device::Cpu, &[25], &positions).unwrap();
             let append = |x: &[Tensor], fused: bool| {
                 let (mut qkv, mut cache) =
-                    (x[0].duplicate()?, KvBlocks::new(x[0].device(), l, ragged.blocks, BLOCK_SIZE, kv)?);
+                    (x[0].duplicate()?, KvBlocks::new(x[0].device(), &l, ragged.blocks, BLOCK_SIZE, kv)?);
                 let mut rotation = pairs.map(|pairs| (Angles { table: &x[1], positions: &x[2] }, pairs));
                 if let (false, Some((angles, pairs))) = (fused, rotation) {
-                    rope(&mut qkv, angles, l.rotated(pairs), Rotation::Forward)?;
+                    rope(&mut qkv, angles, rotated(&l, pairs), Rotation::Forward)?;
                     rotation = None;
                 }
-                ragged.with_batch(x[0].device(), |batch| append_kv(&mut qkv, &mut cache, batch, l, rotation))?;
+                ragged.with_batch(x[0].device(), |batch| append_kv(&mut qkv, &mut cache, batch, &l, rotation))?;
                 let cache = cache.tensors().into_iter().map(Tensor::duplicate).collect::<Result<Vec<Tensor>>>()?;
                 Ok([vec![qkv], cache].concat())
             };
@@ -239,27 +233,27 @@ fn caches_are_bit_identical_across_devices_and_to_rope() {
 /// Half a step of E4M3 is 1/16 of a value, which moves scores and averages of values.
 #[test]
 fn a_cache_in_codes_is_as_exact_as_its_format() {
-    let (l, ragged) = (layout(4, 2, 64), Ragged::new(&[90], &[90], 1));
+    let (l, ragged) = (AttentionSpec::causal(4, 2, 64), Ragged::new(&[90], &[90], 1));
     let qkv = normals("qkv", &[90, l.qkv_width()], DType::F32);
     let [exact, coded] = [DType::F32, DType::E4M3].map(|kv| {
-        let mut cache = KvBlocks::new(&Device::Cpu, l, ragged.blocks, BLOCK_SIZE, kv).unwrap();
-        values(&ragged.run(&qkv, &mut cache, l).unwrap())
+        let mut cache = KvBlocks::new(&Device::Cpu, &l, ragged.blocks, BLOCK_SIZE, kv).unwrap();
+        values(&ragged.run(&qkv, &mut cache, &l).unwrap())
     });
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut exact.iter().zip(&coded).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
     assert!(apart > 1e-3 && apart < 0.06, "{apart}");
-    assert_eq!(KvBlocks::block_bytes(l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4) + 2 * 4);
+    assert_eq!(KvBlocks::block_bytes(&l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4) + 2 * 4);
 }
 
 #[test]
 fn indices_outside_of_the_cache_are_errors() {
-    let l = layout(2, 1, 8);
+    let l = AttentionSpec::causal(2, 1, 8);
     let qkv = normals("qkv", &[3, l.qkv_width()], DType::F32);
     let run = |change: &dyn Fn(&mut Ragged)| {
         let mut ragged = Ragged::new(&[20], &[3], 1);
-        let mut cache = KvBlocks::new(&Device::Cpu, l, 2, BLOCK_SIZE, DType::F32).unwrap();
+        let mut cache = KvBlocks::new(&Device::Cpu, &l, 2, BLOCK_SIZE, DType::F32).unwrap();
         change(&mut ragged);
-        ragged.run(&qkv, &mut cache, l).map(drop)
+        ragged.run(&qkv, &mut cache, &l).map(drop)
     };
     run(&|_| {}).unwrap();
     for wrong in [

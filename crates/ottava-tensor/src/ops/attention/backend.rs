@@ -1,0 +1,248 @@
+//! Which implementation of attention serves which spec on which device: a table, which attention and `ottava plan` read.
+
+use super::{AttentionInput, AttentionSpec};
+use crate::{DType, Device, Error, Result};
+
+/// An implementation of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBackend {
+    /// The CPU reference.
+    Cpu,
+    /// cuDNN's fused kernels.
+    CuDnn,
+    /// Kernels of this crate that hold the scores of a query in shared memory.
+    Plain,
+    /// Kernels of this crate over a paged cache.
+    Paged,
+}
+
+/// Where keys and values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// In the rows of the queries, in one tensor.
+    Fused,
+    /// In other tensors, for the tokens of the queries.
+    Separate,
+    /// In rows of other tokens than those of the queries.
+    OtherTokens,
+    /// In a paged cache.
+    Cache,
+}
+
+/// All that backends differ in about a call of attention.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCase<'a> {
+    /// What is computed.
+    pub spec: &'a AttentionSpec,
+    /// The type of queries.
+    pub dtype: DType,
+    /// Whether there are boundaries of documents.
+    pub documents: bool,
+    /// Where keys and values are.
+    pub keys: KeySource,
+    /// Whether all rows and first heads begin at multiples of eight elements, where the sizes of heads do.
+    pub is_aligned: bool,
+}
+
+impl<'a> AttentionCase<'a> {
+    /// Queries, keys and values in one tensor, with or without `documents`.
+    pub fn fused(spec: &'a AttentionSpec, dtype: DType, documents: bool) -> AttentionCase<'a> {
+        AttentionCase { spec, dtype, documents, keys: KeySource::Fused, is_aligned: true }
+    }
+
+    /// Queries in `dtype` over a paged cache.
+    pub fn cache(spec: &'a AttentionSpec, dtype: DType) -> AttentionCase<'a> {
+        AttentionCase { keys: KeySource::Cache, ..AttentionCase::fused(spec, dtype, false) }
+    }
+
+    pub(super) fn of_input(input: &AttentionInput, spec: &'a AttentionSpec) -> AttentionCase<'a> {
+        let keys = match input.matrices().len() {
+            _ if !input.is_self_attention() => KeySource::OtherTokens,
+            1 => KeySource::Fused,
+            _ => KeySource::Separate,
+        };
+        let is_aligned = input.views().iter().all(|view| (view.column | view.stride()).is_multiple_of(8));
+        let is_aligned = is_aligned || !spec.head_dim.is_multiple_of(8);
+        let documents = input.cu_seqlens.is_some();
+        AttentionCase { keys, is_aligned, ..AttentionCase::fused(spec, input.q.matrix.dtype(), documents) }
+    }
+
+    fn has_differing_values(&self) -> bool {
+        self.spec.value_dim != self.spec.head_dim
+    }
+}
+
+/// A condition of a backend.
+struct Condition {
+    /// What the backend takes, after "takes".
+    takes: &'static str,
+    /// What a case has instead; `None` where it meets the condition.
+    instead: fn(&AttentionCase) -> Option<String>,
+}
+
+const BF16: Condition =
+    Condition { takes: "bfloat16", instead: |case| (case.dtype != DType::BF16).then(|| case.dtype.to_string()) };
+const STORAGE: Condition = Condition {
+    takes: "float32, float16 and bfloat16",
+    instead: |case| (case.dtype == DType::F64).then(|| case.dtype.to_string()),
+};
+const ONE_HEAD_SIZE: Condition = Condition {
+    takes: "values of the size of keys",
+    instead: |case| {
+        let AttentionSpec { head_dim, value_dim, .. } = *case.spec;
+        case.has_differing_values().then(|| format!("values of {value_dim} beside keys of {head_dim}"))
+    },
+};
+const EIGHTS_TO_128: Condition = Condition {
+    takes: "heads of a multiple of 8 up to 128",
+    instead: |case| {
+        let dim = case.spec.head_dim;
+        (!dim.is_multiple_of(8) || dim > 128).then(|| format!("heads of {dim}"))
+    },
+};
+const TO_256: Condition = Condition {
+    takes: "heads of up to 256",
+    instead: |case| (case.spec.head_dim > 256).then(|| format!("heads of {}", case.spec.head_dim)),
+};
+const TO_1024: Condition = Condition {
+    takes: "heads of up to 1024",
+    instead: |case| {
+        let largest = case.spec.head_dim.max(case.spec.value_dim);
+        (largest > 1024).then(|| format!("heads of {largest}"))
+    },
+};
+const CAUSAL: Condition = Condition {
+    takes: "a causal mask",
+    instead: |case| (!case.spec.causal).then(|| "attention to later tokens".into()),
+};
+const WHOLE_CONTEXT: Condition = Condition {
+    takes: "whole contexts",
+    instead: |case| case.spec.window.map(|window| format!("a window of {window} tokens")),
+};
+const UNCAPPED: Condition = Condition {
+    takes: "scores without a bound",
+    instead: |case| case.spec.soft_cap.map(|cap| format!("a soft cap of {cap}")),
+};
+const SAME_TOKENS: Condition = Condition {
+    takes: "queries and keys of the same tokens",
+    instead: |case| (case.keys == KeySource::OtherTokens).then(|| "keys of other tokens".into()),
+};
+const ALIGNED: Condition = Condition {
+    takes: "rows and heads that begin at multiples of 16 bytes",
+    instead: |case| (!case.is_aligned).then(|| "others".into()),
+};
+// The gradients of other sizes are wrong with cuDNN 9.14.
+const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
+    takes: "documents with heads of a multiple of 16",
+    instead: |case| {
+        let dim = case.spec.head_dim;
+        (case.documents && !dim.is_multiple_of(16)).then(|| format!("heads of {dim}"))
+    },
+};
+// The deterministic form would store the scores of each document as if it filled a sequence.
+const DOCUMENTS_ARE_ATOMIC: Condition = Condition {
+    takes: "documents where `deterministic` is false",
+    instead: |case| (case.documents && case.spec.deterministic).then(|| "where it is true".into()),
+};
+const DOCUMENTS_ARE_FUSED: Condition = Condition {
+    takes: "documents with queries, keys and values in one tensor",
+    instead: |case| (case.documents && case.keys != KeySource::Fused).then(|| "in several".into()),
+};
+
+/// A row of the table.
+struct Row {
+    backend: AttentionBackend,
+    name: &'static str,
+    on_gpu: bool,
+    /// Whether keys and values are in a paged cache, or in rows.
+    cache: bool,
+    conditions: &'static [Condition],
+}
+
+/// The backends, the fastest of a device first.
+const TABLE: &[Row] = &[
+    Row {
+        backend: AttentionBackend::CuDnn,
+        name: "cuDNN",
+        on_gpu: true,
+        cache: false,
+        conditions: &[
+            BF16,
+            EIGHTS_TO_128,
+            ONE_HEAD_SIZE,
+            CAUSAL,
+            WHOLE_CONTEXT,
+            UNCAPPED,
+            SAME_TOKENS,
+            ALIGNED,
+            DOCUMENTS_OF_SIXTEENS,
+            DOCUMENTS_ARE_ATOMIC,
+            DOCUMENTS_ARE_FUSED,
+        ],
+    },
+    Row {
+        backend: AttentionBackend::Plain,
+        name: "the plain kernel",
+        on_gpu: true,
+        cache: false,
+        conditions: &[STORAGE, TO_1024],
+    },
+    Row {
+        backend: AttentionBackend::Paged,
+        name: "the paged kernel",
+        on_gpu: true,
+        cache: true,
+        conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL, WHOLE_CONTEXT, UNCAPPED],
+    },
+    Row {
+        backend: AttentionBackend::Cpu,
+        name: "the reference on the CPU",
+        on_gpu: false,
+        cache: false,
+        conditions: &[],
+    },
+    Row {
+        backend: AttentionBackend::Cpu,
+        name: "the reference on the CPU",
+        on_gpu: false,
+        cache: true,
+        conditions: &[ONE_HEAD_SIZE, CAUSAL],
+    },
+];
+
+impl Row {
+    /// A sentence for the first condition that `case` does not meet.
+    fn refusal(&self, case: &AttentionCase) -> Option<String> {
+        let unmet = |Condition { takes, instead }: &Condition| Some((*takes, instead(case)?));
+        let (takes, instead) = self.conditions.iter().find_map(unmet)?;
+        Some(format!("{} takes {takes}, not {instead}", self.name))
+    }
+}
+
+/// The backend of a case, and why it is this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenBackend {
+    /// The backend.
+    pub backend: AttentionBackend,
+    /// Its name in messages.
+    pub name: &'static str,
+    /// A sentence for each faster backend, with what it does not take.
+    pub because: Vec<String>,
+}
+
+impl AttentionBackend {
+    /// The fastest backend of `device` that serves `case`.
+    ///
+    /// Errors with [`Error::Value`], which says what each one does not take, if none does.
+    pub fn choose(device: &Device, case: &AttentionCase) -> Result<ChosenBackend> {
+        let on_gpu = matches!(device, Device::Cuda(_));
+        let mut because = Vec::new();
+        for row in TABLE.iter().filter(|row| row.on_gpu == on_gpu && row.cache == (case.keys == KeySource::Cache)) {
+            match row.refusal(case) {
+                None => return Ok(ChosenBackend { backend: row.backend, name: row.name, because }),
+                Some(refusal) => because.push(refusal),
+            }
+        }
+        Err(Error::Value(format!("attention: no backend on {device} serves this model: {}", because.join("; "))))
+    }
+}

@@ -1,0 +1,189 @@
+//! Where the queries, keys and values of a call lie.
+
+use super::AttentionSpec;
+use crate::ops::expect_compute;
+use crate::{DType, Error, Result, Tensor};
+use std::ops::Range;
+
+/// Heads side by side in the rows of a matrix `[T, width]`: head `h` of token `t` is the elements `column + h·D .. column + (h + 1)·D` of row
+/// `t`. The stride between tokens is the width of the matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadView<'a> {
+    /// `[T, width]`.
+    pub matrix: &'a Tensor,
+    /// The first element of the first head in each row.
+    pub column: usize,
+}
+
+impl<'a> HeadView<'a> {
+    /// Heads that fill the rows of `matrix`.
+    pub fn whole(matrix: &'a Tensor) -> HeadView<'a> {
+        HeadView { matrix, column: 0 }
+    }
+
+    /// Elements from one token to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.matrix.shape()[1]
+    }
+
+    /// The address of the first head of the first token.
+    pub(super) fn address(&self) -> u64 {
+        self.matrix.device_ptr() + (self.column * self.matrix.dtype().size()) as u64
+    }
+}
+
+/// Queries, keys and values of `batch` sequences, and which of them see each other.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInput<'a> {
+    /// `H` heads of `D` of `B·S` tokens.
+    pub q: HeadView<'a>,
+    /// `H_kv` heads of `D` of `B·S_k` tokens.
+    pub k: HeadView<'a>,
+    /// `H_kv` heads of `D_v` of `B·S_k` tokens.
+    pub v: HeadView<'a>,
+    /// Sequences `B`, which follow each other in the rows and have the same length.
+    pub batch: usize,
+    /// The position of the first query of each sequence, where the first key has position 0. Not 0 where queries and keys are parts of longer
+    /// sequences.
+    pub first_query: usize,
+    /// Boundaries of documents, I32 `[documents + 1]` on the device: document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the
+    /// `B·S_k`, and lies within one sequence. Unused entries at the end are `B·S_k`, so that one tensor of fixed capacity holds any number of
+    /// documents. A query belongs to the document of the key at its position. `None` makes each sequence one document.
+    pub cu_seqlens: Option<&'a Tensor>,
+}
+
+impl<'a> AttentionInput<'a> {
+    /// Three views of a fused projection `[B·S, H·D + H_kv·D + H_kv·D_v]`.
+    pub fn fused(
+        qkv: &'a Tensor,
+        spec: &AttentionSpec,
+        batch: usize,
+        cu_seqlens: Option<&'a Tensor>,
+    ) -> AttentionInput<'a> {
+        let view = |column| HeadView { matrix: qkv, column };
+        let (q, k) = (spec.query_width(), spec.key_width());
+        AttentionInput { q: view(0), k: view(q), v: view(q + k), batch, first_query: 0, cu_seqlens }
+    }
+
+    /// Tokens per sequence of the queries.
+    pub(super) fn query_len(&self) -> usize {
+        self.q.matrix.shape()[0] / self.batch
+    }
+
+    /// Tokens per sequence of the keys and values.
+    pub(super) fn key_len(&self) -> usize {
+        self.k.matrix.shape()[0] / self.batch
+    }
+
+    /// Whether queries and keys are those of the same tokens.
+    pub(super) fn is_self_attention(&self) -> bool {
+        self.first_query == 0 && self.query_len() == self.key_len()
+    }
+
+    pub(super) fn views(&self) -> [HeadView<'a>; 3] {
+        [self.q, self.k, self.v]
+    }
+
+    /// The matrices that views are of, each once, in the order of queries, keys and values.
+    pub(super) fn matrices(&self) -> Vec<&'a Tensor> {
+        let mut found: Vec<&Tensor> = Vec::new();
+        for view in self.views() {
+            if !found.iter().any(|matrix| std::ptr::eq(*matrix, view.matrix)) {
+                found.push(view.matrix);
+            }
+        }
+        found
+    }
+
+    /// The index in [`AttentionInput::matrices`] of each view's.
+    pub(super) fn matrix_of_views(&self) -> [usize; 3] {
+        let matrices = self.matrices();
+        self.views().map(|view| {
+            matrices.iter().position(|matrix| std::ptr::eq(*matrix, view.matrix)).expect("a view is of a matrix")
+        })
+    }
+
+    /// Checks types, sizes and devices.
+    pub(super) fn check(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
+        spec.check(what)?;
+        expect_compute(what, self.q.matrix)?;
+        let widths = [spec.query_width(), spec.key_width(), spec.value_width()];
+        for ((name, view), width) in ["q", "k", "v"].iter().zip(self.views()).zip(widths) {
+            let what = format!("{what}: {name}");
+            let [rows, row_width] = view.matrix.dims(&what)?;
+            view.matrix.expect_dtype(&what, &[self.q.matrix.dtype()])?;
+            view.matrix.expect_device(&what, self.q.matrix.device())?;
+            if view.column + width > row_width {
+                let (from, to) = (view.column, view.column + width);
+                return Err(Error::Value(format!("{what} is in columns {from}..{to} of rows of {row_width} elements")));
+            }
+            if self.batch == 0 || !rows.is_multiple_of(self.batch) {
+                return Err(Error::Value(format!(
+                    "{what}: {rows} tokens are not {} sequences of one length",
+                    self.batch
+                )));
+            }
+        }
+        self.v.matrix.expect(&format!("{what}: v"), &[self.k.matrix.shape()[0], self.v.stride()])?;
+        self.check_documents(what)
+    }
+
+    fn check_documents(&self, what: &str) -> Result<()> {
+        let Some(at) = self.cu_seqlens else { return Ok(()) };
+        let name = format!("{what}: cu_seqlens");
+        at.dims::<1>(&name)?;
+        at.expect_dtype(&name, &[DType::I32])?;
+        at.expect_device(&name, self.q.matrix.device())?;
+        if at.len() < 2 {
+            return Err(Error::Value(format!("{name} needs at least the start and the end of a document")));
+        }
+        if self.first_query + self.query_len() > self.key_len() {
+            return Err(Error::Value(format!(
+                "{what}: with documents each query is at the position of a key; {} queries from position {} are not, at {} keys",
+                self.query_len(),
+                self.first_query,
+                self.key_len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks that the views of each matrix divide its columns among them, so that its gradient is complete.
+    pub(super) fn check_coverage(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
+        let widths = [spec.query_width(), spec.key_width(), spec.value_width()];
+        for matrix in self.matrices() {
+            let of_matrix = self.views().into_iter().zip(widths).filter(|(view, _)| std::ptr::eq(view.matrix, matrix));
+            let mut columns: Vec<Range<usize>> =
+                of_matrix.map(|(view, width)| view.column..view.column + width).collect();
+            columns.sort_by_key(|range| range.start);
+            let mut end = 0;
+            let in_a_row = columns.iter().all(|range| range.start == std::mem::replace(&mut end, range.end));
+            if !in_a_row || end != matrix.shape()[1] {
+                return Err(Error::Value(format!(
+                    "{what}: queries, keys and values in columns {columns:?} do not divide rows of {} elements among them",
+                    matrix.shape()[1]
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The gradient of an [`AttentionInput`]: one tensor for each matrix that views are of, laid out like it.
+#[derive(Clone, Debug)]
+pub struct AttentionGradient {
+    pub(super) tensors: Vec<Tensor>,
+}
+
+impl AttentionGradient {
+    /// That of a fused projection. Panics if queries, keys and values were views of several tensors.
+    pub fn fused(self) -> Tensor {
+        let [dqkv] = <[Tensor; 1]>::try_from(self.tensors).expect("queries, keys and values are views of one tensor");
+        dqkv
+    }
+
+    /// Those of the matrices, in the order in which queries, keys and values name them.
+    pub fn tensors(self) -> Vec<Tensor> {
+        self.tensors
+    }
+}

@@ -1,0 +1,117 @@
+//! What attention computes, apart from the sizes of a batch.
+
+use crate::{Error, Result};
+use std::fmt;
+
+/// What an attention layer computes. Attention in training ([`attention`](super::attention())) and over a cache
+/// ([`paged_attention`](crate::ops::paged_attention())) take the same one.
+///
+/// Positions count within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
+/// `j > i − window`. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads `H`.
+    pub heads: usize,
+    /// Key and value heads `H_kv`, a divisor of `H`: query head `h` reads key head `h / (H / H_kv)`.
+    pub kv_heads: usize,
+    /// Size `D` of a query or key head.
+    pub head_dim: usize,
+    /// Size `D_v` of a value head, and of a head of the output.
+    pub value_dim: usize,
+    /// Whether a query sees no key behind its own position.
+    pub causal: bool,
+    /// The largest number of keys that a query sees up to its own position, itself included, as `sliding_window` of Hugging Face.
+    pub window: Option<usize>,
+    /// The bound of the absolute values of scores.
+    pub soft_cap: Option<f64>,
+    /// What products of queries and keys are multiplied by.
+    pub scale: f64,
+    /// Whether the gradient is bit-identical in every run. Otherwise a GPU may use atomic additions.
+    pub deterministic: bool,
+}
+
+impl AttentionSpec {
+    /// Causal attention over whole documents, of heads of `head_dim`, with scores multiplied by `1 / √head_dim`.
+    pub fn causal(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
+        AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            causal: true,
+            window: None,
+            soft_cap: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            deterministic: false,
+        }
+    }
+
+    /// Elements of a token's queries.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of a token's keys.
+    pub fn key_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of a token's values.
+    pub fn value_width(&self) -> usize {
+        self.kv_heads * self.value_dim
+    }
+
+    /// Elements of a token's queries, keys and values.
+    pub fn qkv_width(&self) -> usize {
+        self.query_width() + self.key_width() + self.value_width()
+    }
+
+    /// Elements of a token's output.
+    pub fn output_width(&self) -> usize {
+        self.heads * self.value_dim
+    }
+
+    /// Query heads that share a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Errors with [`Error::Value`] if the fields contradict each other.
+    pub(crate) fn check(&self, what: &str) -> Result<()> {
+        let AttentionSpec { heads, kv_heads, head_dim, value_dim, .. } = *self;
+        let wrong = |text: String| Err(Error::Value(format!("{what}: {text}")));
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return wrong(format!("{heads} query heads cannot share {kv_heads} key heads evenly"));
+        }
+        if heads == 0 || head_dim == 0 || value_dim == 0 {
+            return wrong(format!("{heads} heads of {head_dim}, with values of {value_dim}, have no elements"));
+        }
+        if self.window == Some(0) {
+            return wrong("with a window of 0 a token does not see itself; use 1 or more".into());
+        }
+        if let Some(cap) = self.soft_cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return wrong(format!("the soft cap of scores is {cap}; it is a finite number above 0"));
+        }
+        if !self.scale.is_finite() {
+            return wrong(format!("the scale of scores is {}, which is not finite", self.scale));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for AttentionSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} query and {} key heads of {}", self.heads, self.kv_heads, self.head_dim)?;
+        if self.value_dim != self.head_dim {
+            write!(f, ", values of {}", self.value_dim)?;
+        }
+        f.write_str(if self.causal { ", causal" } else { ", both directions" })?;
+        if let Some(window) = self.window {
+            write!(f, ", a window of {window} tokens")?;
+        }
+        match self.soft_cap {
+            Some(cap) => write!(f, ", scores capped at {cap}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The table of backends.
+
+use super::*;
+use crate::cuda::GpuModel;
+
+fn chosen(device: &Device, case: &AttentionCase) -> (AttentionBackend, String) {
+    let chosen = AttentionBackend::choose(device, case).unwrap();
+    (chosen.backend, chosen.because.join("; "))
+}
+
+/// Each condition of cuDNN, by a case that meets all others.
+#[test]
+fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    let usual = AttentionSpec::causal(8, 2, 128);
+    fn fused(spec: &AttentionSpec, documents: bool) -> AttentionCase<'_> {
+        AttentionCase::fused(spec, DType::BF16, documents)
+    }
+    for documents in [false, true] {
+        assert_eq!(chosen(&gpu, &fused(&usual, documents)), (AttentionBackend::CuDnn, String::new()));
+    }
+    let with = |change: &dyn Fn(&mut AttentionSpec)| {
+        let mut spec = usual;
+        change(&mut spec);
+        spec
+    };
+    let check = |case: AttentionCase, reason: &str| {
+        assert_eq!(chosen(&gpu, &case), (AttentionBackend::Plain, format!("cuDNN takes {reason}")));
+    };
+    check(AttentionCase { dtype: DType::F16, ..fused(&usual, false) }, "bfloat16, not float16");
+    for (spec, documents, reason) in [
+        (
+            with(&|s| (s.head_dim, s.value_dim) = (256, 256)),
+            false,
+            "heads of a multiple of 8 up to 128, not heads of 256",
+        ),
+        (with(&|s| s.value_dim = 64), false, "values of the size of keys, not values of 64 beside keys of 128"),
+        (with(&|s| s.causal = false), false, "a causal mask, not attention to later tokens"),
+        (with(&|s| s.window = Some(512)), false, "whole contexts, not a window of 512 tokens"),
+        (with(&|s| s.soft_cap = Some(50.0)), false, "scores without a bound, not a soft cap of 50"),
+        (
+            with(&|s| (s.head_dim, s.value_dim) = (8, 8)),
+            true,
+            "documents with heads of a multiple of 16, not heads of 8",
+        ),
+        (with(&|s| s.deterministic = true), true, "documents where `deterministic` is false, not where it is true"),
+    ] {
+        check(fused(&spec, documents), reason);
+    }
+    let of = |keys| AttentionCase { keys, ..fused(&usual, false) };
+    assert_eq!(chosen(&gpu, &of(KeySource::Separate)), (AttentionBackend::CuDnn, String::new()));
+    check(of(KeySource::OtherTokens), "queries and keys of the same tokens, not keys of other tokens");
+    check(
+        AttentionCase { documents: true, ..of(KeySource::Separate) },
+        "documents with queries, keys and values in one tensor, not in several",
+    );
+    check(
+        AttentionCase { is_aligned: false, ..of(KeySource::Separate) },
+        "rows and heads that begin at multiples of 16 bytes, not others",
+    );
+}
+
+#[test]
+fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
+    let gpu = Device::dry_gpu(GpuModel::h200());
+    let windowed = AttentionSpec { window: Some(4096), ..AttentionSpec::causal(8, 2, 128) };
+    let error = |device: &Device, case: &AttentionCase| AttentionBackend::choose(device, case).unwrap_err().to_string();
+    assert_eq!(
+        error(&gpu, &AttentionCase::cache(&windowed, DType::BF16)),
+        "attention: no backend on NVIDIA H200 serves this model: the paged kernel takes whole contexts, not a window of 4096 tokens"
+    );
+    let huge = AttentionSpec::causal(1, 1, 2048);
+    let message = error(&gpu, &AttentionCase::fused(&huge, DType::F32, false));
+    assert!(
+        message.contains("cuDNN takes bfloat16, not float32; the plain kernel takes heads of up to 1024"),
+        "{message}"
+    );
+    // The reference takes all but a cache of two sizes.
+    let (backend, because) = chosen(&Device::Cpu, &AttentionCase::cache(&windowed, DType::F64));
+    assert_eq!((backend, because.as_str()), (AttentionBackend::Cpu, ""));
+    let two_sizes = AttentionSpec { value_dim: 64, ..windowed };
+    assert!(error(&Device::Cpu, &AttentionCase::cache(&two_sizes, DType::F32)).contains("values of the size of keys"));
+    assert_eq!(chosen(&Device::Cpu, &AttentionCase::fused(&huge, DType::F64, true)).0, AttentionBackend::Cpu);
+}
