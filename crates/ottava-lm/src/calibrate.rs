@@ -7,8 +7,7 @@ use crate::evaluate::evaluate;
 use crate::input;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::DataParallel;
-use crate::param::Resident;
+use crate::parallel::Partition;
 use crate::scaling::Histogram;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,8 +89,7 @@ impl Calibration {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Calibration> {
         model.scaling().record_histograms();
-        let evaluation =
-            evaluate(model, batches, 0, StepPrecision::High, &mut Resident, &DataParallel::solo(), progress)?;
+        let evaluation = evaluate(model, batches, 0, StepPrecision::High, &Partition::solo(), progress)?;
         if evaluation.tokens == 0 {
             return Err(Error::Data("there is no text to calibrate with; name files with more".into()));
         }

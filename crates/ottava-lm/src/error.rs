@@ -23,6 +23,9 @@ pub enum Error {
     /// A checkpoint is missing, incomplete or does not belong to this run.
     #[error("{0}")]
     Checkpoint(String),
+    /// The actions of a step cannot run in their order.
+    #[error("{0}")]
+    Program(String),
     /// A loss, gradient or weight is not finite.
     #[error("{0}")]
     NonFinite(String),
@@ -73,7 +76,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
         match self {
-            Error::Config(_) | Error::Model(_) | Error::Io { .. } => 1,
+            Error::Config(_) | Error::Model(_) | Error::Program(_) | Error::Io { .. } => 1,
             Error::Data(_) | Error::NoTargets(_) => 2,
             Error::NonFinite(_) => 4,
             Error::Checkpoint(_) => 7,

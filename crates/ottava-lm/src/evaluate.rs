@@ -1,15 +1,13 @@
 //! Loss on held-out text.
 
-use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::DataParallel;
-use crate::param::Units;
-use ottava_tensor::ops::{IGNORE_INDEX, cast};
-use ottava_tensor::{DType, Device, Tensor};
+use crate::parallel::Partition;
+use crate::step::{MicroBatch, Program, ProgramInputs, total};
+use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use std::sync::atomic::Ordering;
 
@@ -27,7 +25,7 @@ pub struct Evaluation {
 }
 
 /// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
-/// tokens predicted so far. All `ranks` call it with the same batches: each evaluates every one of its turns, the sums are added in the
+/// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, the sums are added in the
 /// order of the batches, and all get the same result, which does not depend on the number of ranks.
 ///
 /// Errors with [`Error::NonFinite`] when the loss is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
@@ -37,17 +35,21 @@ pub fn evaluate(
     batches: impl IntoIterator<Item = Result<Batch>>,
     bytes: u64,
     precision: StepPrecision,
-    units: &mut dyn Units,
-    ranks: &DataParallel,
+    partition: &Partition,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
+    let (program, ranks) = (Program::evaluation(), partition.ranks());
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter();
     loop {
         let turns = batches.by_ref().take(ranks.size()).collect::<Result<Vec<_>>>()?;
         // Ranks gather weights together, so one without a turn repeats that of the first, and counts nothing.
         let Some(batch) = turns.get(ranks.rank()).or(turns.first()) else { break };
-        let loss = sum_of_losses(model, batch, precision, units, ranks)?;
+        let micro_batches = &[MicroBatch::new(batch, model.device())?];
+        let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
+        let losses = program.run(std::slice::from_mut(model), &inputs, None)?;
+        ranks.compare_gpu_calls("an evaluation")?;
+        let loss = losses.iter().map(total).sum::<Result<f64>>()?;
         let targets = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         let stop = interrupt::flag().load(Ordering::Relaxed);
         let all = ranks.gather("losses of the evaluation", [f64::from(stop), loss, targets as f64])?;
@@ -67,37 +69,4 @@ pub fn evaluate(
     }
     let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
     Ok(Evaluation { loss, perplexity: loss.exp(), bits_per_byte, tokens: tokens as u64 })
-}
-
-fn sum_of_losses(
-    model: &mut Decoder,
-    batch: &Batch,
-    precision: StepPrecision,
-    units: &mut dyn Units,
-    ranks: &DataParallel,
-) -> Result<f64> {
-    let (inputs, targets) = to_device(batch, model.device())?;
-    let sequences = match &batch.documents {
-        None => Sequences::new(model.device(), batch.rows, batch.seq_len)?,
-        Some(lengths) => {
-            let most = lengths.len().max(batch.rows);
-            let mut packed = Sequences::packed(model.device(), batch.rows, batch.seq_len, most)?;
-            packed.set_documents(lengths)?;
-            packed
-        }
-    };
-    let losses = model.losses(&inputs, &targets, &sequences, precision, units)?;
-    ranks.compare_gpu_calls("an evaluation")?;
-    total(&losses)
-}
-
-/// Inputs and targets of a batch, each I32 `[rows · seq_len]`.
-pub fn to_device(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
-    let tensor = |ids: &[i32]| Tensor::from_slice(device, &[ids.len()], ids);
-    Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
-}
-
-/// The sum of all losses, in the order of the tokens.
-pub fn total(losses: &Tensor) -> Result<f64> {
-    Ok(cast(&losses.to_device(&Device::Cpu)?, DType::F64)?.to_vec::<f64>()?.iter().sum())
 }

@@ -40,8 +40,8 @@ impl Run {
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
-        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
-        let step = TrainStep::shared(&model, passes, rows, seq_len, partition)?;
+        let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+        let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;
         Ok(Run { model, optimizer, step })
     }
 

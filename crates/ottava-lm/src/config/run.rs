@@ -139,7 +139,7 @@ pub struct TrainingConfig {
     pub num_train_epochs: f64,
     /// Sequences per forward and backward.
     pub per_device_train_batch_size: usize,
-    /// Forward and backward passes per optimizer step.
+    /// Micro-batches per optimizer step, each with a forward and a backward.
     pub gradient_accumulation_steps: usize,
     /// Sequences per optimizer step, of all ranks; 0 is `per_device_train_batch_size` times `gradient_accumulation_steps` times ranks.
     pub global_batch_size: usize,
@@ -207,9 +207,9 @@ impl TrainingConfig {
     /// Errors with [`Error::Config`] where they cannot be divided evenly, where both numbers are given and differ, or where a step would
     /// have too many.
     pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
-        let (rows, passes) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
+        let (rows, micro_batches) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
         if self.global_batch_size == 0 {
-            let sequences = rows.saturating_mul(passes).saturating_mul(ranks);
+            let sequences = rows.saturating_mul(micro_batches).saturating_mul(ranks);
             if sequences > MAX_SEQUENCES {
                 return Err(Error::Config(format!(
                     "`per_device_train_batch_size` times `gradient_accumulation_steps` on {ranks} ranks is {sequences}; \
@@ -227,10 +227,10 @@ impl TrainingConfig {
             )));
         }
         let needed = global / (rows * ranks);
-        if passes != 1 && passes != needed {
+        if micro_batches != 1 && micro_batches != needed {
             return Err(Error::Config(format!(
                 "`training.global_batch_size` = {global} takes {needed} micro-batches of {rows} sequences on {ranks} ranks, \
-                 and `gradient_accumulation_steps` is {passes}; leave one of them out"
+                 and `gradient_accumulation_steps` is {micro_batches}; leave one of them out"
             )));
         }
         self.gradient_accumulation_steps = needed;
@@ -248,9 +248,9 @@ impl RunConfig {
             return None;
         }
         self.training.gradient_accumulation_steps = before / rows;
-        let (passes, was) = (self.training.gradient_accumulation_steps, saved.parallel.data.max(1));
+        let (micro_batches, was) = (self.training.gradient_accumulation_steps, saved.parallel.data.max(1));
         Some(format!(
-            "`training.gradient_accumulation_steps` is {passes} on {ranks} ranks, so that a step keeps the {before} sequences it had on {was}"
+            "`training.gradient_accumulation_steps` is {micro_batches} on {ranks} ranks, so that a step keeps the {before} sequences it had on {was}"
         ))
     }
 

@@ -161,11 +161,10 @@ impl Decoder {
         scaling.forget_losses()
     }
 
-    /// Losses `[T]` of I32 `targets` `[T]` after I32 `inputs` `[T]`, without gradients; leaves no trace in the scaling state.
-    pub fn losses(
+    /// Forward of a micro-batch without backward, as [`Stage::forward_only`]; leaves no trace in the scaling state.
+    pub fn forward_only(
         &mut self,
-        inputs: &Tensor,
-        targets: &Tensor,
+        x: &Tensor,
         sequences: &Sequences,
         precision: StepPrecision,
         units: &mut dyn Units,
@@ -178,31 +177,19 @@ impl Decoder {
             saved_activations: SavedActivations::Exact,
             paged: None,
         };
-        let normed = self.stage.forward_only(inputs, &mut context, units)?;
+        self.stage.forward_only(x, &mut context, units)
+    }
+
+    /// Losses `[T]` of I32 `targets` `[T]` after what [`Decoder::forward_only`] returned.
+    ///
+    /// Errors for a stage without the head.
+    pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let weight = self.head_weight()?;
-        Head::losses(&normed, weight, &fetch(weight, Direction::Forward, units)?, targets)
+        Head::losses(normed, weight, &fetch(weight, Direction::Forward, units)?, targets)
     }
 
     fn head_weight(&self) -> Result<&Param> {
         self.stage.head_weight().ok_or_else(no_head)
-    }
-
-    /// Losses `[T]`, and adds the gradient of `scale · Σ losses` to all parameters' gradients, with `scale` F32 `[1]`
-    /// (F64 for F64) on the device; `units` follow.
-    pub fn losses_and_gradients(
-        &mut self,
-        inputs: &Tensor,
-        targets: &Tensor,
-        sequences: &Sequences,
-        scale: &Tensor,
-        precision: StepPrecision,
-        units: &mut dyn Units,
-    ) -> Result<Tensor> {
-        let (normed, saved) = self.forward(inputs, sequences, precision, units)?;
-        let (losses, dnormed) = self.losses_and_gradient(&normed, targets, scale, units)?;
-        drop(normed);
-        self.backward(dnormed, saved, sequences, precision, units)?;
-        Ok(losses)
     }
 
     /// Forward of a micro-batch, as [`Stage::forward`].

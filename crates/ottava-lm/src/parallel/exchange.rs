@@ -18,7 +18,7 @@ use std::mem;
 
 /// The weights of a pass on their way to this rank, and the gradients of a step on their way from it.
 ///
-/// The matrices of a unit have their gradients in one buffer. When the last micro-batch has added to it, it is summed over ranks: whole
+/// The matrices of a unit have their gradients in one buffer. When a backward that reduces has added to it, it is summed over ranks: whole
 /// where every rank updates everything, else by slices, each for the rank that updates it. FP8 codes are exchanged by slices, added, and
 /// where every rank updates everything cast once more and gathered.
 pub struct Exchange<'a> {
@@ -27,8 +27,8 @@ pub struct Exchange<'a> {
     gathers: HashMap<usize, Pending>,
     /// Whether gradients are reduced, and not left where they are made.
     reduces: bool,
-    /// Whether the micro-batch in progress is the step's last one.
-    last: bool,
+    /// Whether the reductions start in the backward that runs.
+    reduces_now: bool,
     open: VecDeque<Reduction>,
     /// Sums by unit: a buffer, or this rank's slice of it.
     sums: Vec<Option<Tensor>>,
@@ -67,12 +67,12 @@ impl<'a> Exchange<'a> {
     /// The exchange of passes whose gradients, if they have any, stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
         let (gathers, open, sums) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Exchange { partition, gathers, reduces: false, last: false, open, sums, error: None }
+        Exchange { partition, gathers, reduces: false, reduces_now: false, open, sums, error: None }
     }
 
-    /// The micro-batch that begins is the last one of the step.
-    pub fn expect_last(&mut self) {
-        self.last = true;
+    /// Whether the coming backward starts to reduce the gradients of each unit to which it has added.
+    pub fn reduce_after_backward(&mut self, reduces: bool) {
+        self.reduces_now = reduces;
     }
 
     /// Starts to sum the gradients of unit number `i` over ranks.
@@ -146,7 +146,7 @@ impl<'a> Exchange<'a> {
 
     /// Ends the reductions: each of `params` has its gradient, or that of its slice, and the amaxes of the step are those of all ranks.
     /// Returns the relative error of what this rank sent as FP8 codes, F32 `[1]`.
-    pub fn finish(mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
+    pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         if !self.reduces {
             return Ok(None);
         }
@@ -289,8 +289,7 @@ impl Units for Exchange<'_> {
     }
 
     fn end_gradients(&mut self, params: &mut [&mut Param]) -> Result<()> {
-        let zero = self.partition.zero();
-        if !self.reduces || (!self.last && zero < Zero::Gradients) {
+        if !self.reduces || !self.reduces_now {
             return Ok(());
         }
         let mut units = self.partition.units();

@@ -150,19 +150,19 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
         apply: Box::new(|config| config.memory.saved_activations = SavedActivations::Float8),
     });
     let training = &config.training;
-    let (rows, passes) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
+    let (rows, micro_batches) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
     let halves = (1..=rows.trailing_zeros()).map(|halvings| {
-        let (rows, passes) = (rows >> halvings, passes << halvings);
+        let (rows, micro_batches) = (rows >> halvings, micro_batches << halvings);
         Level {
             setting: vec![
                 format!("training.per_device_train_batch_size = {rows}"),
-                format!("training.gradient_accumulation_steps = {passes}"),
+                format!("training.gradient_accumulation_steps = {micro_batches}"),
             ],
             time: TIME_OF_HALF_BATCH.powi(halvings as i32),
             effect: Effect::OrderOfSums,
             apply: Box::new(move |config| {
                 config.training.per_device_train_batch_size = rows;
-                config.training.gradient_accumulation_steps = passes;
+                config.training.gradient_accumulation_steps = micro_batches;
             }),
         }
     });

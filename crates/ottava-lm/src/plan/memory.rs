@@ -8,9 +8,10 @@ use crate::level::Masters;
 use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::parallel::{DataParallel, Exchange};
+use crate::parallel::DataParallel;
 use crate::recompute::Recompute;
 use crate::run::Run;
+use crate::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::Comm;
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::tracker::MemorySnapshot;
@@ -128,7 +129,7 @@ pub(super) const GPUS_PER_NODE: usize = 8;
 const UNLIMITED: usize = 1 << 50;
 
 /// Micro-batches that hold different tensors: the first creates the gradients, later ones add to them.
-const DISTINCT_PASSES: usize = 2;
+const DISTINCT_MICRO_BATCHES: usize = 2;
 
 /// Rank 0 of the run of `config` with so many micro-batches, on a device in a dry run.
 pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<Run> {
@@ -158,20 +159,23 @@ impl DryRun {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let (t, seq_len) = (&config.training, config.data.max_length);
         let rows = t.per_device_train_batch_size;
-        let passes = t.gradient_accumulation_steps;
-        let mut run = dry_run(config, sizes, device, passes.min(DISTINCT_PASSES))?;
+        let micro_batches = t.gradient_accumulation_steps;
+        let mut run = dry_run(config, sizes, device, micro_batches.min(DISTINCT_MICRO_BATCHES))?;
         let build = device.scope("build");
         run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
-        // Inputs, targets and losses of the other micro-batches.
-        let _others = (0..3 * passes.saturating_sub(DISTINCT_PASSES)).map(|_| ids()).collect::<Result<Vec<_>, _>>()?;
+        // ProgramInputs, targets and losses of the other micro-batches.
+        let _others = (0..3 * micro_batches.saturating_sub(DISTINCT_MICRO_BATCHES))
+            .map(|_| ids())
+            .collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
                 let sequences = Sequences::new(device, rows, seq_len)?;
-                let mut weights = Exchange::of_weights(step.partition());
-                model.losses(&ids()?, &ids()?, &sequences, precision, &mut weights).map(drop)
+                let micro_batches = &[MicroBatch { inputs: ids()?, targets: ids()?, sequences }];
+                let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition: step.partition() };
+                Program::evaluation().run(std::slice::from_mut(model), &inputs, None).map(drop)
             }
             false => Ok(()),
         };

@@ -19,7 +19,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::optim::{LossScale, Overflow, Schedule};
-use crate::parallel::{DataParallel, Exchange};
+use crate::parallel::DataParallel;
 use crate::plan::ResolvedRun;
 use crate::report::loss_svg;
 use crate::run::Run;
@@ -347,12 +347,12 @@ impl Trainer {
     /// Runs a step on the next rows; rows without a target are skipped, with a warning.
     fn next_step(&mut self, step: u64, learning_rate: f64) -> Result<StepResult> {
         let t = &self.config.training;
-        let (passes, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
+        let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let mut skipped = 0;
         loop {
-            for pass in 0..passes {
+            for micro_batch in 0..micro_batches {
                 let batch = self.batches.next_batch(rows)?;
-                self.run.step.load(pass, &batch)?;
+                self.run.step.load(micro_batch, &batch)?;
             }
             match self.run.step(learning_rate, self.precision) {
                 Err(Error::NoTargets(text)) if skipped < MOST_SKIPPED => {
@@ -414,14 +414,13 @@ impl Trainer {
         let (dataset, layout) = (self.dataset.clone(), self.config.layout());
         let bytes = loader::validation_bytes(&self.dataset, &self.split);
         let precision = self.config.precision.precision_of(self.step);
-        let mut weights = Exchange::of_weights(step.partition());
         let batches: Box<dyn Iterator<Item = Result<Batch>>> = match layout.packing {
             Packing::Wrapped | Packing::Auto => {
                 Box::new(EvalLoader::new(dataset, self.split, Windows::blocks(layout.seq_len), rows))
             }
             Packing::Bfd | Packing::None => Box::new(loader::whole_validation(dataset, self.split, layout, rows)),
         };
-        evaluate(model, batches, bytes, precision, &mut weights, &self.ranks, &mut |_| {}).map(Some)
+        evaluate(model, batches, bytes, precision, step.partition(), &mut |_| {}).map(Some)
     }
 
     /// The metrics of a step, without evaluation.

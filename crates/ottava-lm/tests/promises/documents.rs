@@ -1,12 +1,14 @@
 //! Documents that share a row, and targets that are ignored.
 
-use crate::setup::{Seeded, batch, devices, devices_of, gradients, on_device, recipe, recipes, tiny_llama};
+use crate::setup::{
+    Seeded, batch, devices, devices_of, gradients, losses_and_gradients_of, recipe, recipes, tiny_llama,
+};
 use ottava_lm::context::Sequences;
 use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::step::TrainStep;
@@ -27,9 +29,7 @@ fn model(recipe: &Recipe, device: &Device, memory: MemoryPolicy) -> Decoder {
 fn documents(recipe: &Recipe, device: &Device, recompute: Recompute, sequences: &Sequences) -> Vec<(String, Vec<f64>)> {
     let mut model = model(recipe, device, MemoryPolicy { recompute, ..MemoryPolicy::FULL });
     let [inputs, targets] = batch("documents", 3, TOKENS, 96).map(|ids| ids.to_device(device).unwrap());
-    let scale = on_device(recipe, device, 0.01);
-    let losses =
-        model.losses_and_gradients(&inputs, &targets, sequences, &scale, StepPrecision::Recipe, &mut Resident).unwrap();
+    let losses = losses_and_gradients_of(&mut model, &inputs, &targets, sequences.clone(), 0.01).unwrap();
     let mut seen = vec![("losses".to_string(), values(&losses))];
     seen.extend(gradients(&mut model));
     seen

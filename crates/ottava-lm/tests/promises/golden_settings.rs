@@ -185,10 +185,11 @@ fn launches_of(sizes: &DecoderConfig, recipe: &Recipe, kept: MemoryPolicy, preci
     gpu.start_trace();
     model.quantize_weights().unwrap();
     let mut step = |model: &mut Decoder, optimizer: &mut AdamWOptimizer| {
-        for pass in 0..2 {
+        for micro_batch in 0..2 {
             let [inputs, targets] =
                 batch("launches", rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-            work.load(pass, &Batch { inputs, targets, rows, seq_len: tokens, documents: None, padding: 0 }).unwrap();
+            work.load(micro_batch, &Batch { inputs, targets, rows, seq_len: tokens, documents: None, padding: 0 })
+                .unwrap();
         }
         work.run(model, optimizer, 1e-3, precision).unwrap();
     };

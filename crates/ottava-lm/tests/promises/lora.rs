@@ -145,11 +145,11 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
             let mut step = TrainStep::new(&model, 2, 2, 16).unwrap();
             let learned = text();
             for i in 0..3 {
-                for pass in 0..2 {
-                    let [inputs, targets] = text_batch(learned, 64 * (2 * i + pass), 2, 16)
+                for micro_batch in 0..2 {
+                    let [inputs, targets] = text_batch(learned, 64 * (2 * i + micro_batch), 2, 16)
                         .map(|ids| ids.to_vec::<i32>().unwrap().iter().map(|id| id % 96).collect());
                     let batch = Batch { inputs, targets, rows: 2, seq_len: 16, documents: None, padding: 0 };
-                    step.load(pass, &batch).unwrap();
+                    step.load(micro_batch, &batch).unwrap();
                 }
                 step.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
             }

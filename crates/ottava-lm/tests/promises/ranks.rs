@@ -70,18 +70,19 @@ fn run_for(
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, reduction, false).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-    let passes = rows / ranks.size();
-    let mut work = TrainStep::shared(&model, passes, 1, TOKENS, partition).unwrap();
+    let micro_batches = rows / ranks.size();
+    let mut work = TrainStep::shared(&model, micro_batches, 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let (mut values_seen, mut reduce_errors) = (Vec::new(), Vec::new());
     for step in 0..steps {
         let [inputs, mut targets] =
             batch(&format!("ranks {step}"), rows, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
         targets[..TOKENS - 2].fill(IGNORE_INDEX);
-        for pass in 0..passes {
-            let row = pass * ranks.size() + ranks.rank();
+        for micro_batch in 0..micro_batches {
+            let row = micro_batch * ranks.size() + ranks.rank();
             let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-            work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+            work.load(micro_batch, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 })
+                .unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         values_seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
@@ -250,9 +251,10 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Comm) -
     let mut work = TrainStep::shared(&model, mine.len(), 1, TOKENS, partition).unwrap();
     work.partition().quantize_weights(&mut model).unwrap();
     let [inputs, targets] = batch("amaxes", 8, TOKENS, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
-    for (pass, &row) in mine.into_iter().enumerate() {
+    for (micro_batch, &row) in mine.into_iter().enumerate() {
         let [inputs, targets] = [&inputs, &targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
-        work.load(pass, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 }).unwrap();
+        work.load(micro_batch, &Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: None, padding: 0 })
+            .unwrap();
     }
     work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
     let measured = model.scaling().measured(work.partition()).unwrap();
@@ -393,8 +395,12 @@ fn gathers_of_codes_move_half_the_bytes() {
         // The first block's are gathered by the update before, too, whether a step follows or not.
         let once_more = bytes_per_gather / sizes.layers;
         assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS + once_more) as u64, "once in a step");
-        let passes = 8 / ranks;
-        assert_eq!(bf16[1] - fp8[1], (bytes_per_gather * STEPS * passes * 2) as u64, "in each forward and backward");
+        let micro_batches = 8 / ranks;
+        assert_eq!(
+            bf16[1] - fp8[1],
+            (bytes_per_gather * STEPS * micro_batches * 2) as u64,
+            "in each forward and backward"
+        );
     }
 }
 

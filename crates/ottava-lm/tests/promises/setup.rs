@@ -7,10 +7,12 @@ use ottava_lm::layers::{
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
-use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Resident, WeightSource};
+use ottava_lm::parallel::Partition;
+use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
+use ottava_lm::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::ops::{
     AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal, real_type,
 };
@@ -223,7 +225,8 @@ pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
 /// Losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_lm::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses(inputs, targets, &sequences, StepPrecision::Recipe, &mut Resident)
+    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences };
+    run_solo(&Program::evaluation(), decoder, micro_batch, None)
 }
 
 /// Losses, and the gradients of `scale · Σ losses`, by the recipe.
@@ -234,9 +237,33 @@ pub fn losses_and_gradients(
     rows: usize,
     scale: f64,
 ) -> ottava_lm::Result<Tensor> {
-    let scale = on_device(decoder.recipe(), decoder.device(), scale);
     let sequences = sequences(decoder.device(), rows, inputs.len());
-    decoder.losses_and_gradients(inputs, targets, &sequences, &scale, StepPrecision::Recipe, &mut Resident)
+    losses_and_gradients_of(decoder, inputs, targets, sequences, scale)
+}
+
+/// [`losses_and_gradients`] of tokens that lie as `sequences` says.
+pub fn losses_and_gradients_of(
+    decoder: &mut Decoder,
+    inputs: &Tensor,
+    targets: &Tensor,
+    sequences: Sequences,
+    scale: f64,
+) -> ottava_lm::Result<Tensor> {
+    let scale = on_device(decoder.recipe(), decoder.device(), scale);
+    let micro_batch = MicroBatch { inputs: inputs.clone(), targets: targets.clone(), sequences };
+    run_solo(&Program::gradients(1), decoder, micro_batch, Some(&scale))
+}
+
+/// Losses of one micro-batch that a program of one rank runs by the recipe.
+fn run_solo(
+    program: &Program,
+    decoder: &mut Decoder,
+    micro_batch: MicroBatch,
+    loss_scale: Option<&Tensor>,
+) -> ottava_lm::Result<Tensor> {
+    let (micro_batches, partition) = (&[micro_batch], &Partition::solo());
+    let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };
+    Ok(program.run(std::slice::from_mut(decoder), &inputs, None)?.remove(0))
 }
 
 pub fn precision(high: bool) -> StepPrecision {

@@ -1,6 +1,6 @@
 //! Fine-tuning: rows of several documents, and targets of which some are ignored.
 
-use crate::setup::{Seeded, batch, config, gradients, on_device, recipe, tiny_llama};
+use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, recipe, tiny_llama};
 use ottava_lm::context::Sequences;
 use ottava_lm::data::{Batch, EvalLoader, Layout, Packing, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
 use ottava_lm::evaluate::evaluate;
@@ -8,7 +8,7 @@ use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
-use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
+use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
@@ -49,20 +49,21 @@ fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
     all
 }
 
-/// Losses and norms of two steps in `passes` micro-batches on each rank, and the weights after them.
-fn train(passes: usize, comm: Comm) -> Vec<(String, Vec<f64>)> {
+/// Losses and norms of two steps of so many micro-batches on each rank, and the weights after them.
+fn train(micro_batches: usize, comm: Comm) -> Vec<(String, Vec<f64>)> {
     let mut model = model(&tiny_llama());
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false).unwrap();
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-4, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
-    let count = ROWS / ranks.size() / passes;
-    let mut work = TrainStep::shared(&model, passes, count, TOKENS, partition).unwrap().with_documents(3).unwrap();
+    let count = ROWS / ranks.size() / micro_batches;
+    let mut work =
+        TrainStep::shared(&model, micro_batches, count, TOKENS, partition).unwrap().with_documents(3).unwrap();
     let mut seen = Vec::new();
     for step in 0..2 {
-        for pass in 0..passes {
-            let first = pass * count * ranks.size() + ranks.rank();
-            work.load(pass, &rows(step, first, ranks.size(), count)).unwrap();
+        for micro_batch in 0..micro_batches {
+            let first = micro_batch * count * ranks.size() + ranks.rank();
+            work.load(micro_batch, &rows(step, first, ranks.size(), count)).unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         assert_eq!(done.tokens as usize, ROWS * (TOKENS - 3), "padding is not counted");
@@ -92,7 +93,6 @@ fn micro_batches_and_ranks_do_not_weigh_rows() {
 /// Only the second document of a row has targets. The embedding rows of the others have no gradient at all, unless attention leaks.
 #[test]
 fn masked_documents_have_no_gradient() {
-    let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
     let embedding = |lengths: &[usize]| {
         let mut model = model(&tiny_llama());
         let ids: Vec<i32> = (1..=TOKENS as i32).collect();
@@ -102,9 +102,7 @@ fn masked_documents_have_no_gradient() {
             [ids, targets].map(|ids| ottava_tensor::Tensor::from_slice(&Device::Cpu, &[TOKENS], &ids).unwrap());
         let mut sequences = Sequences::packed(&Device::Cpu, 1, TOKENS, 3).unwrap();
         sequences.set_documents(lengths).unwrap();
-        let scale = on_device(&recipe, &Device::Cpu, 1.0);
-        let precision = StepPrecision::Recipe;
-        model.losses_and_gradients(&inputs, &targets, &sequences, &scale, precision, &mut Resident).unwrap();
+        losses_and_gradients_of(&mut model, &inputs, &targets, sequences, 1.0).unwrap();
         let all = gradients(&mut model);
         let (_, gradient) = all.into_iter().find(|(name, _)| name.contains("embed_tokens")).unwrap();
         let width = gradient.len() / 96;
@@ -135,9 +133,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let mut loss = |packing, document_mask| {
         let layout = Layout { seq_len: 48, packing, document_mask };
         let batches = loader::whole_validation(data.clone(), split, layout, 4);
-        let found =
-            evaluate(&mut model, batches, 1, StepPrecision::Recipe, &mut Resident, &DataParallel::solo(), &mut |_| {})
-                .unwrap();
+        let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
         (found.loss, found.tokens)
     };
     let (alone, tokens) = loss(Packing::None, true);
@@ -147,9 +143,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     assert!((alone - packed).abs() <= 1e-5 * alone, "{alone} and {packed}");
     // A stream leaks as well, and leaves out the same targets.
     let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4);
-    let stream =
-        evaluate(&mut model, stream, 1, StepPrecision::Recipe, &mut Resident, &DataParallel::solo(), &mut |_| {})
-            .unwrap();
+    let stream = evaluate(&mut model, stream, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
     assert_eq!(stream.tokens, tokens);
     assert!((alone - leaking).abs() > 1e-4 * alone, "a leak between documents is noticed: {alone} and {leaking}");
 }

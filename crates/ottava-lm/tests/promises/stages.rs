@@ -1,12 +1,14 @@
-//! A model is a list of parts: in stages, and with several micro-batches in flight, it has the bits of the whole.
+//! A step is a list of actions, and a model a list of stages: the order of micro-batches and the number of stages change no bit.
 
-use crate::setup::{Seeded, batch, gradients, on_device, recipes, sequences, tiny_llama};
-use ottava_lm::mode::StepPrecision;
+use crate::setup::{Seeded, batch, gradients, on_device, recipe, recipes, sequences, tiny_llama};
+use ottava_lm::mode::{Pass, StepPrecision};
 use ottava_lm::models::{Decoder, Span};
-use ottava_lm::param::{MemoryPolicy, Purpose, Resident};
-use ottava_lm::recipe::Recipe;
+use ottava_lm::parallel::Partition;
+use ottava_lm::param::{MemoryPolicy, Purpose};
+use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::OneRank;
+use ottava_lm::step::{Action, MicroBatch, Program, ProgramInputs};
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 
@@ -14,51 +16,66 @@ const ROWS: usize = 2;
 const TOKENS: usize = 13;
 const STEPS: usize = 2;
 
-/// Losses, gradients and scales of two steps of two micro-batches through `spans`, in the order of a pipeline: with `in_flight`, both
-/// micro-batches go forward before either goes backward.
-fn run(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], in_flight: bool) -> Vec<(String, Vec<f64>)> {
-    let (sizes, device) = (tiny_llama(), Device::Cpu);
+/// The parts of `spans` of the small Llama, each in a decoder of its own.
+fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Vec<Decoder> {
     let part = |span: &Span| {
-        let purpose = Purpose::Train(kept);
-        let mut part = Decoder::part(&sizes, recipe, &device, purpose, 32, &mut Seeded { std: 0.1 }, span).unwrap();
+        let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
+        let mut part =
+            Decoder::part(&sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }, span).unwrap();
         part.quantize_weights().unwrap();
         part
     };
-    let mut stages: Vec<Decoder> = spans.iter().map(part).collect();
-    let rows = sequences(&device, ROWS, ROWS * TOKENS);
-    let scale = on_device(recipe, &device, 0.01);
-    let mut seen = Vec::new();
+    spans.iter().map(part).collect()
+}
+
+/// The two micro-batches of a step.
+fn micro_batches(step: usize) -> [MicroBatch; 2] {
+    [0, 1].map(|number| {
+        let [inputs, targets] = batch(&format!("stages {step} {number}"), ROWS, TOKENS, tiny_llama().vocabulary);
+        MicroBatch { inputs, targets, sequences: sequences(&Device::Cpu, ROWS, ROWS * TOKENS) }
+    })
+}
+
+/// Runs `program` on two micro-batches, and returns the losses of each.
+fn run(program: &Program, stages: &mut [Decoder], micro_batches: &[MicroBatch], recipe: &Recipe) -> Vec<Tensor> {
+    let (loss_scale, partition) = (&on_device(recipe, &Device::Cpu, 0.01), &Partition::solo());
+    let (precision, loss_scale) = (StepPrecision::Recipe, Some(loss_scale));
+    program.run(stages, &ProgramInputs { micro_batches, loss_scale, precision, partition }, None).unwrap()
+}
+
+fn forward(stages: usize, micro_batch: usize) -> Vec<Action> {
+    (0..stages).map(|stage| Action::Forward { stage, micro_batch }).collect()
+}
+
+fn backward(stages: usize, micro_batch: usize) -> Vec<Action> {
+    (0..stages).rev().map(|stage| Action::Backward { stage, micro_batch, reduces: false }).collect()
+}
+
+fn loss(micro_batch: usize) -> Vec<Action> {
+    vec![Action::Loss { micro_batch }]
+}
+
+/// Forward and backward of two micro-batches, one after the other.
+fn one_by_one(stages: usize) -> Program {
+    let of = |micro_batch| [forward(stages, micro_batch), loss(micro_batch), backward(stages, micro_batch)].concat();
+    Program { pass: Pass::Training, actions: [of(0), of(1)].concat() }
+}
+
+/// Both micro-batches go forward before either goes backward.
+fn in_flight(stages: usize) -> Program {
+    let forwards = [forward(stages, 0), forward(stages, 1), loss(0), loss(1)];
+    let backwards = [backward(stages, 0), backward(stages, 1)];
+    Program { pass: Pass::Training, actions: [forwards.concat(), backwards.concat()].concat() }
+}
+
+/// Losses, gradients and scales of two steps of two micro-batches through `spans`.
+fn train(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], program: &Program) -> Vec<(String, Vec<f64>)> {
+    let (mut stages, mut seen) = (stages(recipe, kept, spans), Vec::new());
     for step in 0..STEPS {
-        let data = [0, 1].map(|pass| batch(&format!("stages {step} {pass}"), ROWS, TOKENS, sizes.vocabulary));
-        let forward = |stages: &mut [Decoder], ids: &Tensor| {
-            let (mut x, mut saved) = (ids.clone(), Vec::new());
-            for stage in stages {
-                let kept;
-                (x, kept) = stage.forward(&x, &rows, StepPrecision::Recipe, &mut Resident).unwrap();
-                saved.push(kept);
-            }
-            (x, saved)
-        };
-        let mut backward = |stages: &mut [Decoder], (x, saved): (Tensor, Vec<_>), targets: &Tensor| {
-            let head = stages.last_mut().unwrap();
-            let (losses, mut dy) = head.losses_and_gradient(&x, targets, &scale, &mut Resident).unwrap();
-            seen.push((format!("losses of step {step}"), values(&losses)));
-            for (stage, saved) in stages.iter_mut().zip(saved).rev() {
-                match stage.backward(dy.clone(), saved, &rows, StepPrecision::Recipe, &mut Resident).unwrap() {
-                    Some(dx) => dy = dx,
-                    None => break,
-                }
-            }
-        };
-        if in_flight {
-            let passes = data.each_ref().map(|[inputs, _]| forward(&mut stages, inputs));
-            passes.into_iter().zip(&data).for_each(|(pass, [_, targets])| backward(&mut stages, pass, targets));
-        } else {
-            for [inputs, targets] in &data {
-                let pass = forward(&mut stages, inputs);
-                backward(&mut stages, pass, targets);
-            }
-        }
+        let losses = run(program, &mut stages, &micro_batches(step), recipe);
+        seen.extend(
+            losses.iter().enumerate().map(|(number, losses)| (format!("losses {step} {number}"), values(losses))),
+        );
         for stage in &mut stages {
             seen.extend(gradients(stage).into_iter().map(|(name, g)| (format!("gradient of {name}, step {step}"), g)));
             stage.parameters().into_iter().for_each(|param| param.clear_grad());
@@ -78,20 +95,22 @@ fn run(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], in_flight: bool) -> 
 #[test]
 fn stages_and_micro_batches_in_flight_change_no_bit() {
     let layers = tiny_llama().layers;
+    let whole = [Span::whole(layers)];
     let halves =
         [Span { blocks: 0..1, embedding: true, head: false }, Span { blocks: 1..layers, embedding: false, head: true }];
     for (name, recipe) in recipes() {
         for recompute in [Recompute::None, Recompute::Full] {
             let kept = MemoryPolicy { recompute, ..MemoryPolicy::FULL };
-            let whole = run(&recipe, kept, &[Span::whole(layers)], false);
-            for (what, spans, in_flight) in [
-                ("two stages", &halves[..], false),
-                ("two micro-batches in flight", &[Span::whole(layers)], true),
-                ("both", &halves, true),
+            assert_eq!(Program::gradients(2), one_by_one(1));
+            let expected = train(&recipe, kept, &whole, &Program::gradients(2));
+            for (what, spans, program) in [
+                ("two stages", &halves[..], one_by_one(2)),
+                ("two micro-batches in flight", &whole, in_flight(1)),
+                ("both", &halves, in_flight(2)),
             ] {
-                let seen = run(&recipe, kept, spans, in_flight);
-                assert_eq!(seen.len(), whole.len());
-                for ((name_of, expected), (same_name, got)) in whole.iter().zip(&seen) {
+                let seen = train(&recipe, kept, spans, &program);
+                assert_eq!(seen.len(), expected.len());
+                for ((name_of, expected), (same_name, got)) in expected.iter().zip(&seen) {
                     assert!(
                         name_of == same_name && expected == got,
                         "{name}, {}, {what}: {name_of}",
@@ -100,5 +119,46 @@ fn stages_and_micro_batches_in_flight_change_no_bit() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
+    let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
+    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
+    let weights = |model: &mut [Decoder]| -> Vec<_> {
+        model[0].parameters().into_iter().map(|param| values(&param.value().unwrap())).collect()
+    };
+    let before = weights(&mut model);
+    let losses = run(&Program::gradients(2), &mut model, &micro_batches(0), &recipe);
+    assert_eq!(losses.len(), 2, "no action stores them");
+    assert!(weights(&mut model) == before, "weights have changed");
+    assert!(gradients(&mut model[0]).iter().all(|(_, gradient)| gradient.iter().any(|&g| g != 0.0)));
+}
+
+/// Nothing has run before a program is refused.
+#[test]
+fn a_program_that_cannot_run_is_refused_before_it_runs() {
+    let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
+    let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers)]);
+    let (micro_batches, partition) = (&micro_batches(0), &Partition::solo());
+    let scale = on_device(&recipe, &Device::Cpu, 0.01);
+    let mut refused = |program: &Program, loss_scale| {
+        let precision = StepPrecision::Recipe;
+        let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
+        let error = program.run(&mut model, &inputs, None).unwrap_err();
+        assert!(model[0].parameters().iter().all(|param| !param.has_grad()));
+        error.to_string()
+    };
+    let mut incomplete = one_by_one(1);
+    incomplete.actions.pop();
+    let text = refused(&incomplete, Some(&scale));
+    assert_eq!(text, "the program ends too early: micro-batch 1 is still in flight");
+    for (program, scale, action) in [
+        (Program::step(2, ottava_lm::step::Reductions::Never), Some(&scale), "store the losses of micro-batch 0"),
+        (Program::gradients(2), None, "loss of micro-batch 0"),
+    ] {
+        let text = refused(&program, scale);
+        assert!(text.contains(action) && text.contains("not given"), "{text}");
     }
 }

@@ -55,11 +55,14 @@ pub fn run_of(
     let mut seen = Vec::new();
     for step in 0..STEPS {
         let precision = before(&mut model, step);
-        for pass in 0..2 {
-            let [inputs, targets] = batch(&format!("step {step}, {pass}"), ROWS, TOKENS, sizes.vocabulary)
+        for micro_batch in 0..2 {
+            let [inputs, targets] = batch(&format!("step {step}, {micro_batch}"), ROWS, TOKENS, sizes.vocabulary)
                 .map(|ids| ids.to_vec::<i32>().unwrap());
-            work.load(pass, &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS, documents: None, padding: 0 })
-                .unwrap();
+            work.load(
+                micro_batch,
+                &Batch { inputs, targets, rows: ROWS, seq_len: TOKENS, documents: None, padding: 0 },
+            )
+            .unwrap();
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2 / (step + 1) as f64, precision).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));

@@ -11,8 +11,7 @@ use ottava_lm::evaluate::{Evaluation, evaluate};
 use ottava_lm::export::Source;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder};
-use ottava_lm::parallel::DataParallel;
-use ottava_lm::param::Resident;
+use ottava_lm::parallel::Partition;
 use ottava_lm::recipe::RecipeName;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -149,15 +148,8 @@ impl Eval {
 fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches) -> Result<Evaluation> {
     let mut meter = Meter::new("evaluated", batches.tokens);
     let mut progress = |tokens| meter.at(tokens);
-    let evaluation = evaluate(
-        model,
-        batches.batches,
-        tokens.bytes,
-        StepPrecision::Recipe,
-        &mut Resident,
-        &DataParallel::solo(),
-        &mut progress,
-    )?;
+    let evaluation =
+        evaluate(model, batches.batches, tokens.bytes, StepPrecision::Recipe, &Partition::solo(), &mut progress)?;
     meter.finish(evaluation.tokens);
     Ok(evaluation)
 }

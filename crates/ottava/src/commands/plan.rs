@@ -6,6 +6,7 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Part, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
 use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
+use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use std::sync::Arc;
   ottava plan run.toml --show-data 3
   ottava plan run.toml --device cuda --gpu-memory 80
   ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
+  ottava plan run.toml --set gradient_accumulation_steps=4 --program
 
 A run that does not fit its device ends this with exit code 3, and with the cheapest settings that make it fit.")]
 pub struct PlanCommand {
@@ -40,6 +42,9 @@ pub struct PlanCommand {
     /// brackets with NO_COLOR or without a terminal.
     #[arg(long, value_name = "ROWS", num_args = 0..=1, default_missing_value = "3", value_parser = super::count)]
     show_data: Option<usize>,
+    /// List the actions of a step, and of the evaluation of a batch, in the order in which each rank enqueues them.
+    #[arg(long)]
+    program: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -136,6 +141,30 @@ impl Overlap {
     }
 }
 
+/// The programs of a run.
+#[derive(Serialize)]
+struct Programs {
+    step: Program,
+    evaluation: Program,
+}
+
+impl Programs {
+    fn new(config: &RunConfig) -> Programs {
+        let reductions = Reductions::of(config.parallel.data.max(1), config.parallel.zero);
+        let step = Program::step(config.training.gradient_accumulation_steps, reductions);
+        Programs { step, evaluation: Program::evaluation() }
+    }
+
+    fn print(&self) {
+        for (what, program) in [("a step", &self.step), ("the evaluation of a batch", &self.evaluation)] {
+            out!("\nProgram of {what}\n");
+            for action in program.to_string().lines() {
+                out!("  {action}");
+            }
+        }
+    }
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
@@ -148,6 +177,8 @@ struct Printed<'a> {
     edges: &'a str,
     /// With `--show-data`.
     data: &'a Option<Data>,
+    /// With `--program`.
+    program: &'a Option<Programs>,
 }
 
 impl PlanCommand {
@@ -175,6 +206,7 @@ impl PlanCommand {
             tracing::warn!("{text}");
         }
         let overlap = plan.communication.as_ref().map(|communication| Overlap::new(communication, self.step_ms));
+        let program = self.program.then(|| Programs::new(&resolved.config));
         match self.json {
             true => print_json(&Printed {
                 plan: &plan,
@@ -182,6 +214,7 @@ impl PlanCommand {
                 formattings: &formattings,
                 edges: &edges,
                 data: &data,
+                program: &program,
             }),
             false => {
                 print(&resolved.config, &plan, &formattings, &edges);
@@ -189,6 +222,7 @@ impl PlanCommand {
                 if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
                     print_communication(plan, overlap);
                 }
+                program.iter().for_each(Programs::print);
             }
         }
         resolved.expect_fit()

@@ -248,6 +248,39 @@ fn plan_counts_communication_and_predicts_overlap() {
 }
 
 #[test]
+fn plan_lists_the_actions_of_a_step_and_of_an_evaluation() {
+    let run = Run::new();
+    let command = ["plan", "run.toml", "--program", "--set", "gradient_accumulation_steps=2"];
+    let text = run.succeed(&command);
+    let step = "Program of a step
+
+  forward of stage 0, micro-batch 0
+  loss of micro-batch 0
+  backward of stage 0, micro-batch 0
+  store the losses of micro-batch 0
+  forward of stage 0, micro-batch 1
+  loss of micro-batch 1
+  backward of stage 0, micro-batch 1
+  store the losses of micro-batch 1
+  norm of the gradients
+  update scales and weights, and cast the weights
+
+Program of the evaluation of a batch
+
+  forward of stage 0, micro-batch 0
+  loss of micro-batch 0
+";
+    assert!(text.ends_with(step), "{text}");
+    let divided = ["--set", "parallel.data=2", "--set", "parallel.zero=2", "--json"];
+    let program = json(&run.succeed(&[&command[..], &divided].concat()))["program"].take();
+    let reduces: Vec<_> = program["step"].as_array().unwrap().iter().filter_map(|a| a["reduces"].as_bool()).collect();
+    assert_eq!(reduces, [true, true], "each backward of stage 2 reduces its gradients");
+    assert_eq!(program["step"][8]["action"], "reduce");
+    assert_eq!(program["evaluation"].as_array().unwrap().len(), 2);
+    assert!(json(&run.succeed(&["plan", "run.toml", "--json"]))["program"].is_null());
+}
+
+#[test]
 fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     let run = Run::new();
     run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1048576");

@@ -1,30 +1,33 @@
-//! One optimizer step: forward and backward of its micro-batches, clipping, AdamW, scales. On a GPU the second step of each kind is
-//! captured as a CUDA graph, and later ones are replayed. Ranks launch each step alike: NCCL wants a collective captured on all of
-//! them or on none.
+//! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU the second step of each kind is captured as a CUDA graph, and
+//! later ones are replayed. Ranks launch each step alike: NCCL wants a collective captured on all of them or on none.
+
+mod program;
+mod run;
+#[cfg(test)]
+mod tests;
+
+pub use program::{Action, Program, Reductions};
+pub use run::{MicroBatch, ProgramInputs, Results, StepEnd};
 
 use crate::capture::{Capture, Launch};
 use crate::context::Sequences;
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::evaluate::total;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
-use crate::parallel::{Exchange, Partition};
+use crate::parallel::Partition;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// The tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
-    /// How the tokens of each micro-batch lie: one for all where each row is one document.
-    sequences: Vec<Sequences>,
-    /// Of each micro-batch: I32 `[T]`.
-    inputs: Vec<Tensor>,
-    targets: Vec<Tensor>,
-    /// Of each micro-batch: targets that are not ignored.
+    program: Program,
+    micro_batches: Vec<MicroBatch>,
+    /// By micro-batch: targets that are not ignored.
     target_tokens: Vec<usize>,
-    /// Of each micro-batch: inputs of no document.
+    /// By micro-batch: inputs of no document.
     padding: Vec<usize>,
     results: Results,
     /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
@@ -32,16 +35,6 @@ pub struct TrainStep {
     loss_scale: LossScaleOnDevice,
     /// The ranks that share a step, with equal numbers of rows.
     partition: Partition,
-}
-
-/// What a step leaves on the device.
-struct Results {
-    /// `[micro-batches, T]`.
-    losses: Tensor,
-    /// F32 `[1]`.
-    norm: Tensor,
-    /// F32 `[1]`, of steps whose gradients ranks send as FP8 codes.
-    reduce_error: Option<Tensor>,
 }
 
 /// The factor of the loss of a step, whose inverse the update applies, so that gradients do not vanish in FP16.
@@ -74,24 +67,26 @@ pub struct StepResult {
 }
 
 impl TrainStep {
-    /// Steps of one rank, of `passes` micro-batches of `rows` sequences of `seq_len` tokens.
-    pub fn new(model: &Decoder, passes: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
-        TrainStep::shared(model, passes, rows, seq_len, Partition::solo())
+    /// Steps of one rank, of so many micro-batches of `rows` sequences of `seq_len` tokens.
+    pub fn new(model: &Decoder, micro_batches: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
+        TrainStep::shared(model, micro_batches, rows, seq_len, Partition::solo())
     }
 
-    /// Steps that the ranks of `partition` share, each with `passes` micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps that the ranks of `partition` share, each with so many micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn shared(
         model: &Decoder,
-        passes: usize,
+        micro_batches: usize,
         rows: usize,
         seq_len: usize,
         partition: Partition,
     ) -> Result<TrainStep> {
         let (device, tokens) = (model.device(), rows * seq_len);
-        let sequences = vec![Sequences::new(device, rows, seq_len)?];
-        let ids = || (0..passes).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>();
+        let sequences = Sequences::new(device, rows, seq_len)?;
+        let ids = || {
+            (0..micro_batches).map(|_| Ok(Tensor::zeros(device, &[tokens], DType::I32)?)).collect::<Result<Vec<_>>>()
+        };
         let real = real_type(model.recipe().compute);
-        let losses = Tensor::empty(device, &[passes, tokens], real)?;
+        let losses = Tensor::empty(device, &[micro_batches, tokens], real)?;
         let (inputs, targets) = (ids()?, ids()?);
         let scalar = || Tensor::empty(device, &[1], DType::F32);
         let reduce_error = partition.sends_codes().then(scalar).transpose()?;
@@ -101,14 +96,13 @@ impl TrainStep {
             Device::Cuda(_) => Capture::AfterThisStep,
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
-        loss_scale.set(1.0, passes * tokens * partition.ranks().size())?;
-        let (target_tokens, padding) = (vec![tokens; passes], vec![0; passes]);
+        loss_scale.set(1.0, micro_batches * tokens * partition.ranks().size())?;
+        let micro_batch = |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone() };
         Ok(TrainStep {
-            sequences,
-            inputs,
-            targets,
-            target_tokens,
-            padding,
+            program: Program::step(micro_batches, Reductions::of(partition.ranks().size(), partition.zero())),
+            micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
+            target_tokens: vec![tokens; micro_batches],
+            padding: vec![0; micro_batches],
             results,
             captures: [capture(), capture()],
             loss_scale,
@@ -117,11 +111,12 @@ impl TrainStep {
     }
 
     /// The same, with rows that hold several documents, at most `max_documents` each.
-    pub fn with_documents(self, max_documents: usize) -> Result<TrainStep> {
-        let Sequences { batch, seq_len, positions, .. } = &self.sequences[0];
-        let packed = |_| Sequences::packed(positions.device(), *batch, *seq_len, batch * max_documents);
-        let sequences = self.inputs.iter().map(packed).collect::<Result<_>>()?;
-        Ok(TrainStep { sequences, ..self })
+    pub fn with_documents(mut self, max_documents: usize) -> Result<TrainStep> {
+        for MicroBatch { sequences, .. } in &mut self.micro_batches {
+            let Sequences { batch, seq_len, positions, .. } = &*sequences;
+            *sequences = Sequences::packed(positions.device(), *batch, *seq_len, batch * max_documents)?;
+        }
+        Ok(self)
     }
 
     /// How the ranks of its steps divide the model.
@@ -142,17 +137,18 @@ impl TrainStep {
         }
     }
 
-    /// Puts a micro-batch in its place for the coming step.
-    pub fn load(&mut self, pass: usize, batch: &Batch) -> Result<()> {
-        self.inputs[pass].write_bytes(bytemuck::cast_slice(&batch.inputs))?;
-        self.targets[pass].write_bytes(bytemuck::cast_slice(&batch.targets))?;
-        match (&batch.documents, self.sequences[0].cu_seqlens.is_some()) {
-            (Some(lengths), true) => self.sequences[pass].set_documents(lengths)?,
+    /// Loads a micro-batch for the coming step.
+    pub fn load(&mut self, micro_batch: usize, batch: &Batch) -> Result<()> {
+        let MicroBatch { inputs, targets, sequences } = &mut self.micro_batches[micro_batch];
+        inputs.write_bytes(bytemuck::cast_slice(&batch.inputs))?;
+        targets.write_bytes(bytemuck::cast_slice(&batch.targets))?;
+        match (&batch.documents, sequences.cu_seqlens.is_some()) {
+            (Some(lengths), true) => sequences.set_documents(lengths)?,
             (None, false) => {}
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
-        self.target_tokens[pass] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
-        self.padding[pass] = batch.padding;
+        self.target_tokens[micro_batch] = batch.targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        self.padding[micro_batch] = batch.padding;
         Ok(())
     }
 
@@ -252,44 +248,19 @@ impl TrainStep {
         }
     }
 
-    /// All work of a step; nothing in here waits for the device or reads from it.
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
-        let Results { losses, norm, reduce_error } = &mut self.results;
-        let (scale, mut exchange) = (&self.loss_scale.per_token, Exchange::of_step(&self.partition));
-        for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
-            if pass + 1 == self.inputs.len() {
-                exchange.expect_last();
-            }
-            let sequences = sequences_of(&self.sequences, pass);
-            let of_pass = model.losses_and_gradients(inputs, targets, sequences, scale, precision, &mut exchange)?;
-            losses.copy_from(pass, &of_pass)?;
-        }
-        let _update = model.device().scope("update");
-        let (params, scaling) = model.parameters_and_scaling();
-        let error = exchange.finish(params, scaling)?;
-        if let (Some(place), Some(error)) = (reduce_error, error) {
-            place.copy_from(0, &error)?;
-        }
-        norm.copy_from(0, &self.partition.grad_norm(&model.parameters())?)?;
-        self.partition.update(model, optimizer, norm)?;
-        model.parameters().into_iter().for_each(|param| param.clear_grad());
-        Ok(())
+        let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
+        let loss_scale = Some(&loss_scale.per_token);
+        let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
+        program.run(std::slice::from_mut(model), &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
 
     /// The first parameter whose gradient is not finite, after a step whose gradients were not: the step's micro-batches are run
     /// once more, since an update leaves no gradients behind.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
-        let scale = &self.loss_scale.per_token;
-        for (pass, (inputs, targets)) in self.inputs.iter().zip(&self.targets).enumerate() {
-            model.losses_and_gradients(
-                inputs,
-                targets,
-                sequences_of(&self.sequences, pass),
-                scale,
-                precision,
-                &mut Exchange::of_weights(&self.partition),
-            )?;
-        }
+        let TrainStep { micro_batches, loss_scale, partition, .. } = self;
+        let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_token), precision, partition };
+        Program::gradients(micro_batches.len()).run(std::slice::from_mut(model), &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {
             let grad = param.grad.take().expect("backward has run");
@@ -304,7 +275,7 @@ impl TrainStep {
     }
 }
 
-/// How the tokens of a micro-batch lie.
-fn sequences_of(sequences: &[Sequences], pass: usize) -> &Sequences {
-    sequences.get(pass).unwrap_or(&sequences[0])
+/// The sum of all losses, in the order of the tokens.
+pub fn total(losses: &Tensor) -> Result<f64> {
+    Ok(cast(&losses.to_device(&Device::Cpu)?, DType::F64)?.to_vec::<f64>()?.iter().sum())
 }

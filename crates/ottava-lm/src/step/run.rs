@@ -1,0 +1,215 @@
+//! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in here waits for the device or reads from it.
+
+use super::program::{Action, Program};
+use crate::context::Sequences;
+use crate::data::Batch;
+use crate::error::{Error, Result};
+use crate::mode::{Pass, StepPrecision};
+use crate::models::{Decoder, StageSaved};
+use crate::optim::AdamWOptimizer;
+use crate::parallel::{Exchange, Partition};
+use ottava_tensor::{Device, Tensor};
+
+/// What is loaded of a micro-batch.
+pub struct MicroBatch {
+    /// I32 `[T]`.
+    pub inputs: Tensor,
+    /// I32 `[T]`.
+    pub targets: Tensor,
+    /// How its tokens lie.
+    pub sequences: Sequences,
+}
+
+impl MicroBatch {
+    /// A copy of `batch` on `device`.
+    pub fn new(batch: &Batch, device: &Device) -> Result<MicroBatch> {
+        let tensor = |ids: &[i32]| Tensor::from_slice(device, &[ids.len()], ids);
+        let (inputs, targets) = (tensor(&batch.inputs)?, tensor(&batch.targets)?);
+        let sequences = match &batch.documents {
+            None => Sequences::new(device, batch.rows, batch.seq_len)?,
+            Some(lengths) => {
+                let most = lengths.len().max(batch.rows);
+                let mut packed = Sequences::packed(device, batch.rows, batch.seq_len, most)?;
+                packed.set_documents(lengths)?;
+                packed
+            }
+        };
+        Ok(MicroBatch { inputs, targets, sequences })
+    }
+}
+
+/// What a program reads beside the model.
+pub struct ProgramInputs<'a> {
+    /// The micro-batches, by number.
+    pub micro_batches: &'a [MicroBatch],
+    /// The factor of the losses whose gradients backward computes, F32 `[1]` (F64 for F64); an evaluation has none.
+    pub loss_scale: Option<&'a Tensor>,
+    /// What products read.
+    pub precision: StepPrecision,
+    /// The ranks that run the program, and how they divide the model.
+    pub partition: &'a Partition,
+}
+
+/// What a step leaves on the device.
+pub struct Results {
+    /// `[micro-batches, T]`.
+    pub(super) losses: Tensor,
+    /// F32 `[1]`.
+    pub(super) norm: Tensor,
+    /// F32 `[1]`, of steps whose gradients ranks send as FP8 codes.
+    pub(super) reduce_error: Option<Tensor>,
+}
+
+/// What a program reads and writes that ends in an update.
+pub struct StepEnd<'a> {
+    /// What updates the weights.
+    pub optimizer: &'a mut AdamWOptimizer,
+    /// Where losses and norm are stored.
+    pub results: &'a mut Results,
+}
+
+impl Program {
+    /// Enqueues all actions on `stages`, the parts of the model that this process has; `end` is needed where results are stored. Returns the
+    /// losses `[T]` that no action stored, in the order of the micro-batches.
+    ///
+    /// Errors with [`Error::Program`] before anything runs where [`Program::check`] refuses the program, or where it needs what is not given.
+    pub fn run(&self, stages: &mut [Decoder], inputs: &ProgramInputs, mut end: Option<StepEnd>) -> Result<Vec<Tensor>> {
+        self.check(stages.len(), inputs.micro_batches.len())?;
+        let is_given = |action: &Action| match action {
+            Action::Loss { .. } => self.pass != Pass::Training || inputs.loss_scale.is_some(),
+            Action::StoreLosses { .. } | Action::Reduce | Action::Norm | Action::Update => end.is_some(),
+            Action::Forward { .. } | Action::Backward { .. } => true,
+        };
+        if let Some(action) = self.actions.iter().find(|action| !is_given(action)) {
+            return Err(Error::Program(format!(
+                "the program has an action ({action}) that needs a loss scale, an optimizer or results which were not given"
+            )));
+        }
+        let exchange = match self.reduces() {
+            true => Exchange::of_step(inputs.partition),
+            false => Exchange::of_weights(inputs.partition),
+        };
+        let slots = inputs.micro_batches.iter().map(|_| Slot::default()).collect();
+        let mut execution = Execution { pass: self.pass, stages, inputs, exchange, slots };
+        for action in &self.actions {
+            match (action, &mut end) {
+                (Action::Forward { stage, micro_batch }, _) => execution.forward(*stage, *micro_batch)?,
+                (Action::Loss { micro_batch }, _) => execution.loss(*micro_batch)?,
+                (Action::Backward { stage, micro_batch, reduces }, _) => {
+                    execution.backward(*stage, *micro_batch, *reduces)?;
+                }
+                (Action::StoreLosses { micro_batch }, Some(StepEnd { results, .. })) => {
+                    let losses = execution.slots[*micro_batch].losses.take().expect(CHECKED);
+                    results.losses.copy_from(*micro_batch, &losses)?;
+                }
+                (Action::Reduce, Some(end)) => execution.reduce(end.results)?,
+                (Action::Norm, Some(end)) => execution.norm(end.results)?,
+                (Action::Update, Some(end)) => execution.update(end)?,
+                (_, None) => unreachable!("{CHECKED}"),
+            }
+        }
+        Ok(execution.slots.into_iter().filter_map(|slot| slot.losses).collect())
+    }
+}
+
+/// Why a slot has what an action takes from it.
+const CHECKED: &str = "the program was checked";
+
+/// What a micro-batch in flight keeps between actions.
+#[derive(Default)]
+struct Slot {
+    /// What the last forward returned, for the next stage or the loss.
+    activation: Option<Tensor>,
+    /// What forward of each stage has saved for its backward.
+    saved: Vec<StageSaved>,
+    /// The gradient from which the next backward starts.
+    gradient: Option<Tensor>,
+    losses: Option<Tensor>,
+}
+
+/// A program that runs.
+struct Execution<'a> {
+    pass: Pass,
+    stages: &'a mut [Decoder],
+    inputs: &'a ProgramInputs<'a>,
+    exchange: Exchange<'a>,
+    /// By micro-batch.
+    slots: Vec<Slot>,
+}
+
+impl Execution<'_> {
+    fn forward(&mut self, stage: usize, micro_batch: usize) -> Result<()> {
+        let Execution { pass, stages, inputs, exchange, slots } = self;
+        let MicroBatch { inputs: ids, sequences, .. } = &inputs.micro_batches[micro_batch];
+        let (stage, slot) = (&mut stages[stage], &mut slots[micro_batch]);
+        let before = slot.activation.take();
+        let x = before.as_ref().unwrap_or(ids);
+        slot.activation = Some(match pass {
+            Pass::Training => {
+                let (y, saved) = stage.forward(x, sequences, inputs.precision, exchange)?;
+                slot.saved.push(saved);
+                y
+            }
+            _ => stage.forward_only(x, sequences, inputs.precision, exchange)?,
+        });
+        Ok(())
+    }
+
+    fn loss(&mut self, micro_batch: usize) -> Result<()> {
+        let Execution { pass, stages, inputs, exchange, slots } = self;
+        let (targets, slot) = (&inputs.micro_batches[micro_batch].targets, &mut slots[micro_batch]);
+        let (head, normed) = (stages.last_mut().expect(CHECKED), slot.activation.take().expect(CHECKED));
+        slot.losses = Some(match pass {
+            Pass::Training => {
+                let scale = inputs.loss_scale.expect(CHECKED);
+                let (losses, dnormed) = head.losses_and_gradient(&normed, targets, scale, exchange)?;
+                slot.gradient = Some(dnormed);
+                losses
+            }
+            _ => head.losses(&normed, targets, exchange)?,
+        });
+        Ok(())
+    }
+
+    fn backward(&mut self, stage: usize, micro_batch: usize, reduces: bool) -> Result<()> {
+        let Execution { stages, inputs, exchange, slots, .. } = self;
+        let (sequences, slot) = (&inputs.micro_batches[micro_batch].sequences, &mut slots[micro_batch]);
+        let (dy, saved) = (slot.gradient.take().expect(CHECKED), slot.saved.pop().expect(CHECKED));
+        exchange.reduce_after_backward(reduces);
+        slot.gradient = stages[stage].backward(dy, saved, sequences, inputs.precision, exchange)?;
+        Ok(())
+    }
+
+    /// The model of a program that ends a step.
+    fn model(&mut self) -> &mut Decoder {
+        let [model] = self.stages else { unreachable!("{CHECKED}") };
+        model
+    }
+
+    fn reduce(&mut self, results: &mut Results) -> Result<()> {
+        let [model] = &mut *self.stages else { unreachable!("{CHECKED}") };
+        let _update = model.device().scope("update");
+        let (params, scaling) = model.parameters_and_scaling();
+        let error = self.exchange.finish(params, scaling)?;
+        if let (Some(place), Some(error)) = (&mut results.reduce_error, error) {
+            place.copy_from(0, &error)?;
+        }
+        Ok(())
+    }
+
+    fn norm(&mut self, results: &mut Results) -> Result<()> {
+        let partition = self.inputs.partition;
+        let model = self.model();
+        let _update = model.device().scope("update");
+        Ok(results.norm.copy_from(0, &partition.grad_norm(&model.parameters())?)?)
+    }
+
+    fn update(&mut self, StepEnd { optimizer, results }: &mut StepEnd) -> Result<()> {
+        let partition = self.inputs.partition;
+        let model = self.model();
+        let _update = model.device().scope("update");
+        partition.update(model, optimizer, &results.norm)?;
+        model.parameters().into_iter().for_each(|param| param.clear_grad());
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+use super::{Action, Program, Reductions};
+use crate::mode::Pass;
+use crate::parallel::Zero;
+use Action::{Norm, Reduce, Update};
+
+fn forward(stage: usize, micro_batch: usize) -> Action {
+    Action::Forward { stage, micro_batch }
+}
+
+fn loss(micro_batch: usize) -> Action {
+    Action::Loss { micro_batch }
+}
+
+fn backward(stage: usize, micro_batch: usize) -> Action {
+    Action::Backward { stage, micro_batch, reduces: false }
+}
+
+fn reducing(stage: usize, micro_batch: usize) -> Action {
+    Action::Backward { stage, micro_batch, reduces: true }
+}
+
+fn store(micro_batch: usize) -> Action {
+    Action::StoreLosses { micro_batch }
+}
+
+/// Why the actions of a training program are refused; empty if they are not.
+fn problem(stages: usize, micro_batches: usize, actions: &[Action]) -> String {
+    let program = Program { pass: Pass::Training, actions: actions.to_vec() };
+    program.check(stages, micro_batches).map_or_else(|error| error.to_string(), |()| String::new())
+}
+
+#[test]
+fn the_programs_of_runs_are_valid() {
+    for micro_batches in 1..5 {
+        for (ranks, zero) in [1, 2, 8].into_iter().flat_map(|ranks| Zero::ALL.map(|zero| (ranks, zero))) {
+            let program = Program::step(micro_batches, Reductions::of(ranks, zero));
+            program.check(1, micro_batches).unwrap();
+            assert_eq!(program.reduces(), ranks > 1);
+        }
+        Program::gradients(micro_batches).check(1, micro_batches).unwrap();
+    }
+    Program::evaluation().check(1, 1).unwrap();
+}
+
+#[test]
+fn the_last_micro_batch_reduces_unless_ranks_keep_slices_of_gradients() {
+    for (ranks, zero, expected) in [
+        (1, Zero::Weights, [false, false, false]),
+        (2, Zero::Nothing, [false, false, true]),
+        (2, Zero::OptimizerStates, [false, false, true]),
+        (2, Zero::Gradients, [true, true, true]),
+        (2, Zero::Weights, [true, true, true]),
+    ] {
+        let program = Program::step(3, Reductions::of(ranks, zero));
+        let reduces = |action: &Action| match action {
+            Action::Backward { reduces, .. } => Some(*reduces),
+            _ => None,
+        };
+        assert_eq!(program.actions.iter().filter_map(reduces).collect::<Vec<_>>(), expected, "{ranks} {zero:?}");
+    }
+}
+
+#[test]
+fn micro_batches_of_stages_may_interleave() {
+    let one_forward_one_backward = [
+        forward(0, 0),
+        forward(0, 1),
+        forward(1, 0),
+        loss(0),
+        backward(1, 0),
+        forward(1, 1),
+        backward(0, 0),
+        loss(1),
+        backward(1, 1),
+        backward(0, 1),
+    ];
+    assert_eq!(problem(2, 2, &one_forward_one_backward), "");
+}
+
+#[test]
+fn actions_in_a_wrong_order_are_refused_with_a_reason() {
+    let through = |m| [forward(0, m), loss(m), backward(0, m), store(m)];
+    let step = |end: &[Action]| [&through(0)[..], end].concat();
+    let cases: &[(usize, usize, &[Action], &str)] = &[
+        (1, 1, &[backward(0, 0)], "action 0 of the program (backward of stage 0, micro-batch 0): forward and loss"),
+        (1, 1, &[forward(0, 0), forward(0, 0)], "the slot of this micro-batch is in use"),
+        (1, 1, &[forward(0, 0), loss(0), forward(0, 0)], "the slot of this micro-batch is in use"),
+        (1, 1, &[forward(0, 0), loss(0), loss(0)], "it has been computed before"),
+        (2, 1, &[forward(1, 0)], "forward of stage 0 comes first"),
+        (2, 1, &[forward(0, 0), loss(0)], "forward of stage 1 comes first"),
+        (2, 1, &[forward(0, 0), forward(1, 0), loss(0), backward(0, 0)], "backward of stage 1 comes first"),
+        (1, 1, &[forward(0, 0), loss(0), backward(0, 0), backward(0, 0)], "it has run before"),
+        (1, 1, &[forward(1, 0)], "stages are 0 to 0"),
+        (1, 2, &[forward(0, 2)], "micro-batches are 0 to 1"),
+        (1, 1, &[store(0)], "the loss of the micro-batch comes first"),
+        (1, 1, &[forward(0, 0), loss(0), store(0), store(0)], "they have been stored before"),
+        (1, 1, &[Update], "micro-batch 0 has not run"),
+        (1, 1, &[forward(0, 0), loss(0), Norm], "micro-batch 0 is still in flight"),
+        (1, 1, &[forward(0, 0), loss(0)], "ends too early: micro-batch 0 is still in flight"),
+        (1, 2, &through(0), "ends too early: micro-batch 1 has not run"),
+        (1, 1, &step(&[Update]), "the action before it has to be: norm of the gradients"),
+        (1, 1, &step(&[Norm, Update, Update]), "the action before it has to be: norm of the gradients"),
+        (1, 1, &step(&[Norm, Norm]), "it comes after: norm of the gradients"),
+        (1, 1, &step(&[Reduce]), "the last backward does not reduce its gradients"),
+        (1, 1, &step(&[Norm, forward(0, 0)]), "it comes after: norm of the gradients"),
+        (1, 1, &[forward(0, 0), loss(0), backward(0, 0), Norm, Update], "the losses of micro-batch 0 are not stored"),
+        (1, 1, &[forward(0, 0), loss(0), reducing(0, 0), Norm], "the action before it has to be: reduce the remaining"),
+        (1, 1, &[forward(0, 0), loss(0), reducing(0, 0)], "reductions for which no action waits"),
+        (
+            1,
+            2,
+            &[forward(0, 0), loss(0), forward(0, 1), loss(1), reducing(0, 0)],
+            "it reduces gradients to which backward of micro-batch 1 still adds",
+        ),
+        (
+            2,
+            1,
+            &[forward(0, 0), forward(1, 0), loss(0), backward(1, 0), backward(0, 0), Norm],
+            "the model is in 2 stages, which have no common norm and update",
+        ),
+    ];
+    for (stages, micro_batches, actions, reason) in cases {
+        let found = problem(*stages, *micro_batches, actions);
+        assert!(found.contains(reason), "{actions:?}: expected {reason:?}, got {found:?}");
+    }
+}
+
+#[test]
+fn an_evaluation_has_nothing_for_backward_and_no_update() {
+    for (action, reason) in [
+        (backward(0, 0), "an evaluation saves nothing for backward"),
+        (store(0), "it returns them"),
+        (Norm, "an evaluation has no gradients"),
+    ] {
+        let mut program = Program::evaluation();
+        program.actions.push(action);
+        let found = program.check(1, 1).unwrap_err().to_string();
+        assert!(found.contains(reason), "{found}");
+    }
+}
