@@ -4,7 +4,7 @@
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
 #   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
-#   saves   how long training stands still for a save, and a rank that is killed during one (3 minutes)
+#   saves   how long a save pauses training, and a rank that is killed during one (3 minutes)
 #
 # usage: scripts/two-gpus.sh [FOLDER [PART...]]    FOLDER (default .carry) holds `ottava` and `tensor-tests` built elsewhere
 # OUT (default /tmp) receives logs and metrics, in two-gpus/. LIMIT (default 580) is the seconds for all of it. SAVE_LAYERS (default 8) are
@@ -269,8 +269,8 @@ JSON
     # Ends once one checkpoint is complete, since a disk may not have room for two.
     patience=240 drill saves KILL 1 5 "error: rank 1 (pid" 20 'saved saves' "${large[@]}" --set save_steps=150
     grep -h "host memory for snapshots\|  saved " "$out/saves.log"
-    stood=$(sed -n 's/.*training stood still for \([0-9.]*\) s.*/\1/p' "$out/saves.log" | head -n 1)
-    verdict "training stood still for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
+    stood=$(sed -n 's/.*training was paused for \([0-9.]*\) s.*/\1/p' "$out/saves.log" | head -n 1)
+    verdict "training was paused for ${stood:-?} s, at most 3" eval "awk 'BEGIN { exit !(${stood:-9} <= 3) }'"
     speeds "$out/saves-metrics.jsonl"
     rm -rf "$work/saves"
     # A model that is read again in seconds, and written slowly enough to be killed meanwhile.

@@ -93,7 +93,7 @@ impl Body {
         Ok(self.read(name, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// A flag that is on unless it is said otherwise.
+    /// A flag whose default is true.
     pub fn flag_on(&self, name: &str) -> Result<bool> {
         Ok(self.read(name, "true or false", Value::as_bool)?.unwrap_or(true))
     }

@@ -20,7 +20,7 @@ pub struct Messages {
     logprobs: bool,
 }
 
-/// Fields of chats alone.
+/// Fields that only chats have.
 const OWN: &[&str] = &[
     "messages",
     "tools",

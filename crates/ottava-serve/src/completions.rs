@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Fields of completions alone.
+/// Fields that only completions have.
 const OWN: &[&str] = &["prompt", "echo", "prompt_logprobs", "add_special_tokens"];
 /// As in `params`.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[("suffix", &["\"\""])];

@@ -63,7 +63,8 @@ impl ApiError {
 
     /// Too many requests at once.
     pub fn busy(limit: usize) -> ApiError {
-        let message = format!("the server has {limit} requests in work or waiting, its limit; try again later");
+        let message =
+            format!("the server has reached its limit of {limit} running and waiting requests; try again later");
         ApiError { code: Some("rate_limit_exceeded"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 

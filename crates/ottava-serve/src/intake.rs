@@ -47,7 +47,7 @@ impl Intake {
     pub async fn receive(&self, body: Body) -> Result<Received> {
         let late = |_| {
             let seconds = self.client_timeout.as_secs_f64();
-            let message = format!("the body has not come within {seconds} seconds; send it at once");
+            let message = format!("the body was not received within {seconds} seconds; send it at once");
             ApiError::refused(StatusCode::REQUEST_TIMEOUT, message)
         };
         timeout(self.client_timeout, self.receive_all(body)).await.map_err(late)?

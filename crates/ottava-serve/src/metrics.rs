@@ -63,7 +63,7 @@ impl Collector for OfEngine {
         for (name, help, value) in [
             ("ottava:prompt_tokens", "Tokens of prompts read", prompt_tokens),
             ("ottava:generation_tokens", "Tokens drawn", generated_tokens),
-            ("ottava:num_preemptions", "Completions that lost their memory and were computed again", preemptions),
+            ("ottava:num_preemptions", "Completions that were preempted and recomputed", preemptions),
         ] {
             let metric = ConstCounter::new(value);
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;

@@ -1,4 +1,4 @@
-//! The loop of the engine's thread: which completions of which requests the engine gets, and where their events go.
+//! The loop of the engine's thread: passes completions of requests to the engine, and their events to the clients.
 //!
 //! The engine has as many completions as it computes at once; all others wait here. Each free place goes to the request with the fewest
 //! completions in the engine, so a request with many completions takes turns with one with few. Where no place is free, a request without
@@ -204,7 +204,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Gives free places of the engine to completions that wait, and then those of others as [`SLICE`] says.
+    /// Gives free places of the engine to waiting completions, and then preempts others by the rule of [`SLICE`].
     fn fill(&mut self) {
         let stats = self.backend.stats();
         let free = self.backend.max_batch().saturating_sub(stats.running + stats.waiting);

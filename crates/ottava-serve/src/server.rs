@@ -40,7 +40,7 @@ pub struct Options {
     pub address: SocketAddr,
     /// The name of the model for clients.
     pub name: String,
-    /// Requests in work or waiting, at most; more are refused with status 429.
+    /// Maximum number of running and waiting requests; more are refused with status 429.
     pub max_requests: usize,
     /// Connections at most; fewer where the limit of open files is lower. The one that has waited longest for a request makes room.
     pub max_connections: usize,
@@ -48,7 +48,7 @@ pub struct Options {
     pub client_timeout: Duration,
     /// The key that clients of `/v1` must send, if any.
     pub api_key: Option<String>,
-    /// How long requests in work may go on after a signal to stop.
+    /// How long running requests may continue after a signal to stop.
     pub shutdown_timeout: Duration,
 }
 
@@ -142,7 +142,7 @@ fn routes(served: Arc<Served>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::refused(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
-            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
+            ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path does not support this method")
         })
         .layer(from_fn_with_state(served.clone(), guard))
         .with_state(served)
@@ -202,7 +202,7 @@ async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Resul
     answer(served, request, chat::fields(), chat_completions).await
 }
 
-/// Receives a request with these fields, and answers it as `prepare` says.
+/// Receives a request with these fields, and answers it through `prepare`.
 async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     served: Arc<Served>,
     request: Request,

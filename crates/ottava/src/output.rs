@@ -217,7 +217,7 @@ impl Progress {
         for Saved { step, path, paused, took } in &report.saved {
             let [paused, took] = [paused, took].map(|time| time.as_secs_f64());
             self.line(&format!(
-                "step {step}  saved {} in {took:.2} s; training stood still for {paused:.2} s",
+                "step {step}  saved {} in {took:.2} s; training was paused for {paused:.2} s",
                 path.display()
             ));
         }

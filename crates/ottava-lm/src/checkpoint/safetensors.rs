@@ -98,7 +98,7 @@ impl ModelFiles {
             }
             if !is_plain_name(file_name) {
                 return Err(wrong(format!(
-                    "tensor {tensor:?} is said to be in {file_name:?}, which is not a file beside it"
+                    "tensor {tensor:?} is listed in {file_name:?}, which is not the name of a file in this folder"
                 )));
             }
             let path = folder.join(file_name);

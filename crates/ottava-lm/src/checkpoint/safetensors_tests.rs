@@ -194,7 +194,7 @@ fn folder_with_index(index: &str) -> String {
 fn damaged_indexes_are_errors() {
     for bad in ["../model-00001-of-00003.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""] {
         let error = index_error(|_, index| index["weight_map"]["f32"] = bad.into());
-        assert!(error.contains("which is not a file beside it"), "{error}");
+        assert!(error.contains("which is not the name of a file in this folder"), "{error}");
     }
     let third = "model-00003-of-00003.safetensors";
     let missing = index_error(|path, _| std::fs::remove_file(path.join(third)).unwrap());

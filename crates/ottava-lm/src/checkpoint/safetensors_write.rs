@@ -13,7 +13,7 @@ pub const MAX_FILE_BYTES: usize = 5_000_000_000;
 
 /// Writes a model as `model.safetensors`, or as several files with their index when it exceeds `max_file_bytes`.
 ///
-/// `fetch` is asked once for the bytes of each tensor. The order of its calls depends on `tensors` alone, so that all
+/// `fetch` is called once for the bytes of each tensor. The order of its calls depends only on `tensors`, so that all
 /// ranks can take part in gathering each one.
 pub fn write_model<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
@@ -37,7 +37,7 @@ pub fn write_model<B: AsRef<[u8]>>(
     writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
 }
 
-/// Writes one safetensors file. `fetch` is asked once for each tensor, in an order that `tensors` alone decides.
+/// Writes one safetensors file. `fetch` is called once for each tensor, in an order that depends only on `tensors`.
 pub fn write_tensors<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     name: &str,

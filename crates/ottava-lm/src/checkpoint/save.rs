@@ -30,7 +30,7 @@ pub struct Saved {
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// The time for which training stood still for it: while it was copied or written, and while it waited for the save before.
+    /// The time for which training was paused: while the state was copied or written, and while it waited for the preceding save.
     pub paused: Duration,
     /// The time from its beginning until it was complete.
     pub took: Duration,
@@ -127,7 +127,7 @@ impl<T: Send + 'static> Task<T> {
 }
 
 impl Saver {
-    /// Saves into `folder`, of which the `keep` newest checkpoints are kept (0 keeps all). Training stands still meanwhile.
+    /// Saves into `folder` and keeps its `keep` newest checkpoints (0 keeps all). Training is paused meanwhile.
     pub fn new(folder: PathBuf, keep: usize) -> Saver {
         Saver { fs: &RealFs, folder, keep, is_async: false, snapshot: None, in_flight: None }
     }

@@ -75,7 +75,7 @@ const THEIRS: &[(&str, Meaning)] = &[
     ("fp8_dpa", Only("false", ATTENTION)),
     ("fp8_mha", Only("false", ATTENTION)),
     ("mixed_precision", Not("write `recipe = \"bf16\"`, \"fp8-delayed\" or \"fp8-current\" under [precision]")),
-    ("fp8_backend", Not("there is one, ours; `recipe` under [precision] names how scales are found")),
+    ("fp8_backend", Not("there is only one; `recipe` under [precision] selects how scales are chosen")),
     // MS-AMP, and Megatron's optimizer.
     ("opt_level", Is("level")),
     ("main_params_dtype", Values("master_weights", &[("fp32", Ok("\"float32\"")), ("fp16", Ok("\"float16\""))])),
@@ -166,7 +166,7 @@ const MEGATRON_RECIPES: &[(&str, Result<&str, &str>)] = &[
     ("tensorwise", Ok("\"fp8-current\"")),
     ("blockwise", Ok("\"fp8-block\"")),
     ("mxfp8", Ok("\"mxfp8\"")),
-    ("custom", Err("there are no custom recipes; the keys of [precision] are all there is")),
+    ("custom", Err("there are no custom recipes; write the keys of [precision]")),
 ];
 
 const TORCHAO_RECIPES: &[(&str, Result<&str, &str>)] = &[

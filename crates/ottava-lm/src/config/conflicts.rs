@@ -27,11 +27,11 @@ impl RunConfig {
         demand(names, "`lora.target_modules` names no linear; write \"all-linear\", or a list of names");
         demand(
             self.model.init == WeightInit::Pretrained,
-            "`lora.r` is set, and `model.init` is \"random\"; adapters are trained beside the weights of a model folder",
+            "`lora.r` is set, and `model.init` is \"random\"; adapters need the weights of a model folder",
         );
         demand(
             self.optimizer.formats() == Level::O0.formats(),
-            "`lora.r` is set; adapters are trained at `optimizer.level = \"O0\"` alone, with its formats",
+            "`lora.r` is set; adapters are trained only at `optimizer.level = \"O0\"`, with its formats",
         );
         demand(
             self.parallel.zero == Zero::Nothing,

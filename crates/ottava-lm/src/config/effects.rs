@@ -58,7 +58,7 @@ impl RunConfig {
             let keys = &["generation.max_new_tokens", "generation.temperature", "generation.top_p"];
             reasons.push((keys, "without `generation.prompts`".into()));
         } else if self.generation.temperature == 0.0 {
-            reasons.push((&["generation.top_p"], "with temperature 0, which takes the likeliest token".into()));
+            reasons.push((&["generation.top_p"], "with temperature 0, which takes the most likely token".into()));
         }
         reasons
     }

@@ -112,7 +112,7 @@ pub struct DataConfig {
     pub formatting: Formatting,
     /// A file with a chat template; empty means that of the tokenizer's folder.
     pub chat_template_path: PathBuf,
-    /// Whether the loss is taken of prompts too, instead of answers and completions alone.
+    /// Whether prompts contribute to the loss too, instead of only answers and completions.
     pub train_on_inputs: bool,
     /// `auto`, `wrapped` (a stream of documents), `bfd` (whole documents, several in a row) or `none` (a document in each row).
     pub packing: Packing,
@@ -451,7 +451,7 @@ impl RunConfig {
         }
         demand(
             !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
-            "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which keeps nothing but the inputs of blocks",
+            "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which saves only the inputs of blocks",
         );
         demand(from_zero(self.generation.temperature), "`generation.temperature` must not be negative or infinite");
         demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");

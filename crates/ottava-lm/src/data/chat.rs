@@ -31,7 +31,7 @@ const MAX_TEXT_BYTES: usize = 64 << 20;
 /// Mark the text of `{% generation %}` blocks: two code points that Unicode keeps for internal use, which no text contains.
 const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
-/// Counts changes of what is rendered of the same chat, or of which turns are learned.
+/// Version of chat rendering, increased when the rendered text or the targets of the same chat change.
 const RENDERING: u32 = 2;
 
 /// The tokens of `tokenizer_config.json` that templates write by name.
@@ -53,7 +53,7 @@ pub struct Chat {
     pub messages: Vec<Value>,
     /// Descriptions of functions; `null` for none.
     pub tools: Value,
-    /// The loss is taken of messages from this one on.
+    /// Messages from this one on contribute to the loss.
     pub learned_from: usize,
 }
 
@@ -106,7 +106,7 @@ impl ChatTemplate {
     /// Reads the template of `folder`: `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`, a text or a list of named
     /// ones, of which `default` is taken, and `tool_use` for conversations with tools. `other` is a file to take instead.
     ///
-    /// Returns `None` where there is no template. Errors with [`Error::Model`] for one that cannot be parsed.
+    /// Returns `None` if there is no template. Errors with [`Error::Model`] for one that cannot be parsed.
     pub fn load(folder: &Path, other: Option<&Path>, clock: Clock) -> Result<Option<ChatTemplate>> {
         let config_path = folder.join("tokenizer_config.json");
         let config = read_json(&config_path)?;
@@ -182,7 +182,7 @@ impl ChatTemplate {
         }
         let last = chat.messages.last().and_then(|message| message["content"].as_str()).unwrap_or_default();
         if last.trim().is_empty() {
-            return Err("the last message has no text to go on with".into());
+            return Err("the last message has no text to continue".into());
         }
         // Templates may strip white space around a message.
         let (mut text, stripped) = (rendered.text, last.trim());

@@ -95,7 +95,7 @@ fn prompts_can_go_on_with_the_last_message_and_have_variables() {
     assert_eq!(chatml.prompt_text(&asked, &go_on).unwrap(), text);
     let stripped = template("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}").unwrap();
     assert_eq!(stripped.prompt_text(&asked, &go_on).unwrap(), "[a?][Well,");
-    assert!(chatml.prompt_text(&chat(&[("user", " ")]), &go_on).unwrap_err().contains("no text to go on with"));
+    assert!(chatml.prompt_text(&chat(&[("user", " ")]), &go_on).unwrap_err().contains("no text to continue"));
     let thinks =
         template("{{ bos_token }}{% if enable_thinking is defined and not enable_thinking %}no{% endif %}").unwrap();
     let kwargs = serde_json::json!({"enable_thinking": false}).as_object().unwrap().clone();

@@ -107,7 +107,7 @@ fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
     whole[..at.unwrap_or(0)].to_vec()
 }
 
-/// The object in a JSON file, or an empty one where there is no such file.
+/// The object in a JSON file, or an empty one if the file does not exist.
 pub(super) fn read_json(path: &Path) -> Result<Value> {
     if !path.exists() {
         return Ok(Value::Null);

@@ -25,7 +25,7 @@ pub(super) struct Encoder<'a> {
 pub(super) struct Encoded {
     /// Ids, with [`MASKED`] where the loss leaves them out.
     pub(super) tokens: Vec<u32>,
-    /// Bytes of the text that the loss is taken of.
+    /// Bytes of the text that contribute to the loss.
     pub(super) bytes: usize,
     /// What is left out of it.
     pub(super) left_out: LeftOut,
@@ -41,7 +41,7 @@ pub(super) struct LeftOut {
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder of documents, of which some are chats or completions if `prompts`.
+    /// An encoder of documents; with `prompts`, some of them are chats or completions.
     pub(super) fn new(tokenizer: &'a Tokenizer, options: &SourceOptions, prompts: bool) -> Result<Encoder<'a>> {
         let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
         let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());

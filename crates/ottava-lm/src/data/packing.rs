@@ -2,7 +2,7 @@
 //!
 //! Whole documents are packed by best-fit decreasing: the longest first, each into the row with the least space that it fits (Johnson 1974;
 //! of text: Ding et al. 2024, *Fewer Truncations Improve Language Modeling*). An epoch's documents are packed in windows of 65,536, so a
-//! plan takes some megabytes whatever the size of the data, and follows from seed, epoch and the window alone.
+//! plan takes some megabytes for data of any size, and depends only on seed, epoch and window.
 
 use std::collections::BTreeSet;
 
@@ -173,7 +173,7 @@ impl Fit {
             let named: Vec<_> = without_target.iter().take(NAMED).map(|i| (i + 1).to_string()).collect();
             let more = if without_target.len() > NAMED { ", …" } else { "" };
             sentences.push(format!(
-                "{} of {documents} documents are left out, since none of their first {seq_len} tokens is followed by one that the loss is taken of: {}{more}",
+                "{} of {documents} documents are left out, since none of their first {seq_len} tokens predicts a token that contributes to the loss: {}{more}",
                 without_target.len(),
                 named.join(", ")
             ));

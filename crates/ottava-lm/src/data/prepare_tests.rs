@@ -205,7 +205,7 @@ fn chat_tokenizer(folder: &Path) -> Tokenizer {
     Tokenizer::load(folder).unwrap()
 }
 
-/// The text of a document, with brackets around what the loss is taken of.
+/// The text of a document, with brackets around the parts that contribute to the loss.
 fn learned(dataset: &TokenDataset, tokenizer: &Tokenizer, i: usize) -> String {
     let tokens = dataset.tokens(i, 0..dataset.document_len(i)).unwrap();
     let groups = tokens.chunk_by(|a, b| (dataset.target(*a) < 0) == (dataset.target(*b) < 0));

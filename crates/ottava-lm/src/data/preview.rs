@@ -17,7 +17,7 @@ use crate::{Result, interrupt};
 pub struct Part {
     /// Its text.
     pub text: String,
-    /// Whether the loss is taken of it.
+    /// Whether its tokens contribute to the loss.
     pub learned: bool,
     /// Whether a document begins with it.
     pub starts: bool,
@@ -39,7 +39,7 @@ pub fn preview(
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
 }
 
-/// Tokens of documents in the first `rows` rows that a run trains on, and how many of them the loss is taken of.
+/// Tokens of documents in the first `rows` rows that a run trains on, and how many of them contribute to the loss.
 pub fn count_targets(
     dataset: &Arc<TokenDataset>,
     split: Split,

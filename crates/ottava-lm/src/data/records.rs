@@ -21,9 +21,9 @@ pub enum Formatting {
     Messages,
     /// `prompt` and `completion`: two texts, or two lists of messages.
     PromptCompletion,
-    /// `instruction`, `output`, and at will `input`, `system` and `history`.
+    /// `instruction`, `output`, and optionally `input`, `system` and `history`.
     Alpaca,
-    /// `conversations`: a list of objects with `from` and `value`; at will `system`.
+    /// `conversations`: a list of objects with `from` and `value`; optionally `system`.
     Sharegpt,
 }
 

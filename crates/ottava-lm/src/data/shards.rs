@@ -44,11 +44,11 @@ pub struct Meta {
     pub documents: u64,
     /// Number of tokens, with those at the edges of documents.
     pub tokens: u64,
-    /// Tokens that the loss is taken of.
+    /// Tokens that contribute to the loss.
     pub target_tokens: u64,
     /// Whether some tokens are no targets.
     pub loss_mask: bool,
-    /// Bytes of all texts that the loss is taken of, in UTF-8, without what separates documents.
+    /// Bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
     pub bytes: u64,
     /// The storage type of a token.
     pub dtype: TokenType,
@@ -126,7 +126,7 @@ pub struct TokenDataset {
     starts: Vec<u64>,
     /// Bytes of the text of each document.
     bytes: Vec<u32>,
-    /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` where there is none.
+    /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
     first_targets: Vec<u32>,
 }
 

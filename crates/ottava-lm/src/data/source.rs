@@ -44,7 +44,7 @@ pub struct SourceOptions {
     pub text_field: String,
     /// The fields of JSON records.
     pub formatting: Formatting,
-    /// Whether the loss is taken of prompts too.
+    /// Whether prompts contribute to the loss too.
     pub train_on_inputs: bool,
     /// A chat template instead of the tokenizer's; empty means that. Cached tokens depend on its content.
     #[serde(skip)]

@@ -43,7 +43,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `path`: a `tokenizer.json`, or a folder that holds one.
     ///
-    /// The files beside it decide which tokens begin and end a document, as docs/data.md says.
+    /// The files beside it decide which tokens begin and end a document (docs/data.md).
     /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
     /// Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
@@ -94,7 +94,7 @@ impl Tokenizer {
         self.encode_in_pieces(text, PIECE_BYTES)
     }
 
-    /// The ids of `text`, of which about `bytes` are tokenized at once.
+    /// The ids of `text`; about `bytes` of it are tokenized at once.
     pub(super) fn encode_in_pieces(&self, text: &str, bytes: usize) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for piece in self.pieces(text, bytes) {

@@ -1,4 +1,4 @@
-//! Continuous batching: which tokens of which requests each step computes, and what follows from them.
+//! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
 
 use super::blocks::{BLOCK_SIZE, FreeBlocks};
 use super::decode::{DecodeSteps, Scored, in_f32};
@@ -212,7 +212,7 @@ impl Engine {
         plan
     }
 
-    /// Gives each running request memory for its tokens. Where there is none left, the youngest loses its own, and waits to be computed
+    /// Gives each running request memory for its tokens. If no memory is left, the youngest request is preempted, and waits to be computed
     /// again: so the oldest always goes on.
     fn grow(&mut self) {
         let mut at = 0;

@@ -17,7 +17,7 @@ impl EngineOptions {
     /// Room for as many requests at once as memory allows, each of which has one of `lengths` tokens at most, its completion included;
     /// none is longer than `max_model_len`.
     ///
-    /// Errors with [`Error::Memory`] if the longest request does not fit alone.
+    /// Errors with [`Error::Memory`] if even a single request of the greatest length does not fit.
     pub fn for_lengths(
         model: &Decoder,
         lengths: impl IntoIterator<Item = usize>,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 /// How often tokens occur in a request: what penalties depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Occurrences {
-    /// Of each token: times in the output. Tokens of the prompt alone are there with 0.
+    /// Occurrences of each token in the output; 0 for tokens that occur only in the prompt.
     counts: HashMap<u32, u32>,
 }
 
@@ -29,7 +29,7 @@ impl Occurrences {
 pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) -> Draw {
     let is_penalised = [how.repetition_penalty, how.presence_penalty, how.frequency_penalty] != [1.0, 0.0, 0.0];
     let counts = seen.counts.iter().filter(|_| is_penalised).map(|(&token, &count)| (token, (Some(count), 0.0)));
-    // In the order of tokens, each of which is there once.
+    // In the order of token ids; each token occurs once.
     let mut adjustments: BTreeMap<u32, (Option<u32>, f32)> = counts.collect();
     let barred = barred.iter().map(|&token| (token, f32::NEG_INFINITY));
     for (token, bias) in how.logit_bias.iter().copied().chain(barred) {

@@ -168,7 +168,7 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
     let Some((casts, _)) = decision.fp8 else {
         let from = match source.weights.quantization() {
             Some(quantization) => format!("FP8 weights of `{}`", quantization.method),
-            None => "the weights, which no run with FP8 has cast".into(),
+            None => "the weights, since the source is not an FP8 run".into(),
         };
         return (Scale::Own(own), Some(format!("cast from {from}")));
     };
@@ -185,7 +185,7 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
     }
     if casts.weight.granularity != format.granularity() {
         return again(&format!(
-            "the run's recipe {} scales weights otherwise ({})",
+            "the run's recipe {} scales weights differently ({})",
             name.as_str(),
             words(casts.weight.granularity)
         ));

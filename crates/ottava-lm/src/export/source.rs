@@ -63,7 +63,7 @@ impl Source {
         let precision = only_exceptions(&set);
         if set != precision {
             return Err(Error::Config(
-                "an export sets `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`; how linears are cast, its format says"
+                "an export sets only `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`; the format decides how linears are cast"
                     .into(),
             ));
         }

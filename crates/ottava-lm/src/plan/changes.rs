@@ -26,7 +26,7 @@ impl Effect {
         match self {
             Effect::SameBits => "the same bits",
             Effect::OrderOfSums => "sums in another order",
-            Effect::Precision => "less precision of what is kept",
+            Effect::Precision => "stored values less precise",
         }
     }
 }
@@ -63,13 +63,13 @@ pub fn time_of(policy: Recompute) -> f64 {
     }
 }
 
-/// The same of casting weights for each product.
+/// Time of a step that casts weights for each product, relative to stored codes.
 const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 
-/// The same of activations saved in FP8.
+/// Time of a step with activations saved in FP8, relative to exact ones.
 const TIME_OF_SAVED_FP8: f64 = 1.015;
 
-/// The same of half the sequences in twice the micro-batches: two steps of one sequence, less an update, over one of two.
+/// Time of a step with half the sequences in twice the micro-batches: two steps of one sequence, minus an update, over one step of two.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
 /// Levels of the optimizer, from the one that keeps most, with the time of a step over that at the first: Llama-2-7B at 4,096 tokens on one
@@ -91,8 +91,8 @@ pub(super) fn bus_seconds(bytes: u64) -> f64 {
     bytes as f64 / BUS
 }
 
-/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: what a step of another model is taken
-/// to have when the time over the bus is compared with it.
+/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: assumed
+/// for other models when the time of transfers is compared with a step.
 const STEP_RATES: [f64; 2] = [880e12, 580e12];
 
 /// Shares of the optimizer's states that are proposed to be offloaded.
@@ -259,7 +259,7 @@ pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
     }
-    let mut text = "Any of these makes it fit, the fastest first, but those that lower precision last, with times as measured at Llama-2-7B:".to_string();
+    let mut text = "Each of these changes makes it fit (the fastest first, those that lower precision last; times as measured with Llama-2-7B):".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
             percent if percent <= 0.0 => "no slower".to_string(),

@@ -31,12 +31,12 @@ impl Ring {
     }
 }
 
-/// A kind of collective: its ring alone, and its time beside products over that.
+/// A kind of collective: its link parameters, and its slowdown when it overlaps with products.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kind {
     /// With nothing beside it.
     pub ring: Ring,
-    /// Time beside products, over its time alone.
+    /// Time when it overlaps with products, relative to its time alone.
     pub beside_products: f64,
 }
 
@@ -49,16 +49,16 @@ pub struct NodeLinks {
     pub reduce: Kind,
     /// Exchanges of FP8 gradients.
     pub exchange: Kind,
-    /// Time of a product beside collectives, over its time alone.
+    /// Time of a product that overlaps with collectives, relative to its time alone.
     pub products: f64,
 }
 
 /// The links of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Links {
-    /// Within a node, of which a job has two GPUs.
+    /// Within a node, for a job with two GPUs.
     pub of_two: NodeLinks,
-    /// Within a node, of which a job has more.
+    /// Within a node, for a job with more GPUs.
     pub of_more: NodeLinks,
     /// All collectives between nodes, for each GPU.
     pub between: Ring,

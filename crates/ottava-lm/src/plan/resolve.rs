@@ -54,7 +54,7 @@ impl ResolvedRun {
                     format!("recompute = \"auto\" is \"none\": tensors take {whole:.1} GiB, {available:.1} GiB available")
                 }
                 policy => format!(
-                    "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {whole:.1} GiB, {available:.1} GiB available",
+                    "recompute = \"auto\" is \"{}\", measured to be about {slower:.0} % slower: without it, tensors take {whole:.1} GiB, {available:.1} GiB available",
                     policy.as_str(),
                 ),
             });

@@ -280,7 +280,7 @@ fn changes_that_reduce_precision_are_proposed_last() {
     assert_eq!(found, expected);
     // Faster, and yet the last, as the message says.
     assert!(changes[0].time > 1.5 && changes[1].time < 1.0, "{changes:?}");
-    let heading = "Any of these makes it fit, the fastest first, but those that lower precision last, with times";
+    let heading = "Each of these changes makes it fit (the fastest first, those that lower precision last; times";
     let text = proposals(&changes);
     assert!(text.starts_with(heading), "{text}");
 }
@@ -329,7 +329,7 @@ fn memory_that_runs_out_is_explained() {
         "out of device memory",
         "Planned: 76.8 GiB of tensors in ",
         "100.0 GiB available. Measured: at most 9",
-        "Any of these makes it fit",
+        "Each of these changes makes it fit",
         "memory.weight_codes = false",
     ] {
         assert!(text.contains(part), "no {part:?} in: {text}");

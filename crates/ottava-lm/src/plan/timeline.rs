@@ -1,4 +1,4 @@
-//! Compute and collectives beside each other: a stream of each, and how they slow each other down.
+//! Simulates the overlap of compute and collectives: two streams that slow each other down.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub(super) enum Brings {
 /// A collective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collective {
-    /// Seconds that it takes alone.
+    /// Seconds that it takes without overlap.
     pub seconds: f64,
     /// Its time beside products, over that.
     pub beside_products: f64,
@@ -23,7 +23,7 @@ pub(super) struct Collective {
 /// A step in progress. Times are in seconds.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// Time of a product beside collectives, over its time alone.
+    /// Time of a product that overlaps with collectives, relative to its time alone.
     products: f64,
     /// Collectives in their order, with what is left of each.
     collectives: VecDeque<(Brings, Collective)>,
@@ -53,7 +53,7 @@ impl Timeline {
         }
     }
 
-    /// Runs compute that takes `seconds` alone.
+    /// Runs compute that takes `seconds` without overlap.
     pub fn compute(&mut self, mut seconds: f64) {
         self.computed += seconds;
         while seconds > 0.0 {

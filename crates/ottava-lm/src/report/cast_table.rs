@@ -22,7 +22,7 @@ pub struct Cell {
     pub elements: u64,
     /// Elements beyond the largest finite value after scaling.
     pub saturated: u64,
-    /// Elements that became zero without being zero.
+    /// Nonzero elements that became zero.
     pub underflowed: u64,
     /// Steps in which an element was infinite.
     pub non_finite: u64,

@@ -40,7 +40,7 @@ impl CastLog {
         Ok(logs.then_some(CastLog { writer, since, counted }))
     }
 
-    /// What a checkpoint copies of the log at `path` now, where there is one, and under which name.
+    /// The part of the log at `path` that a checkpoint copies now, if the log exists, and its name there.
     pub fn saved(path: &Path) -> Result<Option<(String, FileStart)>> {
         path.is_file().then(|| Ok((saved_name(path), FileStart::now(path)?))).transpose()
     }

@@ -78,14 +78,14 @@ const MAPS: [Map; 4] = [
     },
     Map {
         title: "Underflowed",
-        meaning: "share of elements that became zero without being zero",
+        meaning: "share of elements that are not zero but became zero",
         value: |cell, _| Some(cell.underflowed_share()),
         levels: &SHARES,
         worse: f64::max,
     },
     Map {
         title: "Headroom",
-        meaning: "powers of two between the amax and what saturates, by the scale in force",
+        meaning: "powers of two between the amax and saturation, with the current scale",
         value: |cell, _| cell.headroom(),
         levels: &HEADROOM,
         worse: f64::min,

@@ -92,7 +92,7 @@ impl MetricsWriter {
     }
 }
 
-/// Opens the file at `path`; `None` where there is none. Errors when it is no regular file.
+/// Opens the file at `path`; `None` if it does not exist. Errors when it is no regular file.
 fn open_regular(path: &Path) -> Result<Option<File>> {
     expect_regular(path).map_err(Error::io(path))?;
     match File::open(path) {
@@ -121,7 +121,7 @@ fn starts_with(path: &Path, start: &Path) -> Result<bool> {
     }
 }
 
-/// Bytes of the lines before the first that is of a later step than `step`; 0 where there is no file.
+/// Bytes of the lines before the first that is of a later step than `step`; 0 if the file does not exist.
 fn length_up_to(path: &Path, step: u64) -> Result<u64> {
     let Some(file) = open_regular(path)? else { return Ok(0) };
     let (mut reader, mut kept, mut line) = (BufReader::new(file), 0, Vec::new());

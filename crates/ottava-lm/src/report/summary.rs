@@ -27,7 +27,7 @@ pub struct Summary {
 pub struct CastSummary {
     /// Elements beyond the largest finite value after scaling.
     pub saturated: Share,
-    /// Elements that became zero without being zero.
+    /// Nonzero elements that became zero.
     pub underflowed: Share,
     /// Steps in which a cast met an infinity.
     pub non_finite_steps: Vec<u64>,

@@ -472,7 +472,7 @@ impl Trainer {
         files.events.scalars(step, &scalars)
     }
 
-    /// Begins to save a checkpoint of the current step, of which each rank writes its part. The leading rank flushes metrics and draws the
+    /// Begins to save a checkpoint of the current step; each rank writes its part. The leading rank flushes metrics and draws the
     /// plot first. Returns the checkpoint before, if it was not complete yet.
     fn save(&mut self) -> Result<Option<Saved>> {
         let progress = Progress {

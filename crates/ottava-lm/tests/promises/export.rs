@@ -360,7 +360,7 @@ fn linears_that_an_export_excepts_stay_in_bf16() {
     }
     let mut source = Source::open(&checkpoint(inputs.path(), precision(RecipeName::Fp8Row))).unwrap();
     for (setting, words) in [
-        ("recipe=fp8-row", "an export sets `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`"),
+        ("recipe=fp8-row", "an export sets only `high_precision_layers`, `first_layers_bf16` and `last_layers_bf16`"),
         ("high_precision_layers=[\"*.x_proj\"]", "`*.x_proj` matches no linear of this model"),
         ("max_steps=1", "only keys of [precision] are set here"),
     ] {

@@ -15,7 +15,7 @@ use ottava_tensor::{DType, Device};
 use serde_json::json;
 use std::rc::Rc;
 
-/// Measure this machine: kernels against the memory's speed, collectives, and whole training steps.
+/// Measure this machine: kernels relative to the memory bandwidth, collectives, and whole training steps.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava bench kernels
@@ -45,7 +45,7 @@ enum What {
     Comm(CommArgs),
 }
 
-/// Time every memory-bound op beside what a copy of as many bytes takes.
+/// Time every memory-bound op and compare it with a copy of the same size.
 #[derive(Args)]
 struct Kernels {
     /// Rows of the activations.
@@ -65,7 +65,7 @@ struct Kernels {
     json: bool,
 }
 
-/// Time the products of a model's linear layers beside the best rate of their types.
+/// Time the products of a model's linear layers, relative to the best rate of their types.
 #[derive(Args)]
 struct Gemm {
     /// A model that `bench train` knows.
@@ -77,7 +77,7 @@ struct Gemm {
     /// Recipes whose products to time.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed")]
     recipes: Vec<RecipeName>,
-    /// Type that the products for gradients of weights add up in: float32 or bfloat16.
+    /// Type in which wgrad accumulates: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = sums)]
     gradient_dtype: DType,
     /// Where to run: auto, cuda or cpu.
@@ -88,7 +88,7 @@ struct Gemm {
     json: bool,
 }
 
-/// Time whole linear layers, forward and backward with their casts, beside their bare products.
+/// Time whole linear layers, forward and backward with their casts, relative to their products without casts.
 #[derive(Args)]
 struct Linear {
     /// A model that `bench train` knows.
@@ -97,10 +97,10 @@ struct Linear {
     /// Rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
     #[arg(long, value_delimiter = ',', value_parser = super::count)]
     tokens: Vec<usize>,
-    /// Recipes to compare; speed-ups are over the first. With --sweep, the first that is not bf16 against it.
+    /// Recipes to compare; speed-ups are relative to the first. With --sweep, the first that is not bf16 is compared with bf16.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     recipes: Vec<RecipeName>,
-    /// How gradients of weights are kept: float32, bfloat16 or float8.
+    /// Type in which gradients of weights are stored: float32, bfloat16 or float8.
     #[arg(long, default_value = "float32", value_parser = gradients)]
     gradient_dtype: Gradients,
     /// Time a grid of shapes instead of a model's, to see where FP8 pays.
@@ -117,7 +117,7 @@ struct Linear {
     json: bool,
 }
 
-/// Time attention, forward and backward, beside the best rate of a BF16 product.
+/// Time attention, forward and backward, relative to the best rate of a BF16 product.
 #[derive(Args)]
 struct Attention {
     /// A model that `bench train` knows.
@@ -126,7 +126,7 @@ struct Attention {
     /// Tokens of a micro-batch.
     #[arg(long, default_value_t = 8192, value_parser = super::count)]
     tokens: usize,
-    /// Tokens per sequence, in turn.
+    /// Tokens per sequence; several values run one after the other.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = super::count)]
     seq_lens: Vec<usize>,
     /// Where to run: auto, cuda or cpu.
@@ -144,28 +144,28 @@ struct Train {
     /// command-r-35b.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Blocks, if not as many as the model has.
+    /// Number of blocks; by default that of the model.
     #[arg(long, value_parser = super::count)]
     layers: Option<usize>,
     /// Tokens per sequence.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     seq_len: usize,
-    /// Tokens of the documents that are packed in each sequence, which attention keeps apart.
+    /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
     #[arg(long, value_parser = super::count)]
     document_len: Option<usize>,
     /// Sequences per step, of each rank.
     #[arg(long, default_value_t = 2, value_parser = super::count)]
     micro_batch: usize,
-    /// Steps whose median is reported, after two that are not.
+    /// Steps to measure, after two warm-up steps; the median is reported.
     #[arg(long, default_value_t = 10, value_parser = super::count)]
     steps: usize,
-    /// Recipes to run in turn; ratios are to the first.
+    /// Recipes to run one after the other; ratios are relative to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     compare: Vec<RecipeName>,
     /// Levels of the optimizer to run each recipe at: O0, O1, O2, O3, coat, bf16.
     #[arg(long, value_delimiter = ',', default_value = "O0", value_parser = level)]
     levels: Vec<Level>,
-    /// Change a setting under precision, optimizer, memory or parallel for all of them: a dotted path, or a bare key that is unique.
+    /// Change a setting under precision, optimizer, memory or parallel for all recipes: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     #[command(flatten)]
@@ -178,13 +178,13 @@ struct Train {
     json: bool,
 }
 
-/// Time collectives between ranks, alone and beside products.
+/// Time collectives between ranks, alone and overlapped with products.
 #[derive(Args)]
 struct CommArgs {
     /// Sizes of whole buffers in MiB; by default 1, 4, 16, 64 and 256.
     #[arg(long, value_delimiter = ',', value_parser = super::count)]
     mib: Vec<usize>,
-    /// Size of the buffers of collectives beside products, in MB (10^6 bytes); by default 200.
+    /// Size of the buffers of collectives that overlap with products, in MB (10^6 bytes); by default 200.
     #[arg(long, value_parser = super::count)]
     beside_mb: Option<usize>,
     #[command(flatten)]
@@ -549,8 +549,8 @@ fn print_comm(report: &CommReport) {
         );
     }
     let [t, n, k] = report.product;
-    out!("\nbeside each other: products of {t} x {n} x {k} in {}, and collectives back to back", report.product_dtype);
-    out!("{:<16} {:>10} {:>12} {:>12} {:>10}", "", "MB", "alone, µs", "beside, µs", "slower, %");
+    out!("\noverlapped: products of {t} x {n} x {k} in {}, and back-to-back collectives", report.product_dtype);
+    out!("{:<16} {:>10} {:>12} {:>12} {:>10}", "", "MB", "alone, µs", "overlap, µs", "slower, %");
     for row in &report.contention {
         let line = |what: &str, alone: f64, beside: Option<f64>, slower: Option<f64>| {
             let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.1}"));

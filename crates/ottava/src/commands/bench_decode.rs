@@ -9,28 +9,28 @@ use ottava_lm::engine::KvCacheDtype;
 use ottava_lm::recipe::RecipeName;
 use serde_json::json;
 
-/// Time decoding and reading prompts with a known model's shape and random weights, beside the time to read weights, keys and values.
+/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache.
 #[derive(Args)]
 pub struct Decode {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
-    /// Blocks, if not as many as the model has.
+    /// Number of blocks; by default that of the model.
     #[arg(long, value_parser = super::count)]
     layers: Option<usize>,
-    /// Sequences at once, in turn.
+    /// Batch sizes, measured one after the other.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = super::count)]
     batch: Vec<usize>,
     /// Tokens of each sequence.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     context: usize,
-    /// Time reading a prompt of this many tokens too.
+    /// Also time the prefill of a prompt of this many tokens.
     #[arg(long, value_parser = super::count)]
     prefill: Option<usize>,
-    /// Recipes to run in turn; ratios are to the first.
+    /// Recipes to run one after the other; ratios are relative to the first.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row")]
     recipes: Vec<RecipeName>,
-    /// The type of the KV cache with each recipe, or one for all: auto, bfloat16 or fp8.
+    /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
     /// Steps whose median is reported.

@@ -17,20 +17,20 @@ use ottava_lm::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Measure the inputs of a model's linears in BF16 on a text, for FP8 with static scales.
+/// Measure the inputs of a model's linears in BF16 on a text, to compute static scales for FP8.
 #[derive(Args)]
 #[command(after_help = "Example:
   ottava calibrate model/ scales.json --data text.txt
   ottava eval model/ --data held-out.txt --compare --activation-scales scales.json
   ottava export model/ exported --format modelopt --activation-scales scales.json")]
 pub struct Calibrate {
-    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
     model: PathBuf,
     /// The file to write: JSON with `amax` and `input_scale` of each linear.
     output: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Which value of an input becomes the largest of E4M3.
+    /// The value of an input that maps to the largest E4M3 code.
     #[arg(long, default_value = "max")]
     method: Method,
     /// Sequences to measure, from the start of the text.
@@ -47,11 +47,11 @@ pub struct Calibrate {
 /// Choices of a range.
 #[derive(Clone, Copy, ValueEnum)]
 enum Method {
-    /// The largest one: none saturates.
+    /// The amax: no value saturates.
     Max,
-    /// The one that 99.99 % do not exceed; larger ones saturate.
+    /// The 99.99th percentile; larger values saturate.
     Percentile,
-    /// The one with the least squared error.
+    /// The value with the least squared error.
     Mse,
 }
 

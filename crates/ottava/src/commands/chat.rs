@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 pub struct ChatCommand {
     /// A Hugging Face model folder with a chat template; or the folder of a run, for its newest checkpoint.
     model: PathBuf,
-    /// What the model is told before the conversation.
+    /// The system message of the conversation.
     #[arg(long)]
     system: Option<String>,
-    /// Tokens of the whole conversation; at most the model's positions.
+    /// Maximum number of tokens of the whole conversation, up to the model's positions.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
-    /// Tokens of an answer at most.
+    /// Maximum number of tokens of an answer.
     #[arg(long, default_value_t = 512, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use ottava_tensor::DType;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Convert a model of llama.cpp (GGUF) or a checkpoint of Megatron-LM to a Hugging Face folder, as all commands read it.
+/// Convert a model of llama.cpp (GGUF) or a checkpoint of Megatron-LM to a Hugging Face folder, which all commands read.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
@@ -19,7 +19,7 @@ pub struct Convert {
     model: PathBuf,
     /// The new folder: config.json, model.safetensors, tokenizer.json, chat_template.jinja and others.
     output: PathBuf,
-    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without it, config.json is made of the arguments in the
+    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without it, config.json is created from the arguments in the
     /// checkpoint, and there is no tokenizer.
     #[arg(long, value_name = "FOLDER")]
     like: Option<PathBuf>,

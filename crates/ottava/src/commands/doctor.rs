@@ -6,7 +6,7 @@ use ottava_lm::Result;
 use ottava_tensor::cuda::{CudaDevice, PeerLink, inventory};
 use serde_json::json;
 
-/// Show GPUs and CUDA libraries, what is missing, and how to get it.
+/// Show GPUs and CUDA libraries, and how to install missing ones.
 #[derive(Args)]
 #[command(after_help = "Libraries are looked for in OTTAVA_LIBRARY_PATH, by the dynamic linker, in Python environments
 and in toolkit folders. Training on the CPU needs none of them.")]

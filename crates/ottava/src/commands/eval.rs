@@ -27,21 +27,21 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
-    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
     model: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Tokens from the start of a sequence to that of the next: below --seq-len they overlap, and each counts its last STRIDE tokens, the
-    /// first one all. By default --seq-len: blocks. An error for chats and completions, whose documents are evaluated one by one.
+    /// Distance in tokens between the starts of sequences, by default --seq-len. Below it, sequences overlap, and each scores its last STRIDE
+    /// tokens (the first one all). An error for chats and completions, whose documents are evaluated one by one.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
     how: Inference,
-    /// Evaluate in BF16, in FP8 with dynamic scales (a token, an output) and in FP8 with static scales (an input, a weight), where the model has
-    /// some: of fp8-delayed, of its folder, or from --activation-scales.
+    /// Evaluate in BF16, in FP8 with dynamic scales (per token and output), and in FP8 with static scales (per input and weight), if the model
+    /// has static scales: from fp8-delayed, from its folder, or from --activation-scales.
     #[arg(long, conflicts_with_all = ["recipe", "adapter"])]
     compare: bool,
-    /// The scales of inputs that `ottava calibrate` wrote.
+    /// The input scales written by `ottava calibrate`.
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `seq_len`; for texts also `stride` and

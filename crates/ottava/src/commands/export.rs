@@ -10,7 +10,7 @@ use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder for inference engines, with FP8 weights. For a run, the codes are those of training where the format has its scales.
+/// Write a model folder with FP8 weights for inference engines. The codes of an FP8 run are those of training if the format has its scales.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -21,24 +21,24 @@ use std::path::PathBuf;
 
 fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
 pub struct Export {
-    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; the rest is BF16 in all of them. By default the one with the scales of the model's run;
+    /// The format of the linears of the blocks; all other weights are BF16. By default the format with the scales of the model's run;
     /// else fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
-    /// What shares a scale in compressed-tensors (default dynamic) and modelopt (default static).
+    /// The granularity of scales in compressed-tensors (default dynamic) and modelopt (default static).
     #[arg(long, requires = "format")]
     scheme: Option<SchemeName>,
-    /// The scales of inputs that `ottava calibrate` wrote, for static; by default those of the run, or of the folder.
+    /// The input scales written by `ottava calibrate`, for static; by default those of the run, or of the folder.
     #[arg(long, value_name = "FILE")]
     activation_scales: Option<PathBuf>,
-    /// Leave linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in [precision] of a run.
+    /// Keep linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in [precision] of a run.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Print one JSON object with what each linear loses, and which stay in BF16 for what reason.
+    /// Print one JSON object with the cast error of each linear, and the linears that stay in BF16 with the reason.
     #[arg(long)]
     json: bool,
 }
@@ -48,22 +48,22 @@ pub struct Export {
 enum Format {
     /// A plain folder.
     Bf16,
-    /// DeepSeek's: a scale for each 128x128 weights, that of the run or else a power of two; engines scale the inputs.
+    /// DeepSeek's format: a scale per 128x128 weights, that of the run or a power of two; engines scale the inputs.
     Fp8Block,
-    /// Of llm-compressor and vLLM.
+    /// The format of llm-compressor and vLLM.
     CompressedTensors,
-    /// Of ModelOpt and TensorRT-LLM.
+    /// The format of ModelOpt and TensorRT-LLM.
     Modelopt,
 }
 
 /// What shares a scale.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum SchemeName {
-    /// Each output of a weight, and each token when it is computed.
+    /// One scale per output of a weight; engines compute one scale per token.
     Dynamic,
-    /// Each weight, and each input by a scale of fp8-delayed or of `ottava calibrate`.
+    /// One scale per weight, and one per input, from fp8-delayed or `ottava calibrate`.
     Static,
-    /// Each block of 128x128 weights, and each 128 channels of a token when it is computed.
+    /// One scale per 128x128 weights; engines compute one scale per 128 channels of a token.
     Block,
 }
 
@@ -131,7 +131,7 @@ impl Export {
         let Report { format: _, power_of_two_scales, parameters, bytes, linears, left, tensor_parallel } = report;
         out!("{}: {parameters} parameters in {:.3} GB", self.output.display(), *bytes as f64 / 1e9);
         let Some(ranks) = tensor_parallel else { return };
-        // Linears differ little but for the reason why they are cast again.
+        // Linears differ mostly in the reason why they are cast again.
         let mut kinds: BTreeMap<&str, Vec<&LinearReport>> = BTreeMap::new();
         for linear in linears {
             let origin = linear.recast.as_deref().unwrap_or("the codes of training");

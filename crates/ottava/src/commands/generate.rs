@@ -24,22 +24,22 @@ use std::time::Instant;
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   ottava generate model/ --input prompts.jsonl --output completions.jsonl --kv-cache-dtype fp8")]
 pub struct Generate {
-    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
     model: PathBuf,
     /// The beginning of the text.
     #[arg(long, required_unless_present = "input", conflicts_with = "input")]
     prompt: Option<String>,
-    /// A file of prompts, which are completed together: .jsonl with `prompt` or `messages` in each record, or .txt with a prompt on each
+    /// A file of prompts, which are completed in one batch: .jsonl with `prompt` or `messages` in each record, or .txt with a prompt on each
     /// line.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
     /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. The file is replaced.
     #[arg(long, value_name = "FILE", requires = "input")]
     output: Option<PathBuf>,
-    /// Take prompts as messages to a chat model, rendered by the chat template of its folder.
+    /// Treat prompts as messages to a chat model, rendered by the chat template of its folder.
     #[arg(long)]
     chat: bool,
-    /// New tokens of each text at most.
+    /// Maximum number of new tokens of each text.
     #[arg(long, default_value_t = 128, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]

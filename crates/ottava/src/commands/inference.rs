@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 /// Recipe and device.
 #[derive(Args)]
 pub struct Inference {
-    /// The recipe, as fp8-current; by default that of the run that saved the model, else bf16. Linears that
-    /// the run kept in high precision stay so.
+    /// The recipe, such as fp8-current; by default that of the run that saved the model, else bf16. Linears
+    /// that the run kept in high precision stay in it.
     #[arg(long)]
     recipe: Option<RecipeName>,
     /// Change a setting of [precision], as `train` does: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// A folder of PEFT with an adapter of the model, or a run that trained one, for its newest.
+    /// A PEFT folder with an adapter of the model, or a run that trained one, for its newest checkpoint.
     #[arg(long, value_name = "FOLDER")]
     adapter: Option<PathBuf>,
     /// Where to run: auto, cuda or cpu.
@@ -35,28 +35,28 @@ pub struct Inference {
 /// How tokens are drawn, and what ends a text.
 #[derive(Args)]
 pub struct Draws {
-    /// 0 always takes the likeliest token.
+    /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
-    /// Draw from this many of the likeliest tokens.
+    /// Sample from this many of the most likely tokens.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Draw from the likeliest tokens that together have this probability.
+    /// Sample from the most likely tokens that together have this probability.
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
-    /// Draw from tokens with at least this share of the likeliest one's probability.
+    /// Sample from tokens with at least this share of the probability of the most likely one.
     #[arg(long, default_value_t = 0.0)]
     min_p: f64,
-    /// Divides positive logits of tokens that the text has, and multiplies negative ones.
+    /// Divide positive logits of tokens in prompt and completion by this, and multiply negative ones.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// Subtracted from logits of tokens that the new text has.
+    /// Subtract this from the logits of tokens in the completion.
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     presence_penalty: f64,
-    /// Subtracted from logits of tokens for each time that the new text has them.
+    /// Subtract this from the logits of tokens for each occurrence in the completion.
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f64,
-    /// Decides the draws.
+    /// Seed of the random numbers.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// End the new text before this string; may be given several times.
@@ -99,7 +99,7 @@ impl Draws {
 pub fn engine(model: Decoder, options: &EngineOptions) -> Result<Engine> {
     let engine = Engine::new(model, options)?;
     if engine.scales_by_token() {
-        tracing::info!("each token's activations have scales of their own, so that no text depends on others");
+        tracing::info!("each token's activations have their own scales, so that no text depends on others");
     }
     Ok(engine)
 }

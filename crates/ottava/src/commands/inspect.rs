@@ -13,7 +13,7 @@ use ottava_tensor::cuda::GpuModel;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Show what a run's FP8 casts lose, and where: a summary, the worst tensors, and a page of heat maps.
+/// Show saturation and underflow of a run's FP8 casts: a summary, the worst tensors, and a page of heat maps.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava inspect runs/quickstart
@@ -24,7 +24,7 @@ pub struct Inspect {
     /// Tensors per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// Where the heat maps go; by default `casts.html` in the run's folder.
+    /// The file of the heat maps; by default `casts.html` in the run's folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print one JSON object.
@@ -105,10 +105,10 @@ impl Found {
             false => Ok(table),
             true if summary.casts.is_none() => Err(why_nothing_is_cast(&config, checkpoint.as_deref())?),
             true if every == 0 => Err(
-                "statistics of single casts were not kept; set `training.cast_statistics_steps` to the steps between them, as 100".into(),
+                "statistics of single casts were not recorded; set `training.cast_statistics_steps` to an interval in steps, such as 100".into(),
             ),
             true => Err(format!(
-                "there are no statistics of single casts yet; they come every {every} steps, by `training.cast_statistics_steps`"
+                "there are no statistics of single casts yet; they are recorded every {every} steps (`training.cast_statistics_steps`)"
             )),
         };
         Ok(Found { config, summary, checkpoint, casts })

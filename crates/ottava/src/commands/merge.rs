@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct MergeCommand {
     /// The folder of the base model.
     base: PathBuf,
-    /// The adapter: a folder of PEFT, or a run that trained one, for its newest.
+    /// The adapter: a PEFT folder, or a run that trained one, for its newest checkpoint.
     adapter: PathBuf,
     /// The new folder, with weights in the types of the base model.
     output: PathBuf,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Show what a run would do: configuration, casts and their reasons, counts, memory, communication. Needs no GPU and reads no weights.
+/// Show configuration, casts with their reasons, counts, memory and communication of a run. Needs no GPU and reads no weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava plan configs/quickstart.toml
@@ -32,13 +32,13 @@ pub struct PlanCommand {
     /// Plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Plan for a GPU with so much memory, in GiB.
+    /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
-    /// Predict steps of several ranks from the milliseconds that a step of one rank's micro-batches takes on one GPU alone.
+    /// Predict steps of several ranks from the milliseconds of a step with one rank's micro-batches on a single GPU.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
-    /// Tokenize the data, as `prepare` does, and show the first ROWS rows that the run trains on: what the loss is taken of is coloured, or in
+    /// Tokenize the data, as `prepare` does, and show the first ROWS rows of training: tokens that contribute to the loss are coloured, or in
     /// brackets with NO_COLOR or without a terminal.
     #[arg(long, value_name = "ROWS", num_args = 0..=1, default_missing_value = "3", value_parser = super::count)]
     show_data: Option<usize>,
@@ -62,7 +62,7 @@ struct Data {
     rows: f64,
     /// Tokens of the rows that were counted: all of an epoch, or the first ones.
     counted_tokens: u64,
-    /// Of those, the tokens that the loss is taken of.
+    /// The counted tokens that contribute to the loss.
     target_tokens: u64,
     /// Documents that are cut, since they are longer than a row.
     truncated: u64,
@@ -103,7 +103,10 @@ impl Data {
     fn print(&self) {
         let share = self.target_tokens as f64 / self.counted_tokens.max(1) as f64 * 100.0;
         out!("\n  {} documents, {} tokens", self.documents, self.tokens);
-        out!("  {:.1} rows an epoch; the loss is taken of {share:.1} % of their tokens, without padding", self.rows);
+        out!(
+            "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
+            self.rows
+        );
         if let Some(fit) = &self.fit {
             out!("  {fit}");
         }

@@ -28,10 +28,10 @@ impl Prompt {
         match (record.get("prompt"), record.get("messages")) {
             (Some(Value::String(text)), None) => Ok(Prompt::Text { text: text.clone(), record }),
             (None, Some(Value::Array(messages))) => Ok(Prompt::Messages { messages: messages.clone(), record }),
-            (Some(_), Some(_)) => Err("both `prompt` and `messages` are there; keep one of them".into()),
+            (Some(_), Some(_)) => Err("the record has both `prompt` and `messages`; keep one of them".into()),
             (Some(_), None) => Err("`prompt` is no string".into()),
             (None, Some(_)) => Err("`messages` is no list".into()),
-            (None, None) => Err("neither `prompt` nor `messages` is there; add one of them".into()),
+            (None, None) => Err("the record has neither `prompt` nor `messages`; add one of them".into()),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Serve a model over HTTP, in the form of OpenAI's API.
+/// Serve a model over HTTP with OpenAI's API.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava serve runs/chat
@@ -22,9 +22,9 @@ use std::time::Duration;
 
 Paths: /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
-    /// A Hugging Face model folder, as a checkpoint is one; or the folder of a run, for its newest.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, for its newest checkpoint.
     model: PathBuf,
-    /// The address to listen on. Others than the default let other machines connect: set --api-key too.
+    /// The address to listen on. An address other than the default may let other machines connect: then also set --api-key.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// The port to listen on; 0 takes a free one.
@@ -36,20 +36,20 @@ pub struct Serve {
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Tokens of prompt and completion together, at most; by default the model's positions.
+    /// Maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, value_parser = super::count)]
     max_model_len: Option<usize>,
-    /// Completions computed at once, at most; by default 256 on a GPU and 8 on a CPU.
+    /// Maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU.
     #[arg(long, value_parser = super::count)]
     max_num_seqs: Option<usize>,
-    /// Requests computed or waiting, at most; more are refused with status 429.
+    /// Maximum number of running and waiting requests; more are refused with status 429.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
-    /// Tokens that the KV cache has room for; by default as many as all completions need, or memory allows. If fewer than
+    /// Size of the KV cache in tokens; by default as many as all completions need, or memory allows. If less than
     /// --max-model-len, no request may have more tokens than this.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
-    /// Tokens of a step, at most: longer prompts are read in several.
+    /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
     #[arg(long, value_parser = super::count)]
     max_num_batched_tokens: Option<usize>,
     /// The type of cached keys and values: auto (that of the model), bfloat16 or fp8.
@@ -58,7 +58,7 @@ pub struct Serve {
     /// Seconds that a client may take to send its next request, to send a body, and to read any part of an answer.
     #[arg(long, default_value_t = 75, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     client_timeout: u64,
-    /// Seconds that requests in work have after a signal to stop.
+    /// Seconds that running requests have to finish after a signal to stop.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
     #[command(flatten)]
@@ -88,7 +88,7 @@ impl Serve {
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
         };
-        stop_on_signals("stopping: requests in work are answered, new ones are refused")?;
+        stop_on_signals("stopping: running requests are completed, new ones are refused")?;
         let name = options.name.clone();
         serve(&options, move || self.load(), |address| note!("serving {name} at http://{address}"))
     }

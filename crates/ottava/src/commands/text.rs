@@ -23,10 +23,10 @@ pub struct Text {
     /// Tokens per sequence; by default the model's positions, at most 1024.
     #[arg(long, value_parser = super::count)]
     seq_len: Option<usize>,
-    /// Sequences at a time.
+    /// Sequences per batch.
     #[arg(long, default_value_t = 8, value_parser = super::count)]
     batch_size: usize,
-    /// Take each line of a text file as a document.
+    /// Treat each line of a text file as a document.
     #[arg(long)]
     lines: bool,
     /// The field of a JSON line that holds the text.
@@ -62,7 +62,7 @@ pub enum Cut {
         /// The token before the first one.
         preceding_id: u32,
     },
-    /// Whole documents, none of which sees another, and the loss of their answers.
+    /// Whole documents that do not attend to each other; only their answers contribute to the loss.
     Documents {
         /// Tokens of a row.
         seq_len: usize,
@@ -171,7 +171,7 @@ impl Tokens {
             return Ok(Batches { tokens: batches.tokens(), batches: Box::new(batches), cut });
         }
         if stride.is_some() {
-            let text = "--stride is for texts; of chats and completions each document is evaluated on its own";
+            let text = "--stride is for texts; each document of chats and completions is evaluated separately";
             return Err(Error::Config(text.into()));
         }
         let layout = Layout { seq_len, packing: Packing::Bfd, document_mask: true };

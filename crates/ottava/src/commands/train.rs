@@ -12,7 +12,7 @@ use ottava_lm::{Error, Result, interrupt};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Train a model as a configuration file says.
+/// Train a model from a configuration file.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava train configs/quickstart.toml

@@ -82,7 +82,7 @@ fn evaluation_of_chats_gives_the_validation_loss_of_training() {
     let told = run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu"]);
     assert!(told.contains("over the answers of 4 documents, each on its own"), "{told}");
     let stride = ["eval", model, "--data", "text.jsonl", "--stride", "8", "--seq-len", "16", "--device", "cpu"];
-    run.fail(&stride, 1, &["--stride", "each document is evaluated on its own"]);
+    run.fail(&stride, 1, &["--stride", "is evaluated separately"]);
     let compared =
         run.succeed(&["eval", model, "--data", "text.jsonl", "--seq-len", "16", "--device", "cpu", "--compare"]);
     assert!(compared.contains("over the answers of 4 documents, each on its own"), "{compared}");
@@ -147,7 +147,7 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     };
     run.write("text.jsonl", [1, 40, 2, 3, 60, 4].map(chat).concat().as_bytes());
     run.replace("run.toml", "val_set_size = 1", "val_set_size = 0");
-    let named = "2 of 6 documents are left out, since none of their first 16 tokens is followed by one that the loss is taken of: 2, 5";
+    let named = "2 of 6 documents are left out, since none of their first 16 tokens predicts a token that contributes to the loss: 2, 5";
     for packing in ["bfd", "none"] {
         let packing = format!("packing={packing}");
         let plan = run.succeed(&["plan", "run.toml", "--show-data", "8", "--set", &packing]);

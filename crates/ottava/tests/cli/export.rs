@@ -16,7 +16,7 @@ fn exported_folders_are_evaluated_and_generate() {
     let text = run.succeed(&["export", checkpoint, "rows", "--format", "compressed-tensors"]);
     for words in [
         "rows: 14176 parameters",
-        "4 linears in FP8, cast from the weights, which no run with FP8 has cast: relative error up to 2.",
+        "4 linears in FP8, cast from the weights, since the source is not an FP8 run: relative error up to 2.",
         "in BF16: lm_head: the head is never cast",
         "tensor parallelism: at most 1 ranks",
         "read back: each weight is the nearest value",

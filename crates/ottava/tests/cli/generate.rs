@@ -56,7 +56,7 @@ fn prompts_that_cannot_be_used_are_named() {
     for (line, code, words) in [
         ("{\"prompt\": \"a\"}\n{\"prompt\": 3}", 2, ["prompts.jsonl:2: ", "`prompt` is no string"]),
         ("[]", 2, ["prompts.jsonl:1: ", "this is no object"]),
-        ("{\"text\": \"a\"}", 2, ["prompts.jsonl:1: ", "neither `prompt` nor `messages` is there"]),
+        ("{\"text\": \"a\"}", 2, ["prompts.jsonl:1: ", "the record has neither `prompt` nor `messages`"]),
         ("{\"messages\": {}}", 2, ["prompts.jsonl:1: ", "`messages` is no list"]),
         ("\n", 2, ["prompts.jsonl: ", "there is no prompt in it"]),
         ("{\"messages\": []}", 1, ["there is no chat template", ""]),

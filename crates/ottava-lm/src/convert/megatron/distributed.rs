@@ -68,7 +68,7 @@ impl Distributed {
         for name in files.names().filter(|name| !other(name)) {
             let Some(tensor) = files.tensor(name)? else { continue };
             if tensors.insert(without_wrappers(name).to_string(), tensor).is_some() {
-                return Err(files.error(&format!("`{name}` is there with and without `module.` before its name")));
+                return Err(files.error(&format!("`{name}` occurs with and without the prefix `module.`")));
             }
         }
         let common = path.join(COMMON_FILE);

@@ -226,7 +226,7 @@ impl Rank {
                 continue;
             }
             if tensors.insert(without_wrappers(name).to_string(), *value).is_some() {
-                return Err(file.error(&format!("`{name}` is there with and without `module.` before its name")));
+                return Err(file.error(&format!("`{name}` occurs with and without the prefix `module.`")));
             }
         }
         let block = |name: &String| name.strip_prefix("decoder.layers.")?.split('.').next()?.parse::<usize>().ok();

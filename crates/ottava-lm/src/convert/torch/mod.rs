@@ -191,7 +191,7 @@ impl TorchFile {
         let (file, size) = input::open(path).map_err(Error::io(path))?;
         if range.start > range.end || range.end > size {
             return Err(Error::Model(format!(
-                "{}: {part}: it is said to be at bytes {} to {}, and the file has {size}; it is cut off",
+                "{}: {part}: it should be at bytes {} to {}, but the file has {size}; it is cut off",
                 path.display(),
                 range.start,
                 range.end
