@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How parts of completions are written.
+/// The format of an answer.
 pub trait Form: Send + Sync + 'static {
     /// The object of a whole answer, that of a piece of one, and the start of ids.
     const NAMES: [&'static str; 3];

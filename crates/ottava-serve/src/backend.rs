@@ -1,8 +1,8 @@
-//! What the server asks of an engine.
+//! The interface of an engine that the server needs.
 
 use ottava_lm::engine::{Engine, EngineStats, Event, Request, RequestId};
 
-/// What computes completions: the engine, or a stand-in for tests.
+/// Computes completions: the engine, or a stand-in for tests.
 pub trait Backend {
     /// As [`Engine::add`].
     fn add(&mut self, request: Request) -> ottava_lm::Result<RequestId>;

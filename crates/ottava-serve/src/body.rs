@@ -23,7 +23,7 @@ pub struct Body {
     prompt: Option<Prompt>,
 }
 
-/// What a request asks to complete.
+/// The prompt of a request.
 #[derive(Debug, PartialEq)]
 pub enum Prompt {
     Texts(Vec<String>),
@@ -255,7 +255,7 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     }
 }
 
-/// What `prompt` is, for errors.
+/// The accepted values of `prompt`, for errors.
 const PROMPT: &str = "a text, token ids, or a list of texts or of token ids";
 
 /// Reads `prompt` into as much memory as its texts or ids take.

@@ -106,7 +106,7 @@ fn tools(body: &Body) -> Result<Value> {
     }
 }
 
-/// How the conversation becomes a prompt.
+/// The options for rendering the conversation as a prompt.
 fn prompt_form(body: &Body) -> Result<PromptForm> {
     let (add_generation_prompt, continue_final_message) =
         (body.flag_on("add_generation_prompt")?, body.flag("continue_final_message")?);

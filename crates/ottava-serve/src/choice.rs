@@ -10,19 +10,19 @@ pub struct Choice {
     stream: TextStream,
     /// New tokens so far, a stop token included.
     pub tokens: usize,
-    /// Whether tokens are left out: a request for the prompt's log-probabilities alone, of which the engine draws one.
+    /// Whether tokens are left out: for a request for only the prompt's log-probabilities, the engine draws one token.
     silent: bool,
     finished: bool,
     part: Part,
 }
 
-/// What a completion has got since its last part was taken.
+/// The part of a completion since the last call of `take`.
 #[derive(Default)]
 pub struct Part {
     pub text: String,
-    /// Of the prompt's tokens; `None` for the first, which follows nothing.
+    /// Log-probabilities of the prompt's tokens; `None` for the first, which has no predecessor.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
-    /// Of new tokens, without one that ended the completion.
+    /// Log-probabilities of new tokens, without one that ended the completion.
     pub logprobs: Vec<TokenLogprob>,
     /// Why the completion ended; in the last part.
     pub finish: Option<&'static str>,
@@ -88,7 +88,7 @@ impl Choice {
         self.finished
     }
 
-    /// What has come since the last call.
+    /// The part since the last call.
     pub fn take(&mut self) -> Part {
         std::mem::take(&mut self.part)
     }

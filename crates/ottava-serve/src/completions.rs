@@ -28,7 +28,7 @@ pub struct Texts {
     /// Whether log-probabilities are wanted, and whether the prompt's come before those of new tokens.
     logprobs: bool,
     echo: bool,
-    /// Of `echo`.
+    /// The prompts, for `echo`.
     prompts: Vec<Vec<u32>>,
     skip_special_tokens: bool,
     n: usize,

@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// How often places and the end of work are looked for.
+/// Interval of the checks for free places and for the end of work.
 const POLL: Duration = Duration::from_millis(25);
 /// Bytes of an answer that wait for a client inside a connection, and of the head of a request, at most.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -31,7 +31,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct Connections {
     /// A permit for each connection.
     slots: Arc<Semaphore>,
-    /// How long a client may take to send the head of its next request, and to read any part of an answer.
+    /// Time limit for a client to send the head of its next request, and to read any part of an answer.
     client_timeout: Duration,
     open: Mutex<BTreeMap<u64, Arc<Connection>>>,
     draining: watch::Sender<bool>,

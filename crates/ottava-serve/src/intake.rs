@@ -22,7 +22,7 @@ const LARGE_AT_ONCE: usize = 1;
 
 /// Receives bodies.
 pub struct Intake {
-    /// How long a body may take.
+    /// Time limit for receiving a body.
     client_timeout: Duration,
     memory: Arc<Semaphore>,
     turns: Arc<Semaphore>,

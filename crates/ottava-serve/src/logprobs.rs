@@ -14,7 +14,7 @@ pub struct Lists {
     text_offset: Vec<usize>,
 }
 
-/// Where tokens begin in the text of a choice, in characters. Tokens that are parts of one character all begin where it does.
+/// Offsets of tokens in the text of a choice, in characters. Tokens that are parts of one character all begin where it does.
 #[derive(Default)]
 pub struct Offsets {
     stream: TextStream,
@@ -27,7 +27,7 @@ impl Offsets {
         self.at
     }
 
-    /// Where the next token begins.
+    /// The offset of the next token.
     pub fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<usize> {
         let begin = self.at;
         self.at += self.stream.push(tokenizer, token).map_err(ApiError::of_request)?.text.chars().count();

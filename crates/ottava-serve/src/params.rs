@@ -1,4 +1,4 @@
-//! How a completion is drawn and where it ends: fields that both kinds of requests have.
+//! Fields of both kinds of requests: sampling, and the end of completions.
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};

@@ -23,7 +23,7 @@ const LOW: usize = 1024;
 /// Tokens that a request has got more than another one before it gives a place to that one.
 const SLICE: usize = 1024;
 
-/// What the thread of the engine says about itself.
+/// State of the engine's thread that other threads read.
 #[derive(Default)]
 pub struct Shared {
     stats: Mutex<EngineStats>,
@@ -87,7 +87,7 @@ impl Outbox {
     }
 }
 
-/// How much memory an event takes, in tokens.
+/// The size of an event in tokens.
 pub fn weight(event: &Event) -> usize {
     match event {
         Event::Prompt { logprobs, .. } => logprobs.len().max(1),
@@ -95,7 +95,7 @@ pub fn weight(event: &Event) -> usize {
     }
 }
 
-/// What requests ask of the thread.
+/// Commands of requests to the thread.
 pub enum Command {
     /// Compute a job.
     Start { id: u64, job: Job, outbox: Outbox, permit: OwnedSemaphorePermit },
@@ -113,9 +113,9 @@ struct Group {
     outbox: Outbox,
     /// Completions that the engine has got so far.
     begun: usize,
-    /// Those that it has not finished.
+    /// Completions that are not finished.
     live: BTreeMap<usize, RequestId>,
-    /// Those that have given their place to other requests, the oldest first.
+    /// Completions that were preempted for other requests, the oldest first.
     paused: VecDeque<(usize, RequestId)>,
     /// Tokens that the engine has computed for it.
     tokens: usize,

@@ -1,4 +1,4 @@
-//! What all requests share: the model's name and limits, its tokenizer and template, and the engine.
+//! State that all requests share: the model's name and limits, its tokenizer and template, and the engine.
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// What all requests share.
+/// State that all requests share.
 pub struct Served {
     /// The name of the model for clients.
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Served {
     pub template: Option<Arc<ChatTemplate>>,
     /// Rows of the model's embedding.
     pub vocabulary: usize,
-    /// What `/metrics` shows.
+    /// The values of `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Receives bodies.
     pub intake: Intake,
@@ -66,7 +66,7 @@ impl Served {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
         let text = beside(move || {
-            // Where the template is stored is not for clients.
+            // Clients must not see the path of the template.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
             if let Some(name) = form.kwargs.keys().find(|name| !template.reads_variable(name, !chat.tools.is_null())) {

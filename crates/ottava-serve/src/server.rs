@@ -28,7 +28,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How often a stop is looked for.
+/// Interval of the checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
 /// Files for everything but connections.
 const RESERVED_FILES: usize = 16;
@@ -44,15 +44,15 @@ pub struct Options {
     pub max_requests: usize,
     /// Connections at most; fewer where the limit of open files is lower. The one that has waited longest for a request makes room.
     pub max_connections: usize,
-    /// How long a client may take to send its next request, its body, and to read any part of an answer.
+    /// Time limit for a client to send its next request, its body, and to read any part of an answer.
     pub client_timeout: Duration,
     /// The key that clients of `/v1` must send, if any.
     pub api_key: Option<String>,
-    /// How long running requests may continue after a signal to stop.
+    /// Time limit of running requests after a signal to stop.
     pub shutdown_timeout: Duration,
 }
 
-/// What is known of a model beside its engine.
+/// Properties of a model that are not part of its engine.
 pub struct Model {
     /// Turns texts into tokens.
     pub tokenizer: Tokenizer,

@@ -242,7 +242,7 @@ impl Progress {
 /// Tokens per second of one pass over a text: a progress bar on a terminal, elsewhere a line every [`PAUSE`] and one at the end.
 pub struct Meter {
     bar: Option<ProgressBar>,
-    /// What is done, as "evaluated".
+    /// The activity, such as "evaluated".
     done: &'static str,
     total: u64,
     begin: Instant,

@@ -29,7 +29,7 @@ const SECRET: &str = "OTTAVA_SECRET";
 /// Values of settings from this length on are compared by their hash.
 const LONG: usize = 256;
 
-/// How many processes to start.
+/// The number of processes to start.
 #[derive(Args)]
 pub struct RankArgs {
     /// Train on N GPUs of this machine, each with a process of its own.
@@ -64,7 +64,7 @@ impl RankArgs {
     }
 }
 
-/// How this process is one of the ranks of its job.
+/// The role of this process among the ranks of its job.
 pub enum Role {
     /// The only one.
     Alone,

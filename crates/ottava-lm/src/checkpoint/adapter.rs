@@ -15,12 +15,12 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 /// The name of an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// What PEFT puts before the name of a linear.
+/// PEFT's prefix of the name of a linear.
 pub(super) const PREFIX: &str = "base_model.model.";
 
 /// A folder of PEFT with adapters, beside the weights of a model.
 pub struct AdapterFolder {
-    /// What its linears have beside them.
+    /// Rank, factor and targets of the adapters.
     pub lora: Lora,
     files: ModelFiles,
     path: PathBuf,
@@ -36,7 +36,7 @@ impl AdapterFolder {
         Ok(AdapterFolder { lora, files, path: folder.to_path_buf() })
     }
 
-    /// What the linears of the adapter in `folder` have beside them; errors as [`AdapterFolder::open`].
+    /// Rank, factor and targets of the adapter in `folder`. Errors as [`AdapterFolder::open`].
     pub fn settings(folder: &Path) -> Result<Lora> {
         let path = folder.join(CONFIG_FILE);
         if !path.is_file() {

@@ -96,7 +96,7 @@ impl<'a> CheckpointWriter<'a> {
         }
     }
 
-    /// Where it is written, until it is complete.
+    /// The temporary folder that is written until the checkpoint is complete.
     pub fn path(&self) -> &Path {
         &self.temporary
     }

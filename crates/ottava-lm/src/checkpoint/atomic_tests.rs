@@ -8,7 +8,7 @@ use serde_json::json;
 use super::super::fs::{Fs, FsFile, RealFs};
 use super::*;
 
-/// What goes wrong at one operation.
+/// A fault injected at one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// The operation fails with this system error; later ones work.

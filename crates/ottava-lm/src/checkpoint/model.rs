@@ -241,7 +241,7 @@ impl FolderTemplate {
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base: model.to_path_buf() })
     }
 
-    /// The same with the chat template in the file `path` instead of the folder's, if it is not empty.
+    /// Replaces the chat template of the folder by the one in the file `path`, unless that is empty.
     pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
         const NAME: &str = "chat_template.jinja";
         if !path.as_os_str().is_empty() {

@@ -144,7 +144,7 @@ struct Node {
     entries_on_disk: BTreeMap<String, usize>,
 }
 
-/// What a power failure leaves.
+/// The state of the disk after a power failure.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     /// Only what was brought to the disk: contents of files, and names in folders.

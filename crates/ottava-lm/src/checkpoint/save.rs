@@ -41,9 +41,9 @@ pub struct Saved {
 /// Dropped during a save, it removes what was written.
 pub struct Saver {
     fs: &'static dyn Fs,
-    /// Of all checkpoints of the run.
+    /// The folder of all checkpoints of the run.
     folder: PathBuf,
-    /// How many of the newest checkpoints are kept; 0 keeps all.
+    /// The number of newest checkpoints to keep; 0 keeps all.
     keep: usize,
     /// Whether training goes on while files are written.
     is_async: bool,
@@ -78,7 +78,7 @@ struct Written {
     snapshot: Option<Snapshot>,
 }
 
-/// What a rank tells the others of its stage. The least counts.
+/// The progress that a rank reports to the others. The smallest one determines the next action.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum State {
     Failed,
@@ -216,7 +216,7 @@ impl Saver {
         Ok(before)
     }
 
-    /// How far this rank is, for [`Saver::advance`].
+    /// The progress of this rank, for [`Saver::advance`].
     pub fn state(&mut self) -> f64 {
         let done = match self.in_flight.as_mut().map(|save| &mut save.stage) {
             None => Some(true),
@@ -240,7 +240,7 @@ impl Saver {
         let Some(save) = self.in_flight.as_ref().filter(|_| least != f64::from(State::Busy as u8)) else {
             return Ok(None);
         };
-        // Where one has failed, others need not write to their end.
+        // If one rank has failed, the others stop writing.
         save.stop.store(least == f64::from(State::Failed as u8), Ordering::Relaxed);
         self.next_stage(ranks)
     }

@@ -49,7 +49,7 @@ pub struct Progress {
     pub pending: Option<Map<String, Value>>,
 }
 
-/// What one rank writes into a checkpoint, without the bytes of tensors. Of several ranks the leading one writes all but the slices of the
+/// The content that one rank writes into a checkpoint, without the bytes of tensors. The leading rank writes all but the slices of the
 /// optimizer that others have.
 #[derive(Default)]
 pub struct Contents {
@@ -64,14 +64,14 @@ pub struct Contents {
     scaling: Vec<TensorInfo>,
     /// Master weights and optimizer states that are not divided among ranks.
     whole: Vec<TensorInfo>,
-    /// Of those that are divided: the elements that this rank has.
+    /// Divided tensors, with the range of elements that this rank has.
     ranges: Vec<(TensorInfo, Range<usize>)>,
     /// The file of `ranges`.
     ranges_file: String,
 }
 
 impl Contents {
-    /// What this rank writes of tensors, and where they are.
+    /// Lists the tensors that this rank writes, and their locations.
     pub fn new<'a>(
         model: &'a mut Decoder,
         optimizer: &mut AdamWOptimizer,

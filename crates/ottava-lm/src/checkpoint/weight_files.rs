@@ -17,7 +17,7 @@ const FINGERPRINT_VALUES: usize = 1024;
 #[derive(Debug)]
 pub struct WeightFiles {
     files: ModelFiles,
-    /// How weights in FP8 are stored, if there are some.
+    /// The storage format of FP8 weights, if the folder has any.
     quantization: Option<Quantization>,
     /// Whether the folder may have scales of a cache of keys and values.
     stated: bool,
@@ -30,7 +30,7 @@ pub struct StoredScales {
     scales: Vec<f32>,
     kind: WeightScales,
     grid: [usize; 2],
-    /// Of the weight.
+    /// Columns of the weight.
     columns: usize,
     /// Neighbours in a row that share a scale.
     width: usize,
@@ -47,7 +47,7 @@ impl WeightFiles {
         Ok(WeightFiles { files, quantization, stated })
     }
 
-    /// How weights in FP8 are stored, if there are some.
+    /// The storage format of FP8 weights, if the folder has any.
     pub fn quantization(&self) -> Option<Quantization> {
         self.quantization
     }

@@ -6,7 +6,7 @@ use crate::lora::Targets;
 use crate::parallel::Zero;
 
 impl RunConfig {
-    /// What keeps adapters from being trained with the other settings, a sentence each.
+    /// Sentences about settings with which adapters cannot be trained.
     pub(super) fn lora_problems(&self) -> Vec<String> {
         let (lora, mut problems) = (&self.lora, Vec::new());
         if lora.r == 0 {

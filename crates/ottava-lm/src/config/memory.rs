@@ -38,7 +38,7 @@ impl OptimizerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// What backward recomputes: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest policy that fits
+    /// The operands that backward recomputes: `none`, `norm-swiglu`, `attention` or `full`; `None`, written `auto`, is the cheapest policy that fits
     /// the device. Results are the same bits.
     #[serde(with = "auto")]
     pub recompute: Option<Recompute>,

@@ -76,7 +76,7 @@ impl Known {
             return text;
         }
         let (table, name) = path.rsplit_once('.').map_or((None, path), |(table, name)| (Some(table), name));
-        // Of names that are as near, the one in the same table.
+        // Among equally near names, prefers the one in the same table.
         let distance = |key: &&String| {
             let (of, last) = key.rsplit_once('.').map_or((None, key.as_str()), |(table, name)| (Some(table), name));
             (distance(name, last).unwrap_or(usize::MAX), of != table)

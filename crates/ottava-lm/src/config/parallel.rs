@@ -55,14 +55,14 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    /// How long ranks wait for each other.
+    /// Time limits of ranks that wait for each other.
     pub fn limits(&self) -> Limits {
         let [join, silence, collective] =
             [self.join_timeout, self.silence_timeout, self.collective_timeout].map(Duration::from_secs);
         Limits { join, silence, collective }
     }
 
-    /// How gradients travel that are stored as `gradients`.
+    /// The format in which gradients stored as `gradients` are sent.
     pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
         match self.reduce_dtype.unwrap_or(gradients) {
             Gradients::Float8 => ReduceFormat::Float8 { feedback: self.error_feedback },
@@ -70,7 +70,7 @@ impl ParallelConfig {
         }
     }
 
-    /// What does not go together, with gradients that are stored as `gradients`; `None` if all does.
+    /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         let timeouts = [
             ("join_timeout", self.join_timeout),

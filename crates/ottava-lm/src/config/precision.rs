@@ -22,7 +22,7 @@ impl RunConfig {
         let table = Table::try_from(self).expect("a configuration is a table");
         let reason = "only keys of [precision] are set here; --help shows the options for others";
         let config = with_settings(table, settings, &["precision"], reason)?;
-        // What a plain model folder lacks, such as data, is no problem here.
+        // Settings that a plain model folder lacks, such as data, are not a problem here.
         let before = self.problems();
         match config.problems().into_iter().filter(|problem| !before.contains(problem)).collect::<Vec<_>>() {
             problems if problems.is_empty() => Ok(config),

@@ -49,13 +49,13 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// Recomputation and offloading.
     pub memory: MemoryConfig,
-    /// What several ranks divide.
+    /// Data parallelism and ZeRO.
     pub parallel: ParallelConfig,
     /// Samples shown at the end.
     pub generation: GenerationConfig,
 }
 
-/// Where to run.
+/// The device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
@@ -119,7 +119,7 @@ pub struct DataConfig {
     /// Whether attention ends at the edges of documents; `None`, written `auto`, where documents are whole.
     #[serde(with = "auto")]
     pub document_mask: Option<bool>,
-    /// What becomes of a whole document that is longer than a row: `truncate` or `raise`.
+    /// The treatment of a whole document longer than a row: `truncate` or `raise`.
     pub excess_length_strategy: ExcessLength,
     /// Documents held out for validation: a share below 1, or a number.
     pub val_set_size: f64,
@@ -187,7 +187,7 @@ pub struct GenerationConfig {
     pub prompts: Vec<String>,
     /// Tokens at most, per completion.
     pub max_new_tokens: usize,
-    /// 0 always takes the likeliest token.
+    /// 0 always takes the most likely token.
     pub temperature: f64,
     /// Tokens are drawn from the likeliest ones that together have this probability.
     pub top_p: f64,
@@ -502,7 +502,7 @@ impl RunConfig {
         Ok(formattings)
     }
 
-    /// How rows are made of documents. Where `auto` is not resolved, documents are one stream.
+    /// Packing and length of rows. An unresolved `auto` means one stream of documents.
     pub fn layout(&self) -> Layout {
         let packing = match self.data.packing {
             Packing::Auto => Packing::Wrapped,

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-/// How elements are stored: in blocks of the same number of bytes.
+/// A storage format of elements: blocks of the same number of bytes.
 #[derive(Debug)]
 pub struct BlockType {
     /// Its number in files.

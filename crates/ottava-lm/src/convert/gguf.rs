@@ -53,7 +53,7 @@ pub struct GgufTensor {
     pub name: String,
     /// Its shape, row-major: the file has it the other way around.
     pub shape: Vec<usize>,
-    /// How its elements are stored.
+    /// The storage format of its elements.
     pub kind: &'static BlockType,
     /// Its first byte, from the start of the file.
     start: u64,

@@ -27,14 +27,14 @@ use gguf::Gguf;
 use megatron::Megatron;
 use source::{Model, halves_of_heads};
 
-/// What was written.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
     /// Elements of all weights.
     pub parameters: usize,
     /// The types of the source's tensors, with their numbers.
     pub stored: BTreeMap<&'static str, usize>,
-    /// What could not be checked, a sentence each.
+    /// Sentences about properties that could not be checked.
     pub warnings: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a model of another program gives for its folder.
+//! The content of a Hugging Face folder that a model of another program provides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct Model<'a> {
     pub stored: BTreeMap<&'static str, usize>,
     /// The values of a weight by its name, row-major.
     pub values: Values<'a>,
-    /// What could not be checked, a sentence each.
+    /// Sentences about properties that could not be checked.
     pub warnings: Vec<String>,
 }
 

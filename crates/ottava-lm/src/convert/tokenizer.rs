@@ -17,7 +17,7 @@ mod kinds {
     pub const UNUSED: i64 = 5;
 }
 
-/// How text is cut before it is merged into tokens.
+/// Splits text before it is merged into tokens.
 struct PreTokenizer {
     /// Its name in `tokenizer.ggml.pre`.
     name: &'static str,

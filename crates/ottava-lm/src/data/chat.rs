@@ -64,7 +64,7 @@ impl Chat {
     }
 }
 
-/// How a conversation becomes a prompt.
+/// Options for rendering a conversation as a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptForm {
     /// Whether the text ends where the assistant begins to write.
@@ -96,7 +96,7 @@ pub struct ChatTemplate {
     path: PathBuf,
     /// Whether the template marks the turns of the assistant.
     generation: bool,
-    /// What the templates read of messages.
+    /// The fields of messages that the templates read.
     reads: Reads,
     special_tokens: Map<String, Value>,
     sha256: String,
@@ -286,7 +286,7 @@ impl ChatTemplate {
     }
 }
 
-/// What templates read of messages, by their source.
+/// The fields of messages that templates read, found in their source.
 struct Reads {
     /// All words of the source.
     words: BTreeSet<String>,

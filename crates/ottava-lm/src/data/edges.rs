@@ -98,7 +98,7 @@ fn start(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     }
 }
 
-/// What the post-processor adds before a text.
+/// The tokens that the post-processor adds before a text.
 fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
     let ids = |special| catch_panics(|| tokenizer.encode_fast("a", special));
     let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Vec::new() };

@@ -27,11 +27,11 @@ pub(super) struct Encoded {
     pub(super) tokens: Vec<u32>,
     /// Bytes of the text that contribute to the loss.
     pub(super) bytes: usize,
-    /// What is left out of it.
+    /// The content that the template left out.
     pub(super) left_out: LeftOut,
 }
 
-/// What is left out of a chat.
+/// The content of a chat that its template leaves out.
 #[derive(Default)]
 pub(super) struct LeftOut {
     /// Fields of messages that the template does not read.

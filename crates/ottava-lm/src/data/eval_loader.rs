@@ -12,7 +12,7 @@ use crate::Result;
 /// The last row, where it is shorter than the others, has a multiple of this many tokens, as products in FP8 need.
 const ALIGNMENT: usize = 16;
 
-/// How a text is cut into rows.
+/// Length and stride of the rows that a text is cut into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// Tokens of a row.

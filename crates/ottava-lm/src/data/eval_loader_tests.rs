@@ -2,7 +2,7 @@ use super::*;
 use crate::data::loader::tests::dataset;
 use crate::data::loader::validation_bytes;
 
-/// What evaluation predicts, from the definition: each token of the stream after the tokens before it, `seq_len` at most, with windows that
+/// The predictions of an evaluation by definition: each token of the stream after the tokens before it, `seq_len` at most, with windows that
 /// start at multiples of the stride.
 fn expected(stream: &[i32], Windows { seq_len, stride }: Windows) -> Vec<(Vec<i32>, i32)> {
     let tokens = 1..stream.len();

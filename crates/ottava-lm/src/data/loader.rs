@@ -61,7 +61,7 @@ impl Shard {
 pub struct LoaderState {
     /// Decides the order of documents.
     pub seed: u64,
-    /// How many times all documents were seen.
+    /// Completed passes over all documents.
     pub epoch: u64,
     /// The place in the order of this epoch of the current document, or of the first document that is packed with those of the next row.
     pub document: u64,

@@ -1,4 +1,4 @@
-//! Which documents share a row.
+//! Packing of documents into rows.
 //!
 //! Whole documents are packed by best-fit decreasing: the longest first, each into the row with the least space that it fits (Johnson 1974;
 //! of text: Ding et al. 2024, *Fewer Truncations Improve Language Modeling*). An epoch's documents are packed in windows of 65,536, so a
@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// Documents that are packed together.
 const WINDOW: u64 = 1 << 16;
 
-/// How documents become rows.
+/// The way in which documents become rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
@@ -30,7 +30,7 @@ pub enum Packing {
     None,
 }
 
-/// What becomes of a document that is longer than a row, where documents are whole.
+/// The treatment of documents longer than a row, with whole documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExcessLength {
@@ -41,12 +41,12 @@ pub enum ExcessLength {
     Raise,
 }
 
-/// How rows are made of documents.
+/// Packing and length of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Tokens of a row.
     pub seq_len: usize,
-    /// How documents become rows; not `Auto`.
+    /// The packing; not `Auto`.
     pub packing: Packing,
     /// Whether attention ends at the edges of documents.
     pub document_mask: bool,
@@ -63,7 +63,7 @@ impl Layout {
         (len - 1).min(self.seq_len)
     }
 
-    /// What becomes of the training documents of `split`, where documents are whole.
+    /// Counts the training documents of `split` that are cut or left out, with whole documents.
     ///
     /// Errors with [`Error::Data`] when one is too long and `excess` is an error, or when none has a token to predict.
     pub fn check(&self, dataset: &TokenDataset, split: &Split, excess: ExcessLength) -> Result<Fit> {
@@ -97,7 +97,7 @@ impl Layout {
         Ok(fit)
     }
 
-    /// What becomes of `documents`.
+    /// Counts those of `documents` that are cut or left out.
     pub fn fit(&self, dataset: &TokenDataset, documents: impl Iterator<Item = usize>) -> Fit {
         let mut fit = Fit::default();
         for i in documents {
@@ -148,14 +148,14 @@ impl Layout {
     }
 }
 
-/// What becomes of documents.
+/// Numbers of documents that are cut or left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fit {
     /// All of them.
     pub documents: u64,
-    /// Those that are cut to a row.
+    /// Documents that are cut to a row.
     pub truncated: u64,
-    /// Those that are left out, since none of their tokens in a row is a target; by their numbers, which count from 0.
+    /// Documents that are left out, since none of their tokens in a row is a target; numbers from 0.
     pub without_target: Vec<usize>,
 }
 

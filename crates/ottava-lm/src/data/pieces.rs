@@ -1,4 +1,4 @@
-//! Where a long text may be cut so that its pieces have the ids of the whole: tokenizing takes hundreds of bytes of memory for each byte
+//! Cuts a long text into pieces that together have the ids of the whole: tokenizing takes hundreds of bytes of memory for each byte
 //! that is tokenized at once.
 
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ mod tests {
         ("added_tokens", json!([token]))
     }
 
-    /// What patterns treat differently, and what they might take together.
+    /// Fragments that patterns treat differently, or might join.
     const FRAGMENTS: &[&str] = &[
         "word",
         "I",

@@ -181,7 +181,7 @@ fn tokenize(
     }
 }
 
-/// What is left out of the chats of a file, each with the records that have it and the line of the first.
+/// The content that templates leave out of the chats of a file, with the number of records and the line of the first.
 #[derive(Default)]
 struct LeftOutOfFile {
     fields: BTreeMap<String, (usize, u64)>,
@@ -215,7 +215,7 @@ impl LeftOutOfFile {
     }
 }
 
-/// How many of `documents`, at least one, may be tokenized at once in the available memory. Errors with [`Error::Data`] when
+/// The number of `documents`, at least one, that can be tokenized at once in the available memory. Errors with [`Error::Data`] when
 /// the first one alone does not fit.
 fn fitting(documents: &[Document], encoder: &Encoder, source: &Path) -> Result<usize> {
     let available = limits::available_memory().unwrap_or(u64::MAX);

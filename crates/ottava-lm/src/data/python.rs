@@ -3,7 +3,7 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// What `str(value)` gives, or `None` for a value that is written as it is.
+/// The result of Python's `str(value)`, or `None` for a value that is written unchanged.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value.kind() {
         ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => Some(repr(value)),
@@ -80,13 +80,13 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// How `json.dumps` writes.
+/// Options of Python's `json.dumps`.
 pub(super) struct Json {
     /// Spaces for each level; `None` writes one line.
     pub(super) indent: Option<usize>,
     /// Whether characters beyond ASCII are escaped.
     pub(super) ensure_ascii: bool,
-    /// What stands between items, and between key and value.
+    /// Separators between items, and between key and value.
     pub(super) separators: [String; 2],
 }
 

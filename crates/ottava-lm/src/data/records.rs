@@ -1,4 +1,4 @@
-//! What a record of a `.jsonl` file says: a text, a chat, or a prompt with its completion.
+//! Records of a `.jsonl` file: a text, a chat, or a prompt with its completion.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub enum Formatting {
     Sharegpt,
 }
 
-/// What a document is made of.
+/// The content of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// A text, never empty.
@@ -38,7 +38,7 @@ pub enum Content {
     Completion {
         /// The text before.
         prompt: String,
-        /// What a model is trained to write.
+        /// The text that the model is trained to write.
         completion: String,
     },
 }

@@ -34,7 +34,7 @@ pub enum Documents {
     File,
 }
 
-/// How files are read; part of the key of cached tokens.
+/// Options for reading files; part of the key of cached tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceOptions {
@@ -66,7 +66,7 @@ impl Default for SourceOptions {
 /// One document and the line it starts on.
 #[derive(Debug, PartialEq)]
 pub struct Document {
-    /// What it is made of; a plain text has `\n` line ends.
+    /// Its content; a plain text has `\n` line ends.
     pub content: Content,
     /// Bytes of the record that it was read from.
     pub bytes: usize,

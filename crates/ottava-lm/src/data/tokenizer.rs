@@ -171,7 +171,7 @@ impl Tokenizer {
         &self.edges.stops
     }
 
-    /// Which tokens begin and end a document and a generated text, as a sentence.
+    /// A sentence that names the tokens that begin and end a document and a generated text.
     pub fn describe_edges(&self) -> String {
         let name = |&id: &u32| format!("{} ({id})", self.inner.id_to_token(id).unwrap_or_default());
         let names = |ids: &[u32]| ids.iter().map(name).collect::<Vec<_>>().join(", ");

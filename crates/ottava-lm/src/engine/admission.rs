@@ -1,4 +1,4 @@
-//! How requests come into an engine and leave it before their end.
+//! Adding requests to an engine, and cancelling, holding and resuming them.
 
 use super::batching::Engine;
 use super::blocks::BLOCK_SIZE;

@@ -37,7 +37,7 @@ pub struct Engine {
 /// Tokens of running requests that a step computes: number in `running`, and how many.
 type Plan = Vec<(usize, usize)>;
 
-/// How a pass computes its tokens.
+/// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pass {
     /// One token of each sequence, on a GPU.
@@ -96,7 +96,7 @@ impl Engine {
         self.options.max_batch
     }
 
-    /// Whether tokens have scales of their own where the model's recipe has one for a tensor.
+    /// Whether each token has its own scale, although the model's recipe has one scale per tensor.
     pub fn scales_by_token(&self) -> bool {
         self.scales_by_token
     }

@@ -16,12 +16,12 @@ impl FreeBlocks {
         FreeBlocks { free: (0..all as i32).rev().collect(), all }
     }
 
-    /// How many there are, free or not.
+    /// The number of blocks, free or used.
     pub fn all(&self) -> usize {
         self.all
     }
 
-    /// How many are in use.
+    /// The number of used blocks.
     pub fn used(&self) -> usize {
         self.all - self.free.len()
     }

@@ -1,4 +1,4 @@
-//! How large an engine is for given requests, within the memory of its device.
+//! Sizes an engine for given requests within the memory of its device.
 
 use super::blocks::BLOCK_SIZE;
 use super::request::{EngineOptions, KvCacheDtype};

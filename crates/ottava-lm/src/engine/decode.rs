@@ -20,7 +20,7 @@ struct DecodeStep {
     capture: Capture,
 }
 
-/// What a step leaves on the device, a row for each sequence.
+/// Results of a step on the device, one row per sequence.
 #[derive(Clone)]
 pub struct Scored {
     /// F32 `[R, V]` (F64 for F64).

@@ -1,17 +1,17 @@
-//! What goes into the engine and what comes out.
+//! Requests of an engine, and the events that it returns.
 
 use crate::error::{Error, Result};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
-/// How the tokens of a request are drawn. The default is greedy: always the likeliest token, without penalties.
+/// Sampling of the tokens of a request. The default is greedy: always the most likely token, without penalties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 always takes the likeliest token; above, logits are divided by it.
+    /// 0 always takes the most likely token; otherwise logits are divided by it.
     pub temperature: f64,
-    /// Only this many of the likeliest tokens can be drawn; `None` for all.
+    /// Only this many of the most likely tokens can be drawn; `None` for all.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together have this probability can be drawn; 1 for all.
+    /// Only the most likely tokens that together have this probability can be drawn; 1 for all.
     pub top_p: f64,
     /// Only tokens with at least this share of the likeliest one's probability can be drawn; 0 for all.
     pub min_p: f64,
@@ -45,7 +45,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether the likeliest token is taken, of unchanged logits.
+    /// Whether the most likely token by the unmodified logits is taken.
     pub(super) fn is_plain(&self) -> bool {
         *self
             == Sampling {
@@ -96,7 +96,7 @@ impl Sampling {
 pub struct Request {
     /// The tokens to complete, at least one.
     pub prompt: Vec<u32>,
-    /// How tokens are drawn.
+    /// The sampling settings.
     pub sampling: Sampling,
     /// New tokens at most; fewer where the engine's `max_model_len` ends.
     pub max_new_tokens: usize,
@@ -104,7 +104,7 @@ pub struct Request {
     pub min_new_tokens: usize,
     /// Tokens that end the completion: the tokenizer's end of text and others. The one drawn is the last [`Event::Token`].
     pub stop_ids: Vec<u32>,
-    /// Whether to give log-probabilities of drawn tokens, and of how many of the likeliest tokens beside each.
+    /// Log-probabilities to return: those of drawn tokens, and of this many of the most likely tokens at each position.
     pub logprobs: Option<usize>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
@@ -121,7 +121,7 @@ pub struct TokenLogprob {
     pub token: u32,
     /// Its log-probability.
     pub logprob: f32,
-    /// The likeliest tokens in its place, likeliest first, the smaller id first among equals.
+    /// The most likely tokens at its position in descending order, the smaller id first among equals.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -137,7 +137,7 @@ pub enum FinishReason {
     Cancelled,
 }
 
-/// What a step of the engine has done for a request.
+/// The result of a step of the engine for a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt was read. Comes once, before the first token, for requests with `prompt_logprobs`.
@@ -229,13 +229,13 @@ pub struct EngineStats {
     pub held: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
-    /// Those in use.
+    /// Used blocks of the KV cache.
     pub used_kv_blocks: usize,
     /// Tokens of prompts read so far, those read again after a preemption included.
     pub prompt_tokens: u64,
     /// Tokens drawn so far.
     pub generated_tokens: u64,
-    /// How often a request lost its memory to another one, to be computed again.
+    /// Number of preemptions: requests that freed their memory for others, to be recomputed.
     pub preemptions: u64,
 }
 

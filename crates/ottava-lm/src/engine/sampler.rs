@@ -1,4 +1,4 @@
-//! How the next token of a request is drawn, and log-probabilities. Logits are F32, one row of the vocabulary.
+//! Sampling of the next token of a request, and log-probabilities. Logits are F32, one row of the vocabulary.
 
 use super::request::{Sampling, TokenLogprob};
 use crate::data::order::{MIX_STEP, mix};
@@ -6,7 +6,7 @@ use ottava_tensor::ops::{Adjustment, Draw};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
-/// How often tokens occur in a request: what penalties depend on.
+/// Counts of the tokens of a request, for penalties.
 #[derive(Clone, Debug, Default)]
 pub struct Occurrences {
     /// Occurrences of each token in the output; 0 for tokens that occur only in the prompt.
@@ -14,7 +14,7 @@ pub struct Occurrences {
 }
 
 impl Occurrences {
-    /// Those of a request that has this prompt and no output.
+    /// The counts of a request with this prompt and no output.
     pub fn of_prompt(prompt: &[u32]) -> Occurrences {
         Occurrences { counts: prompt.iter().map(|&token| (token, 0)).collect() }
     }
@@ -25,7 +25,7 @@ impl Occurrences {
     }
 }
 
-/// How the token after `drawn` others is drawn. `barred` tokens are never drawn.
+/// The settings for drawing the token after `drawn` others. `barred` tokens are never drawn.
 pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) -> Draw {
     let is_penalised = [how.repetition_penalty, how.presence_penalty, how.frequency_penalty] != [1.0, 0.0, 0.0];
     let counts = seen.counts.iter().filter(|_| is_penalised).map(|(&token, &count)| (token, (Some(count), 0.0)));

@@ -15,11 +15,11 @@ pub struct Sequence {
     pub computed: usize,
     /// The blocks of the cache that hold them.
     pub blocks: Vec<i32>,
-    /// Of requests with penalties.
+    /// Counts of tokens, for requests with penalties.
     pub seen: Occurrences,
     /// Tokens at which it ends.
     pub max_len: usize,
-    /// Of requests with `prompt_logprobs`: of the tokens of the prompt so far.
+    /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
 }
 
@@ -51,7 +51,7 @@ impl Sequence {
         self.barred().is_empty() && self.request.sampling.is_plain() && self.request.logprobs.is_none()
     }
 
-    /// How its next token is drawn.
+    /// The settings for drawing its next token.
     pub fn draw(&self) -> Draw {
         sampler::draw(&self.request.sampling, &self.seen, self.barred(), self.drawn())
     }

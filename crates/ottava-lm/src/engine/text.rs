@@ -64,7 +64,7 @@ impl TextStream {
         }
     }
 
-    /// What was held back, at the end of the completion.
+    /// Returns the text that was held back, at the end of the completion.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
         if self.stopped {
             return Ok(String::new());

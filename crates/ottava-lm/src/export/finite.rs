@@ -10,7 +10,7 @@ pub(super) fn expect_finite(name: &str, values: &[f32]) -> Result<()> {
     }
 }
 
-/// Says of which value `what` is true.
+/// An error that names the tensor and the element, and says `what` about it.
 pub(super) fn not_finite(name: &str, element: usize, what: &str) -> Error {
     Error::NonFinite(format!("`{name}`: element {element} {what}, so nothing was exported"))
 }

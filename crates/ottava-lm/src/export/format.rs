@@ -22,7 +22,7 @@ pub enum Layout {
     ModelOpt,
 }
 
-/// What shares a scale.
+/// The granularity of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {

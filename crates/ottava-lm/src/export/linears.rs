@@ -1,4 +1,4 @@
-//! Which linears become FP8, and by which scales.
+//! Selects the linears that become FP8, and their scales.
 
 use super::format::{Fp8Format, Scheme};
 use super::source::Source;
@@ -28,7 +28,7 @@ pub(super) struct Group {
     pub(super) input_scale: Option<f32>,
 }
 
-/// Where the scale of a weight comes from.
+/// The source of the scale of a weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scale {
     /// Delayed scaling.
@@ -40,7 +40,7 @@ pub(super) enum Scale {
 /// The linears of a model.
 pub(super) struct Linears {
     pub(super) groups: Vec<Group>,
-    /// Those that stay in BF16, by their names in a folder, with the reason; the head is the last.
+    /// Linears that stay in BF16, by their names in a folder, with the reason; the head is the last.
     pub(super) left: Vec<(String, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! What an export wrote, read back from the files, and what its casts lose.
+//! Reads an exported folder back, and measures the errors of its casts.
 
 use super::format::Fp8Format;
 use super::linears::Group;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use ottava_tensor::fp8::E4M3;
 use serde::Serialize;
 
-/// What was exported.
+/// The result of an export.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The format of the linears; `None` for BF16.

@@ -1,4 +1,4 @@
-//! What is exported: the weights of a model folder and, of a run, its recipe and scales.
+//! The source of an export: the weights of a model folder and, for a run, its recipe and scales.
 
 use crate::checkpoint::slices::{FOLDER, SliceFiles};
 use crate::checkpoint::{Manifest, WeightFiles, training};

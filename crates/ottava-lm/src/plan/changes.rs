@@ -1,4 +1,4 @@
-//! What makes a run fit a device: settings that take less memory, with what they cost.
+//! Changes that make a run fit a device: settings that take less memory, with their cost.
 
 use super::memory::MemoryPlan;
 use crate::config::RunConfig;
@@ -9,13 +9,13 @@ use crate::recompute::{Recompute, SavedActivations};
 use ottava_tensor::Device;
 use serde::Serialize;
 
-/// What a change does to the results of a run. Those that round more come last.
+/// The effect of a change on the results of a run; effects with more rounding come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
     /// Nothing.
     SameBits,
-    /// The same sums are added up in another order.
+    /// Sums are computed in another order.
     OrderOfSums,
     /// Activations, gradients, moments or weights are rounded more.
     Precision,
@@ -34,13 +34,13 @@ impl Effect {
 /// Settings that make a run fit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
-    /// As they stand in the run's file.
+    /// The settings in the syntax of the run's file.
     pub settings: Vec<String>,
     /// The peak with them.
     pub peak_bytes: u64,
     /// Time of a step over that without them.
     pub time: f64,
-    /// What else they change.
+    /// Their effect on results.
     pub effect: Effect,
 }
 
@@ -98,7 +98,7 @@ const STEP_RATES: [f64; 2] = [880e12, 580e12];
 /// Shares of the optimizer's states that are proposed to be offloaded.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
-/// How many changes are proposed.
+/// The maximum number of proposals.
 const PROPOSED: usize = 3;
 
 /// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
@@ -133,7 +133,7 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
-        // What is made again is made of what was saved.
+        // Recomputed operands are computed from the saved ones.
         effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.memory.recompute = Some(other)),
     });
@@ -231,7 +231,7 @@ pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Re
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
     let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
     for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
-        // Where all that can be done so is too little, less of it is too.
+        // If the largest change of this kind is too small, smaller ones are too.
         let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
         if !with(most)?.fits {
             continue;

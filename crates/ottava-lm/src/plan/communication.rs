@@ -14,7 +14,7 @@ use ottava_tensor::ops::Moments;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
-/// What each rank sends in a step, once steps are alike.
+/// The communication of each rank in a step after the first.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommunicationPlan {
     /// Ranks that share the rows of a step.
@@ -39,7 +39,7 @@ pub struct CommunicationPlan {
 pub struct UnitPlan {
     /// Bytes of the buffer that ranks gather.
     pub gathered_bytes: u64,
-    /// What of those are FP8 codes, whose transpose each rank makes.
+    /// Bytes of FP8 codes among them, which each rank transposes.
     pub transposed_bytes: u64,
     /// Bytes of the buffer of gradients that ranks sum.
     pub reduced_bytes: u64,
@@ -80,7 +80,7 @@ impl CommunicationPlan {
     }
 }
 
-/// What a dry run shows of a step.
+/// The measurements of a step in a dry run.
 struct DryStep {
     traffic: Traffic,
     update_bytes: u64,

@@ -137,7 +137,7 @@ pub struct Prediction {
     pub ranks: usize,
     /// Seconds of all collectives of a step, with nothing beside them.
     pub communication_seconds: f64,
-    /// What that does to a step whose compute time is known.
+    /// The predicted step, if the compute time is known.
     pub step: Option<PredictedStep>,
 }
 

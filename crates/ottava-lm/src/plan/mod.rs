@@ -1,4 +1,4 @@
-//! What a run will do, said before it does it: casts with their reasons, counts, memory, communication.
+//! Plans a run before it starts: casts with their reasons, counts, memory, communication.
 
 mod attention;
 mod changes;
@@ -45,9 +45,9 @@ pub struct Plan {
     pub attention: Vec<AttentionPlan>,
     /// What settings that are `auto` have come to.
     pub choice: Option<String>,
-    /// What it holds.
+    /// The memory of the run.
     pub memory: MemoryPlan,
-    /// What each of several ranks sends.
+    /// The communication of each rank, with several ranks.
     pub communication: Option<CommunicationPlan>,
 }
 

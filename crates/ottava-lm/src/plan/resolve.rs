@@ -1,4 +1,4 @@
-//! What a run's file leaves to the device, decided before anything is allocated.
+//! Resolves `auto` settings for a device before anything is allocated.
 
 use super::changes::{self, bus_seconds, gib, proposals, time_of};
 use super::memory::MemoryPlan;
@@ -16,13 +16,13 @@ pub struct ResolvedRun {
     pub config: RunConfig,
     /// Its plan.
     pub memory: MemoryPlan,
-    /// What settings that are `auto` have come to, in words.
+    /// The choices for settings that are `auto`, as text.
     pub choice: Option<String>,
     sizes: DecoderConfig,
     device: Device,
 }
 
-/// Where a setting has its share of the blocks.
+/// The field of a setting that is a share of the blocks.
 type ShareIn = fn(&mut MemoryConfig) -> &mut Option<f64>;
 
 impl ResolvedRun {
@@ -159,7 +159,7 @@ impl ResolvedRun {
         )))
     }
 
-    /// What to say of `error`, if it is that memory ran out in spite of the plan: planned against measured, and what would take less.
+    /// If `error` says that memory ran out in spite of the plan, adds planned and measured memory, and proposals that take less.
     pub fn explain(&self, error: Error) -> Error {
         let (Error::Tensor(TensorError::OutOfMemory { requested, free, .. }), Device::Cuda(gpu)) =
             (&error, &self.device)

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// What a collective brings.
+/// The result of a collective that compute waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brings {
     /// The weights of a unit.

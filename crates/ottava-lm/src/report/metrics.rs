@@ -86,7 +86,7 @@ impl MetricsWriter {
         self.file.sync().map_err(Error::io(&self.path))
     }
 
-    /// What a checkpoint copies of the file now, and under which name.
+    /// The part of the file that a checkpoint copies now, and its name there.
     pub fn saved(&self) -> Result<(String, FileStart)> {
         Ok((saved_name(&self.path), FileStart::now(&self.path)?))
     }

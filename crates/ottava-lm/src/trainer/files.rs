@@ -56,7 +56,7 @@ impl RunFiles {
         self.casts.as_mut().map_or(Ok(()), CastLog::sync)
     }
 
-    /// What a checkpoint copies of metrics and cast log of the run in `folder` now, by name.
+    /// The parts of metrics and cast log of the run in `folder` that a checkpoint copies now, by name.
     pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
         let casts = CastLog::saved(&folder.join(CASTS))?;
         Ok([self.metrics.saved()?].into_iter().chain(casts).collect())

@@ -1,4 +1,4 @@
-//! What a run reads before its first step: tokens, tokenizer and model folder.
+//! The inputs that a run reads before its first step: tokens, tokenizer and model folder.
 
 use super::start::{Resumed, build};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
@@ -12,7 +12,7 @@ use ottava_tensor::Device;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a run has read.
+/// The inputs of a run.
 pub(super) struct Inputs {
     pub(super) tokenizer: Tokenizer,
     pub(super) dataset: Arc<TokenDataset>,

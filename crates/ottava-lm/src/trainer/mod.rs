@@ -80,7 +80,7 @@ impl Trainer {
     /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files, into the folder of
     /// `lock` if it has taken it before.
     ///
-    /// Where a rank cannot start, all end: that one with its error, the others with its words.
+    /// If a rank cannot start, all ranks end: that rank with its error, the others with its message.
     pub fn shared(
         mut config: RunConfig,
         device: &Device,

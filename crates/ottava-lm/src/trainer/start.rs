@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How a run starts.
+/// The starting point of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
     /// At step 1, in a folder that holds no run yet.

@@ -247,12 +247,12 @@ impl Kernels {
     }
 }
 
-/// Percent of what is possible.
+/// Percentage of the best rate.
 fn share(floor: f64, time: f64) -> f64 {
     100.0 * floor / time
 }
 
-/// The device and what it does best, which a table begins with.
+/// The first line of a table: the device and its best rates.
 fn measure(choice: DeviceChoice, json: bool) -> Result<(Device, Rates)> {
     let device = crate::device::open(choice)?;
     let rates = Rates::measure(&device)?;
@@ -536,7 +536,7 @@ fn print_collective(row: &CollectiveRow) {
     );
 }
 
-/// Lines through the times of collectives, and what runs beside what.
+/// Linear fits to the times of collectives, and their contention with products.
 fn print_comm(report: &CommReport) {
     out!("\n{:<16} {:>12} {:>10} {:>20}", "time of a call", "latency µs", "GB/s", "largest error, %");
     for fit in &report.fits {
@@ -564,7 +564,7 @@ fn print_comm(report: &CommReport) {
     }
 }
 
-/// What several ranks do together, and the memory of each.
+/// Communication of several ranks, and the memory of each.
 fn print_ranks(row: &TrainRow) {
     if row.ranks.len() == 1 {
         return;

@@ -50,7 +50,7 @@ pub struct Eval {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]

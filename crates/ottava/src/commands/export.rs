@@ -56,7 +56,7 @@ enum Format {
     Modelopt,
 }
 
-/// What shares a scale.
+/// The granularity of scales.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum SchemeName {
     /// One scale per output of a weight; engines compute one scale per token.

@@ -161,7 +161,7 @@ fn record(prompt: &Tokenized, done: &Completion) -> Value {
     Value::Object(record)
 }
 
-/// Records that come in any order and are written in their own.
+/// Writes records in their order, whatever order they arrive in.
 struct Records {
     file: Option<(BufWriter<File>, PathBuf)>,
     next: usize,

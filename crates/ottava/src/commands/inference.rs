@@ -32,7 +32,7 @@ pub struct Inference {
     device: DeviceChoice,
 }
 
-/// How tokens are drawn, and what ends a text.
+/// Sampling settings, and the end of a text.
 #[derive(Args)]
 pub struct Draws {
     /// Sampling temperature; 0 always takes the most likely token.
@@ -158,7 +158,7 @@ pub struct StaticScales {
 }
 
 impl Inference {
-    /// The model of `folder` in another recipe, which casts also what would be slow, for comparisons. `given` are for fp8-delayed.
+    /// The model of `folder` in another recipe, for comparisons; it also casts linears that are slower in FP8. `given` are scales for fp8-delayed.
     pub fn load_as(
         &self,
         folder: &Path,

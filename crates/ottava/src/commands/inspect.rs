@@ -42,7 +42,7 @@ struct Found {
     casts: Result<CastTable, String>,
 }
 
-/// Titles of the tables of outliers, and what their numbers are.
+/// Titles of the tables of outliers, and the meaning of their numbers.
 const TABLES: [(&str, &str, &str); 3] = [
     ("saturated", "Saturated most", "share"),
     ("underflowed", "Underflowed most", "share"),

@@ -68,7 +68,7 @@ struct Data {
     truncated: u64,
     /// Documents that are left out, since they have no target in a row.
     left_out: usize,
-    /// What was cut and left out, in words.
+    /// A description of the documents that are cut or left out.
     #[serde(skip)]
     fit: Option<String>,
     /// The first rows, in parts.
@@ -123,7 +123,7 @@ impl Data {
 /// The most ranks that are predicted.
 const MOST_RANKS: usize = 4096;
 
-/// Predictions of the cost model, and what it takes for given.
+/// Predictions of the cost model, and its assumptions.
 #[derive(Serialize)]
 struct Overlap {
     links: Links,
@@ -176,7 +176,7 @@ struct Printed<'a> {
     predicted_overlap: &'a Option<Overlap>,
     /// The formatting of each file.
     formattings: &'a [Formatting],
-    /// Which tokens begin and end a document.
+    /// A description of the tokens that begin and end a document.
     edges: &'a str,
     /// With `--show-data`.
     data: &'a Option<Data>,

@@ -7,7 +7,7 @@ use std::path::Path;
 /// Larger files are refused: all prompts are in memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// What a text begins with.
+/// The beginning of a text.
 pub enum Prompt {
     /// A text, or a message where prompts are messages.
     Text { text: String, record: Map<String, Value> },

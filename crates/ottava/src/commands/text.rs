@@ -66,13 +66,13 @@ pub enum Cut {
     Documents {
         /// Tokens of a row.
         seq_len: usize,
-        /// What becomes of them.
+        /// The numbers of documents that are cut or left out.
         fit: Fit,
     },
 }
 
 impl Cut {
-    /// A sentence.
+    /// A description of the rows.
     pub fn describe(&self) -> String {
         match self {
             Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } if stride == seq_len => {

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long processes may take to end after this one is done.
+/// Time limit for processes to end after this one has finished.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long a process whose connection has ended may take to end.
+/// Time limit for a process to end after its connection has ended.
 const REAP: Duration = Duration::from_secs(1);
 
 const POLL: Duration = Duration::from_millis(20);

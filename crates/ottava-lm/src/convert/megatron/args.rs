@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use serde_json::{Map, Value, json};
 
-/// What a checkpoint without arguments is told.
+/// The error for a checkpoint without arguments.
 pub const NO_ARGS: &str = "it has no arguments of its run; name a Hugging Face folder with config.json (--like)";
 
 /// The arguments of a run.
@@ -69,7 +69,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// What is wrong with the argument of a rule.
+    /// The problem of a rule's argument, if there is one.
     fn problem(&self, rule: &Rule, sizes: &DecoderConfig, given: bool) -> Option<String> {
         match rule.when {
             When::With(flag) if !self.is_set(flag) => return None,

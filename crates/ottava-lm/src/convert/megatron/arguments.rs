@@ -1,4 +1,4 @@
-//! The arguments of Megatron-LM that decide what a model computes, as data: what each must be, or which key of `config.json` says the same.
+//! The arguments of Megatron-LM that affect a model's computation, as data: the required value of each, or the equivalent key of `config.json`.
 //!
 //! Names and defaults are those of `megatron/training/arguments.py` and of the fields of `TransformerConfig`, which newer versions take as
 //! arguments; where a name has changed, both are listed.
@@ -7,13 +7,13 @@ use crate::models::{DecoderConfig, RopeKind};
 use ottava_tensor::ops::Activation;
 use serde_json::{Value, json};
 
-/// What is asked of an argument that a checkpoint has.
+/// A requirement on an argument of a checkpoint.
 pub struct Rule {
     /// Its name, with those of other versions.
     pub names: &'static [&'static str],
     /// When it has an effect.
     pub when: When,
-    /// What it must be.
+    /// The required value.
     pub must: Must,
 }
 
@@ -26,13 +26,13 @@ pub enum When {
     Without(&'static str),
 }
 
-/// What an argument must be.
+/// The required value of an argument.
 pub enum Must {
     /// One of these values in JSON; checkpoints without it are not refused.
     Be(&'static [&'static str]),
     /// The first of these values in JSON; a checkpoint without it is refused.
     State(&'static str),
-    /// What this key of `config.json` makes it.
+    /// The value that this key of `config.json` implies.
     Equal(&'static str, fn(&DecoderConfig) -> Value),
     /// At most that.
     AtMost(&'static str, fn(&DecoderConfig) -> Value),

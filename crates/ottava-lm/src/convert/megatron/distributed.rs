@@ -17,7 +17,7 @@ use std::path::Path;
 /// Names the format, after everything else was written.
 const BACKEND: &str = "metadata.json";
 
-/// What is neither a tensor nor an object of a rank, as the arguments: in this file, or in later versions in this object.
+/// The file, or in later versions the object, with everything else than tensors and objects of ranks, such as the arguments.
 const COMMON_FILE: &str = "common.pt";
 const COMMON_OBJECT: &str = "common_state/shard_0_1";
 
@@ -33,7 +33,7 @@ pub struct Distributed {
     common: Option<TorchFile>,
 }
 
-/// Where a weight is.
+/// The location of a weight.
 struct Place<'a> {
     name: String,
     tensor: &'a ShardedTensor,
@@ -128,7 +128,7 @@ impl Distributed {
             }
             used.insert(name);
         }
-        // Where the head is the table of tokens, there may be a copy.
+        // If the head is tied to the embedding, there may be a copy.
         let copy = |name: &str| sizes.tied && OUTPUT.contains(&name);
         match self.tensors.keys().find(|name| !used.contains(*name) && !copy(name)) {
             Some(name) => Err(self.files.error(&format!("`{name}` has no place in a model of this config.json"))),

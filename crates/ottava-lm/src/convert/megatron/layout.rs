@@ -1,4 +1,4 @@
-//! Where Megatron's `GPTModel` has the weights of a Hugging Face folder, and how ranks of tensor parallelism divide them.
+//! Maps the weights of a Hugging Face folder to those of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
 
 use crate::layers::LLAMA;
 use crate::models::DecoderConfig;
@@ -10,17 +10,17 @@ pub struct Weight {
     pub name: String,
     /// Its shape there.
     pub shape: Vec<usize>,
-    /// Its names in Megatron's model, of which a checkpoint has one; of a block without `decoder.layers.N.`
+    /// Its possible names in Megatron's model; a checkpoint has one of them. In a block, without `decoder.layers.N.`
     pub stored: &'static [&'static str],
     /// Its block.
     pub block: Option<usize>,
-    /// Which part of the stored tensor it is.
+    /// Its part of the stored tensor.
     pub part: Part,
     /// The number of heads, where rotary positions turn its rows.
     pub rotary_heads: Option<usize>,
 }
 
-/// How a weight is divided among ranks, and which rows of their tensors are its own.
+/// The division of a weight among ranks, and its rows in their tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All ranks have the whole.
@@ -35,7 +35,7 @@ pub enum Part {
     Gate(usize),
 }
 
-/// What a group of heads has: rows before it, and rows, both in heads.
+/// A part of a group of heads: the rows before it, and its rows, both in heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// Queries, which share a key.
@@ -90,7 +90,7 @@ impl Part {
         }
     }
 
-    /// Rows of the tensor of each rank, of which the weight has some; of a padded table at least.
+    /// Rows of the tensor of each rank, which contains rows of the weight; at least this many for a padded table.
     pub fn stored_rows(self, rows: usize, sizes: &DecoderConfig, ranks: usize) -> usize {
         match self {
             Part::Whole | Part::Columns => rows,

@@ -29,7 +29,7 @@ pub struct Megatron {
     format: Format,
 }
 
-/// How its tensors are stored.
+/// The storage format of its tensors.
 #[derive(Debug)]
 enum Format {
     /// `torch`.

@@ -127,7 +127,7 @@ impl Ranks {
             }
             used[stage].insert(name);
         }
-        // Where the head is the table of tokens, the last stage has a copy.
+        // If the head is tied to the embedding, the last stage has a copy.
         let copy = |name: &str| sizes.tied && OUTPUT.contains(&name);
         for (stage, used) in self.stages.iter().zip(used) {
             let other = stage[0].tensors.keys().find(|name| !used.contains(*name) && !copy(name));

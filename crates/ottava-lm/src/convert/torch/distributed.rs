@@ -51,9 +51,9 @@ const MAX_NAME: usize = 1024;
 pub struct Distributed {
     folder: PathBuf,
     pickle: Pickle,
-    /// What is stored, with a number for each name.
+    /// The stored entries, with a number for each name.
     entries: BTreeMap<String, (usize, Id)>,
-    /// Where a chunk lies, by the number of its tensor and its offsets, which objects do not have.
+    /// The location of a chunk, by the number of its tensor and its offsets, which objects do not have.
     places: HashMap<(usize, Vec<usize>), Id>,
     /// The sizes of the files in the folder.
     files: BTreeMap<String, u64>,
@@ -260,7 +260,7 @@ impl Distributed {
         TorchFile::open_part(&self.folder.join(&place.file), format!("`{name}`{at}"), place.bytes.clone())
     }
 
-    /// Where a chunk or an object lies. Errors in words.
+    /// The location of a chunk or an object. Errors with a description.
     fn place(&self, number: usize, offsets: &[usize]) -> Result<Place, String> {
         let pickle = &self.pickle;
         let id = self.places.get(&(number, offsets.to_vec())).ok_or("has no place in `storage_data`")?;

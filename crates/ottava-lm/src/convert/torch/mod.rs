@@ -54,7 +54,7 @@ const OF_TORCH: &[&str] = &[
     "torch.torch_version.TorchVersion",
 ];
 
-/// Of Python, what data need; `getattr` is how some versions write the members of an enumeration.
+/// Names of Python that data need; some versions write members of an enumeration with `getattr`.
 const OF_PYTHON: &[&str] = &[
     "set",
     "frozenset",
@@ -186,7 +186,7 @@ impl TorchFile {
         TorchFile::read_pickle(path, None, file, 0..size)
     }
 
-    /// As [`TorchFile::open`], of the bytes `range` of the file at `path`, which errors call `part`.
+    /// As [`TorchFile::open`], for the bytes `range` of the file at `path`; errors name them `part`.
     pub fn open_part(path: &Path, part: String, range: Range<u64>) -> Result<TorchFile> {
         let (file, size) = input::open(path).map_err(Error::io(path))?;
         if range.start > range.end || range.end > size {
