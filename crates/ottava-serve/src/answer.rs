@@ -131,7 +131,7 @@ enum State {
     Closed,
 }
 
-/// An answer that is sent as it comes. The client's leaving drops it, which cancels the completions.
+/// A streamed answer. It is dropped when the client disconnects, which cancels the completions.
 struct Stream<F> {
     answer: Answer<F>,
     ready: VecDeque<Value>,

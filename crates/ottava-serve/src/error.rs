@@ -22,7 +22,7 @@ impl ApiError {
         ApiError { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request that cannot be carried out as it is.
+    /// A request with an invalid value.
     pub fn invalid(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }

@@ -285,7 +285,7 @@ pub fn no_token(field: &str, id: u32, vocabulary: usize) -> ApiError {
     ApiError::field(field, format!("there is no token {id}; the vocabulary ends at {vocabulary}"))
 }
 
-/// The number of log-probabilities beside each token in field `name`.
+/// The number of most likely tokens per position that field `name` requests.
 pub fn logprobs(body: &Body, name: &str) -> Result<Option<usize>> {
     match body.count(name)? {
         Some(count) if count > MOST_LOGPROBS => {

@@ -75,7 +75,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Whether a request with this backlog goes on.
+    /// Whether a held request with this backlog resumes.
     pub fn is_low(backlog: usize) -> bool {
         backlog <= LOW
     }

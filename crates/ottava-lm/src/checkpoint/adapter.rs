@@ -18,7 +18,7 @@ pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// PEFT's prefix of the name of a linear.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// A folder of PEFT with adapters, beside the weights of a model.
+/// A PEFT folder with adapters of a model.
 pub struct AdapterFolder {
     /// Rank, factor and targets of the adapters.
     pub lora: Lora,

@@ -37,7 +37,7 @@ impl FileStart {
     }
 }
 
-/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes what was written.
+/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes the files written so far.
 ///
 /// Several processes write files of one checkpoint: one begins it, the others join it at its path, and the first one lists the files of all.
 pub struct CheckpointWriter<'a> {
@@ -49,7 +49,7 @@ pub struct CheckpointWriter<'a> {
     files: BTreeMap<String, FileEntry>,
     /// Subfolders made so far.
     subfolders: BTreeSet<PathBuf>,
-    /// Whether a drop removes what was written.
+    /// Whether a drop removes the files written so far.
     discards: bool,
 }
 

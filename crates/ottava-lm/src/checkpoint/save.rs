@@ -45,7 +45,7 @@ pub struct Saver {
     folder: PathBuf,
     /// The number of newest checkpoints to keep; 0 keeps all.
     keep: usize,
-    /// Whether training goes on while files are written.
+    /// Whether training continues while files are written.
     is_async: bool,
     /// The memory of copies, while no save has it.
     snapshot: Option<Snapshot>,
@@ -144,7 +144,7 @@ impl Saver {
         self.fs = fs;
     }
 
-    /// Whether training goes on while files are written.
+    /// Whether training continues while files are written.
     pub fn is_async(&self) -> bool {
         self.is_async
     }

@@ -208,7 +208,7 @@ impl SliceFiles {
         self.tensors.get(name).ok_or_else(missing)
     }
 
-    /// The slices of one tensor, when they are the whole of it and their files hold them.
+    /// The slices of one tensor, if they cover it and are in their files.
     fn check(&self, name: &str, entry: Entry) -> Result<Stored, String> {
         let Entry { dtype: stored_as, shape, mut slices } = entry;
         let dtype = from_name(&stored_as).ok_or_else(|| format!("its type {stored_as:?} is not supported"))?;

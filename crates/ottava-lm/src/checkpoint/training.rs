@@ -102,7 +102,7 @@ impl Contents {
                 rows.insert(part.name.clone(), (i, part.layout, at));
             }
             for kept in optimizer_tensors(weights, moments) {
-                // The rank with the first element writes what all slices have alike.
+                // The rank with the first element writes the values that all slices share.
                 let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !first {
                     continue;

@@ -1,4 +1,4 @@
-//! The weights of a model folder as values, whatever their type: those in FP8 are multiplied by the scales beside them.
+//! The weights of a model folder as values, whatever their type: FP8 weights are multiplied by their scales.
 
 use super::{ModelFiles, TensorInfo};
 use crate::error::{Error, Result};

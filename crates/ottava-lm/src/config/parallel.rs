@@ -1,4 +1,4 @@
-//! The table `[parallel]`: what ranks divide, and what they send.
+//! The table `[parallel]`: ZeRO stage, and formats of communication.
 
 use super::auto;
 use crate::level::Gradients;
@@ -23,7 +23,7 @@ pub struct ParallelConfig {
     /// `bfloat16`; `None`, written `auto`, is the former.
     #[serde(with = "auto")]
     pub reduce_dtype: Option<Gradients>,
-    /// Whether each rank adds what the cast to `float8` has lost to the gradients that it sends next. Takes two bytes per weight; starts
+    /// Whether each rank adds the error of its cast to `float8` to the gradients that it sends next. Takes two bytes per weight; starts
     /// from zero in a resumed run.
     pub error_feedback: bool,
     /// Steps between comparisons of the weights and optimizer states that all ranks hold and update: all of them in stage 0 of ZeRO, else

@@ -1,4 +1,4 @@
-//! The settings of a run, and what follows from them.
+//! The settings of a run, and values derived from them.
 
 use super::auto;
 use super::keys::flatten;
@@ -83,7 +83,7 @@ pub enum WeightInit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face model folder; a `config.json` alone is enough for random weights.
+    /// A Hugging Face model folder; for random weights, a `config.json` is enough.
     pub path: PathBuf,
     /// `pretrained` or `random`.
     pub init: WeightInit,
@@ -173,7 +173,7 @@ pub struct TrainingConfig {
     pub save_steps: u64,
     /// Checkpoints kept, the newest; 0 keeps all.
     pub save_total_limit: usize,
-    /// Whether checkpoints are copied to host memory and written from there while training goes on; `None`, written `auto`, does so if
+    /// Whether checkpoints are copied to host memory and written from there while training continues; `None`, written `auto`, does so if
     /// that memory is available.
     #[serde(with = "auto")]
     pub async_save: Option<bool>,

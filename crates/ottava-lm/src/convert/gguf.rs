@@ -177,7 +177,7 @@ struct Info {
 }
 
 impl Info {
-    /// The tensor in a file of `size` bytes with its data from `data` on, or what is wrong with it.
+    /// The tensor in a file of `size` bytes whose data begin at `data`. Errors with a description.
     fn place(self, data: u64, size: u64) -> Result<GgufTensor, String> {
         let kind = block_type(self.kind)?;
         let too_large = || format!("has the shape {:?}, more than fits a file", self.axes);

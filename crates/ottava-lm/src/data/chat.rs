@@ -69,7 +69,7 @@ impl Chat {
 pub struct PromptForm {
     /// Whether the text ends where the assistant begins to write.
     pub add_generation_prompt: bool,
-    /// Whether the text ends with the last message, which the model goes on with, instead of what closes its turn.
+    /// Whether the text ends within the last message, which the model continues, instead of closing its turn.
     pub continue_final_message: bool,
     /// Further variables of the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,

@@ -1,4 +1,4 @@
-//! A document as the tokens that are stored of it.
+//! Encodes a document as the tokens that are stored.
 
 use std::path::Path;
 

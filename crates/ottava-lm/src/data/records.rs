@@ -34,7 +34,7 @@ pub enum Content {
     Text(String),
     /// A conversation, which a chat template renders.
     Chat(Chat),
-    /// A text to complete, and what completes it.
+    /// A text to complete, and its completion.
     Completion {
         /// The text before.
         prompt: String,
@@ -69,7 +69,7 @@ impl Formatting {
         }
     }
 
-    /// Whether a part of each record is there to be read alone.
+    /// Whether each record has a prompt, which does not contribute to the loss.
     pub fn has_prompts(self) -> bool {
         !matches!(self, Formatting::Auto | Formatting::Text)
     }

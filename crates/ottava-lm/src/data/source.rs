@@ -104,7 +104,7 @@ fn form(path: &Path, options: &SourceOptions) -> Result<(Form, bool)> {
     let plain = name.strip_suffix(".gz");
     let form = match plain.unwrap_or(&name).rsplit_once('.').map(|(_, extension)| extension) {
         Some("jsonl") => {
-            // A field that was asked for holds the text, whatever other fields there are.
+            // An explicit `text_field` has the text, even if other fields are present.
             let formatting = match options.formatting {
                 Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
                 formatting => formatting,

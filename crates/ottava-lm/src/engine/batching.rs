@@ -46,7 +46,7 @@ enum Pass {
     Mixed,
 }
 
-/// A token that was drawn: number in `running`, token, and its log-probability where that was asked for.
+/// A token that was drawn: number in `running`, token, and its log-probability if requested.
 type Drawn = (usize, u32, Option<TokenLogprob>);
 
 impl Engine {

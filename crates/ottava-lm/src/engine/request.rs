@@ -57,7 +57,7 @@ impl Sampling {
             }
     }
 
-    /// The first field with a value that cannot be used, and what is wrong with it.
+    /// The first field with an unusable value, and the reason.
     pub fn problem(&self) -> Option<(&'static str, String)> {
         let Sampling { temperature, top_p, repetition_penalty, .. } = *self;
         let wrong = |is_wrong: bool, field, text: String| is_wrong.then_some((field, text));
@@ -131,7 +131,7 @@ pub struct TokenLogprob {
 pub enum FinishReason {
     /// A stop token was drawn, or a stop string was reached.
     Stop,
-    /// It has as many tokens as were asked for, or as the model has room for.
+    /// It has reached the requested number of tokens, or the limit of the model.
     Length,
     /// It was cancelled.
     Cancelled,

@@ -46,7 +46,7 @@ impl Sequence {
         if self.drawn() < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
     }
 
-    /// Whether its next token is the likeliest one, of unchanged logits, and nothing else is asked for.
+    /// Whether its next token is the most likely one by the unmodified logits, without log-probabilities.
     pub fn is_plain(&self) -> bool {
         self.barred().is_empty() && self.request.sampling.is_plain() && self.request.logprobs.is_none()
     }

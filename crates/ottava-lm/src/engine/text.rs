@@ -24,7 +24,7 @@ pub struct TextStream {
 pub struct TextPiece {
     /// New text, maybe none.
     pub text: String,
-    /// Whether a stop string was reached. It is no part of the text, nor is what follows.
+    /// Whether a stop string was reached. The text ends before it.
     pub stopped: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The FP8 formats of inference engines: values that say what shares a scale, what it is called, and what `config.json` holds.
+//! The FP8 formats of inference engines as values: granularity and names of scales, and the content of `config.json`.
 //!
 //! In all of them the weight of a linear keeps its name and shape `[outputs, inputs]` and becomes E4M3, and its scale is F32 beside it, to
 //! be multiplied with the code. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.

@@ -126,7 +126,7 @@ fn offloads(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
     Ok(shares.into_iter().map(level).collect())
 }
 
-/// The settings that can be changed, each with its values from the next one after what `config` has to that which takes least.
+/// The settings that can be changed, each with its values from the next one after that of `config` to the one that takes the least memory.
 fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
     let policy = config.memory.recompute.unwrap_or(Recompute::Full);
     let exact = config.memory.saved_activations == SavedActivations::Exact;
@@ -188,8 +188,8 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
     ])
 }
 
-/// Changes that make `config` fit `device`, the fastest first, but those that lower precision last; at most three, of which none holds
-/// all of another. None where nothing does.
+/// Changes that make `config` fit `device`, the fastest first, those that lower precision last; at most three. None contains
+/// all changes of another one. Empty if nothing fits.
 pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
     // For each setting how far it is changed: 0 is not at all.

@@ -87,7 +87,7 @@ struct DryStep {
     units: Vec<UnitPlan>,
 }
 
-/// The second step of a dry run, since the first may leave what later ones reuse.
+/// Measures the second step of a dry run, since the first may create buffers that later ones reuse.
 fn step(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
     let mut run = dry_run(config, sizes, device, micro_batches)?;
     run.quantize_weights()?;

@@ -1,4 +1,4 @@
-//! A cost model of communication: what collectives take on links, and how much of that training does not hide. Pure functions.
+//! A cost model of communication: times of collectives on links, and the part that compute does not hide. Pure functions.
 //!
 //! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes a collective
 //! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
@@ -40,7 +40,7 @@ pub struct Kind {
     pub beside_products: f64,
 }
 
-/// The links of so many GPUs of a node.
+/// The links of a number of GPUs of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NodeLinks {
     /// Gathers.

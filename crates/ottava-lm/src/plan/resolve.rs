@@ -167,7 +167,7 @@ impl ResolvedRun {
             return error;
         };
         let measured = gpu.memory();
-        // No more than there turned out to be, and less than the plan by what was asked for in vain.
+        // At most the memory that was available, and less than the plan by the request that failed.
         let planned = self.memory.reserved_bytes as usize;
         let there = (measured.reserved + free).min(planned.saturating_sub(*requested));
         let device = Device::dry_gpu(GpuModel { memory: there, ..gpu.model().clone() });

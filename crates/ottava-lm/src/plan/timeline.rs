@@ -16,7 +16,7 @@ pub(super) enum Brings {
 pub(super) struct Collective {
     /// Seconds that it takes without overlap.
     pub seconds: f64,
-    /// Its time beside products, over that.
+    /// Its time when it overlaps with products, relative to `seconds`.
     pub beside_products: f64,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// Nothing has run; a product beside collectives takes `products` times as long.
+    /// An empty timeline; a product that overlaps with collectives takes `products` times as long.
     pub fn new(products: f64) -> Timeline {
         Timeline { products, collectives: VecDeque::new(), exposed: 0.0, slowdown: 0.0, computed: 0.0 }
     }

@@ -133,7 +133,7 @@ pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>)
     for attempt in 1.. {
         let latest = latest_complete(&checkpoints, Verify::Sizes)?;
         let Some((newest, _)) = latest.complete else {
-            // A listing may show neither the checkpoint that was deleted meanwhile nor the one that has come.
+            // A listing may contain neither the checkpoint that was deleted during it nor the new one.
             if attempt < ATTEMPTS {
                 continue;
             }

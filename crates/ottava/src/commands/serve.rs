@@ -93,7 +93,7 @@ impl Serve {
         serve(&options, move || self.load(), |address| note!("serving {name} at http://{address}"))
     }
 
-    /// The engine, warmed up, and what requests need to know of its model.
+    /// The warmed-up engine, and the properties of its model that requests need.
     fn load(&self) -> Result<(Engine, Model)> {
         let (decoder, mut model) = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;

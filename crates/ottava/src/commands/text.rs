@@ -116,7 +116,7 @@ impl Cut {
 }
 
 impl Text {
-    /// The tokenizer of a model folder and the length of sequences, of which its model has enough positions.
+    /// The tokenizer of a model folder and the length of sequences, which the model's positions must cover.
     pub fn fit(&self, folder: &Path, config: &ConfigFile) -> Result<(Tokenizer, usize)> {
         let sizes = decoder_config(config)?;
         let tokenizer = Tokenizer::load(folder)?;

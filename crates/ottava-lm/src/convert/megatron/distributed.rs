@@ -17,7 +17,7 @@ use std::path::Path;
 /// Names the format, after everything else was written.
 const BACKEND: &str = "metadata.json";
 
-/// The file, or in later versions the object, with everything else than tensors and objects of ranks, such as the arguments.
+/// The file, or in later versions the object, with everything except tensors and objects of ranks, such as the arguments.
 const COMMON_FILE: &str = "common.pt";
 const COMMON_OBJECT: &str = "common_state/shard_0_1";
 
@@ -82,7 +82,7 @@ impl Distributed {
     /// The arguments of the run, if the checkpoint has some.
     pub fn args(&self) -> Option<Args<'_>> {
         let file = self.common.as_ref()?;
-        // An object is a list of what each of its writers has.
+        // An object is a list with one entry per writer.
         let root = file.pickle.root();
         let state = file.pickle.items(root).and_then(|states| states.first().copied()).unwrap_or(root);
         Args::of(file, state)

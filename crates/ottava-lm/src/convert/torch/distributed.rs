@@ -28,7 +28,7 @@ const OF_METADATA: &[&str] = &[
     "torch.distributed.checkpoint.metadata.StorageMeta",
     "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.distributed.checkpoint.filesystem._StoragePrefix",
-    // The plans of ranks, which Megatron may store beside the rest.
+    // The plans of ranks, which Megatron may also store.
     "torch.distributed.checkpoint.planner.SavePlan",
     "torch.distributed.checkpoint.planner.WriteItem",
     "torch.distributed.checkpoint.planner.WriteItemType",
@@ -189,7 +189,7 @@ impl Distributed {
         Ok(Some(ShardedTensor { name: name.to_string(), dtype, shape, chunks }))
     }
 
-    /// The file of torch.save in an object; `None` if there is none of that name.
+    /// The file of torch.save in an object; `None` if no object has that name.
     pub fn object(&self, name: &str) -> Result<Option<TorchFile>> {
         let Some((number, _)) = self.entries.get(name) else { return Ok(None) };
         let place = self.place(*number, &[]).map_err(|reason| self.error(&format!("`{name}` {reason}")))?;

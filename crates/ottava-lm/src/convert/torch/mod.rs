@@ -117,7 +117,7 @@ fn dtype_of(name: &str) -> Option<DType> {
     })
 }
 
-/// A file, or a part of it, in the words of errors.
+/// The name of a file, or of a part of it, for errors.
 fn described(path: &Path, part: Option<&str>) -> String {
     let file = path.display();
     part.map_or(file.to_string(), |part| format!("{file}: {part}"))
@@ -251,7 +251,7 @@ impl TorchFile {
         Error::Model(format!("{}: {text}", described(&self.path, self.part.as_deref())))
     }
 
-    /// The tensor of a node; `None` if it is none. Errors, in words, for a tensor that is not whole, floating-point and row-major.
+    /// The tensor of a node; `None` if the node is not a tensor. Errors with a description for a tensor that is not whole, floating-point and row-major.
     pub fn tensor(&self, id: Id) -> Result<Option<TorchTensor>, String> {
         let Some((function, arguments)) = self.pickle.call(id) else { return Ok(None) };
         match (function, arguments) {
