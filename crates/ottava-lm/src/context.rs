@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::mode::Mode;
-use crate::param::Fetched;
+use crate::param::Loan;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Casts;
 use ottava_tensor::ops::{CodeCopies, KvBlocks, PagedBatch, SavedActivation, compress};
@@ -81,8 +81,8 @@ impl Sequences {
 pub struct Context<'a> {
     /// The FP8 casts of the pass, and its mode.
     pub casts: Casts<'a>,
-    /// Copies on the device of the weights that lie in the host's memory.
-    pub fetched: &'a Fetched,
+    /// The weights that units read from elsewhere.
+    pub loan: &'a Loan,
     /// How its tokens lie.
     pub sequences: &'a Sequences,
     /// What backward computes again.
@@ -116,10 +116,10 @@ impl Context<'_> {
     }
 
     /// The same pass, with the weights of another block.
-    pub fn with_weights<'a>(&'a mut self, fetched: &'a Fetched) -> Context<'a> {
+    pub fn with_weights<'a>(&'a mut self, loan: &'a Loan) -> Context<'a> {
         let mode = self.mode();
         let paged = self.paged.as_mut().map(PagedPass::reborrow);
-        Context { casts: self.casts.in_mode(mode), fetched, paged, ..*self }
+        Context { casts: self.casts.in_mode(mode), loan, paged, ..*self }
     }
 
     /// The forward that backward runs once more, which keeps everything that the rest of backward reads.

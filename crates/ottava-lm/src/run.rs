@@ -19,6 +19,8 @@ pub struct Run {
     pub optimizer: AdamWOptimizer,
     /// Its steps.
     pub step: TrainStep,
+    /// A digest of the weights that it was built from, which all ranks have alike.
+    pub weights_digest: u64,
 }
 
 impl Run {
@@ -33,16 +35,17 @@ impl Run {
     ) -> Result<Run> {
         let _scope = device.scope("build");
         let (t, seq_len) = (&config.training, config.data.max_length);
-        let mut model = Decoder::new(sizes, &config.recipe_on(device), device, config.purpose(), seq_len, weights)?;
+        let mut model = Decoder::unloaded(sizes, &config.recipe_on(device), device, config.purpose(), seq_len)?;
         let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
         let values = !config.precision.high_precision_steps.is_empty();
         let partition = Partition::new(&mut model, ranks, config.parallel.zero, reduction, values)?;
+        let weights_digest = partition.load(&mut model, weights)?;
         let states = device.scope("optimizer states");
         let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
         drop(states);
         let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;
-        Ok(Run { model, optimizer, step })
+        Ok(Run { model, optimizer, step, weights_digest })
     }
 
     /// The same, with rows of several documents, at most `max_documents` in each; `None` leaves each row one document.

@@ -9,7 +9,7 @@ use crate::layers::{Linear, LinearConfig};
 use crate::level::{Formats, Gradients, Level, Masters};
 use crate::mode::Mode;
 use crate::models::{Decoder, DecoderConfig};
-use crate::param::{Builder, Fetched, GradFormat, MemoryPolicy, Purpose};
+use crate::param::{Builder, GradFormat, Loan, MemoryPolicy, Purpose, Split};
 use crate::recipe::{Recipe, RecipeName};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::ScalingState;
@@ -57,11 +57,24 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let formats = Formats { masters: Masters::None, gradients, ..Level::O0.formats() };
     let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
-    let mut build = Builder::new(device, recipe, Purpose::Train(memory), &mut weights);
+    let mut build = Builder::new(device, recipe, Purpose::Train(memory));
     let parts = &[("linear".into(), outputs)];
-    let config =
-        LinearConfig { name: "linear", parts, inputs, bias: false, std: 0.02, transposed: false, shared_input: None };
+    let config = LinearConfig {
+        name: "linear",
+        parts,
+        inputs,
+        bias: false,
+        std: 0.02,
+        transposed: false,
+        split: Split::None,
+        shared_input: None,
+    };
     let mut linear = Linear::new(&mut build, config)?;
+    let mut loaded = Ok(());
+    linear.parameters_mut(&mut |param| {
+        loaded = std::mem::replace(&mut loaded, Ok(())).and(param.load_whole(&mut weights))
+    });
+    loaded?;
     let mut scaling = ScalingState::new(device, build.slots)?;
     let random = |width, std, seed| cast(&normal(device, &[tokens, width], std, seed)?, recipe.compute);
     let (x, dy): (Tensor, Tensor) = (random(inputs, 1.0, 2)?, random(outputs, 1e-3, 3)?);
@@ -69,7 +82,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     let pass = |linear: &mut Linear, scaling: &mut ScalingState| -> Result<()> {
         let mut context = Context {
             casts: scaling.casts(Mode::TRAINING),
-            fetched: Fetched::none(),
+            loan: Loan::none(),
             sequences: &sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
@@ -78,7 +91,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         let (y, saved) = linear.forward(x.clone(), None, &mut context)?;
         drop(y);
         linear.backward(dy.clone(), saved, &mut context)?;
-        linear.parameters_mut(&mut |param| param.clear_grad());
+        linear.parameters_mut(&mut |param| param.gradient.clear());
         Ok(())
     };
     // The first step, since delayed scales are known from the second on.

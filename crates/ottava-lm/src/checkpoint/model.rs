@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::lora::{Lora, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
-use crate::param::{Init, Layout, Part, WeightSource};
+use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};
 use crate::recipe::Recipe;
 use crate::{input, interrupt};
-use ottava_tensor::ops::{normal, transpose};
+use ottava_tensor::ops::{normal_from, transpose};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -39,23 +39,23 @@ impl FolderWeights {
     /// read only where the folder has a second copy of a tied head.
     pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
         let mut weights = FolderWeights::open(folder)?;
-        Decoder::describe_parts(sizes, recipe, &mut |part| weights.find(part).map(drop))?;
+        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.find(tensor).map(drop))?;
         weights.finish(sizes)
     }
 
-    /// The name of a part in this folder.
+    /// The name of a tensor in this folder.
     ///
     /// Errors when the folder lacks it or has it in another shape.
-    fn find(&mut self, part: &Part) -> Result<String> {
+    fn find(&mut self, tensor: &FolderTensor) -> Result<String> {
         // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
-        let name = part.name.strip_prefix("transformer.").filter(|_| self.files.info(&part.name).is_err());
-        let name = name.unwrap_or(&part.name);
+        let name = tensor.name.strip_prefix("transformer.").filter(|_| self.files.info(&tensor.name).is_err());
+        let name = name.unwrap_or(&tensor.name);
         let info = self.files.info(name)?;
-        if info.shape != part.stored_shape() {
+        if info.shape != tensor.stored_shape() {
             return Err(Error::Model(format!(
                 "tensor `{name}` has shape {:?}, config.json makes it {:?}",
                 info.shape,
-                part.stored_shape()
+                tensor.stored_shape()
             )));
         }
         self.used.insert(name.to_string());
@@ -99,15 +99,17 @@ impl FolderWeights {
 }
 
 impl WeightSource for FolderWeights {
-    fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
-        let name = self.find(part)?;
-        let values = self.values(&name)?;
-        Ok(match part.layout {
-            Layout::Same => values,
-            Layout::Transposed => transpose(&values)?,
-            Layout::Rows(_) => values.reshape(&part.shape)?,
-        })
+        let name = self.find(tensor)?;
+        match tensor.layout {
+            FolderLayout::Same | FolderLayout::Rows(_) => self.files.values_of(&name, elements),
+            FolderLayout::Transposed => {
+                // Neighbours in memory are a column in the file, so the whole tensor is read.
+                let values = transpose(&self.values(&name)?)?;
+                Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+            }
+        }
     }
 }
 
@@ -120,22 +122,18 @@ pub struct RandomWeights {
 }
 
 impl WeightSource for RandomWeights {
-    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
         interrupt::check("drawing the weights")?;
+        let (shape, seed) = ([elements.len()], name_hash(self.seed, &tensor.name));
         Ok(match init {
-            Init::Normal(std) => normal(&self.device, &part.shape, std, name_hash(self.seed, &part.name))?,
-            Init::Zeros => Tensor::zeros(&self.device, &part.shape, DType::F32)?,
+            Init::Normal(std) => normal_from(&self.device, &shape, std, seed, elements.start)?,
+            Init::Zeros => Tensor::zeros(&self.device, &shape, DType::F32)?,
             Init::Uniform(bound) => {
-                let start = name_hash(self.seed, &part.name);
-                let draw = |i: usize| (mix(start.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32;
-                let elements = 0..part.shape.iter().product();
+                let draw = |i: usize| (mix(seed.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32;
                 let values: Vec<f32> = elements.map(|i| bound * (draw(i) / (1 << 23) as f32 - 1.0)).collect();
-                Tensor::from_slice(&self.device, &part.shape, &values)?
+                Tensor::from_slice(&self.device, &shape, &values)?
             }
-            Init::Ones => {
-                let ones = vec![1f32; part.shape.iter().product()];
-                Tensor::from_slice(&self.device, &part.shape, &ones)?
-            }
+            Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
         })
     }
 }
@@ -166,27 +164,28 @@ impl<'a> AdaptedWeights<'a> {
 }
 
 impl WeightSource for AdaptedWeights<'_> {
-    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
-        if !part.name.starts_with(adapter::PREFIX) {
-            return self.base.weight(part, init);
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
+        if !tensor.name.starts_with(adapter::PREFIX) {
+            return self.base.read(tensor, elements, init);
         }
         match &self.adapter {
             Some(adapter) => {
-                self.used.insert(part.name.clone());
-                adapter.values(&part.name, &part.stored_shape())
+                self.used.insert(tensor.name.clone());
+                let values = adapter.values(&tensor.name, &tensor.stored_shape())?;
+                Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
             }
-            None => self.new.weight(part, init),
+            None => self.new.read(tensor, elements, init),
         }
     }
 }
 
-/// The tensors of a fused parameter, each with its rows.
-pub(super) fn rows_of(parts: &[Part]) -> impl Iterator<Item = (&Part, Range<usize>)> {
+/// The shards of a parameter, each with its rows of the stack.
+pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<usize>)> {
     let mut end = 0;
-    parts.iter().map(move |part| {
+    shards.iter().map(move |shard| {
         let start = end;
-        end += part.shape[0];
-        (part, start..end)
+        end += shard.shape()[0];
+        (shard, start..end)
     })
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, Kept, LossScale, Per, optimizer_tensors};
 use crate::parallel::Partition;
-use crate::param::{Layout, Param, Part};
+use crate::param::{FolderLayout, Param, Shard};
 use ottava_tensor::ops::transpose;
 use ottava_tensor::{ExpandedTensor, Snapshot, Tensor};
 use serde::{Deserialize, Serialize};
@@ -96,10 +96,11 @@ impl Contents {
             if slice.is_none() && !ranks.leads() {
                 continue;
             }
-            let Param { parts, weights, .. } = &mut **param;
-            for (part, at) in rows_of(parts).filter(|_| ranks.leads()) {
-                contents.weights.push(TensorInfo { name: part.name.clone(), dtype, shape: part.stored_shape() });
-                rows.insert(part.name.clone(), (i, part.layout, at));
+            let Param { shards, weights, .. } = &mut **param;
+            for (shard, at) in rows_of(shards).filter(|_| ranks.leads()) {
+                let tensor = &shard.tensor;
+                contents.weights.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
+                rows.insert(tensor.name.clone(), (i, tensor.layout, at));
             }
             for kept in optimizer_tensors(weights, moments) {
                 // The rank with the first element writes the values that all slices share.
@@ -108,7 +109,7 @@ impl Contents {
                     continue;
                 }
                 let (flat, mut start) = (kept.tensor.reshape(&[kept.tensor.len()])?, 0);
-                for Piece { info, elements } in pieces(parts, &slice, &kept) {
+                for Piece { info, elements } in pieces(shards, &slice, &kept) {
                     let end = start + elements.len();
                     others.insert(info.name.clone(), flat.rows(start, end)?);
                     start = end;
@@ -186,7 +187,7 @@ pub struct LiveTensors<'a> {
     /// The first parameter that was not gathered yet.
     next: usize,
     /// Where weights are: parameter, how a folder has them, and rows, by name.
-    rows: HashMap<String, (usize, Layout, Range<usize>)>,
+    rows: HashMap<String, (usize, FolderLayout, Range<usize>)>,
     /// Views of all other tensors, by name.
     others: HashMap<String, Tensor>,
     /// The last parameter that was gathered.
@@ -208,7 +209,7 @@ impl LiveTensors<'_> {
         }
         let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
         let part = whole.rows(rows.start, rows.end)?;
-        Ok(if layout == Layout::Transposed { transpose(&part)? } else { part })
+        Ok(if layout == FolderLayout::Transposed { transpose(&part)? } else { part })
     }
 
     /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.
@@ -237,10 +238,10 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     let files = open(folder)?;
     for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
         let slice = param.is_sliced().then(|| param.slice());
-        let Param { parts, weights, .. } = param;
+        let Param { shards, weights, .. } = param;
         for kept in optimizer_tensors(weights, moments) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
-            for Piece { info: expected, elements } in pieces(parts, &slice, &kept) {
+            for Piece { info: expected, elements } in pieces(shards, &slice, &kept) {
                 let info = files.info(&expected.name)?;
                 if *info != expected {
                     return Err(Error::Checkpoint(format!(
@@ -283,17 +284,21 @@ struct Piece {
     elements: Range<usize>,
 }
 
-/// The pieces of a tensor, in its order, which this process has of a parameter, or of a `slice` of one: one per part that it touches. What
-/// belongs to the whole parameter has the first part's name.
-fn pieces(parts: &[Part], slice: &Option<Range<usize>>, Kept { kind, per, tensor }: &Kept) -> Vec<Piece> {
-    let info = |part: &Part, shape| TensorInfo { name: format!("{kind}.{}", part.name), dtype: tensor.dtype(), shape };
+/// The pieces of a tensor, in its order, which this process has of a parameter, or of a `slice` of one: one per shard that it touches. What
+/// belongs to the whole parameter has the first shard's name.
+fn pieces(shards: &[Shard], slice: &Option<Range<usize>>, Kept { kind, per, tensor }: &Kept) -> Vec<Piece> {
+    let info = |shard: &Shard, shape| TensorInfo {
+        name: format!("{kind}.{}", shard.tensor.name),
+        dtype: tensor.dtype(),
+        shape,
+    };
     if *per == Per::Parameter {
-        return vec![Piece { info: info(&parts[0], tensor.shape().to_vec()), elements: 0..tensor.len() }];
+        return vec![Piece { info: info(&shards[0], tensor.shape().to_vec()), elements: 0..tensor.len() }];
     }
     let (mut end, mut found) = (0, Vec::new());
-    for part in parts {
-        let start = end;
-        end = start + part.shape.iter().product::<usize>();
+    for shard in shards {
+        let (start, whole) = (end, shard.shape());
+        end = start + shard.elements();
         let (from, to) = slice.as_ref().map_or((start, end), |slice| (slice.start.max(start), slice.end.min(end)));
         if from >= to {
             continue;
@@ -301,14 +306,14 @@ fn pieces(parts: &[Part], slice: &Option<Range<usize>>, Kept { kind, per, tensor
         let (shape, elements) = match per {
             Per::Group => {
                 // Groups lie within rows, and a slice has whole groups.
-                let shape = ExpandedTensor::groups_shape(part.shape[0], part.shape[1]).to_vec();
-                let whole: usize = shape.iter().product();
-                let at = |weight: usize| weight * whole / (end - start);
+                let shape = ExpandedTensor::groups_shape(whole[0], whole[1]).to_vec();
+                let groups: usize = shape.iter().product();
+                let at = |weight: usize| weight * groups / (end - start);
                 (shape, at(from - start)..at(to - start))
             }
-            Per::Element | Per::Parameter => (part.shape.clone(), from - start..to - start),
+            Per::Element | Per::Parameter => (whole, from - start..to - start),
         };
-        found.push(Piece { info: info(part, shape), elements });
+        found.push(Piece { info: info(shard, shape), elements });
     }
     found
 }

@@ -8,6 +8,7 @@ use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// Values of each weight that a fingerprint reads.
@@ -87,21 +88,31 @@ impl WeightFiles {
     /// A weight in F32, on the CPU; one in FP8 as `code · scale`, rounded once.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.files.info(name)?;
-        if info.dtype != DType::E4M3 {
-            return self.files.values(name);
+        Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
+    }
+
+    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only those are read.
+    pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
+        if self.files.info(name)?.dtype != DType::E4M3 {
+            return self.files.values_of(name, elements);
         }
         let scales = self.scales(name)?;
-        let mut values = Vec::with_capacity(info.elements());
-        for (row, codes) in self.files.read(name)?.chunks_exact(scales.columns.max(1)).enumerate() {
-            for (block, codes) in codes.chunks(scales.width).enumerate() {
-                let scale = scales.at(row * scales.columns + block * scales.width);
-                values.extend(codes.iter().map(|code| E4M3(*code).to_f32() * scale));
-            }
+        let codes = self.files.read_bytes(name, elements.clone())?;
+        let (mut values, mut at) = (Vec::with_capacity(codes.len()), elements.start);
+        while at < elements.end {
+            // Neighbours with one scale: of one row, and of one block in it.
+            let column = at % scales.columns;
+            let end = (column + scales.width - column % scales.width).min(scales.columns);
+            let stop = (at + end - column).min(elements.end);
+            let scale = scales.at(at);
+            let codes = &codes[at - elements.start..stop - elements.start];
+            values.extend(codes.iter().map(|code| E4M3(*code).to_f32() * scale));
+            at = stop;
         }
         if values.iter().any(|value| !value.is_finite()) {
             return Err(Error::Model(format!("tensor `{name}` has codes or scales that are not finite")));
         }
-        Ok(Tensor::from_slice(&Device::Cpu, &info.shape, &values)?)
+        Ok(Tensor::from_slice(&Device::Cpu, &[values.len()], &values)?)
     }
 
     /// A hash of `linears`: of the names, shapes and first values of their weights, rounded to BF16, so that a copy in another type has the
@@ -195,13 +206,21 @@ impl ModelFiles {
     /// A tensor in F32, on the CPU.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.info(name)?;
+        Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
+    }
+
+    /// `elements` of a flat tensor in F32, `[n]`, on the CPU.
+    pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
+        let info = self.info(name)?;
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
             return Err(Error::Model(format!(
                 "tensor `{name}` is {}; weights must be floats of 16 bits or more",
                 info.dtype
             )));
         }
-        let stored = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &self.read(name)?)?;
+        let (size, shape) = (info.dtype.size(), [elements.len()]);
+        let bytes = self.read_bytes(name, elements.start * size..elements.end * size)?;
+        let stored = Tensor::from_bytes(&Device::Cpu, &shape, info.dtype, &bytes)?;
         Ok(cast(&stored, DType::F32)?)
     }
 }

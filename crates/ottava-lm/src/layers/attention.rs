@@ -6,7 +6,7 @@ use super::{Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Layout, Param, Part};
+use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, HeadNormLayout, HeadNormWeights, NormKind, RopeLayout, RopePairs, Rotation,
@@ -74,9 +74,12 @@ impl HeadNorm {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
         let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
         let mut weight = |which: &str, len: usize| {
-            let rows = if kind == NormKind::Layer { Layout::Rows(len / head_dim) } else { Layout::Same };
-            let part = Part { layout: rows, ..Part::new(format!("{name}.{which}.weight"), vec![len]) };
-            Param::new(build, vec![part], Init::Ones)
+            // A LayerNorm has a weight for each head.
+            let per_head = kind == NormKind::Layer;
+            let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
+            let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![len]) };
+            let shard = build.shard(tensor, if per_head { Split::Output } else { Split::None })?;
+            Param::new(build, vec![shard], Init::Ones)
         };
         let [of_q, of_k] = layout.weights();
         Ok(HeadNorm { q: weight("q_norm", of_q)?, k: weight("k_norm", of_k)?, eps, layout })
@@ -123,15 +126,13 @@ impl Attention {
         let spec = AttentionSpec { deterministic, ..AttentionSpec::causal(c.heads, c.kv_heads, c.head_dim) };
         let number = build.description.attention.len();
         build.description.attention.push(spec);
-        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, shared_input| {
+        let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
-            Linear::new(
-                build,
-                LinearConfig { name, parts, inputs, bias, std: c.std, transposed: c.names.transposed, shared_input },
-            )
+            let (std, transposed) = (c.std, c.names.transposed);
+            Linear::new(build, LinearConfig { name, parts, inputs, bias, std, transposed, split, shared_input })
         };
-        let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, shared_input)?;
-        let output = linear(c.names.output, &output, q, c.output_bias, None)?;
+        let qkv = linear(c.names.qkv_stack, &qkv, c.channels, c.qkv_bias, Split::Output, shared_input)?;
+        let output = linear(c.names.output, &output, q, c.output_bias, Split::Input, None)?;
         let norm = c.qk_norm.map(|(kind, eps)| HeadNorm::new(build, name, &c, kind, eps)).transpose()?;
         Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }

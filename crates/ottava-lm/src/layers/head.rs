@@ -3,7 +3,7 @@
 use super::{Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
-use crate::param::{Builder, Fetched, Init, Param, Part};
+use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use crate::recipe::LinearSite;
 use ottava_tensor::ops::{
     Accumulation, Operand, cross_entropy, cross_entropy_gradient, gemm_nt, real_type, scale_columns,
@@ -36,10 +36,13 @@ impl Head {
         tied: Option<&str>,
     ) -> Result<Head> {
         const NAME: &str = "lm_head";
-        let part = Part::new(format!("{NAME}.weight"), vec![vocabulary, channels]);
         let weight = match tied {
             Some(_) => None,
-            None => Some(Param::new(build, vec![part], Init::Normal(std))?),
+            None => {
+                let tensor = FolderTensor::new(format!("{NAME}.weight"), vec![vocabulary, channels]);
+                let shard = build.shard(tensor, Split::Vocabulary)?;
+                Some(Param::new(build, vec![shard], Init::Normal(std))?)
+            }
         };
         let name = tied.map_or(NAME.to_string(), |table| format!("{table} (as head)"));
         build.description.fixed.push(NAME.to_string());
@@ -85,17 +88,17 @@ impl Head {
     }
 
     /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32.
-    pub fn logits(x: &Tensor, weight: &Param, fetched: &Fetched, out: DType) -> Result<Tensor> {
-        let weight = weight.read(fetched)?;
+    pub fn logits(x: &Tensor, weight: &Param, loan: &Loan, out: DType) -> Result<Tensor> {
+        let weight = weight.read(loan)?;
         let (a, b) = (Operand::plain(x), Operand::plain(&weight));
         Ok(gemm_nt(a, b, out, Accumulation::Exact)?)
     }
 
     /// Losses of I32 `targets` `[T]`, `[T]`.
-    pub fn losses(x: &Tensor, weight: &Param, fetched: &Fetched, targets: &Tensor) -> Result<Tensor> {
+    pub fn losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Result<Tensor> {
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let logits = Head::logits(&x.rows(start, end)?, weight, fetched, x.dtype())?;
+            let logits = Head::logits(&x.rows(start, end)?, weight, loan, x.dtype())?;
             losses.copy_from(start, &cross_entropy(&logits, &targets.rows(start, end)?)?)?;
         }
         Ok(losses)
@@ -106,7 +109,7 @@ impl Head {
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
-        fetched: &Fetched,
+        loan: &Loan,
         targets: &Tensor,
         scale: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
@@ -114,13 +117,13 @@ impl Head {
         let mut dx = x.empty_like()?;
         for (start, end) in chunks(targets.len()) {
             let x = x.rows(start, end)?;
-            let mut logits = Head::logits(&x, weight, fetched, x.dtype())?;
+            let mut logits = Head::logits(&x, weight, loan, x.dtype())?;
             losses.copy_from(start, &cross_entropy_gradient(&mut logits, &targets.rows(start, end)?, scale)?)?;
             if weight.is_trained() {
                 let (a, b) = (Operand::plain_transposed(&logits), Operand::plain_transposed(&x));
                 weight.add_product_to_grad(a, b, Accumulation::Exact)?;
             }
-            let weight = weight.read(fetched)?;
+            let weight = weight.read(loan)?;
             let (a, b) = (Operand::plain(&logits), Operand::plain_transposed(&weight));
             dx.copy_from(start, &gemm_nt(a, b, x.dtype(), Accumulation::Exact)?)?;
         }

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Layout, Param, Part};
+use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
 use crate::recipe::{Casts, LinearSite, ProductPrecision, Products};
 use crate::scaling::Slot;
 use ottava_tensor::ops::{
@@ -44,6 +44,8 @@ pub struct LinearConfig<'a> {
     pub std: f32,
     /// Whether a model folder has its weights transposed, as those of GPT-2.
     pub transposed: bool,
+    /// How ranks divide its weight.
+    pub split: Split,
     /// The cast of its input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,
 }
@@ -60,17 +62,21 @@ struct Parts {
 impl LinearConfig<'_> {
     /// Creates weight and bias, takes the recipe's decision, and records both in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
-        let LinearConfig { name, parts, inputs, bias, std, transposed, .. } = *self;
-        let part = |suffix: &str, columns: Option<usize>| -> Vec<Part> {
-            let part = |(name, rows): &(String, usize)| Part {
+        let LinearConfig { name, parts, inputs, bias, std, transposed, split, .. } = *self;
+        let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
+            let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
-                layout: if transposed && columns.is_some() { Layout::Transposed } else { Layout::Same },
+                layout: if transposed && columns.is_some() { FolderLayout::Transposed } else { FolderLayout::Same },
             };
-            parts.iter().map(part).collect()
+            parts.iter().map(|part| build.shard(tensor(part), split)).collect()
         };
-        let weight = Param::matrix(build, part("weight", Some(inputs)), Init::Normal(std))?;
-        let bias = bias.then(|| Param::new(build, part("bias", None), Init::Zeros)).transpose()?;
+        let weight = shards(build, "weight", Some(inputs), split)?;
+        let weight = Param::matrix(build, weight, Init::Normal(std))?;
+        // Where ranks divide the inputs, their products are added before the bias.
+        let bias_split = if split == Split::Input { Split::None } else { split };
+        let bias =
+            bias.then(|| Param::new(build, shards(build, "bias", None, bias_split)?, Init::Zeros)).transpose()?;
         let site = LinearSite {
             name: name.to_string(),
             parts: parts.iter().map(|(name, _)| name.clone()).collect(),
@@ -130,7 +136,6 @@ impl Linear {
                 "`precision`: {name} reads the same input as another linear and is not cast like it; name both in `high_precision_layers`, or neither"
             )));
         }
-        weight.place_weights()?;
         Ok(Linear { weight, bias, adapter, products, input, gradient })
     }
 
@@ -164,15 +169,15 @@ impl Linear {
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.forward(x.value(), residual)).transpose()?;
         let residual = adapted.as_ref().or(residual);
-        let Context { casts, fetched, .. } = context;
+        let Context { casts, loan, .. } = context;
         match self.products(casts.mode).fprop {
             ProductPrecision::Fp8(how) => {
-                let weight = self.weight.codes_for_forward(fetched, casts)?;
+                let weight = self.weight.codes_for_forward(loan, casts)?;
                 self.output(x.rows(), Operand::Rows(&weight), residual, how)
             }
             high => {
-                self.weight.measure_for_forward(fetched, casts)?;
-                let weight = self.weight.read(fetched)?;
+                self.weight.measure_for_forward(loan, casts)?;
+                let weight = self.weight.read(loan)?;
                 self.output(x.rows(), Operand::plain(&weight), residual, high.accumulation())
             }
         }
@@ -233,7 +238,7 @@ impl Linear {
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         let adapted = self.adapter.as_ref().map(|adapter| adapter.dgrad(dy.value(), other)).transpose()?;
         let other = adapted.as_ref().or(other);
-        let Context { casts, fetched, .. } = context;
+        let Context { casts, loan, .. } = context;
         let out = self.weight.dtype();
         let product = |b: Operand, how| match other {
             Some(other) => gemm_nt_plus(dy.rows(), b, other, how),
@@ -241,9 +246,9 @@ impl Linear {
         };
         Ok(match self.products(casts.mode).dgrad {
             ProductPrecision::Fp8(how) => {
-                product(Operand::Columns(&self.weight.codes_for_backward(fetched, casts)?), how)?
+                product(Operand::Columns(&self.weight.codes_for_backward(loan, casts)?), how)?
             }
-            high => product(Operand::plain_transposed(&self.weight.read(fetched)?), high.accumulation())?,
+            high => product(Operand::plain_transposed(&self.weight.read(loan)?), high.accumulation())?,
         })
     }
 

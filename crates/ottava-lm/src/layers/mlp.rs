@@ -8,7 +8,7 @@ use super::{Linear, LinearConfig, Names};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
-use crate::param::{Builder, Param};
+use crate::param::{Builder, Param, Split};
 use activated::{ActivatedLinear, ActivatedSaved};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Activation;
@@ -48,9 +48,17 @@ impl Mlp {
         let down = [part(names.down, channels)];
         let (gate_up_name, down_name) = (format!("{name}.{}", names.gate_up_stack), format!("{name}.{}", names.down));
         let (parts, transposed) = (gate_up.as_slice(), names.transposed);
-        let config = LinearConfig { name: &gate_up_name, parts, inputs: channels, bias, std, transposed, shared_input };
+        let (name, split) = (&gate_up_name, Split::Output);
+        let config = LinearConfig { name, parts, inputs: channels, bias, std, transposed, split, shared_input };
         let gate_up = Linear::new(build, config)?;
-        let config = LinearConfig { name: &down_name, parts: &down, inputs: hidden, shared_input: None, ..config };
+        let config = LinearConfig {
+            name: &down_name,
+            parts: &down,
+            inputs: hidden,
+            split: Split::Input,
+            shared_input: None,
+            ..config
+        };
         Ok(Mlp { gate_up, down: ActivatedLinear::new(build, config, activation)? })
     }
 }

@@ -4,7 +4,7 @@ use super::cast::{CastInput, OperandCast, SavedOperand};
 use crate::context::Context;
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     NormBackward, NormKind, NormWeights, Output, Produced, SavedActivation, norm_backward, norm_to,
@@ -59,8 +59,11 @@ impl Values {
 impl Norm {
     /// A norm over `channels` whose tensors are called `name` + `.weight` and `.bias`.
     pub fn new(build: &mut Builder, name: &str, channels: usize, config: NormConfig) -> Result<Norm> {
-        let mut param =
-            |suffix: &str, init| Param::new(build, vec![Part::new(format!("{name}.{suffix}"), vec![channels])], init);
+        let mut param = |suffix: &str, init| {
+            let tensor = FolderTensor::new(format!("{name}.{suffix}"), vec![channels]);
+            let shard = build.shard(tensor, Split::None)?;
+            Param::new(build, vec![shard], init)
+        };
         let weight = param("weight", Init::Ones)?;
         Ok(Norm { weight, bias: config.bias.then(|| param("bias", Init::Zeros)).transpose()?, config })
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::layers::Head;
 use crate::mode::{Mode, StepPrecision};
 use crate::param::{
-    Builder, Description, Direction, Fetched, Init, MemoryPolicy, Param, Part, Purpose, Units, WeightSource,
+    Builder, Description, Direction, FolderTensor, Loan, MemoryPolicy, Param, Purpose, Units, WeightSource,
 };
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
@@ -37,19 +37,36 @@ impl Decoder {
         seq_len: usize,
         weights: &mut dyn WeightSource,
     ) -> Result<Decoder> {
-        let decoder = Decoder::part(config, recipe, device, purpose, seq_len, weights, &Span::whole(config.layers))?;
+        let mut decoder = Decoder::unloaded(config, recipe, device, purpose, seq_len)?;
+        decoder.load(weights)?;
+        Ok(decoder)
+    }
+
+    /// Builds the whole model without its weights, so that ranks can divide them before each loads its slices.
+    pub fn unloaded(
+        config: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        purpose: Purpose,
+        seq_len: usize,
+    ) -> Result<Decoder> {
+        let decoder = Decoder::part(config, recipe, device, purpose, seq_len, &Span::whole(config.layers))?;
         decoder.description.check(recipe, config.lora.as_ref())?;
         Ok(decoder)
     }
 
-    /// Builds the parts of `span` alone.
+    /// Loads all weights.
+    pub fn load(&mut self, weights: &mut dyn WeightSource) -> Result<()> {
+        self.stage.parameters_mut().into_iter().try_for_each(|param| param.load_whole(weights))
+    }
+
+    /// Builds the parts of `span` alone, without their weights.
     pub fn part(
         config: &DecoderConfig,
         recipe: &Recipe,
         device: &Device,
         purpose: Purpose,
         seq_len: usize,
-        weights: &mut dyn WeightSource,
         span: &Span,
     ) -> Result<Decoder> {
         if let Some(window) = config.window.filter(|&window| seq_len > window) {
@@ -68,7 +85,7 @@ impl Decoder {
         let frequencies = config.rope.inverse_frequencies(config.head_dim);
         let table = || rope_table(device, &frequencies, seq_len, real_type(recipe.compute));
         let table = (!learned).then(table).transpose()?;
-        let mut build = Builder::new(device, recipe, purpose, weights);
+        let mut build = Builder::new(device, recipe, purpose);
         build.lora = config.lora.as_ref();
         let stage = Stage::new(&mut build, config, span, table.as_ref())?;
         let scaling = ScalingState::new(device, build.slots)?;
@@ -88,23 +105,21 @@ impl Decoder {
     ///
     /// Errors when the recipe's exceptions do not fit the model.
     pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
-        Decoder::describe_parts(config, recipe, &mut |_| Ok(()))
+        Ok(Decoder::dry(config, recipe)?.description)
     }
 
-    /// [`Decoder::describe`] that calls `each` with every tensor that a folder of the model has.
-    pub(crate) fn describe_parts(
-        config: &DecoderConfig,
-        recipe: &Recipe,
-        each: &mut dyn FnMut(&Part) -> Result<()>,
-    ) -> Result<Description> {
-        let device = Device::Cpu.dry();
-        let mut weights = Unset { device: &device, each };
-        let mut build = Builder::new(&device, recipe, Purpose::Infer, &mut weights);
-        build.lora = config.lora.as_ref();
-        let table = Tensor::empty(&device, &[1, config.head_dim], real_type(recipe.compute))?;
-        Stage::new(&mut build, config, &Span::whole(config.layers), Some(&table))?;
-        build.description.check(recipe, config.lora.as_ref())?;
-        Ok(build.description)
+    /// The tensors that a folder of the model has.
+    ///
+    /// Errors as [`Decoder::describe`].
+    pub fn folder_tensors(config: &DecoderConfig, recipe: &Recipe) -> Result<Vec<FolderTensor>> {
+        let mut decoder = Decoder::dry(config, recipe)?;
+        let shards = decoder.all_parameters().into_iter().flat_map(|param| param.shards.iter());
+        Ok(shards.map(|shard| shard.tensor.clone()).collect())
+    }
+
+    /// A model without weights, on a device that holds no data.
+    fn dry(config: &DecoderConfig, recipe: &Recipe) -> Result<Decoder> {
+        Decoder::unloaded(config, recipe, &Device::Cpu.dry(), Purpose::Infer, 1)
     }
 
     /// Its sizes.
@@ -171,7 +186,7 @@ impl Decoder {
     ) -> Result<Tensor> {
         let mut context = Context {
             casts: self.scaling.casts(Mode::evaluation(precision)),
-            fetched: Fetched::none(),
+            loan: Loan::none(),
             sequences,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,
@@ -236,7 +251,7 @@ impl Decoder {
     fn training<'a>(&'a mut self, sequences: &'a Sequences, precision: StepPrecision) -> (&'a mut Stage, Context<'a>) {
         let context = Context {
             casts: self.scaling.casts(Mode::training(precision)),
-            fetched: Fetched::none(),
+            loan: Loan::none(),
             sequences,
             recompute: self.recompute,
             saved_activations: self.saved_activations,
@@ -277,7 +292,7 @@ impl Decoder {
     /// would often have equal ones.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
-        let pass = || Head::logits(&x, head, Fetched::none(), real_type(x.dtype()));
+        let pass = || Head::logits(&x, head, Loan::none(), real_type(x.dtype()));
         with_constant_weights(self.device(), head.is_stored(), pass)
     }
 }
@@ -293,19 +308,6 @@ fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce
 
 fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
     params.into_iter().filter(|param| param.is_trained()).collect()
-}
-
-/// Weights of a dry build.
-struct Unset<'a> {
-    device: &'a Device,
-    each: &'a mut dyn FnMut(&Part) -> Result<()>,
-}
-
-impl WeightSource for Unset<'_> {
-    fn weight(&mut self, part: &Part, _: Init) -> Result<Tensor> {
-        (self.each)(part)?;
-        Ok(Tensor::empty(self.device, &part.shape, DType::F32)?)
-    }
 }
 
 fn no_head() -> Error {

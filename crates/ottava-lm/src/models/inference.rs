@@ -4,7 +4,7 @@ use super::stage::Stage;
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::mode::Mode;
-use crate::param::{Fetched, Resident};
+use crate::param::{Loan, Resident};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::ops::{AttentionSpec, KvBlocks, PagedBatch};
@@ -143,7 +143,7 @@ impl KvCache {
         };
         let mut context = Context {
             casts: Casts { scales, recorder, mode: Mode::INFERENCE },
-            fetched: Fetched::none(),
+            loan: Loan::none(),
             sequences: &batch.positions,
             recompute: Recompute::None,
             saved_activations: SavedActivations::Exact,

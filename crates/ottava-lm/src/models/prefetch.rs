@@ -3,28 +3,31 @@
 use crate::context::Context;
 use crate::error::Result;
 use crate::layers::Block;
-use crate::param::{Direction, Fetched, Param, Units};
+use crate::param::{Direction, Loan, Param, Units};
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
-/// Copies in transfer to the device for one block: its weights, and further tensors.
-type Coming = (Fetched, Vec<Tensor>, HostTransfer);
-
-fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Coming> {
-    let params = parameters_of(block);
-    units.start(&params)?;
-    Fetched::start(&params, &input.into_iter().collect::<Vec<_>>())
+/// Copies on their way to the device for one block: its weights, and further tensors.
+struct Prefetch {
+    loan: Loan,
+    copies: Vec<Tensor>,
+    transfer: HostTransfer,
 }
 
-/// What was started for a block.
-fn arrive(
-    (mut fetched, copies, transfer): Coming,
-    block: &Block,
-    direction: Direction,
-    units: &mut dyn Units,
-) -> Result<(Fetched, Vec<Tensor>)> {
-    transfer.wait()?;
-    fetched.extend(units.fetch(&parameters_of(block), direction)?);
-    Ok((fetched, copies))
+fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Prefetch> {
+    let params = parameters_of(block);
+    units.start(params[0].id().unit)?;
+    let (loan, copies, transfer) = Loan::prefetch(&params, &input.into_iter().collect::<Vec<_>>())?;
+    Ok(Prefetch { loan, copies, transfer })
+}
+
+impl Prefetch {
+    /// Waits for the weights of `block`, and the further tensors.
+    fn wait(self, block: &Block, direction: Direction, units: &mut dyn Units) -> Result<(Loan, Vec<Tensor>)> {
+        let Prefetch { mut loan, copies, transfer } = self;
+        transfer.wait()?;
+        loan.extend(units.fetch(&parameters_of(block), direction)?);
+        Ok((loan, copies))
+    }
 }
 
 fn parameters_of(block: &Block) -> Vec<&Param> {
@@ -40,12 +43,12 @@ pub(super) fn forward_blocks(
     units: &mut dyn Units,
     mut work: impl FnMut(usize, &Block, &mut Context) -> Result<()>,
 ) -> Result<()> {
-    let mut coming = blocks.first().map(|block| start(block, None, units)).transpose()?;
+    let mut prefetch = blocks.first().map(|block| start(block, None, units)).transpose()?;
     for (i, block) in blocks.iter().enumerate() {
         let next = blocks.get(i + 1).map(|block| start(block, None, units)).transpose()?;
-        let started = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        let (fetched, _) = arrive(started, block, Direction::Forward, units)?;
-        work(i, block, &mut context.with_weights(&fetched))?;
+        let started = std::mem::replace(&mut prefetch, next).expect("each block is fetched");
+        let (loan, _) = started.wait(block, Direction::Forward, units)?;
+        work(i, block, &mut context.with_weights(&loan))?;
     }
     Ok(())
 }
@@ -58,12 +61,12 @@ pub(super) fn backward_blocks(
     units: &mut dyn Units,
     mut work: impl FnMut(usize, &mut Block, Option<Tensor>, &mut Context, &mut dyn Units) -> Result<()>,
 ) -> Result<()> {
-    let mut coming = blocks.last().map(|block| start(block, inputs.last(), units)).transpose()?;
+    let mut prefetch = blocks.last().map(|block| start(block, inputs.last(), units)).transpose()?;
     for i in (0..blocks.len()).rev() {
         let next = i.checked_sub(1).map(|before| start(&blocks[before], inputs.get(before), units)).transpose()?;
-        let started = std::mem::replace(&mut coming, next).expect("each block is fetched");
-        let (fetched, mut copies) = arrive(started, &blocks[i], Direction::Backward, units)?;
-        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&fetched), units)?;
+        let started = std::mem::replace(&mut prefetch, next).expect("each block is fetched");
+        let (loan, mut copies) = started.wait(&blocks[i], Direction::Backward, units)?;
+        work(i, &mut blocks[i], copies.pop(), &mut context.with_weights(&loan), units)?;
     }
     Ok(())
 }

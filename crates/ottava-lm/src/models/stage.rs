@@ -9,7 +9,7 @@ use crate::layers::{
     NormSaved, OperandCast, Sublayer,
 };
 use crate::operand::ResidualGradient;
-use crate::param::{Builder, Direction, Fetched, Param, Purpose, Units};
+use crate::param::{Builder, Direction, Loan, Param, Purpose, Units};
 use ottava_tensor::ops::{RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
@@ -61,10 +61,16 @@ impl Stage {
         build.description.ignored.clone_from(&c.ignored);
         let embedding =
             span.embedding.then(|| Embedding::new(build, table, c.vocabulary, c.channels, c.init_std)).transpose()?;
+        build.end_unit();
         let positions = (span.embedding && c.positions == Positions::Learned)
             .then(|| Embedding::new(build, c.names.positions, c.max_positions, c.channels, c.init_std))
             .transpose()?;
-        let blocks = span.blocks.clone().map(|i| block(build, c, i, rope_table)).collect::<Result<Vec<_>>>()?;
+        build.end_unit();
+        let mut blocks = Vec::with_capacity(span.blocks.len());
+        for i in span.blocks.clone() {
+            blocks.push(block(build, c, i, rope_table)?);
+            build.end_unit();
+        }
         build.block = None;
         let head = match span.head {
             true => {
@@ -138,8 +144,8 @@ impl Stage {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
         let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)?;
         let Some(positions) = &self.positions else { return Ok(x) };
-        let fetched = fetch(&positions.table, Direction::Forward, units)?;
-        Ok(add(&x, &positions.forward(&context.sequences.positions, &fetched)?)?)
+        let loan = fetch(&positions.table, Direction::Forward, units)?;
+        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan)?)?)
     }
 
     /// The norm before the head, and the weight of the head, of a stage that ends with them.
@@ -165,9 +171,9 @@ impl Stage {
         units: &mut dyn Units,
     ) -> Result<Option<(Tensor, Tensor)>> {
         let Some((_, weight)) = self.head_mut() else { return Ok(None) };
-        let fetched = fetch(weight, Direction::Backward, units)?;
+        let loan = fetch(weight, Direction::Backward, units)?;
         units.begin_gradients(&mut [&mut *weight])?;
-        Head::losses_and_gradient(normed, weight, &fetched, targets, scale).map(Some)
+        Head::losses_and_gradient(normed, weight, &loan, targets, scale).map(Some)
     }
 
     /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by what forward returned: adds to the gradients of all parameters, and
@@ -240,8 +246,8 @@ impl Stage {
 }
 
 /// The weight of a unit of one matrix.
-pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Fetched> {
-    units.start(&[weight])?;
+pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
+    units.start(weight.id().unit)?;
     units.fetch(&[weight], direction)
 }
 

@@ -57,7 +57,7 @@ impl AdamWOptimizer {
 
     /// The norm of all gradients as one vector, F32 `[1]`.
     pub fn grad_norm(params: &[&mut Param]) -> Result<Tensor> {
-        let grads: Vec<_> = params.iter().filter_map(|p| p.grad.as_ref()).map(Grad::read).collect();
+        let grads: Vec<_> = params.iter().filter_map(|p| p.gradient.get()).map(Grad::read).collect();
         Ok(global_norm(&grads)?)
     }
 
@@ -267,10 +267,10 @@ impl<'a, 'p> Arriving<'a, 'p> {
 }
 
 fn zeros(param: &Param) -> Result<Moments> {
-    let (device, shape, home) = (param.weights.device(), &param.update_shape(), param.home);
-    let zeros = |dtype| Tensor::zeros_in(device, shape, dtype, home);
-    let scaled = |dtype| ScaledTensor::zeros(device, shape, dtype, home);
-    let expanded = || ExpandedTensor::zeros(device, shape, home);
+    let (device, shape, memory) = (param.weights.device(), &param.update_shape(), param.states_memory);
+    let zeros = |dtype| Tensor::zeros_in(device, shape, dtype, memory);
+    let scaled = |dtype| ScaledTensor::zeros(device, shape, dtype, memory);
+    let expanded = || ExpandedTensor::zeros(device, shape, memory);
     Ok(match param.formats.states {
         States::Float32 => Moments::Plain { m: zeros(DType::F32)?, v: zeros(DType::F32)? },
         States::Bfloat16 => Moments::Plain { m: zeros(DType::BF16)?, v: zeros(DType::BF16)? },

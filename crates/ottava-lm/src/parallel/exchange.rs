@@ -1,12 +1,12 @@
 //! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
 
+use super::bucket::{Bucket, Stored};
 use super::partition::Partition;
 use super::reduction::ReduceFormat;
-use super::unit::{Stored, Unit};
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::param::scopes::GRADIENTS;
-use crate::param::{Direction, Fetched, FetchedWeight, Grad, Param, Units};
+use crate::param::{Direction, Grad, Loan, LoanedWeight, Param, UnitId, Units};
 use crate::scaling::ScalingState;
 use ottava_tensor::comm::{Comm, Pending, Reduce};
 use ottava_tensor::ops::{
@@ -18,27 +18,27 @@ use std::mem;
 
 /// The weights of a pass on their way to this rank, and the gradients of a step on their way from it.
 ///
-/// The matrices of a unit have their gradients in one buffer. When a backward that reduces has added to it, it is summed over ranks: whole
+/// The matrices of a bucket have their gradients in one buffer. When a backward that reduces has added to it, it is summed over ranks: whole
 /// where every rank updates everything, else by slices, each for the rank that updates it. FP8 codes are exchanged by slices, added, and
 /// where every rank updates everything cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
-    /// Gathers in progress, by unit.
+    /// Gathers in progress, by bucket.
     gathers: HashMap<usize, Pending>,
     /// Whether gradients are reduced, and not left where they are made.
     reduces: bool,
     /// Whether the reductions start in the backward that runs.
     reduces_now: bool,
     open: VecDeque<Reduction>,
-    /// Sums by unit: a buffer, or this rank's slice of it.
+    /// Sums by bucket: a buffer, or this rank's slice of it.
     sums: Vec<Option<Tensor>>,
     /// Of gradients that are exchanged as FP8 codes.
     error: Option<CodingError>,
 }
 
-/// The gradients of a unit on their way.
+/// The gradients of a bucket on their way.
 struct Reduction {
-    unit: usize,
+    bucket: usize,
     pending: Pending,
     stage: Stage,
     /// Type of the sum.
@@ -75,8 +75,8 @@ impl<'a> Exchange<'a> {
         self.reduces_now = reduces;
     }
 
-    /// Starts to sum the gradients of unit number `i` over ranks.
-    fn reduce(&mut self, i: usize, unit: &mut Unit, gradients: Tensor) -> Result<()> {
+    /// Starts to sum the gradients of bucket number `i` over ranks.
+    fn reduce(&mut self, i: usize, bucket: &mut Bucket, gradients: Tensor) -> Result<()> {
         let (ranks, device, dtype) = (self.partition.ranks(), gradients.device().clone(), gradients.dtype());
         let _scope = device.scope(GRADIENTS);
         let (pending, stage) = match (self.partition.reduction(), self.partition.zero()) {
@@ -85,23 +85,23 @@ impl<'a> Exchange<'a> {
                     Some(error) => error,
                     none => none.insert(CodingError::new(&device)?),
                 };
-                let codes = encode_gradients(&gradients, ranks.size(), unit.feedback.as_mut(), error)?;
+                let codes = encode_gradients(&gradients, ranks.size(), bucket.feedback.as_mut(), error)?;
                 let received = Tensor::empty(&device, codes.shape(), codes.dtype())?;
-                (ranks.comm().all_to_all(unit.name(), &codes, received)?, Stage::Codes)
+                (ranks.comm().all_to_all(bucket.name(), &codes, received)?, Stage::Codes)
             }
             (ReduceFormat::Stored, Zero::Nothing) => {
-                (ranks.comm().all_reduce(unit.name(), Reduce::Sum, gradients)?, Stage::Sum)
+                (ranks.comm().all_reduce(bucket.name(), Reduce::Sum, gradients)?, Stage::Sum)
             }
             (ReduceFormat::Stored, _) => {
-                let slice = Tensor::empty(&device, &[unit.slices.slice_len()], dtype)?;
-                (ranks.comm().reduce_scatter(unit.name(), &gradients, slice)?, Stage::Sum)
+                let slice = Tensor::empty(&device, &[bucket.slices.slice_len()], dtype)?;
+                (ranks.comm().reduce_scatter(bucket.name(), &gradients, slice)?, Stage::Sum)
             }
         };
-        self.open.push_back(Reduction { unit: i, pending, stage, dtype });
+        self.open.push_back(Reduction { bucket: i, pending, stage, dtype });
         Ok(())
     }
 
-    /// Collectives that each unit's gradients take.
+    /// Collectives that each bucket's gradients take.
     fn stages(&self) -> usize {
         match (self.partition.reduction(), self.partition.zero()) {
             (ReduceFormat::Float8 { .. }, Zero::Nothing) => 2,
@@ -110,11 +110,11 @@ impl<'a> Exchange<'a> {
     }
 
     /// Waits for the oldest collective of gradients.
-    fn settle(&mut self, units: &[Unit]) -> Result<()> {
-        let Some(Reduction { unit: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
-        let (unit, ranks, arrived) = (&units[i], self.partition.ranks(), pending.wait()?);
+    fn settle(&mut self, buckets: &[Bucket]) -> Result<()> {
+        let Some(Reduction { bucket: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
+        let (bucket, ranks, arrived) = (&buckets[i], self.partition.ranks(), pending.wait()?);
         let _scope = arrived.device().clone().scope(GRADIENTS);
-        let slice = unit.slices.slice_len();
+        let slice = bucket.slices.slice_len();
         let sum = match stage {
             Stage::Sum => arrived,
             Stage::Codes => {
@@ -126,8 +126,8 @@ impl<'a> Exchange<'a> {
                     let shape = [ranks.size(), gradient_code_bytes(slice)];
                     let mut all = Tensor::empty(codes.device(), &shape, codes.dtype())?;
                     all.copy_from(ranks.rank(), &codes)?;
-                    let pending = ranks.comm().all_gather(unit.name(), all)?;
-                    self.open.push_back(Reduction { unit: i, pending, stage: Stage::CodesOfSum, dtype });
+                    let pending = ranks.comm().all_gather(bucket.name(), all)?;
+                    self.open.push_back(Reduction { bucket: i, pending, stage: Stage::CodesOfSum, dtype });
                     return Ok(());
                 }
                 sum
@@ -155,30 +155,30 @@ impl<'a> Exchange<'a> {
         let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
         let merged = comm.all_reduce("amaxes of casts", Reduce::Max, mem::replace(amaxes, empty))?;
         let vectors = Vectors::reduce(&mut params, comm)?;
-        let units = self.partition.units();
+        let buckets = self.partition.buckets();
         while !self.open.is_empty() {
-            self.settle(&units)?;
+            self.settle(&buckets)?;
         }
-        for (sum, unit) in mem::take(&mut self.sums).into_iter().zip(units.iter()) {
+        for (sum, bucket) in mem::take(&mut self.sums).into_iter().zip(buckets.iter()) {
             let sum = sum.expect("backward makes the gradients of all units");
-            let matrices = unit.among(&mut params).expect("the model has all units");
+            let matrices = bucket.among(&mut params).expect("the model has all units");
             if self.partition.zero() == Zero::Nothing {
-                for (param, part) in matrices.into_iter().zip(sum.split(unit.slices.matrices())?) {
-                    param.grad = Some(Grad::Plain(part.reshape(param.weights.shape())?));
+                for (param, part) in matrices.into_iter().zip(sum.split(bucket.slices.matrices())?) {
+                    param.gradient.set(Grad::Plain(part.reshape(param.weights.shape())?));
                 }
                 continue;
             }
-            let first = self.partition.ranks().rank() * unit.slices.slice_len();
-            for (param, matrix) in matrices.into_iter().zip(unit.slices.matrices()) {
+            let first = self.partition.ranks().rank() * bucket.slices.slice_len();
+            for (param, matrix) in matrices.into_iter().zip(bucket.slices.matrices()) {
                 let owned = param.slice();
                 if !owned.is_empty() {
                     let start = matrix.start + owned.start - first;
                     let slice = sum.rows(start, start + owned.len())?;
-                    param.grad = Some(Grad::Plain(slice.reshape(&param.update_shape())?));
+                    param.gradient.set(Grad::Plain(slice.reshape(&param.update_shape())?));
                 }
             }
         }
-        drop(units);
+        drop(buckets);
         vectors.finish(&mut params)?;
         *amaxes = merged.wait()?;
         self.error.take().map(|error| Ok(error.relative()?)).transpose()
@@ -188,101 +188,97 @@ impl<'a> Exchange<'a> {
 impl Drop for Exchange<'_> {
     /// Puts back what a pass that failed did not fetch.
     fn drop(&mut self) {
-        let mut units = self.partition.units();
-        for (unit, gather) in self.gathers.drain() {
+        let mut buckets = self.partition.buckets();
+        for (bucket, gather) in self.gathers.drain() {
             // A failure of the group is reported by what failed before.
             if let (Ok(buffer), false) = (gather.wait(), self.partition.zero() == Zero::Weights) {
-                units[unit].weights = Stored::Buffer(buffer);
+                buckets[bucket].weights = Stored::Buffer(buffer);
             }
         }
     }
 }
 
 impl Units for Exchange<'_> {
-    fn start(&mut self, params: &[&Param]) -> Result<()> {
+    fn start(&mut self, unit: UnitId) -> Result<()> {
         if !self.partition.divides() {
             return Ok(());
         }
         let ranks = self.partition.ranks();
-        for (i, unit) in self.partition.units().iter_mut().enumerate() {
-            if !unit.has_any(params) {
-                continue;
-            }
-            let buffer = match mem::take(&mut unit.weights) {
+        for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
+            let buffer = match mem::take(&mut bucket.weights) {
                 Stored::Buffer(buffer) => buffer,
                 Stored::Slice(slice) => {
-                    let mut buffer = Tensor::empty(slice.device(), &[unit.slices.padded_len()], slice.dtype())?;
-                    buffer.copy_from(ranks.rank() * unit.slices.slice_len(), &slice)?;
-                    unit.weights = Stored::Slice(slice);
+                    let mut buffer = Tensor::empty(slice.device(), &[bucket.slices.padded_len()], slice.dtype())?;
+                    buffer.copy_from(ranks.rank() * bucket.slices.slice_len(), &slice)?;
+                    bucket.weights = Stored::Slice(slice);
                     buffer
                 }
                 other => {
-                    unit.weights = other;
+                    bucket.weights = other;
                     continue;
                 }
             };
-            self.gathers.insert(i, ranks.comm().all_gather(unit.name(), buffer)?);
+            self.gathers.insert(i, ranks.comm().all_gather(bucket.name(), buffer)?);
         }
         Ok(())
     }
 
-    fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Fetched> {
-        let mut fetched = Fetched::default();
+    fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Loan> {
+        let mut loan = Loan::default();
         if !self.partition.divides() {
-            return Ok(fetched);
+            return Ok(loan);
         }
-        for (i, unit) in self.partition.units().iter_mut().enumerate() {
-            if !unit.has_any(params) {
-                continue;
-            }
+        let unit = params[0].id().unit;
+        for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             let arrived = match self.gathers.remove(&i) {
-                Some(gather) => Some(gather.wait()?.split(unit.slices.matrices())?),
+                Some(gather) => Some(gather.wait()?.split(bucket.slices.matrices())?),
                 None => None,
             };
-            let parts = match (&unit.weights, &arrived) {
+            let parts = match (&bucket.weights, &arrived) {
                 (Stored::Gathered(parts), _) | (_, Some(parts)) => parts,
                 _ => {
-                    let words = format!("the gather of {} was lost", unit.name());
+                    let words = format!("the gather of {} was lost", bucket.name());
                     return Err(Error::Rank { rank: self.partition.ranks().rank(), words });
                 }
             };
             for param in params {
-                let Some(at) = unit.matrix(param.name()) else { continue };
+                let Some(at) = bucket.number_of(param) else { continue };
                 let part = parts[at].clone();
-                let weight = match &unit.casts[at] {
+                let weight = match &bucket.casts[at] {
                     Some(cast) => {
-                        FetchedWeight::Codes(param.gathered_codes(part, cast, direction == Direction::Backward)?)
+                        LoanedWeight::Codes(param.gathered_codes(part, cast, direction == Direction::Backward)?)
                     }
-                    None => FetchedWeight::Value(part.reshape(param.weights.shape())?),
+                    None => LoanedWeight::Value(part.reshape(param.weights.shape())?),
                 };
-                fetched.add(param.name(), weight);
+                loan.add(param, weight);
             }
             if let (Some(parts), false) = (arrived, self.partition.zero() == Zero::Weights) {
-                unit.weights = Stored::Gathered(parts);
+                bucket.weights = Stored::Gathered(parts);
             }
         }
-        Ok(fetched)
+        Ok(loan)
     }
 
     fn begin_gradients(&mut self, params: &mut [&mut Param]) -> Result<()> {
         if !self.reduces {
             return Ok(());
         }
-        for unit in self.partition.units().iter() {
-            let Some(matrices) = unit.among(params).filter(|matrices| !matrices[0].has_grad()) else { continue };
-            let dtype = matrices[0].grad_dtype().expect("ranks keep sums");
+        for bucket in self.partition.buckets().iter() {
+            let matrices = bucket.among(params).filter(|matrices| !matrices[0].gradient.has_memory());
+            let Some(matrices) = matrices else { continue };
+            let dtype = matrices[0].gradient.dtype().expect("ranks keep sums");
             let device = matrices[0].weights.device().clone();
             let _scope = device.scope(GRADIENTS);
-            let mut buffer = Tensor::empty(&device, &[unit.slices.padded_len()], dtype)?;
+            let mut buffer = Tensor::empty(&device, &[bucket.slices.padded_len()], dtype)?;
             if self.partition.sends_codes() {
                 // Groups of values with one scale may end in padding.
-                for gap in unit.slices.padding() {
+                for gap in bucket.slices.padding() {
                     buffer.copy_from(gap.start, &Tensor::zeros(&device, &[gap.len()], dtype)?)?;
                 }
             }
-            for (param, part) in matrices.into_iter().zip(buffer.split(unit.slices.matrices())?) {
+            for (param, part) in matrices.into_iter().zip(buffer.split(bucket.slices.matrices())?) {
                 let place = part.reshape(param.weights.shape())?;
-                param.place_grad(place);
+                param.gradient.place(place);
             }
         }
         Ok(())
@@ -292,18 +288,18 @@ impl Units for Exchange<'_> {
         if !self.reduces || !self.reduces_now {
             return Ok(());
         }
-        let mut units = self.partition.units();
+        let mut buckets = self.partition.buckets();
         let (stages, mut due) = (self.stages(), 0);
-        for (i, unit) in units.iter_mut().enumerate() {
-            let Some(matrices) = unit.among(params) else { continue };
-            let gradients = Tensor::join(matrices.into_iter().map(|param| plain(param.grad.take())).collect())?;
-            self.reduce(i, unit, gradients)?;
+        for (i, bucket) in buckets.iter_mut().enumerate() {
+            let Some(matrices) = bucket.among(params) else { continue };
+            let gradients = Tensor::join(matrices.into_iter().map(|param| plain(param.gradient.take())).collect())?;
+            self.reduce(i, bucket, gradients)?;
             due += stages;
         }
-        // One unit at a time is in each stage: more would only hold memory.
+        // One bucket at a time is in each stage: more would only hold memory.
         for _ in 0..due {
             if self.open.len() > stages {
-                self.settle(&units)?;
+                self.settle(&buckets)?;
             }
         }
         Ok(())
@@ -323,7 +319,7 @@ struct Vectors(Option<Pending>);
 impl Vectors {
     /// Sums the gradients of the vectors among `params` over ranks.
     fn reduce(params: &mut [&mut Param], comm: &Comm) -> Result<Vectors> {
-        let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.grad.take())).collect();
+        let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.gradient.take())).collect();
         let Some(first) = grads.first() else { return Ok(Vectors(None)) };
         let mut all = Tensor::empty(first.device(), &[grads.iter().map(Tensor::len).sum()], first.dtype())?;
         let mut start = 0;
@@ -340,7 +336,7 @@ impl Vectors {
         let (all, mut start) = (pending.wait()?, 0);
         for param in Vectors::of(params) {
             let end = start + param.weights.shape()[0];
-            param.grad = Some(Grad::Plain(all.rows(start, end)?));
+            param.gradient.set(Grad::Plain(all.rows(start, end)?));
             start = end;
         }
         Ok(())

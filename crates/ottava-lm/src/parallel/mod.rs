@@ -1,18 +1,18 @@
 //! Training on several ranks.
 
+mod bucket;
 mod data;
 mod exchange;
+mod load;
 mod partition;
 mod reduction;
 mod replicas;
 mod slices;
-mod unit;
 mod zero;
 
 pub use data::DataParallel;
 pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
 pub use reduction::ReduceFormat;
-pub use replicas::DigestedWeights;
 pub use slices::{GRANULE, Slices};
 pub use zero::Zero;

@@ -6,14 +6,14 @@
 //! runs, those of all ranks are gathered: codes, where products read nothing else.
 
 use super::DataParallel;
+use super::bucket::{Bucket, Stored};
 use super::reduction::ReduceFormat;
-use super::unit::{Stored, Unit};
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
 use crate::optim::AdamWOptimizer;
-use crate::param::{Grad, Param};
+use crate::param::{Grad, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::{root_of_sum, sum_of_squares};
@@ -39,17 +39,17 @@ pub struct Partition {
     zero: Zero,
     reduction: ReduceFormat,
     /// Of several ranks.
-    units: RefCell<Vec<Unit>>,
+    buckets: RefCell<Vec<Bucket>>,
 }
 
 impl Partition {
     /// One rank, which has all.
     pub fn solo() -> Partition {
-        let (ranks, units) = (Rc::new(DataParallel::solo()), RefCell::default());
-        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, units }
+        let (ranks, buckets) = (Rc::new(DataParallel::solo()), RefCell::default());
+        Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets }
     }
 
-    /// Divides `model` among `ranks`, before its optimizer is made and its weights are cast. Gradients are sent as `reduction`. Where
+    /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is made. Gradients are sent as `reduction`. Where
     /// `values` is set, steps in high precision read the weights of FP8 products too.
     ///
     /// Errors with [`Error::Config`] for formats and placements of weights that cannot be divided.
@@ -60,10 +60,11 @@ impl Partition {
         reduction: ReduceFormat,
         values: bool,
     ) -> Result<Partition> {
-        let mut units = Vec::new();
+        let mut buckets = Vec::new();
         if ranks.size() > 1 {
-            let (all, scaling) = model.units_and_scaling();
-            for (part, mut params) in all.into_iter().enumerate() {
+            let (units, scaling) = model.units_and_scaling();
+            for mut params in units.into_iter().filter(|params| !params.is_empty()) {
+                let unit = params[0].id().unit;
                 for codes in [false, true] {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
@@ -74,12 +75,12 @@ impl Partition {
                         }
                     }
                     if !matrices.is_empty() {
-                        units.push(Unit::new(part, matrices, codes, &ranks, zero, reduction)?);
+                        buckets.push(Bucket::new(unit, matrices, codes, &ranks, zero, reduction)?);
                     }
                 }
             }
         }
-        Ok(Partition { ranks, zero, reduction, units: RefCell::new(units) })
+        Ok(Partition { ranks, zero, reduction, buckets: RefCell::new(buckets) })
     }
 
     /// The ranks.
@@ -102,20 +103,19 @@ impl Partition {
         self.ranks.size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
-    /// The buffers that ranks gather and sum for each part of the model, in the order of forward: the embedding, the blocks, and a head of
-    /// its own.
+    /// The buffers that ranks gather and sum for each unit of the model, in the order of forward.
     pub fn buffer_bytes(&self) -> Vec<BufferBytes> {
-        let mut parts: Vec<BufferBytes> = Vec::new();
-        for unit in self.units().iter() {
-            parts.resize(parts.len().max(unit.part + 1), BufferBytes::default());
-            let part = &mut parts[unit.part];
+        let mut units: Vec<BufferBytes> = Vec::new();
+        for bucket in self.buckets().iter() {
+            units.resize(units.len().max(bucket.unit.0 + 1), BufferBytes::default());
+            let unit = &mut units[bucket.unit.0];
             if self.divides() {
-                part.gathered += unit.gathered_bytes() as u64;
-                part.codes += if unit.gathers_codes() { unit.gathered_bytes() as u64 } else { 0 };
+                unit.gathered += bucket.gathered_bytes() as u64;
+                unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
-            part.reduced += unit.reduced_bytes(self.reduction, self.ranks.size()) as u64;
+            unit.reduced += bucket.reduced_bytes(self.reduction, self.ranks.size()) as u64;
         }
-        parts
+        units
     }
 
     /// Whether a rank keeps less than the whole model.
@@ -123,9 +123,9 @@ impl Partition {
         self.zero > Zero::Nothing && self.ranks.size() > 1
     }
 
-    /// The units.
-    pub(super) fn units(&self) -> RefMut<'_, Vec<Unit>> {
-        self.units.borrow_mut()
+    /// The buckets.
+    pub(super) fn buckets(&self) -> RefMut<'_, Vec<Bucket>> {
+        self.buckets.borrow_mut()
     }
 
     /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, of another order than
@@ -137,7 +137,7 @@ impl Partition {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         // Vectors are the same on all ranks, and counted once.
         let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
-        let grads: Vec<_> = counted.filter_map(|param| param.grad.as_ref()).map(Grad::read).collect();
+        let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
         let mut sums = Tensor::zeros(params[0].weights.device(), &[size], DType::F64)?;
         if !grads.is_empty() {
             sums.copy_from(rank, &sum_of_squares(&grads)?)?;
@@ -158,8 +158,9 @@ impl Partition {
         let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
         let amaxes = amaxes.map(of_whole).transpose()?;
         // What the next forward begins with comes first, and is gathered while the rest is updated; amaxes are those of all at once.
-        let is_early =
-            |param: &&mut Param| self.units().iter().any(|unit| self.is_early(unit) && unit.has_any(&[param]));
+        let is_early = |param: &&mut Param| {
+            self.buckets().iter().any(|bucket| self.is_early(bucket) && bucket.number_of(param).is_some())
+        };
         let early = match amaxes {
             Some(_) => 0,
             None => params.iter().rposition(is_early).map_or(0, |last| last + 1),
@@ -168,15 +169,15 @@ impl Partition {
         let mut gathers = Vec::new();
         if early > 0 {
             self.update_part(first, 0, optimizer, &mut casts, norm, None)?;
-            for (i, unit) in self.units().iter_mut().enumerate().filter(|(_, unit)| self.is_early(unit)) {
-                let buffer = unit.weights.take(self.ranks.rank())?;
-                gathers.push((i, self.ranks.comm().all_gather(unit.name(), buffer)?));
+            for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
+                let buffer = bucket.weights.take(self.ranks.rank())?;
+                gathers.push((i, self.ranks.comm().all_gather(bucket.name(), buffer)?));
             }
         }
         self.update_part(rest, early, optimizer, &mut casts, norm, amaxes)?;
         for (i, gather) in gathers {
-            let unit = &mut self.units()[i];
-            unit.weights = Stored::Gathered(gather.wait()?.split(unit.slices.matrices())?);
+            let bucket = &mut self.buckets()[i];
+            bucket.weights = Stored::Gathered(gather.wait()?.split(bucket.slices.matrices())?);
         }
         Ok(())
     }
@@ -191,14 +192,14 @@ impl Partition {
         norm: &Tensor,
         amaxes: Option<Tensor>,
     ) -> Result<()> {
-        self.lend(params, casts, true)?;
+        self.begin_write(params, casts, true)?;
         optimizer.step(params, start, casts, norm, amaxes)?;
-        self.collect(params, casts)
+        self.finish_write(params, casts)
     }
 
-    /// Whether the update gathers a unit for the next forward: the embedding and the first block, whose gathers no earlier block hides.
-    fn is_early(&self, unit: &Unit) -> bool {
-        unit.part < 2 && matches!(self.zero, Zero::OptimizerStates | Zero::Gradients)
+    /// Whether the update gathers a bucket for the next forward: the embedding and the first block, whose gathers no earlier block hides.
+    fn is_early(&self, bucket: &Bucket) -> bool {
+        bucket.unit < UnitId(2) && matches!(self.zero, Zero::OptimizerStates | Zero::Gradients)
     }
 
     /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
@@ -208,48 +209,46 @@ impl Partition {
         }
         let (mut params, scaling) = model.parameters_and_scaling();
         let mut casts = scaling.casts(Mode::TRAINING);
-        self.lend(&mut params, &casts, false)?;
-        self.collect(&mut params, &mut casts)?;
+        self.begin_write(&mut params, &casts, false)?;
+        self.finish_write(&mut params, &mut casts)?;
         scaling.forget_losses()
     }
 
     /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
     /// stays.
     pub fn begin_step(&self) -> Result<()> {
-        for unit in self.units().iter_mut().filter(|unit| !self.is_early(unit)) {
-            if matches!(unit.weights, Stored::Gathered(_)) {
-                unit.weights = Stored::Buffer(unit.weights.take(self.ranks.rank())?);
+        for bucket in self.buckets().iter_mut().filter(|bucket| !self.is_early(bucket)) {
+            if matches!(bucket.weights, Stored::Gathered(_)) {
+                bucket.weights = Stored::Buffer(bucket.weights.take(self.ranks.rank())?);
             }
         }
         Ok(())
     }
 
-    /// Hands out the memory of slices, as [`Unit::lend`].
-    fn lend(&self, params: &mut [&mut Param], casts: &Casts, update: bool) -> Result<()> {
-        self.each_unit(params, |unit, matrices| unit.lend(matrices, casts, self.ranks.rank(), self.zero, update))
+    /// [`Bucket::begin_write`] of all buckets.
+    fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, update: bool) -> Result<()> {
+        let rank = self.ranks.rank();
+        self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, update))
     }
 
-    /// Runs `work` on each unit that ranks divide and that has matrices among `params`, with those.
-    fn each_unit(
+    /// Runs `work` on each bucket that ranks divide and that has matrices among `params`, with those.
+    fn each_bucket(
         &self,
         params: &mut [&mut Param],
-        mut work: impl FnMut(&mut Unit, &mut [&mut Param]) -> Result<()>,
+        mut work: impl FnMut(&mut Bucket, &mut [&mut Param]) -> Result<()>,
     ) -> Result<()> {
-        for unit in self.units().iter_mut().filter(|_| self.divides()) {
-            let mut matrices: Vec<&mut Param> = params
-                .iter_mut()
-                .map(|param| &mut **param)
-                .filter(|param| unit.matrix(param.name()).is_some())
-                .collect();
+        for bucket in self.buckets().iter_mut().filter(|_| self.divides()) {
+            let mut matrices: Vec<&mut Param> =
+                params.iter_mut().map(|param| &mut **param).filter(|param| bucket.number_of(param).is_some()).collect();
             if !matrices.is_empty() {
-                work(unit, &mut matrices)?;
+                work(bucket, &mut matrices)?;
             }
         }
         Ok(())
     }
 
-    /// Finds the scales of the coming casts, and takes the memory of slices back, with the weights that will be gathered.
-    fn collect(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
+    /// Finds the scales of the coming casts, and writes the slices where they will be gathered.
+    fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
         let mut amaxes = Vec::new();
         for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
             amaxes.extend(param.slice_amax(casts)?.map(|amax| (i, amax)));
@@ -266,7 +265,7 @@ impl Partition {
                 params[i].set_scale(amax, casts)?;
             }
         }
-        self.each_unit(params, |unit, matrices| unit.collect(matrices, casts, self.ranks.rank(), self.zero))
+        self.each_bucket(params, |bucket, matrices| bucket.finish_write(matrices, casts, self.ranks.rank(), self.zero))
     }
 
     /// The maximum over ranks of each of `amaxes`.
@@ -279,12 +278,12 @@ impl Partition {
         if !param.is_sliced() {
             return param.value();
         }
-        let units = self.units();
-        let find = |unit: &'_ Unit| unit.matrix(param.name());
-        let (unit, at) =
-            units.iter().find_map(|unit| Some((unit, find(unit)?))).expect("a sliced parameter is in a unit");
+        let buckets = self.buckets();
+        let find = |bucket: &'_ Bucket| bucket.number_of(param);
+        let (bucket, at) =
+            buckets.iter().find_map(|bucket| Some((bucket, find(bucket)?))).expect("a sliced parameter is in a bucket");
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        let owned: Vec<_> = (0..size).map(|rank| unit.slices.owned(rank).swap_remove(at)).collect();
+        let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
         let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.dtype())?;
         let own = param.value()?;
@@ -310,7 +309,9 @@ impl Partition {
 impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs and gradients are those of a rank's rows, codes that ranks gather those of its slices; all cast other weights whole.
-        self.ranks.leads() || !name.ends_with(".weight") || self.units().iter().any(|unit| unit.casts_slices_in(slot))
+        self.ranks.leads()
+            || !name.ends_with(".weight")
+            || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {

@@ -1,44 +1,11 @@
-//! Whether ranks still hold the same: what each has loaded, and what all of them update.
+//! Whether ranks still hold the same weights and optimizer states.
 
 use super::{DataParallel, Partition};
 use crate::error::Result;
-use crate::hash::name_hash;
 use crate::models::Decoder;
 use crate::optim::{AdamWOptimizer, optimizer_tensors};
-use crate::param::{Init, Part, WeightSource};
+use ottava_tensor::RankFault;
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{Device, RankFault, Tensor};
-
-/// Digests the weights that a model is built from. A rank keeps only a part of them, so they are compared as they are loaded.
-pub struct DigestedWeights<'a> {
-    weights: &'a mut dyn WeightSource,
-    /// Whether there are ranks to compare with.
-    is_compared: bool,
-    digest: u64,
-}
-
-impl<'a> DigestedWeights<'a> {
-    /// The same `weights`, digested if they are compared with those of other ranks.
-    pub fn new(weights: &'a mut dyn WeightSource, is_compared: bool) -> DigestedWeights<'a> {
-        DigestedWeights { weights, is_compared, digest: 0 }
-    }
-
-    /// The digest of all weights that were read; 0 if they are not compared.
-    pub fn digest(&self) -> u64 {
-        self.digest
-    }
-}
-
-impl WeightSource for DigestedWeights<'_> {
-    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor> {
-        let weight = self.weights.weight(part, init)?;
-        if self.is_compared && !weight.is_empty() && !matches!(weight.device(), Device::DryCpu(_)) {
-            let sum = checksums(&[&weight])?.to_vec::<i64>()?[0];
-            self.digest = self.digest.wrapping_add(name_hash(sum as u64, &part.name));
-        }
-        Ok(weight)
-    }
-}
 
 impl Partition {
     /// Errors on all ranks, with the name of the first tensor, where weights, master weights or moments differ that all ranks hold whole:

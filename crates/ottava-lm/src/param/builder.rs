@@ -1,51 +1,16 @@
 //! The context in which layers are built, and where they record themselves.
 
 use super::description::Description;
-use crate::error::Result;
+use super::shard::{FolderTensor, Place, Shard, Split};
+use super::unit::{ParamId, UnitId};
+use crate::error::{Error, Result};
 use crate::level::{Formats, Level, Share};
 use crate::lora::Lora;
 use crate::recipe::Recipe;
 use crate::recompute::{Recompute, SavedActivations};
 use crate::scaling::Slots;
 use ottava_tensor::{Device, Tensor};
-
-/// Rows of a fused weight that are a separate tensor in a Hugging Face folder.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Part {
-    /// The tensor's name in a model folder, as `model.layers.0.self_attn.q_proj.weight`.
-    pub name: String,
-    /// Its shape; parts are stacked along the first dimension.
-    pub shape: Vec<usize>,
-    /// How a folder has it.
-    pub layout: Layout,
-}
-
-/// How a model folder has a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// As it is.
-    Same,
-    /// Transposed, `[inputs, outputs]`.
-    Transposed,
-    /// A vector as a matrix of this many rows.
-    Rows(usize),
-}
-
-impl Part {
-    /// A tensor that a folder has in this shape.
-    pub fn new(name: String, shape: Vec<usize>) -> Part {
-        Part { name, shape, layout: Layout::Same }
-    }
-
-    /// Its shape in a folder.
-    pub fn stored_shape(&self) -> Vec<usize> {
-        match self.layout {
-            Layout::Same => self.shape.clone(),
-            Layout::Transposed => self.shape.iter().rev().copied().collect(),
-            Layout::Rows(rows) => vec![rows, self.shape[0] / rows],
-        }
-    }
-}
+use std::ops::Range;
 
 /// Initial values of a parameter without a model folder.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,10 +25,10 @@ pub enum Init {
     Uniform(f32),
 }
 
-/// A source of weights: F32 tensors of one [`Part`] each, on any device.
+/// A source of weights, which each process asks for what it holds.
 pub trait WeightSource {
-    /// The values of `part`; a source of random weights follows `init`.
-    fn weight(&mut self, part: &Part, init: Init) -> Result<Tensor>;
+    /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
 }
 
 /// What a model is built for.
@@ -125,8 +90,6 @@ pub struct Builder<'a> {
     pub recipe: &'a Recipe,
     /// Training or inference.
     pub purpose: Purpose,
-    /// Values of the weights.
-    pub weights: &'a mut dyn WeightSource,
     /// The casts of the layers built so far.
     pub slots: Slots,
     /// The description of the layers built so far.
@@ -135,17 +98,38 @@ pub struct Builder<'a> {
     pub block: Option<(usize, usize)>,
     /// Adapters beside the linears; where there are some, all other parameters are frozen.
     pub lora: Option<&'a Lora>,
+    /// This rank among those that divide the tensors of layers.
+    pub place: Place,
+    /// The place of the next parameter in the model.
+    next: ParamId,
 }
 
 impl<'a> Builder<'a> {
     /// A builder without layers.
-    pub fn new(
-        device: &'a Device,
-        recipe: &'a Recipe,
-        purpose: Purpose,
-        weights: &'a mut dyn WeightSource,
-    ) -> Builder<'a> {
-        let (slots, description) = (Slots::default(), Description::default());
-        Builder { device, recipe, purpose, weights, slots, description, block: None, lora: None }
+    pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
+        let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
+        Builder { device, recipe, purpose, slots, description, block: None, lora: None, place: Place::ALONE, next }
+    }
+
+    /// The part of `tensor` that this rank holds, if ranks divide it as `split` says.
+    pub fn shard(&self, tensor: FolderTensor, split: Split) -> Result<Shard> {
+        let uneven = || {
+            let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place.ranks);
+            Error::Config(format!("`{name}` of shape {shape:?} does not divide evenly among {ranks} ranks"))
+        };
+        Shard::new(tensor.clone(), split, self.place).ok_or_else(uneven)
+    }
+
+    /// Ends the unit that the parameters built since the last call belong to, if there are any.
+    pub fn end_unit(&mut self) {
+        if self.next.index > 0 {
+            self.next = ParamId { unit: UnitId(self.next.unit.0 + 1), index: 0 };
+        }
+    }
+
+    pub(super) fn next_id(&mut self) -> ParamId {
+        let id = self.next;
+        self.next.index += 1;
+        id
     }
 }

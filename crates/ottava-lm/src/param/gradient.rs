@@ -1,11 +1,121 @@
 //! The gradient of a parameter, and its format between micro-batches.
 
+use super::scopes::GRADIENTS;
 use crate::error::Result;
 use crate::level::Gradients;
 use ottava_tensor::ops::{
-    Accumulation, Gradient, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, real_type, scaled, unscaled,
+    self, Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, real_type, scaled, unscaled,
 };
-use ottava_tensor::{DType, ScaledTensor, Tensor};
+use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+
+/// The gradient of the loss by a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
+pub struct Gradient {
+    sum: Option<Grad>,
+    format: GradFormat,
+    /// Memory for the next sum, if ranks want it there.
+    place: Option<Tensor>,
+}
+
+impl Gradient {
+    /// No gradient yet, to be stored in `format`.
+    pub fn new(format: GradFormat) -> Gradient {
+        Gradient { sum: None, format, place: None }
+    }
+
+    /// The sum so far; `None` before the first backward of a step.
+    pub fn get(&self) -> Option<&Grad> {
+        self.sum.as_ref()
+    }
+
+    /// Takes the sum out.
+    pub fn take(&mut self) -> Option<Grad> {
+        self.sum.take()
+    }
+
+    /// Drops the sum, before the first backward of a step.
+    pub fn clear(&mut self) {
+        self.sum = None;
+    }
+
+    /// Replaces the sum, as by that of all ranks.
+    pub fn set(&mut self, sum: Grad) {
+        self.sum = Some(sum);
+    }
+
+    /// The type of the gradient if it has no scale.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.format {
+            GradFormat::Plain(dtype) => Some(dtype),
+            GradFormat::Scaled(_) => None,
+        }
+    }
+
+    /// Stores the gradient in the type in which products add to it, because it is added to those of other ranks before its cast.
+    pub fn keep_sums(&mut self) {
+        self.format = GradFormat::Plain(self.format.sums());
+    }
+
+    /// Makes the next gradient in `memory`, of its shape and type.
+    pub fn place(&mut self, memory: Tensor) {
+        self.place = Some(memory);
+    }
+
+    /// Whether there is a gradient, or memory for one.
+    pub fn has_memory(&self) -> bool {
+        self.sum.is_some() || self.place.is_some()
+    }
+
+    /// Zeros to start from, of `shape` on `device`.
+    pub(super) fn zeros(&mut self, device: &Device, shape: &[usize]) -> Result<Tensor> {
+        let _scope = device.scope(GRADIENTS);
+        match self.place.take() {
+            Some(mut place) => {
+                place.fill_zero()?;
+                Ok(place)
+            }
+            None => Ok(Tensor::zeros(device, shape, self.format.sums())?),
+        }
+    }
+
+    /// The sum, or zeros, for a layer's backward to add to.
+    ///
+    /// Panics if it is stored with a scale.
+    pub(super) fn plain_mut(&mut self, device: &Device, shape: &[usize]) -> Result<&mut Tensor> {
+        if self.sum.is_none() {
+            self.sum = Some(Grad::Plain(self.zeros(device, shape)?));
+        }
+        match &mut self.sum {
+            Some(Grad::Plain(grad)) => Ok(grad),
+            _ => unreachable!("only gradients that are products have scales"),
+        }
+    }
+
+    /// Adds `a · bᵀ`; the first product of a step overwrites the memory.
+    pub(super) fn add_product(&mut self, a: Operand, b: Operand, accumulation: Accumulation) -> Result<()> {
+        let (sum, place) = (self.sum.take(), self.place.take());
+        self.sum = Some(Grad::plus_product(sum, place, self.format, a, b, accumulation)?);
+        Ok(())
+    }
+
+    /// Runs `add` on the sum, or on zeros, unscaled.
+    pub(super) fn add(
+        &mut self,
+        device: &Device,
+        shape: &[usize],
+        add: impl FnOnce(&mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let (sum, format) = (self.sum.take(), self.format);
+        self.sum = Some(Grad::plus(sum, format, |sum| {
+            let mut sum = match sum {
+                Some(sum) => sum,
+                None => self.zeros(device, shape)?,
+            };
+            add(&mut sum)?;
+            Ok(sum)
+        })?);
+        Ok(())
+    }
+}
 
 /// The gradient of a parameter.
 #[derive(Clone, Debug)]
@@ -54,10 +164,10 @@ impl GradFormat {
 
 impl Grad {
     /// The gradient as an optimizer reads it.
-    pub fn read(&self) -> Gradient<'_> {
+    pub fn read(&self) -> ops::Gradient<'_> {
         match self {
-            Grad::Plain(grad) => Gradient::Plain(grad),
-            Grad::Scaled(grad) => Gradient::Scaled(grad),
+            Grad::Plain(grad) => ops::Gradient::Plain(grad),
+            Grad::Scaled(grad) => ops::Gradient::Scaled(grad),
         }
     }
 

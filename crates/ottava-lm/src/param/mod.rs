@@ -1,16 +1,21 @@
 //! Trained tensors, what they are built from, and what a model records of itself while it is built.
 
 mod builder;
+mod cast;
 mod description;
 mod gradient;
+mod loan;
 mod parameter;
 pub mod scopes;
-mod units;
+mod shard;
+mod unit;
 mod weights;
 
-pub use builder::{Builder, Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
+pub use builder::{Builder, Init, MemoryPolicy, Purpose, WeightSource};
 pub use description::Description;
-pub use gradient::{Grad, GradFormat};
-pub use parameter::{Fetched, FetchedWeight, Param};
-pub use units::{Direction, Resident, Units};
+pub use gradient::{Grad, GradFormat, Gradient};
+pub use loan::{Loan, LoanedWeight};
+pub use parameter::{Param, Placement};
+pub use shard::{FolderLayout, FolderTensor, Place, Shard, Split};
+pub use unit::{Direction, ParamId, Resident, UnitId, Units};
 pub use weights::{Master, Weights};

@@ -4,16 +4,22 @@ use super::scopes::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
-use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, split, unscaled};
-use ottava_tensor::{DType, Device, MemoryKind, ScaledTensor, Tensor};
-use std::ops::Range;
+use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, scaled_by, split, unscaled};
+use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
-/// The weights of a parameter: those that an optimizer updates, and those that layers read.
+/// The weights of a parameter: those that an optimizer updates, and those that layers read. Both are missing until [`Weights::fill`].
 pub struct Weights {
+    /// Of the whole parameter, of which `value` and `master` may be a slice.
     shape: Vec<usize>,
     device: Device,
     /// The type in which layers read the weights.
     dtype: DType,
+    /// Format of the master.
+    masters: Masters,
+    /// Whether the master is stored in host memory.
+    offloads_master: bool,
+    /// Whether `value` is dropped if an F16 master can give it.
+    drops_value: bool,
     /// The weights that layers read; `None` if they are computed from the master on demand.
     value: Option<Tensor>,
     /// `None` if `value` is updated, or nothing is trained.
@@ -31,68 +37,79 @@ pub enum Master {
 }
 
 impl Weights {
-    /// Weights of F32 values `full`, read in `dtype`, with a master if `masters` asks for one.
-    pub fn new(full: Tensor, dtype: DType, masters: Masters) -> Result<Weights> {
-        let (shape, device) = (full.shape().to_vec(), full.device().clone());
-        let _scope = device.scope(WEIGHTS);
-        let (value, master) = match masters {
-            Masters::Float16 => {
-                let masters = device.scope(MASTERS);
-                let master = scaled(&full, DType::F16)?;
-                drop(masters);
-                (unscaled(&master, dtype)?, Some(Master::Scaled(master)))
-            }
-            _ if dtype == DType::F32 => (full, None),
-            Masters::None => (cast(&full, dtype)?, None),
-            Masters::Float32 => (cast(&full, dtype)?, Some(Master::Full(full))),
-            Masters::Remainder => {
-                let (value, rest) = split(&full)?;
-                (value, Some(Master::Rest(rest)))
-            }
-        };
-        Ok(Weights { shape, device, dtype, value: Some(value), master })
+    /// Weights of this shape, read in `dtype`, with a master if `masters` asks for one.
+    pub fn new(device: &Device, shape: &[usize], dtype: DType, masters: Masters) -> Weights {
+        Weights {
+            shape: shape.to_vec(),
+            device: device.clone(),
+            dtype,
+            masters,
+            offloads_master: false,
+            drops_value: false,
+            value: None,
+            master: None,
+        }
     }
 
-    /// Moves the master, if there is one, to host memory.
-    pub fn offload_master(&mut self) -> Result<()> {
-        let tensor = match &mut self.master {
-            None => return Ok(()),
-            Some(Master::Full(tensor) | Master::Rest(tensor)) => tensor,
-            Some(Master::Scaled(master)) => &mut master.values,
+    /// Format of the master.
+    pub fn masters(&self) -> Masters {
+        self.masters
+    }
+
+    /// What the memory of the F32 values for [`Weights::fill`] is counted as: they may become the master.
+    pub(super) fn scope_of_full(&self) -> &'static str {
+        if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { WEIGHTS }
+    }
+
+    /// Stores F32 values `full`: of the whole parameter, or of a slice of it, for which `amax` is that of the whole if the master has a
+    /// scale. Of a slice, weights that a master on the device can give are not stored.
+    pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, is_slice: bool) -> Result<()> {
+        let (device, dtype) = (self.device.clone(), self.dtype);
+        let _scope = device.scope(WEIGHTS);
+        // Ranks with slices gather what the master on their device gives.
+        let is_gathered = is_slice && !self.offloads_master;
+        let (value, mut master) = match self.masters {
+            Masters::Float16 => {
+                let _scope = device.scope(MASTERS);
+                let master = match &amax {
+                    Some(amax) => scaled_by(&full, amax, DType::F16)?,
+                    None => scaled(&full, DType::F16)?,
+                };
+                drop(full);
+                (None, Some(Master::Scaled(master)))
+            }
+            _ if dtype == DType::F32 => (Some(full), None),
+            Masters::None => (Some(cast(&full, dtype)?), None),
+            Masters::Float32 if is_gathered => (None, Some(Master::Full(full))),
+            Masters::Float32 => (Some(cast(&full, dtype)?), Some(Master::Full(full))),
+            Masters::Remainder => {
+                let (value, rest) = split(&full)?;
+                (Some(value), Some(Master::Rest(rest)))
+            }
         };
-        *tensor = tensor.to_host_memory()?;
+        self.value = match &master {
+            Some(Master::Scaled(master)) if !(is_gathered || self.drops_value) => Some(unscaled(master, dtype)?),
+            _ => value,
+        };
+        if let (true, Some(master)) = (self.offloads_master, &mut master) {
+            let tensor = match master {
+                Master::Full(tensor) | Master::Rest(tensor) => tensor,
+                Master::Scaled(master) => &mut master.values,
+            };
+            *tensor = tensor.to_host_memory()?;
+        }
+        self.master = master;
         Ok(())
     }
 
-    /// Keeps `elements` of the flat tensors, in this shape. Weights that a master can make are dropped.
-    pub fn keep_slice(&mut self, elements: Range<usize>, shape: &[usize]) -> Result<()> {
-        let keep = |tensor: &mut Tensor, scope| -> Result<()> {
-            let _scope = tensor.device().scope(scope);
-            let kept = tensor.reshape(&[tensor.len()])?.rows(elements.start, elements.end)?;
-            let mut slice = Tensor::zeros_in(tensor.device(), shape, tensor.dtype(), tensor.memory_kind())?;
-            match tensor.memory_kind() {
-                MemoryKind::Device => slice.copy_from(0, &kept.reshape(shape)?)?,
-                MemoryKind::Host => slice.write_bytes(&kept.read_bytes()?)?,
-            }
-            *tensor = slice;
-            Ok(())
-        };
-        match &mut self.master {
-            Some(Master::Full(master) | Master::Scaled(ScaledTensor { values: master, .. })) => {
-                if master.memory_kind() == MemoryKind::Device {
-                    self.value = None;
-                }
-                keep(master, MASTERS)?;
-            }
-            Some(Master::Rest(rest)) => keep(rest, WEIGHTS)?,
-            None => {}
-        }
-        self.value.as_mut().map_or(Ok(()), |value| keep(value, WEIGHTS))
+    /// Will store the master, if there is one, in host memory.
+    pub fn offload_master(&mut self) {
+        self.offloads_master = true;
     }
 
     /// Stores the weights that layers read in `place` from the coming update on, if the master makes them and they are not stored; else
     /// gives it back.
-    pub fn lend_value(&mut self, place: Tensor) -> Option<Tensor> {
+    pub fn write_value_to(&mut self, place: Tensor) -> Option<Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(_) | Master::Scaled(_)), None) => {
                 self.value = Some(place);
@@ -110,7 +127,7 @@ impl Weights {
         }
     }
 
-    /// Takes what was lent by [`Weights::lend_value`].
+    /// Takes what was written by [`Weights::write_value_to`].
     pub fn take_value(&mut self) -> Option<Tensor> {
         self.value.take()
     }
@@ -143,11 +160,9 @@ impl Weights {
         self.value = Some(value);
     }
 
-    /// Drops the weights that layers read if an F16 master can give them: products read FP8 codes, and casts read the master.
+    /// Will not store the weights that layers read if an F16 master can give them: products read FP8 codes, and casts read the master.
     pub fn drop_value(&mut self) {
-        if matches!(self.master, Some(Master::Scaled(_))) {
-            self.value = None;
-        }
+        self.drops_value = true;
     }
 
     /// Drops frozen weights that codes replace: nothing reads them any more.

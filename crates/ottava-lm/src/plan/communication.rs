@@ -124,7 +124,7 @@ fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().size() } else { 1 };
     let of_param = |(param, moments): (&mut Param, &mut Moments)| {
-        let once = param.slice().len() * (param.grad_dtype().map_or(1, DType::size) + param.dtype().size());
+        let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
         let twice =
             optimizer_tensors(&mut param.weights, moments).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
         once + 2 * twice

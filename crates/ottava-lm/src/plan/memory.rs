@@ -200,7 +200,7 @@ impl DryRun {
 }
 
 /// A checkpoint is written tensor by tensor, each from a copy in the host's memory. Returns the bytes of a snapshot of all.
-fn save(Run { model, optimizer, step }: &mut Run) -> Result<[usize; 2]> {
+fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
     let device = model.device().clone();
     let _scope = device.scope("save");
     let (contents, mut live) = Contents::new(model, optimizer, step.partition())?;

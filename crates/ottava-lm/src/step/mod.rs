@@ -241,7 +241,7 @@ impl TrainStep {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
                 tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {reason}");
                 *self.capture(precision) = Capture::Never;
-                model.parameters().into_iter().for_each(|param| param.clear_grad());
+                model.parameters().into_iter().for_each(|param| param.gradient.clear());
                 self.partition.begin_step()?;
                 self.enqueue(model, optimizer, precision)
             }
@@ -263,7 +263,7 @@ impl TrainStep {
         Program::gradients(micro_batches.len()).run(std::slice::from_mut(model), &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {
-            let grad = param.grad.take().expect("backward has run");
+            let grad = param.gradient.take().expect("backward has run");
             let finite = || -> Result<bool> {
                 Ok(cast(&grad.values()?, DType::F32)?.to_vec::<f32>()?.iter().all(|g| g.is_finite()))
             };

@@ -209,7 +209,7 @@ impl Execution<'_> {
         let model = self.model();
         let _update = model.device().scope("update");
         partition.update(model, optimizer, &results.norm)?;
-        model.parameters().into_iter().for_each(|param| param.clear_grad());
+        model.parameters().into_iter().for_each(|param| param.gradient.clear());
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::config::{RunConfig, WeightInit};
 use crate::data::{Layout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
-use crate::parallel::{DataParallel, DigestedWeights};
+use crate::parallel::DataParallel;
 use crate::run::Run;
 use ottava_tensor::Device;
 use std::rc::Rc;
@@ -83,7 +83,7 @@ pub(super) fn build_run(
     resumed: Option<&Resumed>,
     documents: Option<usize>,
     ranks: &Rc<DataParallel>,
-) -> Result<(Run, u64)> {
+) -> Result<Run> {
     let with_lora = sizes.lora.is_some();
     let init_from = Some(&config.lora.init_from).filter(|path| resumed.is_none() && !path.as_os_str().is_empty());
     if let Some(folder) = init_from {
@@ -100,9 +100,7 @@ pub(super) fn build_run(
         (None, WeightInit::Random) => None,
     };
     build(weights, adapter, config.seed, device, sizes, |weights| {
-        let mut weights = DigestedWeights::new(weights, ranks.size() > 1);
-        let run = Run::new(config, sizes, device, &mut weights, ranks.clone())?.with_documents(documents)?;
-        Ok((run, weights.digest()))
+        Run::new(config, sizes, device, weights, ranks.clone())?.with_documents(documents)
     })
 }
 

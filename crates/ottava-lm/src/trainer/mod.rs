@@ -149,19 +149,19 @@ impl Trainer {
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
         let mut state = LoaderState::start(config.seed);
         let (mut step, mut tokens) = (0, 0);
-        let mut restored = || -> Result<(Run, u64)> {
+        let mut restored = || -> Result<Run> {
             let documents = layout.max_documents(&dataset, &split);
-            let (mut run, digest) = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
+            let mut run = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
             if let Some(Resumed { path, progress }) = &resumed {
                 training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
                 (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
                 loss_scale = progress.loss_scale.clone().or(loss_scale.take());
             }
-            Ok((run, digest))
+            Ok(run)
         };
         let restored = restored();
-        let (mut run, digest) = ranks.together("the model", restored)?;
-        ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))?;
+        let mut run = ranks.together("the model", restored)?;
+        ranks.expect_equal("the digest of the weights that were loaded", &format!("{:016x}", run.weights_digest))?;
         if ranks.leads() {
             log_exceptions(&run.model, saved_casts.as_deref());
         }
@@ -173,7 +173,7 @@ impl Trainer {
         let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
         if config.training.async_save == Some(true) {
-            let Run { model, optimizer, step } = &mut run;
+            let Run { model, optimizer, step, .. } = &mut run;
             let [bytes, _] = Contents::new(model, optimizer, step.partition())?.0.snapshot_bytes();
             tracing::info!("host memory for snapshots of checkpoints: {:.2} GiB", bytes as f64 / f64::from(1 << 30));
             saver.write_behind(device, bytes)?;
@@ -321,7 +321,7 @@ impl Trainer {
             return Err(not_finite(step, loss, self.ranks.first_named("the gradient that is not finite", bad)?));
         }
         if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
-            let Run { model, optimizer, step: work } = &mut self.run;
+            let Run { model, optimizer, step: work, .. } = &mut self.run;
             work.partition().compare_replicas(model, optimizer, &format!("after step {step}"))?;
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
@@ -494,7 +494,7 @@ impl Trainer {
             replace_file(&RealFs, &folder.join("loss.svg"), plot.as_bytes())?;
             files.saved(folder)
         };
-        let Run { model, optimizer, step } = &mut self.run;
+        let Run { model, optimizer, step, .. } = &mut self.run;
         self.saver.begin(&progress, &self.template, model, optimizer, step.partition(), prepare)
     }
 

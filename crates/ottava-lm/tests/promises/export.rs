@@ -8,7 +8,7 @@ use ottava_lm::config::{RunConfig, WeightInit};
 use ottava_lm::export::{Fp8Format, Layout, Report, Scheme, Source, export};
 use ottava_lm::mode::Mode;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::param::{Fetched, Param, Purpose};
+use ottava_lm::param::{Loan, Param, Purpose};
 use ottava_lm::recipe::{Precision, Recipe, RecipeName};
 use ottava_lm::trainer::Start;
 use ottava_lm::{Error, Result};
@@ -115,17 +115,15 @@ fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8
         let (params, scaling) = decoder.parameters_and_scaling();
         let mut casts = scaling.casts(Mode::TRAINING);
         let cast = params.into_iter().filter(|param| names.contains(&param.name().to_string()));
-        cast.map(|param: &mut Param| {
-            (param.parts.clone(), param.codes_for_forward(Fetched::none(), &mut casts).unwrap())
-        })
-        .collect()
+        cast.map(|param: &mut Param| (param.shards.clone(), param.codes_for_forward(Loan::none(), &mut casts).unwrap()))
+            .collect()
     };
-    for (parts, codes) in codes {
+    for (shards, codes) in codes {
         let (bytes, scales) = (codes.codes.as_ref().unwrap(), values(&codes.scale_inv));
         let (pitch, mut row) = (bytes.shape()[1], 0);
         let bytes = bytes.read_bytes().unwrap();
-        for part in parts {
-            let rows = row..row + part.shape[0];
+        for shard in shards {
+            let rows = row..row + shard.shape()[0];
             row = rows.end;
             let own =
                 bytes[rows.start * pitch..rows.end * pitch].chunks(pitch).flat_map(|r| r[..codes.columns].to_vec());
@@ -138,7 +136,7 @@ fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8
                     blocks.flat_map(|row| row[..codes.columns / 128].to_vec()).collect()
                 }
             };
-            found.insert(part.name, (own.collect(), scales.into_iter().map(|scale| scale as f32).collect()));
+            found.insert(shard.tensor.name, (own.collect(), scales.into_iter().map(|scale| scale as f32).collect()));
         }
     }
     found

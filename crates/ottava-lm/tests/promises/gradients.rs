@@ -3,7 +3,7 @@
 //! Upstream gradients are random, since those of a sum hide faults, and sizes are unequal, since squares hide transposes.
 
 use crate::setup::{
-    Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, losses,
+    Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, load, losses,
     losses_and_gradients, quantize, sequences, training,
 };
 use ottava_lm::Result;
@@ -14,7 +14,7 @@ use ottava_lm::layers::{
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::param::{Builder, Fetched, MemoryPolicy, Param, Purpose};
+use ottava_lm::param::{Builder, Loan, MemoryPolicy, Param, Purpose};
 use ottava_lm::recompute::Recompute;
 use ottava_lm::scaling::{OneRank, ScalingState};
 use ottava_tensor::ops::Activation::{self, SwiGlu};
@@ -57,7 +57,7 @@ fn expect_gradient(what: &str, gradient: &[f64], start: &Tensor, mut loss: impl 
 }
 
 fn gradient(param: &Param) -> Vec<f64> {
-    values(&param.grad.as_ref().expect("a layer built for training").values().unwrap())
+    values(&param.gradient.get().expect("a layer built for training").values().unwrap())
 }
 
 /// Checks the gradients of `Σ dy · layer(x)` by `x` and by all parameters, for `batch` sequences in `x`.
@@ -254,11 +254,11 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
     for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
         for norms in ON_AND_OFF {
             let gradients = |recompute: Recompute| {
-                let mut weights = Seeded { std: 0.5 };
-                let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
+                let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
                 let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
                 let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
                 let mut block = Block::new(vec![branch]);
+                load(Alone::trained(&mut block));
                 quantize(Alone::trained(&mut block), &mut scaling);
                 let sequences = sequences(&Device::Cpu, 3, 5);
                 let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
@@ -266,7 +266,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
                 let [x, dy] = [&x, &dy].map(|x| cast(x, recipe.compute).unwrap());
                 let (y, saved) = Block::forward(&block, &x, &mut context).unwrap();
                 let dx = Alone::backward(&mut block, dy, saved, &mut context).unwrap();
-                let grads = Alone::trained(&mut block).into_iter().filter_map(|param| param.grad.take());
+                let grads = Alone::trained(&mut block).into_iter().filter_map(|param| param.gradient.take());
                 let grads: Vec<_> = grads.map(|grad| values(&grad.values().unwrap())).collect();
                 (values(&y), values(&dx), grads)
             };
@@ -288,12 +288,12 @@ fn parallel_branch_backward_is_the_gradient() {
 #[test]
 fn a_parallel_branch_casts_its_operand_once() {
     for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
-        let mut weights = Seeded { std: 0.5 };
-        let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
+        let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
         // Exceptions may name one of the two linears.
         let Ok(mut branch) = parallel(&mut build) else { continue };
         let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
         let mut scaling = ScalingState::new(&Device::Cpu, build.slots).unwrap();
+        load(branch.trained());
         quantize(branch.trained(), &mut scaling);
         let x = cast(&normals("x", &[10, 10], DType::F32), recipe.compute).unwrap();
         let sequences = sequences(&Device::Cpu, 2, 10);
@@ -308,9 +308,18 @@ fn a_parallel_branch_casts_its_operand_once() {
     }
 }
 
+/// An embedding in F64 with seeded weights.
+fn embedding(vocabulary: usize, channels: usize) -> Embedding {
+    let recipe = double();
+    let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
+    let mut embedding = Embedding::new(&mut build, "embedding", vocabulary, channels, 0.5).expect("it is built");
+    load(vec![&mut embedding.table]);
+    embedding
+}
+
 #[test]
 fn embedding_backward_is_the_gradient() {
-    let (mut embedding, _) = build(&double(), &Device::Cpu, |b| Embedding::new(b, "embedding", 11, 5, 0.5));
+    let mut embedding = embedding(11, 5);
     // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
@@ -318,7 +327,7 @@ fn embedding_backward_is_the_gradient() {
     let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
-        values(&embedding.forward(&ids, Fetched::none()).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
+        values(&embedding.forward(&ids, Loan::none()).unwrap()).iter().zip(values(&dy)).map(|(y, dy)| y * dy).sum()
     });
     embedding.backward(&dy, &ids).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
@@ -327,21 +336,20 @@ fn embedding_backward_is_the_gradient() {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    let (embedding, _) = build(&double(), &Device::Cpu, |b| Embedding::new(b, "head", 11, 5, 0.5));
+    let embedding = embedding(11, 5);
     let mut weight = embedding.table;
     let x = normals("x", &[4, 5], DType::F64);
     let targets = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, IGNORE_INDEX, 10, 0]).unwrap();
     let scale = 0.37;
-    let (losses, dx) =
-        Head::losses_and_gradient(&x, &mut weight, Fetched::none(), &targets, &on_device(scale)).unwrap();
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
     assert_eq!(
         values(&losses),
-        values(&Head::losses(&x, &weight, Fetched::none(), &targets).unwrap()),
+        values(&Head::losses(&x, &weight, Loan::none(), &targets).unwrap()),
         "with and without gradient"
     );
     assert_eq!(values(&losses)[1], 0.0, "an ignored target has no loss");
     let loss = |x: &Tensor, weight: &Param| {
-        scale * values(&Head::losses(x, weight, Fetched::none(), &targets).unwrap()).iter().sum::<f64>()
+        scale * values(&Head::losses(x, weight, Loan::none(), &targets).unwrap()).iter().sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
     let (once, start) = (gradient(&weight), weight.value().unwrap());
@@ -350,7 +358,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         loss(&x, &weight)
     });
     weight.weights.set_value(start);
-    Head::losses_and_gradient(&x, &mut weight, Fetched::none(), &targets, &on_device(scale)).unwrap();
+    Head::losses_and_gradient(&x, &mut weight, Loan::none(), &targets, &on_device(scale)).unwrap();
     let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
     assert!(largest_error(&gradient(&weight), &twice) < 1e-14, "the second backward adds");
 }
@@ -358,15 +366,15 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
 /// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
-    let make = || build(&double(), &Device::Cpu, |b| Embedding::new(b, "head", 5, 3, 0.5)).0.table;
+    let make = || embedding(5, 3).table;
     let (mut whole, mut halves) = (make(), make());
     let x = normals("x", &[2051, 3], DType::F64);
     let targets = integers("targets", 2051, 5);
-    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, Fetched::none(), &targets, &on_device(1.0)).unwrap();
+    let (losses, dx) = Head::losses_and_gradient(&x, &mut whole, Loan::none(), &targets, &on_device(1.0)).unwrap();
     for (start, end) in [(0, 1000), (1000, 2051)] {
         let (x, targets) = (x.rows(start, end).unwrap(), targets.rows(start, end).unwrap());
         let (part, dpart) =
-            Head::losses_and_gradient(&x, &mut halves, Fetched::none(), &targets, &on_device(1.0)).unwrap();
+            Head::losses_and_gradient(&x, &mut halves, Loan::none(), &targets, &on_device(1.0)).unwrap();
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }

@@ -35,7 +35,7 @@ fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(S
             let (_, saved) = linear.forward(x, None, &mut context).unwrap();
             linear.backward(dy, saved, &mut context).unwrap();
         }
-        linear.parameters_mut(&mut |p| p.clear_grad());
+        linear.parameters_mut(&mut |p| p.gradient.clear());
         scaling.update().unwrap();
         let arrays = scaling.arrays().unwrap().into_iter().filter(|(_, a)| a.dtype() == DType::F32);
         seen.push(arrays.map(|(name, array)| (name, values(&array))).collect());

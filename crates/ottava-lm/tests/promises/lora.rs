@@ -12,7 +12,7 @@ use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_lm::param::{Init, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -23,6 +23,7 @@ use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What `scripts/make_lora_referee.py` recorded.
@@ -38,8 +39,9 @@ fn recorded(name: &str) -> Tensor {
 struct Recorded;
 
 impl WeightSource for Recorded {
-    fn weight(&mut self, part: &Part, _: Init) -> ottava_lm::Result<Tensor> {
-        Ok(recorded(&format!("weights/{}", part.name)))
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_lm::Result<Tensor> {
+        let values = recorded(&format!("weights/{}", tensor.name));
+        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
     }
 }
 
@@ -89,15 +91,15 @@ fn gradients_of_adapters_are_those_of_peft() {
         let ([inputs, targets], rows) = batch(0);
         let [inputs, targets] = [inputs, targets].map(|ids| ids.to_device(&device).unwrap());
         losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
-        let parts: Vec<Vec<Part>> = decoder.parameters().iter().map(|param| param.parts.clone()).collect();
+        let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|param| param.shards.clone()).collect();
         let mut compared = 0;
-        for ((_, gradient), parts) in gradients(&mut decoder).into_iter().zip(parts) {
+        for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
             let mut rest = &gradient[..];
-            for part in parts {
-                let (own, after) = rest.split_at(part.shape.iter().product());
+            for shard in of_param {
+                let (own, after) = rest.split_at(shard.elements());
                 rest = after;
-                let error = largest_error(own, &values(&recorded(&format!("gradients/{}", part.name))));
-                assert!(error < 1e-5, "{}: {error:e} apart", part.name);
+                let error = largest_error(own, &values(&recorded(&format!("gradients/{}", shard.tensor.name))));
+                assert!(error < 1e-5, "{}: {error:e} apart", shard.tensor.name);
                 compared += 1;
             }
         }
@@ -156,7 +158,7 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
             assert!(bits(&mut model, false) == frozen, "{} on {device}: a frozen weight has changed", name.as_str());
             assert!(bits(&mut model, true).iter().zip(&trained).all(|(a, b)| a != b), "all adapters are trained");
             let mut kept = model.all_parameters().into_iter().filter(|param| !param.is_trained());
-            assert!(kept.all(|param| !param.has_grad() && param.weights.tensors_mut().1.is_none()));
+            assert!(kept.all(|param| !param.gradient.has_memory() && param.weights.tensors_mut().1.is_none()));
             let (count, moments) = (model.parameters().len(), optimizer.moments_mut().len());
             assert_eq!(count, moments, "moments are those of adapters");
         }

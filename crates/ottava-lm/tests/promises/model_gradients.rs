@@ -91,7 +91,7 @@ fn two_steps_with(recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> [Grad
         let batch = text_batch(text(), step * 10_000, ROWS, TOKENS).map(|ids| ids.to_device(device).unwrap());
         losses_and_gradients(&mut decoder, &batch[0], &batch[1], ROWS, 1.0 / (ROWS * TOKENS) as f64).unwrap();
         let seen = gradients(&mut decoder);
-        decoder.parameters().into_iter().for_each(|param| param.clear_grad());
+        decoder.parameters().into_iter().for_each(|param| param.gradient.clear());
         finish_step(&mut decoder);
         seen
     })
@@ -156,7 +156,8 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let last = Span { blocks: 0..0, embedding: false, head: true };
     let part = |span| {
         let purpose = Purpose::Train(MemoryPolicy::FULL);
-        let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &mut Seeded { std: STD }, &span).unwrap();
+        let mut part = Decoder::part(&sizes, recipe, device, purpose, 32, &span).unwrap();
+        part.load(&mut Seeded { std: STD }).unwrap();
         part.quantize_weights().unwrap();
         part
     };

@@ -118,7 +118,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
     let mut results = [before, now].map(|operands| {
         linear.parameters_mut(&mut |weight| {
             weight.weights.set_value(place(&operands.weight));
-            weight.clear_grad();
+            weight.gradient.take();
         });
         quantize(linear.trained(), &mut scaling);
         let x = place(&operands.x);
@@ -128,7 +128,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
         let dx = linear.backward(place(&operands.dy), saved, &mut context).unwrap();
         scaling.update().unwrap();
         let mut dweight = Vec::new();
-        linear.parameters_mut(&mut |weight| dweight = values(&weight.grad.as_ref().unwrap().values().unwrap()));
+        linear.parameters_mut(&mut |weight| dweight = values(&weight.gradient.get().unwrap().values().unwrap()));
         [values(&y), values(&dx), dweight]
     });
     std::mem::take(&mut results[1])

@@ -66,9 +66,10 @@ fn run_for(
     comm: Comm,
 ) -> Seen {
     let purpose = Purpose::Train(memory);
-    let mut model = Decoder::new(sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+    let mut model = Decoder::unloaded(sizes, recipe, &Device::Cpu, purpose, 32).unwrap();
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, reduction, false).unwrap();
+    partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
     let micro_batches = rows / ranks.size();
     let mut work = TrainStep::shared(&model, micro_batches, 1, TOKENS, partition).unwrap();
@@ -243,9 +244,10 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Comm) -
     let recipe = Recipe { smooth_swiglu, ..recipe(RecipeName::Fp8Delayed, Fp8Format::Auto) };
     let sizes = tiny_llama();
     let purpose = Purpose::Train(MemoryPolicy::FULL);
-    let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }).unwrap();
+    let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, 32).unwrap();
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
+    partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
     let mine: Vec<_> = rows.iter().skip(ranks.rank()).step_by(ranks.size()).collect();
     let mut work = TrainStep::shared(&model, mine.len(), 1, TOKENS, partition).unwrap();
@@ -503,10 +505,10 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
             std::thread::spawn(move || {
                 let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
                 let purpose = Purpose::Train(MemoryPolicy::FULL);
-                let mut weights = Seeded { std: 0.1 };
-                let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, TOKENS, &mut weights).unwrap();
+                let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, TOKENS).unwrap();
                 let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
                 let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
+                partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
                 let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
                 partition.compare_replicas(&mut model, &mut optimizer, "at the start").unwrap();
                 if ranks.rank() == 2 {

@@ -24,7 +24,7 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: MemoryPol
     let data = batch("recompute", 5, TOKENS, config.vocabulary);
     let mut seen = Vec::new();
     for step in 0..3 {
-        decoder.parameters().into_iter().for_each(|p| p.clear_grad());
+        decoder.parameters().into_iter().for_each(|p| p.gradient.clear());
         for (start, end) in [(0, 2), (2, 5)] {
             let part = |ids: &Tensor| ids.rows(start * TOKENS, end * TOKENS).unwrap().to_device(device).unwrap();
             let losses =
@@ -36,7 +36,7 @@ fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: MemoryPol
         );
         for param in decoder.parameters() {
             let (value, gradient) =
-                (values(&param.value().unwrap()), values(&param.grad.as_ref().unwrap().values().unwrap()));
+                (values(&param.value().unwrap()), values(&param.gradient.get().unwrap().values().unwrap()));
             let moved: Vec<f32> = value.iter().zip(gradient).map(|(w, g)| (w - 0.3 * g) as f32).collect();
             let moved = Tensor::from_slice(device, param.weights.shape(), &moved).unwrap();
             param.weights.set_value(ottava_tensor::ops::cast(&moved, param.dtype()).unwrap());

@@ -6,12 +6,13 @@ use crate::setup::{
     relative_error,
 };
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
-use ottava_lm::param::{Init, Layout, MemoryPolicy, Part, Purpose, WeightSource};
+use ottava_lm::param::{FolderLayout, FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_tensor::ops::transpose;
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use safetensors::SafeTensors;
+use std::ops::Range;
 
 static FILE: &[u8] = include_bytes!("../data/referee.safetensors");
 static QWEN3: &[u8] = include_bytes!("../data/referee_qwen3.safetensors");
@@ -40,13 +41,13 @@ fn recorded(name: &str) -> Tensor {
     Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree")
 }
 
-/// The tensor that PyTorch wrote of `part` of a model, in the shape of `part`.
-fn recorded_part(model: &str, kind: &str, part: &Part) -> Tensor {
-    let stored = recorded(&format!("{model}/{kind}/{}", part.name));
-    match part.layout {
-        Layout::Same => stored,
-        Layout::Transposed => transpose(&stored).expect("a matrix"),
-        Layout::Rows(_) => stored.reshape(&part.shape).expect("as many"),
+/// The `tensor` of a model that PyTorch wrote, in its shape in memory.
+fn recorded_tensor(model: &str, kind: &str, tensor: &FolderTensor) -> Tensor {
+    let stored = recorded(&format!("{model}/{kind}/{}", tensor.name));
+    match tensor.layout {
+        FolderLayout::Same => stored,
+        FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
+        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
     }
 }
 
@@ -54,8 +55,9 @@ fn recorded_part(model: &str, kind: &str, part: &Part) -> Tensor {
 struct Recorded(&'static str);
 
 impl WeightSource for Recorded {
-    fn weight(&mut self, part: &Part, _: Init) -> ottava_lm::Result<Tensor> {
-        Ok(recorded_part(self.0, "weights", part))
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> ottava_lm::Result<Tensor> {
+        let values = recorded_tensor(self.0, "weights", tensor);
+        Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
     }
 }
 
@@ -103,19 +105,19 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             let recorded_loss = values(&recorded(&format!("{model}/loss")))[0];
             let loss_error = (loss / recorded_loss - 1.0).abs();
 
-            let parts: Vec<Vec<Part>> = decoder.parameters().iter().map(|p| p.parts.clone()).collect();
+            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.shards.clone()).collect();
             let (mut error, mut largest, mut compared) = (0f64, 0f64, 0);
-            for ((_, gradient), parts) in gradients(&mut decoder).into_iter().zip(parts) {
+            for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
                 let mut rest = &gradient[..];
-                for part in parts {
-                    let (own, after) = rest.split_at(part.shape.iter().product());
+                for shard in of_param {
+                    let (own, after) = rest.split_at(shard.elements());
                     rest = after;
-                    let expected = values(&recorded_part(model, "gradients", &part));
+                    let expected = values(&recorded_tensor(model, "gradients", &shard.tensor));
                     let errors = [relative_error(own, &expected), largest_error(own, &expected)];
                     assert!(
                         errors.iter().all(|&e| e < 1e-5),
                         "{model} on {device}, gradient of `{}`: {errors:?}",
-                        part.name
+                        shard.tensor.name
                     );
                     (error, largest, compared) = (error.max(errors[0]), largest.max(errors[1]), compared + 1);
                 }

@@ -8,18 +8,19 @@ use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
 use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
 use ottava_lm::parallel::Partition;
-use ottava_lm::param::{Builder, Fetched, Init, MemoryPolicy, Param, Part, Purpose, WeightSource};
+use ottava_lm::param::{Builder, FolderTensor, Init, Loan, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_lm::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::ops::{
-    AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal, real_type,
+    AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
 };
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::io::Read;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// The CPU and, where there is one, the GPU.
@@ -136,28 +137,33 @@ pub struct Seeded {
 }
 
 impl WeightSource for Seeded {
-    fn weight(&mut self, part: &Part, init: Init) -> ottava_lm::Result<Tensor> {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> ottava_lm::Result<Tensor> {
         let (mean, std) = match init {
             Init::Normal(_) | Init::Uniform(_) => (0.0, self.std),
             Init::Zeros => (0.0, 0.3),
             Init::Ones => (1.0, 0.3),
         };
-        let seed = part.name.bytes().fold(3u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
-        let noise = normal(&Device::Cpu, &part.shape, std, seed)?.to_vec::<f32>()?;
+        let seed = tensor.name.bytes().fold(3u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));
+        let noise = normal_from(&Device::Cpu, &[elements.len()], std, seed, elements.start)?.to_vec::<f32>()?;
         let shifted: Vec<f32> = noise.iter().map(|x| mean + x).collect();
-        Ok(Tensor::from_slice(&Device::Cpu, &part.shape, &shifted)?)
+        Ok(Tensor::from_slice(&Device::Cpu, &[shifted.len()], &shifted)?)
     }
 }
 
+/// Loads seeded weights with standard deviation 0.5.
+pub fn load(params: Vec<&mut Param>) {
+    params.into_iter().for_each(|param| param.load_whole(&mut Seeded { std: 0.5 }).expect("weights are drawn"));
+}
+
 /// Builds one layer for training, and the scaling state of its casts.
-pub fn build<L>(
+pub fn build<L: Alone>(
     recipe: &Recipe,
     device: &Device,
     make: impl FnOnce(&mut Builder) -> ottava_lm::Result<L>,
 ) -> (L, ScalingState) {
-    let mut weights = Seeded { std: 0.5 };
-    let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL), &mut weights);
-    let layer = make(&mut build).expect("the layer is built");
+    let mut build = Builder::new(device, recipe, Purpose::Train(MemoryPolicy::FULL));
+    let mut layer = make(&mut build).expect("the layer is built");
+    load(layer.trained());
     (layer, ScalingState::new(device, build.slots).expect("the scaling state is built"))
 }
 
@@ -170,10 +176,8 @@ pub fn linear(
     std: f32,
 ) -> ottava_lm::Result<Linear> {
     let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
-    Linear::new(
-        build,
-        LinearConfig { name: "linear", parts: &parts, inputs, bias, std, transposed: false, shared_input: None },
-    )
+    let (name, parts, transposed, split) = ("linear", &parts, false, Split::None);
+    Linear::new(build, LinearConfig { name, parts, inputs, bias, std, transposed, split, shared_input: None })
 }
 
 /// A model from keys of `config.json`.
@@ -203,7 +207,7 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
 pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
     Context {
         casts: scaling.casts(Mode::training(precision)),
-        fetched: Fetched::none(),
+        loan: Loan::none(),
         sequences,
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
@@ -459,7 +463,7 @@ impl Training {
             let (amaxes, cast) = (None, None);
             let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, amaxes, cast };
             adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
-            param.clear_grad();
+            param.gradient.clear();
         }
         finish_step(&mut self.decoder);
         mean(&losses)
@@ -486,7 +490,7 @@ impl Training {
 /// Gradients of all parameters by the parameters' names, widened.
 pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
     let gradient = |p: &mut Param| {
-        (p.name().to_string(), values(&p.grad.as_ref().expect("a gradient").values().expect("readable")))
+        (p.name().to_string(), values(&p.gradient.get().expect("a gradient").values().expect("readable")))
     };
     decoder.parameters().into_iter().map(gradient).collect()
 }

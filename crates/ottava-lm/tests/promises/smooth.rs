@@ -59,7 +59,7 @@ fn step(
     let mut new = std::iter::once(&ones).chain(weights);
     mlp.parameters_mut(&mut |param: &mut Param| {
         param.weights.set_value(place(param.weights.shape(), new.next().expect("a norm and two weights")));
-        param.clear_grad();
+        param.gradient.clear();
     });
     quantize(mlp.trained(), scaling);
     let [x, dy] = ["x", "dy"].map(|name| {
@@ -75,7 +75,7 @@ fn step(
     let beside = |y: &Tensor, x: &Tensor| values(y).into_iter().zip(values(x)).map(|(y, x)| y - x).collect();
     let mut results = vec![beside(&y, &x), beside(&dx, &dy)];
     let weights = mlp.trained().into_iter().skip(1);
-    results.extend(weights.map(|param| values(&param.grad.as_ref().unwrap().values().unwrap())));
+    results.extend(weights.map(|param| values(&param.gradient.get().unwrap().values().unwrap())));
     results
 }
 

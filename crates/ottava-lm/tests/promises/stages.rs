@@ -20,8 +20,8 @@ const STEPS: usize = 2;
 fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Vec<Decoder> {
     let part = |span: &Span| {
         let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
-        let mut part =
-            Decoder::part(&sizes, recipe, &Device::Cpu, purpose, 32, &mut Seeded { std: 0.1 }, span).unwrap();
+        let mut part = Decoder::part(&sizes, recipe, &Device::Cpu, purpose, 32, span).unwrap();
+        part.load(&mut Seeded { std: 0.1 }).unwrap();
         part.quantize_weights().unwrap();
         part
     };
@@ -78,7 +78,7 @@ fn train(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], program: &Program)
         );
         for stage in &mut stages {
             seen.extend(gradients(stage).into_iter().map(|(name, g)| (format!("gradient of {name}, step {step}"), g)));
-            stage.parameters().into_iter().for_each(|param| param.clear_grad());
+            stage.parameters().into_iter().for_each(|param| param.gradient.clear());
             stage.scaling().update().unwrap();
             stage.quantize_weights().unwrap();
             let measured = stage.scaling().measured(&OneRank).unwrap();
@@ -147,7 +147,7 @@ fn a_program_that_cannot_run_is_refused_before_it_runs() {
         let precision = StepPrecision::Recipe;
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
         let error = program.run(&mut model, &inputs, None).unwrap_err();
-        assert!(model[0].parameters().iter().all(|param| !param.has_grad()));
+        assert!(model[0].parameters().iter().all(|param| !param.gradient.has_memory()));
         error.to_string()
     };
     let mut incomplete = one_by_one(1);

@@ -273,7 +273,7 @@ fn amaxes_found_before_the_update_change_no_bit() {
                 scaling.update().unwrap();
                 let found = apart.then(|| optimizer.amaxes(&mut params, &norm).unwrap().expect("O3 has scales"));
                 optimizer.step(&mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
-                model.parameters().into_iter().for_each(|param| param.clear_grad());
+                model.parameters().into_iter().for_each(|param| param.gradient.clear());
             }
             let mut seen = Vec::new();
             for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {

@@ -58,11 +58,11 @@ pub use kernels::kernels;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};
-pub use random::normal;
+pub use random::{normal, normal_from};
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
 pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
 pub use sample::{Adjustment, Draw, Draws, sample};
-pub use scaled::{scaled, split, unscaled};
+pub use scaled::{scaled, scaled_by, split, unscaled};
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_to,
 };

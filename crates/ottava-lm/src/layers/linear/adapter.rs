@@ -1,7 +1,7 @@
 //! LoRA: a product of low rank beside a frozen weight. Hu et al. 2021, arXiv:2106.09685.
 
 use crate::error::Result;
-use crate::param::{Builder, Init, Param, Part};
+use crate::param::{Builder, FolderTensor, Init, Param, Split};
 use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, gemm_nt_plus, real_type, scale_columns};
 use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
@@ -45,12 +45,15 @@ impl Adapter {
             return Ok(None);
         }
         let (rank, size) = (lora.r, lora.r * targets.len());
-        let part = |name: &str, of: &str, shape| Part::new(format!("base_model.model.{name}.{of}.weight"), shape);
-        let a = targets.iter().map(|(name, _)| part(name, "lora_A", vec![rank, inputs])).collect();
+        let shard = |build: &Builder, name: &str, of: &str, shape| {
+            build.shard(FolderTensor::new(format!("base_model.model.{name}.{of}.weight"), shape), Split::None)
+        };
+        let a = targets.iter().map(|(name, _)| shard(build, name, "lora_A", vec![rank, inputs]));
+        let a = a.collect::<Result<_>>()?;
         // Kaiming's uniform distribution with a = sqrt(5), as PEFT has it.
         let a = Param::adapter(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(name, rows)| {
-            let b = vec![part(name, "lora_B", vec![rows.len(), rank])];
+            let b = vec![shard(build, name, "lora_B", vec![rows.len(), rank])?];
             Ok(AdapterPart { b: Param::adapter(build, b, Init::Zeros)?, rows })
         });
         let parts = parts.collect::<Result<_>>()?;

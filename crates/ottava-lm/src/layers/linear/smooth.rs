@@ -35,7 +35,7 @@ impl Linear {
     /// A linear after an activation, and the casts of its input if that is smoothed; then the linear owns the cast of the output gradient
     /// only.
     pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
-        let mut parts = config.build(build, true)?;
+        let parts = config.build(build, true)?;
         let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {
             return Ok((Linear::of(build, config, parts)?, None));
         };
@@ -43,7 +43,6 @@ impl Linear {
         let input = build.slots.add(format!("{name}.input"), casts.input);
         // The scaled weight depends on the input, so no update can cast it: its cast does not belong to the parameter.
         let weight = build.slots.add(format!("{name}.weight"), casts.weight);
-        parts.weight.place_weights()?;
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
         let Parts { weight: own, bias, adapter, .. } = parts;
@@ -61,7 +60,7 @@ impl SmoothCasts {
         residual: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<(Tensor, ColumnScales)> {
-        let Context { casts: pass, fetched, .. } = context;
+        let Context { casts: pass, loan, .. } = context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
             // The amax of a column is one over all requests.
@@ -70,7 +69,7 @@ impl SmoothCasts {
         let x = scale_columns(x, &columns)?;
         let input = pass.freeze(self.input, &x)?;
         let x = pass.quantize(self.input, &input, &x, CodeCopies::Rows)?;
-        let scaled = unscale_columns(&linear.weight.read(fetched)?, &columns)?;
+        let scaled = unscale_columns(&linear.weight.read(loan)?, &columns)?;
         let weight = pass.freeze(self.weight, &scaled)?;
         let scaled = pass.quantize(self.weight, &weight, &scaled, CodeCopies::Rows)?;
         let how = linear.products.fprop.accumulation();
@@ -81,16 +80,16 @@ impl SmoothCasts {
     /// Measures what [`SmoothCasts::forward`] would cast, in a step that does not smooth `x`.
     pub fn measure(self, linear: &Linear, x: &View, context: &mut Context) -> Result<()> {
         let View::Value(x) = x else { return Ok(()) };
-        let Context { casts, fetched, .. } = context;
+        let Context { casts, loan, .. } = context;
         let columns = column_scales(x)?;
         casts.measure(self.input, &scale_columns(x, &columns)?)?;
-        casts.measure(self.weight, &unscale_columns(&linear.weight.read(fetched)?, &columns)?)
+        casts.measure(self.weight, &unscale_columns(&linear.weight.read(loan)?, &columns)?)
     }
 
     /// `dy · W`, as `(dy · (W / s)) · s`.
     pub fn dgrad(self, linear: &Linear, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
-        let Context { casts, fetched, .. } = context;
-        let weight = unscale_columns(&linear.weight.read(fetched)?, &scales.columns)?;
+        let Context { casts, loan, .. } = context;
+        let weight = unscale_columns(&linear.weight.read(loan)?, &scales.columns)?;
         let weight = casts.requantize(self.weight, &scales.weight, &weight, CodeCopies::Columns)?;
         let (out, how) = (linear.weight.dtype(), linear.products.dgrad.accumulation());
         let dx = gemm_nt(dy.rows(), Operand::Columns(&weight), out, how)?;

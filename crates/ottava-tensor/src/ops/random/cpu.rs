@@ -1,12 +1,12 @@
 use crate::Tensor;
 use rayon::prelude::*;
 
-pub(super) fn normal(x: &mut Tensor, std: f32, seed: u64) {
+pub(super) fn normal(x: &mut Tensor, std: f32, seed: u64, first: u64) {
     x.host_mut::<f32>()
         .par_iter_mut()
         .with_min_len(1 << 12)
         .enumerate()
-        .for_each(|(i, x)| *x = (quantile(uniform(seed, i as u64)) as f32) * std);
+        .for_each(|(i, x)| *x = (quantile(uniform(seed, first + i as u64)) as f32) * std);
 }
 
 /// A number in (0, 1): the midpoint of one of 2^32 equal intervals.

@@ -15,11 +15,16 @@ pub(crate) use cuda::SOURCE;
 /// Element `i` is a function of `(seed, i)` alone: a hash to a uniform number, then the inverse of the normal distribution
 /// (Wichura 1988, algorithm AS 241, PPND7) with a logarithm of this crate, all in correctly rounded operations.
 pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<Tensor> {
-    let mut x = Tensor::empty(device, shape, DType::F32)?;
+    normal_from(device, shape, std, seed, 0)
+}
+
+/// The elements of a flat [`normal`] from number `first` on.
+pub fn normal_from(device: &Device, shape: &[usize], std: f32, seed: u64, first: usize) -> Result<Tensor> {
+    let (mut x, first) = (Tensor::empty(device, shape, DType::F32)?, first as u64);
     match device {
-        Device::Cpu => cpu::normal(&mut x, std, seed),
+        Device::Cpu => cpu::normal(&mut x, std, seed, first),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::normal(gpu, &mut x, std, seed)?,
+        Device::Cuda(gpu) => cuda::normal(gpu, &mut x, std, seed, first)?,
     }
     Ok(x)
 }

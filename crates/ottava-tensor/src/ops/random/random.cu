@@ -30,9 +30,9 @@ __device__ double quantile(double p) {
     return q < 0.0 ? -x : x;
 }
 
-extern "C" __global__ void normal(float* x, u64 n, float std, u64 seed) {
+extern "C" __global__ void normal(float* x, u64 n, float std, u64 seed, u64 first) {
     for (u64 i = grid_start(); i < n; i += grid_step()) {
-        const double uniform = ((double)(hash(seed ^ hash(i)) >> 32) + 0.5) * (1.0 / 4294967296.0);
+        const double uniform = ((double)(hash(seed ^ hash(first + i)) >> 32) + 0.5) * (1.0 / 4294967296.0);
         x[i] = (float)quantile(uniform) * std;
     }
 }

@@ -1,4 +1,4 @@
-use super::normal;
+use super::{normal, normal_from};
 use crate::Device;
 use crate::testing::{Tolerance, assert_close, gpu, values};
 
@@ -8,6 +8,8 @@ fn normal_agrees_across_devices() {
     for (n, seed) in [(1, 0), (1000, 7), (1 << 20, u64::MAX)] {
         let [a, b] = [Device::Cpu, gpu.clone()].map(|d| normal(&d, &[n], 0.02, seed).unwrap());
         assert_close("normal", &a, &b, Tolerance::Exact);
+        let rest = normal_from(&gpu, &[n - n / 3], 0.02, seed, n / 3).unwrap();
+        assert_close("its rest", &a.rows(n / 3, n).unwrap(), &rest, Tolerance::Exact);
     }
 }
 
@@ -24,6 +26,15 @@ fn moments_and_tails_are_normal() {
         let found = x.iter().filter(|x| x.abs() > sigma).count() as f64 / n as f64;
         let error = 4.0 * (share / n as f64).sqrt();
         assert!((found - share).abs() < error, "{found} beyond {sigma} sigma, {share} expected");
+    }
+}
+
+#[test]
+fn parts_are_those_of_the_whole() {
+    let whole = values(&normal(&Device::Cpu, &[7, 11], 0.5, 3).unwrap());
+    for (start, end) in [(0, 77), (0, 1), (13, 70), (76, 77), (5, 5)] {
+        let part = normal_from(&Device::Cpu, &[end - start], 0.5, 3, start).unwrap();
+        assert_eq!(values(&part), whole[start..end], "{start}..{end}");
     }
 }
 

@@ -20,17 +20,21 @@ pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 /// whole
 /// tensor NaN.
 pub fn scaled(x: &Tensor, dtype: DType) -> Result<ScaledTensor> {
+    scaled_by(x, &amax(x)?, dtype)
+}
+
+/// [`scaled`] with the scale of another `amax`, F32 `[1]`: that of a tensor of which `x`, which may be empty, is a part.
+pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
-    let amax = amax(x)?;
     let mut out = ScaledTensor {
         values: Tensor::empty(x.device(), x.shape(), dtype)?,
         scale_inv: Tensor::empty(x.device(), &[1], DType::F32)?,
     };
     out.values.expect_dtype("scaled: type", STORED)?;
     match x.device() {
-        Device::Cpu => cpu::scaled(x, &amax, &mut out),
+        Device::Cpu => cpu::scaled(x, amax, &mut out),
         Device::DryCpu(_) => {}
-        Device::Cuda(gpu) => cuda::scaled(gpu, x, &amax, &mut out)?,
+        Device::Cuda(gpu) => cuda::scaled(gpu, x, amax, &mut out)?,
     }
     Ok(out)
 }

@@ -5,23 +5,25 @@ use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
 use crate::error::{Error, Result};
-use crate::param::Param;
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
+use crate::param::{Param, ParamId, Placement, UnitId};
 use crate::scaling::Casts;
 use ottava_tensor::ops::gradient_code_bytes;
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
 /// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
-pub(super) struct Unit {
-    /// Names of the matrices, in the order of the buffer.
-    names: Vec<String>,
+pub(super) struct Bucket {
+    /// The unit of the model.
+    pub(super) unit: UnitId,
+    /// The first matrix, for messages and the order of collectives.
+    name: String,
+    /// The matrices, in the order of the buffer.
+    matrices: Vec<ParamId>,
     pub(super) slices: Slices,
     /// Whether the matrices are read as codes, and not as values.
     codes: bool,
     /// The slots of their casts.
     slots: Vec<usize>,
-    /// The part of the model, counted in the order of forward: the embedding, a block, or a head of its own.
-    pub(super) part: usize,
     /// Bytes of a gathered element, and type of gradients.
     element: usize,
     gradients: DType,
@@ -32,12 +34,12 @@ pub(super) struct Unit {
     /// What casts of gradients have lost, BF16, if it is added to those of the next step.
     pub(super) feedback: Option<Tensor>,
     /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
-    lent: Vec<Option<Tensor>>,
+    unwritten: Vec<Option<Tensor>>,
     /// During an update of which this rank does nothing: that memory.
     untouched: Option<Tensor>,
 }
 
-/// The weights or codes of a unit, as a rank keeps them.
+/// The weights or codes of a bucket, as a rank keeps them.
 #[derive(Default)]
 pub(super) enum Stored {
     /// Nothing is divided, or a gather has the buffer.
@@ -62,33 +64,33 @@ impl Stored {
     }
 }
 
-impl Unit {
+impl Bucket {
     /// For messages and the order of collectives.
     pub(super) fn name(&self) -> &str {
-        &self.names[0]
+        &self.name
     }
 
-    /// A unit of `matrices` of a `part`, of which each rank keeps a slice if `zero` says so.
+    /// A bucket of `matrices` of a `unit`, of which each rank keeps a slice if `zero` says so.
     pub(super) fn new(
-        part: usize,
+        unit: UnitId,
         mut matrices: Vec<&mut Param>,
         codes: bool,
         ranks: &DataParallel,
         zero: Zero,
         reduction: ReduceFormat,
-    ) -> Result<Unit> {
-        if zero > Zero::Nothing && matrices.iter().any(|param| param.is_offloaded()) {
+    ) -> Result<Bucket> {
+        if zero > Zero::Nothing && matrices.iter().any(|param| param.placement() == Placement::Host) {
             return Err(Error::Config(
                 "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
             ));
         }
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
-        let names = matrices.iter().map(|param| param.name().to_string()).collect();
+        let (name, ids) = (matrices[0].name().to_string(), matrices.iter().map(|param| param.id()).collect());
         let slots = matrices.iter().filter_map(|param| param.cast_slot()).collect();
-        matrices.iter_mut().for_each(|param| param.keep_sums());
+        matrices.iter_mut().for_each(|param| param.gradient.keep_sums());
         let device = matrices[0].weights.device().clone();
         let element = if codes { DType::E4M3 } else { matrices[0].dtype() }.size();
-        let gradients = matrices[0].grad_dtype().expect("ranks keep sums");
+        let gradients = matrices[0].gradient.dtype().expect("ranks keep sums");
         let feedback = match reduction {
             ReduceFormat::Float8 { feedback: true } => {
                 let _scope = device.scope(GRADIENTS);
@@ -102,18 +104,19 @@ impl Unit {
             }
         }
         let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Unit {
-            names,
+        Ok(Bucket {
+            unit,
+            name,
+            matrices: ids,
             slices,
             codes,
             slots,
-            part,
             element,
             gradients,
             weights: Stored::None,
             casts,
             feedback,
-            lent: Vec::new(),
+            unwritten: Vec::new(),
             untouched: None,
         })
     }
@@ -141,25 +144,20 @@ impl Unit {
         }
     }
 
-    /// The number of the matrix called so.
-    pub(super) fn matrix(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|other| other == name)
+    /// The number of a matrix in the bucket.
+    pub(super) fn number_of(&self, param: &Param) -> Option<usize> {
+        self.matrices.iter().position(|id| *id == param.id())
     }
 
-    /// Whether one of `params` is of this unit.
-    pub(super) fn has_any(&self, params: &[&Param]) -> bool {
-        params.iter().any(|param| self.matrix(param.name()).is_some())
-    }
-
-    /// The matrices among `params`, in the order of the unit; `None` if they are of other units.
+    /// The matrices among `params`, in the order of the bucket; `None` if they are of other buckets.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
-        let found: Vec<_> = params.iter_mut().filter(|param| self.matrix(param.name()).is_some()).collect();
+        let found: Vec<_> = params.iter_mut().filter(|param| self.number_of(param).is_some()).collect();
         (!found.is_empty()).then_some(found)
     }
 
-    /// Hands out the memory of this rank's slices, one part per matrix that it has a part of. With `update`, an update writes there what it
-    /// can; [`Unit::collect`] takes it back.
-    pub(super) fn lend(
+    /// Divides the memory of this rank's slices by matrix. With `update`, an update writes there what it can; [`Bucket::finish_write`] writes
+    /// the rest and joins the memory.
+    pub(super) fn begin_write(
         &mut self,
         matrices: &mut [&mut Param],
         casts: &Casts,
@@ -183,18 +181,18 @@ impl Unit {
             .collect();
         if places.is_empty() {
             self.untouched = Some(memory);
-            self.lent = owned.iter().map(|_| None).collect();
+            self.unwritten = owned.iter().map(|_| None).collect();
             return Ok(());
         }
         let mut parts = memory.split(&places)?.into_iter();
-        self.lent = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
+        self.unwritten = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
         for (at, param) in matrices.iter_mut().enumerate().filter(|_| update) {
-            let Some(part) = self.lent[at].take() else { continue };
-            self.lent[at] = match (self.codes, self.casts[at].take()) {
-                (false, _) => param.lend_value(part)?.map(flat).transpose()?,
+            let Some(part) = self.unwritten[at].take() else { continue };
+            self.unwritten[at] = match (self.codes, self.casts[at].take()) {
+                (false, _) => param.write_value_to(part)?.map(flat).transpose()?,
                 (true, Some(mut into)) if param.is_cast_by_update(casts)? => {
                     into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
-                    param.lend_codes(into);
+                    param.write_codes_to(into);
                     None
                 }
                 (true, earlier) => {
@@ -206,8 +204,8 @@ impl Unit {
         Ok(())
     }
 
-    /// Ends [`Unit::lend`]: this rank's slices are where they will be gathered.
-    pub(super) fn collect(
+    /// Ends [`Bucket::begin_write`]: this rank's slices are where they will be gathered.
+    pub(super) fn finish_write(
         &mut self,
         matrices: &mut [&mut Param],
         casts: &mut Casts,
@@ -217,7 +215,7 @@ impl Unit {
         let owned = self.slices.owned(rank);
         let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
         for (at, param) in matrices.iter_mut().enumerate() {
-            let part = self.lent[at].take();
+            let part = self.unwritten[at].take();
             let has_slice = !owned[at].is_empty();
             parts.extend(match (self.codes, part) {
                 (true, part) => match param.take_codes() {
@@ -260,7 +258,7 @@ impl Unit {
             Some(earlier) => {
                 earlier.codes = Some(reshaped(part, &[earlier.rows, earlier.columns])?);
                 let mut made = param.quantize_slice(into, casts)?;
-                let codes = made.codes.take().expect("lent above");
+                let codes = made.codes.take().expect("set above");
                 self.casts[at] = Some(made);
                 flat(codes)?
             }

@@ -1,6 +1,6 @@
 //! A parameter of which a process updates a slice, and others the rest.
 
-use super::Param;
+use super::{Param, Placement, Slice};
 use crate::error::{Error, Result};
 use crate::level::States;
 use crate::mode::Mode;
@@ -11,21 +11,19 @@ use ottava_tensor::{DType, ExpandedTensor, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 impl Param {
-    /// Keeps the master weights of `elements` alone, counted over the flat tensor from a multiple of 128 on: their moments and their update
-    /// are this process's, those of the rest another's. With `codes`, products read nothing but the codes of its cast.
+    /// Will hold the master weights of `elements` alone, counted over the flat parameter from a multiple of 128 on: this process updates
+    /// them, others the rest. With `codes`, products read nothing but the codes of its cast. To be called before [`Param::load`].
     ///
     /// Errors for moments whose groups do not divide rows.
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
         }
-        self.casts_slice = codes && self.formats.slice_casts();
-        let shape = self.slice_shape(elements.len());
-        self.weights.keep_slice(elements.clone(), &shape)?;
         if let Some(cast) = &mut self.cast {
-            cast.keeps_codes = false;
+            cast.stores_codes = false;
         }
-        self.slice = Some(elements);
+        self.placement = Placement::Gathered;
+        self.slice = Some(Slice { elements, is_cast_by_update: codes && self.formats.slice_casts() });
         Ok(())
     }
 
@@ -34,7 +32,7 @@ impl Param {
         let [rows, columns] = self.weights.shape() else { return Ok(false) };
         let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
         Ok(match &self.cast {
-            Some(cast) if cast.keeps_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
+            Some(cast) if cast.stores_codes && cast.copies == CodeCopies::Both && whole(rows) && whole(columns) => {
                 matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_) | NextCast::Measured)
             }
             _ => false,
@@ -106,30 +104,34 @@ impl Param {
 
     /// Whether the coming update can cast this process's slice in the same pass.
     pub fn is_cast_by_update(&self, casts: &Casts) -> Result<bool> {
-        let Some(cast) = self.cast.as_ref().filter(|_| self.casts_slice) else { return Ok(false) };
+        let Some(cast) =
+            self.cast.as_ref().filter(|_| self.slice.as_ref().is_some_and(|slice| slice.is_cast_by_update))
+        else {
+            return Ok(false);
+        };
         Ok(matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_)))
     }
 
     /// Has the coming update write the codes of this process's slice to `into`, where [`Param::is_cast_by_update`].
-    pub fn lend_codes(&mut self, into: QuantizedTensor) {
+    pub fn write_codes_to(&mut self, into: QuantizedTensor) {
         self.cast.as_mut().expect("it is cast by the update").codes = Some(into);
     }
 
-    /// What was lent by [`Param::lend_codes`].
+    /// What was written by [`Param::write_codes_to`].
     pub fn take_codes(&mut self) -> Option<QuantizedTensor> {
         self.cast.as_mut().and_then(|cast| cast.codes.take())
     }
 
     /// Has the coming update write the weights that layers read to `place`, or gives it back where they are part of what is updated.
-    pub fn lend_value(&mut self, place: Tensor) -> Result<Option<Tensor>> {
+    pub fn write_value_to(&mut self, place: Tensor) -> Result<Option<Tensor>> {
         let shaped = place.reshape(&self.update_shape())?;
         drop(place);
-        Ok(self.weights.lend_value(shaped))
+        Ok(self.weights.write_value_to(shaped))
     }
 
     /// Replaces the slice by the `whole` weights, for inference.
     pub fn end_training(&mut self, whole: Tensor) {
-        self.slice = None;
+        (self.slice, self.placement) = (None, Placement::Device);
         self.weights.set_value(whole);
     }
 
@@ -149,20 +151,24 @@ impl Param {
 
     /// The elements whose master weights and moments this process has.
     pub fn slice(&self) -> Range<usize> {
-        self.slice.clone().unwrap_or(0..self.weights.shape().iter().product())
+        match &self.slice {
+            Some(slice) => slice.elements.clone(),
+            None => 0..self.weights.shape().iter().product(),
+        }
     }
 
     /// The shape of master weights, moments and the gradient in an update.
     pub fn update_shape(&self) -> Vec<usize> {
         match &self.slice {
             None => self.weights.shape().to_vec(),
-            Some(elements) => self.slice_shape(elements.len()),
+            Some(slice) => self.slice_shape(slice),
         }
     }
 
     /// The shape of a slice: groups of moments lie within rows.
-    fn slice_shape(&self, elements: usize) -> Vec<usize> {
+    fn slice_shape(&self, slice: &Slice) -> Vec<usize> {
         const GROUP: usize = ExpandedTensor::GROUP;
+        let elements = slice.elements.len();
         match self.formats.states {
             // A row is the least that a block of threads works on.
             States::Coat => {
@@ -170,7 +176,7 @@ impl Param {
                 let width = width.unwrap_or(GROUP);
                 vec![elements / width, width]
             }
-            _ if self.casts_slice => vec![matrix_rows(elements), elements / matrix_rows(elements)],
+            _ if slice.is_cast_by_update => vec![matrix_rows(elements), elements / matrix_rows(elements)],
             _ => vec![elements],
         }
     }

@@ -1,0 +1,74 @@
+//! Loading a model that ranks divide: each reads what it keeps.
+
+use super::Partition;
+use crate::error::Result;
+use crate::hash::name_hash;
+use crate::models::Decoder;
+use crate::param::{FolderTensor, Init, Param, WeightSource};
+use ottava_tensor::comm::Reduce;
+use ottava_tensor::ops::checksums;
+use ottava_tensor::{Device, Tensor};
+use std::ops::Range;
+
+/// First elements of a divided tensor that all ranks digest.
+const DIGESTED: usize = 1024;
+
+impl Partition {
+    /// Loads what this rank keeps of the weights of `model`: slices of the matrices that ranks divide, so that building a model takes no more
+    /// memory than training it.
+    ///
+    /// Returns a digest of what all ranks read alike, 0 for one rank: whole tensors, and the first elements of divided ones. Ranks with
+    /// other weights have another digest.
+    pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
+        let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
+        let mut weights = Digested { weights, sum: 0, is_whole: false };
+        for param in model.all_parameters() {
+            weights.is_whole = is_compared && !param.is_sliced();
+            param.load(&mut weights, &mut |name, amax| {
+                Ok(self.ranks().comm().all_reduce(name, Reduce::Max, amax)?.wait()?)
+            })?;
+            if is_compared && param.is_sliced() {
+                weights.add_first(param)?;
+            }
+        }
+        Ok(weights.sum)
+    }
+}
+
+/// Weights, digested while they are read.
+struct Digested<'a> {
+    weights: &'a mut dyn WeightSource,
+    sum: u64,
+    /// Whether all ranks read what is read now.
+    is_whole: bool,
+}
+
+impl Digested<'_> {
+    fn add(&mut self, tensor: &FolderTensor, values: &Tensor) -> Result<()> {
+        if !values.is_empty() {
+            let checksum = checksums(&[values])?.to_vec::<i64>()?[0];
+            self.sum = self.sum.wrapping_add(name_hash(checksum as u64, &tensor.name));
+        }
+        Ok(())
+    }
+
+    /// Adds the first elements of the tensors of `param`.
+    fn add_first(&mut self, param: &Param) -> Result<()> {
+        for shard in &param.shards {
+            let first = 0..shard.tensor.elements().min(DIGESTED);
+            let values = self.weights.read(&shard.tensor, first, param.init())?;
+            self.add(&shard.tensor, &values)?;
+        }
+        Ok(())
+    }
+}
+
+impl WeightSource for Digested<'_> {
+    fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
+        let values = self.weights.read(tensor, elements, init)?;
+        if self.is_whole {
+            self.add(tensor, &values)?;
+        }
+        Ok(values)
+    }
+}

@@ -1,0 +1,115 @@
+//! The cast of a weight to the FP8 codes that products read.
+
+use super::scopes::CODES;
+use super::weights::Weights;
+use crate::error::Result;
+use crate::operand::FrozenScale;
+use crate::scaling::{Casts, NextCast, Slot, Values};
+use ottava_tensor::ops::{self, CastScale, CodeCopies};
+use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
+
+/// The cast of a weight.
+pub(super) struct WeightCast {
+    /// Where its scale and statistics are.
+    pub slot: Slot,
+    /// The copies that products read.
+    pub copies: CodeCopies,
+    /// The codes, if they are stored between products.
+    pub codes: Option<QuantizedTensor>,
+    /// Whether codes are stored; otherwise each product casts the weight.
+    pub stores_codes: bool,
+    /// Whether the codes replace a frozen weight.
+    pub replaces_value: bool,
+    /// The scale of a cast by the weight's own amax.
+    pub frozen: FrozenScale,
+    /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
+    pub amax: Option<Tensor>,
+}
+
+impl WeightCast {
+    /// A cast in `slot` to `copies`.
+    pub fn new(slot: Slot, copies: CodeCopies, stores_codes: bool, replaces_value: bool) -> WeightCast {
+        let (codes, frozen, amax) = (None, FrozenScale::default(), None);
+        WeightCast { slot, copies, codes, stores_codes, replaces_value, frozen, amax }
+    }
+
+    /// Casts `weights` for the coming step.
+    pub fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
+        let _scope = weights.device().scope(CODES);
+        let value = weights.value()?;
+        self.frozen.replace(casts.freeze(self.slot, &value)?)?;
+        match &mut self.codes {
+            _ if !self.stores_codes => {}
+            Some(codes) => casts.quantize_into(self.slot, &self.frozen, &value, codes)?,
+            none => *none = Some(casts.quantize(self.slot, &self.frozen, &value, self.copies)?),
+        }
+        if self.replaces_value {
+            weights.drop_frozen();
+        }
+        Ok(())
+    }
+
+    /// Repeats the one scale of the codes for each row, for products with an operand that has a scale per row. No code changes.
+    pub fn repeat_scale(&mut self) -> Result<()> {
+        // Casts in each product have scales per row of their own.
+        self.frozen = FrozenScale::default();
+        if let Some(codes) = self.codes.as_mut().filter(|codes| codes.granularity == Granularity::PerTensor) {
+            let scale_inv = codes.scale_inv.to_vec::<f32>()?[0];
+            let shape = Granularity::PerRow.scales_shape(codes.rows, codes.columns);
+            let repeated = vec![scale_inv; shape[0]];
+            let scale_inv = Tensor::from_slice(codes.scale_inv.device(), &shape, &repeated)?;
+            *codes = QuantizedTensor { scale_inv, granularity: Granularity::PerRow, ..codes.only_rows() };
+        }
+        Ok(())
+    }
+
+    /// Prepares an update, and returns how to cast the new weights.
+    pub fn begin_update(&mut self, casts: &mut Casts) -> Result<NextCast> {
+        let next = casts.scales.next_cast(self.slot)?;
+        match next {
+            NextCast::Measured => self.amax = casts.amax_for(self.slot)?,
+            // The weight is no longer cast by its own scale.
+            NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => self.frozen = FrozenScale::default(),
+        }
+        Ok(next)
+    }
+
+    /// What an update writes of the cast in its own pass: the codes, or the amax for a cast after it.
+    pub fn in_update<'a>(&'a mut self, next: &'a Option<NextCast>) -> Option<ops::WeightCast<'a>> {
+        let scale = match next {
+            Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
+            Some(NextCast::Blocks(how)) => Some(CastScale::Own(Granularity::Blocks128x128, *how)),
+            Some(NextCast::Measured | NextCast::Later) | None => None,
+        };
+        match scale {
+            Some(scale) => {
+                let into = self.codes.as_mut().expect("weights are quantized before the first step");
+                Some(ops::WeightCast::Codes { scale, slot: self.slot.index(), into })
+            }
+            None => self.amax.as_mut().map(ops::WeightCast::Amax),
+        }
+    }
+
+    /// Casts updated weights whose scales depend on them.
+    pub fn finish_update(&mut self, weights: &Weights, casts: &mut Casts) -> Result<()> {
+        if let Some(amax) = self.amax.take() {
+            self.frozen.replace(casts.own_scale(self.slot, amax)?)?;
+        } else if !matches!(casts.scales.next_cast(self.slot)?, NextCast::Later) {
+            return Ok(());
+        }
+        match &mut self.codes {
+            Some(codes) => casts.quantize_into(self.slot, &self.frozen, &weights.value()?, codes),
+            None => Ok(()),
+        }
+    }
+
+    /// New codes of `values` for fprop, which are measured.
+    pub fn cast_for_forward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
+        casts.quantize(self.slot, &self.frozen, values, CodeCopies::Rows)
+    }
+
+    /// New codes of `values` for dgrad.
+    pub fn cast_for_backward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
+        casts.requantize(self.slot, &self.frozen, values, CodeCopies::Columns)
+    }
+}

@@ -1,0 +1,200 @@
+//! Which part of a tensor of a model folder a parameter holds.
+
+use std::ops::Range;
+
+/// A tensor of a Hugging Face folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderTensor {
+    /// Its name, as `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Its shape in memory: `[outputs, inputs]` for a linear.
+    pub shape: Vec<usize>,
+    /// How the folder stores it.
+    pub layout: FolderLayout,
+}
+
+/// How a model folder stores a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderLayout {
+    /// As it is in memory.
+    Same,
+    /// Transposed, `[inputs, outputs]`.
+    Transposed,
+    /// A vector as a matrix of this many rows.
+    Rows(usize),
+}
+
+impl FolderTensor {
+    /// A tensor that a folder stores in this shape.
+    pub fn new(name: String, shape: Vec<usize>) -> FolderTensor {
+        FolderTensor { name, shape, layout: FolderLayout::Same }
+    }
+
+    /// Its shape in a folder.
+    pub fn stored_shape(&self) -> Vec<usize> {
+        match self.layout {
+            FolderLayout::Same => self.shape.clone(),
+            FolderLayout::Transposed => self.shape.iter().rev().copied().collect(),
+            FolderLayout::Rows(rows) => vec![rows, self.shape[0] / rows],
+        }
+    }
+
+    /// Its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// How the ranks of an axis divide a tensor of a layer. Layers say it when they are built; the builder makes the [`Shard`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Each rank holds all of it: norms, biases of [`Split::Input`] linears.
+    None,
+    /// By outputs, the first dimension: Q, K, V, gate and up, and their biases.
+    Output,
+    /// By inputs, the second dimension: the linears that follow those.
+    Input,
+    /// By tokens of the vocabulary, the first dimension: embedding and head.
+    Vocabulary,
+}
+
+impl Split {
+    /// The dimension that is divided.
+    pub fn dim(self) -> Option<usize> {
+        match self {
+            Split::None => None,
+            Split::Output | Split::Vocabulary => Some(0),
+            Split::Input => Some(1),
+        }
+    }
+}
+
+/// A rank's place among those that divide the tensors of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// This rank.
+    pub rank: usize,
+    /// All of them.
+    pub ranks: usize,
+}
+
+impl Place {
+    /// One rank, which holds all.
+    pub const ALONE: Place = Place { rank: 0, ranks: 1 };
+}
+
+/// The part of a [`FolderTensor`] that this rank holds: a range of indices of one dimension.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shard {
+    /// The whole tensor.
+    pub tensor: FolderTensor,
+    /// How ranks divide it.
+    pub split: Split,
+    /// The divided dimension; 0 if it is whole.
+    pub dim: usize,
+    /// The indices of that dimension that are here.
+    pub range: Range<usize>,
+}
+
+impl Shard {
+    /// The shard of the rank at this place, if ranks divide `tensor` as `split` says. `None` if the dimension does not divide evenly.
+    pub fn new(tensor: FolderTensor, split: Split, Place { rank, ranks }: Place) -> Option<Shard> {
+        let dim = split.dim().unwrap_or(0);
+        let size = tensor.shape[dim];
+        let range = match split {
+            Split::None => 0..size,
+            _ if !size.is_multiple_of(ranks) => return None,
+            _ => rank * (size / ranks)..(rank + 1) * (size / ranks),
+        };
+        Some(Shard { tensor, split, dim, range })
+    }
+
+    /// The shape of what is here.
+    pub fn shape(&self) -> Vec<usize> {
+        let mut shape = self.tensor.shape.clone();
+        shape[self.dim] = self.range.len();
+        shape
+    }
+
+    /// Elements of what is here.
+    pub fn elements(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// Where `elements` of what is here, counted in row-major order, are in the flat whole tensor: ranges in ascending order that do not
+    /// touch each other.
+    pub fn folder_ranges(&self, elements: Range<usize>) -> Vec<Range<usize>> {
+        // Runs of neighbours: all indices of the divided dimension that are here, times all behind it.
+        let inner: usize = self.tensor.shape[self.dim + 1..].iter().product();
+        let (run, stride) = (self.range.len() * inner, self.tensor.shape[self.dim] * inner);
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        let mut at = elements.start;
+        while at < elements.end {
+            let (outer, offset) = (at / run, at % run);
+            let count = (run - offset).min(elements.end - at);
+            let start = outer * stride + self.range.start * inner + offset;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end += count,
+                _ => ranges.push(start..start + count),
+            }
+            at += count;
+        }
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tensor(shape: &[usize]) -> FolderTensor {
+        FolderTensor::new("w".into(), shape.to_vec())
+    }
+
+    #[test]
+    fn a_whole_tensor_is_one_range() {
+        let shard = Shard::new(tensor(&[5, 7]), Split::None, Place { rank: 3, ranks: 4 }).unwrap();
+        assert_eq!((shard.shape(), shard.folder_ranges(3..30)), (vec![5, 7], vec![3..30]));
+    }
+
+    #[test]
+    fn columns_are_a_range_per_row() {
+        let shard = Shard::new(tensor(&[3, 8]), Split::Input, Place { rank: 1, ranks: 2 }).unwrap();
+        assert_eq!(shard.shape(), [3, 4]);
+        assert_eq!(shard.folder_ranges(0..12), [4..8, 12..16, 20..24]);
+        assert_eq!(shard.folder_ranges(2..5), [6..8, 12..13]);
+    }
+
+    #[test]
+    fn an_uneven_dimension_is_not_divided() {
+        assert_eq!(Shard::new(tensor(&[5, 8]), Split::Output, Place { rank: 0, ranks: 2 }), None);
+        assert_eq!(Shard::new(tensor(&[8, 5]), Split::Input, Place { rank: 0, ranks: 2 }), None);
+    }
+
+    proptest! {
+        /// Cut into pieces anywhere, the shards of all ranks hold each element once.
+        #[test]
+        fn shards_hold_each_element_once(
+            rows in 1..5usize, columns in 1..5usize, ranks in 1..5usize, cut in 0..200usize, by_input: bool, vector: bool
+        ) {
+            let (split, shape) = match (by_input && !vector, vector) {
+                (true, _) => (Split::Input, vec![rows, columns * ranks]),
+                (_, false) => (Split::Output, vec![rows * ranks, columns]),
+                (_, true) => (Split::Vocabulary, vec![rows * ranks]),
+            };
+            let mut seen = vec![0; shape.iter().product()];
+            for rank in 0..ranks {
+                let shard = Shard::new(tensor(&shape), split, Place { rank, ranks }).unwrap();
+                let (elements, cut) = (shard.elements(), cut % (shard.elements() + 1));
+                let mut count = 0;
+                for range in [0..cut, cut..elements].into_iter().flat_map(|part| shard.folder_ranges(part)) {
+                    count += range.len();
+                    range.for_each(|element| seen[element] += 1);
+                }
+                prop_assert_eq!(count, elements);
+            }
+            prop_assert!(seen.iter().all(|&times| times == 1), "{:?}", seen);
+        }
+    }
+}
