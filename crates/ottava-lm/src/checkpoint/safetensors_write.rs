@@ -11,30 +11,68 @@ use crate::{Error, Result};
 /// The size at which Hugging Face starts another file.
 pub const MAX_FILE_BYTES: usize = 5_000_000_000;
 
-/// Writes a model as `model.safetensors`, or as several files with their index when it exceeds `max_file_bytes`.
+/// A file of a model folder and the tensors in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its tensors.
+    pub tensors: Vec<TensorInfo>,
+}
+
+impl ModelFile {
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> usize {
+        self.tensors.iter().map(TensorInfo::bytes).sum()
+    }
+}
+
+/// The files of a model: `model.safetensors`, or several where it exceeds `max_file_bytes`. Each holds consecutive tensors; one that fits no
+/// file gets its own.
+pub fn model_files(tensors: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<ModelFile> {
+    let mut files = vec![Vec::new()];
+    let mut size = 0;
+    for tensor in tensors {
+        if size > 0 && size + tensor.bytes() > max_file_bytes {
+            files.push(Vec::new());
+            size = 0;
+        }
+        size += tensor.bytes();
+        files.last_mut().expect("there is always a last file").push(tensor);
+    }
+    let count = files.len();
+    let name = |index: usize| match count {
+        1 => SINGLE_FILE.to_string(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    files.into_iter().enumerate().map(|(index, tensors)| ModelFile { name: name(index), tensors }).collect()
+}
+
+/// Writes the index of the `files` of a model, where there are several.
+pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result<()> {
+    if files.len() == 1 {
+        return Ok(());
+    }
+    let names = files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&tensor.name, &file.name)));
+    let weight_map: BTreeMap<_, _> = names.collect();
+    let total_size: usize = files.iter().map(ModelFile::bytes).sum();
+    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+    let text = serde_json::to_string_pretty(&index).expect("names and numbers are JSON");
+    writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
+}
+
+/// Writes a model as [`model_files`] divides it, and its index.
 ///
-/// `fetch` is called once for the bytes of each tensor. The order of its calls depends only on `tensors`, so that all
-/// ranks can take part in gathering each one.
+/// `fetch` is called once for the bytes of each tensor, in their order.
 pub fn write_model<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     tensors: &[TensorInfo],
     max_file_bytes: usize,
     mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
-    let files = divide(tensors, max_file_bytes);
-    if let [all] = &files[..] {
-        return write_tensors(writer, SINGLE_FILE, all, fetch);
-    }
-    let mut weight_map = BTreeMap::new();
-    for (index, file) in files.iter().enumerate() {
-        let name = format!("model-{:05}-of-{:05}.safetensors", index + 1, files.len());
-        write_tensors(writer, &name, file, &mut fetch)?;
-        weight_map.extend(file.iter().map(|tensor| (&tensor.name, name.clone())));
-    }
-    let total_size: usize = tensors.iter().map(TensorInfo::bytes).sum();
-    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-    let text = serde_json::to_string_pretty(&index).expect("names and numbers are JSON");
-    writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
+    let files = model_files(tensors.to_vec(), max_file_bytes);
+    files.iter().try_for_each(|file| write_tensors(writer, &file.name, &file.tensors, &mut fetch))?;
+    write_index(writer, &files)
 }
 
 /// Writes one safetensors file. `fetch` is called once for each tensor, in an order that depends only on `tensors`.
@@ -62,21 +100,6 @@ pub fn write_tensors<B: AsRef<[u8]>>(
         }
         Ok(())
     })
-}
-
-/// Consecutive tensors that fit one file together; a tensor that fits none gets its own.
-fn divide(tensors: &[TensorInfo], max_file_bytes: usize) -> Vec<Vec<TensorInfo>> {
-    let mut files = vec![Vec::new()];
-    let mut size = 0;
-    for tensor in tensors {
-        if size > 0 && size + tensor.bytes() > max_file_bytes {
-            files.push(Vec::new());
-            size = 0;
-        }
-        size += tensor.bytes();
-        files.last_mut().expect("there is always a last file").push(tensor.clone());
-    }
-    files
 }
 
 /// The JSON that describes the tensors, filled up with spaces so that the data after it is aligned.

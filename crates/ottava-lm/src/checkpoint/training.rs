@@ -1,9 +1,9 @@
 //! Training checkpoints: a model folder and the training state from which a run resumes with the same bits.
 
 use super::model::{expect_finite, rows_of};
-use super::safetensors_write::MAX_FILE_BYTES;
+use super::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
 use super::slices::{FOLDER, SliceFiles, SliceWriter};
-use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_model, write_tensors};
+use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
@@ -49,18 +49,19 @@ pub struct Progress {
     pub pending: Option<Map<String, Value>>,
 }
 
-/// The content that one rank writes into a checkpoint, without the bytes of tensors. The leading rank writes all but the slices of the
-/// optimizer that others have.
+/// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of
+/// the optimizer; the leading rank writes the rest.
 #[derive(Default)]
 pub struct Contents {
     /// Logs of the run, by name.
     logs: Vec<(String, FileStart)>,
     /// Files of the model folder other than the weights, by name.
     files: Vec<(&'static str, Arc<[u8]>)>,
-    /// Whole weights in the compute type, in the order of the parameters.
-    weights: Vec<TensorInfo>,
-    /// Whether these are the matrices of adapters.
-    adapters: bool,
+    /// The files of all weights, in the compute type and in the order of the parameters.
+    model_files: Vec<ModelFile>,
+    /// This rank, and all of them: each writes every so many-th of `model_files`.
+    rank: usize,
+    ranks: usize,
     scaling: Vec<TensorInfo>,
     /// Master weights and optimizer states that are not divided among ranks.
     whole: Vec<TensorInfo>,
@@ -77,10 +78,21 @@ impl Contents {
         optimizer: &mut AdamWOptimizer,
         partition: &'a Partition,
     ) -> Result<(Contents, LiveTensors<'a>)> {
+        Contents::with_files_of(MAX_FILE_BYTES, model, optimizer, partition)
+    }
+
+    /// [`Contents::new`], with other sizes of the files of weights.
+    pub fn with_files_of<'a>(
+        max_file_bytes: usize,
+        model: &'a mut Decoder,
+        optimizer: &mut AdamWOptimizer,
+        partition: &'a Partition,
+    ) -> Result<(Contents, LiveTensors<'a>)> {
         let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
         let ranges_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
-        let mut contents = Contents { ranges_file, adapters: model.config().lora.is_some(), ..Contents::default() };
-        let (mut rows, mut others) = (HashMap::new(), HashMap::new());
+        let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
+        let mut contents = Contents { ranges_file, rank, ranks: size, ..Contents::default() };
+        let (mut weights_of_all, mut rows, mut others) = (Vec::new(), HashMap::new(), HashMap::new());
         let arrays = if ranks.leads() { model.scaling().arrays()? } else { Vec::new() };
         for (name, array) in arrays {
             contents.scaling.push(TensorInfo {
@@ -93,14 +105,14 @@ impl Contents {
         let mut params = model.parameters();
         for (i, (param, moments)) in params.iter_mut().zip(optimizer.moments_mut()).enumerate() {
             let slice = param.is_sliced().then(|| param.slice());
+            let Param { shards, weights, .. } = &mut **param;
+            for (shard, at) in rows_of(shards) {
+                let tensor = &shard.tensor;
+                weights_of_all.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
+                rows.insert(tensor.name.clone(), (i, tensor.layout, at));
+            }
             if slice.is_none() && !ranks.leads() {
                 continue;
-            }
-            let Param { shards, weights, .. } = &mut **param;
-            for (shard, at) in rows_of(shards).filter(|_| ranks.leads()) {
-                let tensor = &shard.tensor;
-                contents.weights.push(TensorInfo { name: tensor.name.clone(), dtype, shape: tensor.stored_shape() });
-                rows.insert(tensor.name.clone(), (i, tensor.layout, at));
             }
             for kept in optimizer_tensors(weights, moments) {
                 // The rank with the first element writes the values that all slices share.
@@ -120,6 +132,10 @@ impl Contents {
                 }
             }
         }
+        contents.model_files = match has_adapters {
+            true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
+            false => model_files(weights_of_all, max_file_bytes),
+        };
         contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
         contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
         contents.ranges.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
@@ -132,20 +148,29 @@ impl Contents {
         self.files.extend(files);
     }
 
-    /// The names of all tensors: weights first, in the order of the parameters.
+    /// The files of weights that a rank writes.
+    fn files_of(&self, rank: usize) -> impl Iterator<Item = &ModelFile> {
+        self.model_files.iter().skip(rank).step_by(self.ranks)
+    }
+
+    /// The names of all tensors that this rank writes: weights first, in the order of the parameters.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let whole = self.weights.iter().chain(&self.scaling).chain(&self.whole);
+        let weights = self.files_of(self.rank).flat_map(|file| &file.tensors);
+        let whole = weights.chain(&self.scaling).chain(&self.whole);
         whole.chain(self.ranges.iter().map(|(info, _)| info)).map(|info| info.name.as_str())
     }
 
-    /// Bytes of a [`Snapshot`] of all tensors, and of those that every rank has of its own.
+    /// Bytes of a [`Snapshot`] of what this rank writes, and of what a rank writes that does not lead, at most.
     pub fn snapshot_bytes(&self) -> [usize; 2] {
-        let ranges = self.ranges.iter().map(|(info, range)| Snapshot::padded(range.len() * info.dtype.size())).sum();
-        let whole = self.weights.iter().chain(&self.scaling).chain(&self.whole);
-        [whole.map(|info| Snapshot::padded(info.bytes())).sum::<usize>() + ranges, ranges]
+        let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
+        let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
+        let ranges = self.ranges.iter().map(|(info, range)| Snapshot::padded(range.len() * info.dtype.size()));
+        let (ranges, whole) = (ranges.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
+        let others = (1..self.ranks).map(weights).max().unwrap_or(0);
+        [weights(self.rank) + whole + ranges, others + ranges]
     }
 
-    /// Writes all files. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
+    /// Writes the files of this rank. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
     ///
     /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
     pub fn write<B: AsRef<[u8]>>(
@@ -155,16 +180,15 @@ impl Contents {
     ) -> Result<SliceWriter> {
         self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
         self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
-        if !self.weights.is_empty() {
-            let finite = |info: &TensorInfo| {
+        for file in self.files_of(self.rank) {
+            write_tensors(writer, &file.name, &file.tensors, |info| {
                 let bytes = fetch(&info.name)?;
                 expect_finite(info, bytes.as_ref())?;
                 Ok(bytes)
-            };
-            match self.adapters {
-                true => write_tensors(writer, adapter::WEIGHTS_FILE, &self.weights, finite)?,
-                false => write_model(writer, &self.weights, MAX_FILE_BYTES, finite)?,
-            }
+            })?;
+        }
+        if self.rank == 0 {
+            write_index(writer, &self.model_files)?;
         }
         let (mut slices, mut fetch) = (SliceWriter::default(), |info: &TensorInfo| fetch(&info.name));
         for (file, tensors) in [(SCALING, &self.scaling), (OPTIMIZER, &self.whole)] {

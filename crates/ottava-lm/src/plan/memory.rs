@@ -30,6 +30,8 @@ pub struct MemoryPlan {
     pub peak_bytes: u64,
     /// The phase of the run at the peak.
     pub during: String,
+    /// The peak while the model is built and loaded.
+    pub build_bytes: u64,
     /// The peak while a checkpoint is saved.
     pub save_bytes: u64,
     /// Bytes that the pool takes from the driver of a GPU, live or free between tensors. On a CPU equal to the peak.
@@ -65,7 +67,7 @@ impl MemoryPlan {
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
-        let DryRun { peak, save, host, snapshot } = DryRun::new(config, sizes, &dry)?;
+        let DryRun { build, peak, save, host, snapshot } = DryRun::new(config, sizes, &dry)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
@@ -98,6 +100,7 @@ impl MemoryPlan {
             lines,
             peak_bytes: peak.bytes as u64,
             during: peak.during.to_string(),
+            build_bytes: build.bytes as u64,
             save_bytes: save.bytes as u64,
             reserved_bytes: reserved as u64,
             host_bytes: host as u64,
@@ -145,6 +148,8 @@ pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device
 
 /// Peaks of a dry run.
 struct DryRun {
+    /// Until the first step.
+    build: MemorySnapshot,
     peak: MemorySnapshot,
     save: MemorySnapshot,
     /// Bytes of the host's memory.
@@ -164,11 +169,12 @@ impl DryRun {
         let build = device.scope("build");
         run.quantize_weights()?;
         let ids = || Tensor::zeros(device, &[rows * seq_len], DType::I32);
-        // ProgramInputs, targets and losses of the other micro-batches.
+        // Inputs, targets and losses of the other micro-batches.
         let _others = (0..3 * micro_batches.saturating_sub(DISTINCT_MICRO_BATCHES))
             .map(|_| ids())
             .collect::<Result<Vec<_>, _>>()?;
         drop(build);
+        let build = tracker.take_peak();
         let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
@@ -195,7 +201,8 @@ impl DryRun {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
         };
-        Ok(DryRun { peak, save: tracker.take_peak(), host, snapshot })
+        let peak = if build.bytes > peak.bytes { build.clone() } else { peak };
+        Ok(DryRun { build, peak, save: tracker.take_peak(), host, snapshot })
     }
 }
 

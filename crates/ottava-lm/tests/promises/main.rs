@@ -29,6 +29,7 @@ mod referee;
 mod resume;
 mod saves;
 mod setup;
+mod sharded;
 mod sft;
 mod smooth;
 mod stages;

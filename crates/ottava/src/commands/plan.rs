@@ -284,6 +284,7 @@ fn print_memory(memory: &MemoryPlan) {
     if memory.reserved_bytes > memory.peak_bytes {
         line(memory.reserved_bytes, "taken from the driver, with gaps between tensors");
     }
+    line(memory.build_bytes, "while the model is built and loaded");
     line(memory.save_bytes, "while a checkpoint is saved");
     if memory.host_bytes > 0 {
         line(memory.host_bytes, "of the host's memory, offloaded");
