@@ -10,7 +10,7 @@ use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::hash::{hex, sha256};
 use ottava_lm::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
 use ottava_lm::{Error, Result, interrupt};
-use ottava_tensor::comm::Comm;
+use ottava_tensor::comm::Group;
 use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
 pub use processes::Processes;
@@ -77,7 +77,7 @@ pub enum Role {
 /// This process among the ranks of its job.
 pub struct Job {
     /// Its communicator.
-    pub comm: Comm,
+    pub comm: Group,
     /// The other ranks, where it has started them.
     pub processes: Processes,
     /// Its place on its machine.
@@ -115,7 +115,7 @@ impl Role {
     /// one, only messages are shown, of all ranks.
     pub fn join(self, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
         match self {
-            Role::Alone => Ok(Job { comm: Comm::solo(), processes: Processes::default(), local: Local::ALONE }),
+            Role::Alone => Ok(Job { comm: Group::solo(), processes: Processes::default(), local: Local::ALONE }),
             Role::Launched(place) => join_launched(place, config, logs),
             Role::Launcher(ranks) => {
                 let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("127.0.0.1"))?;
@@ -164,7 +164,7 @@ fn open_log(folder: &Path, rank: usize) -> Result<File> {
 }
 
 /// The communicator, which ends this process if its group fails and the main thread does not notice; or why there is none.
-fn supervised(joined: ottava_tensor::Result<Comm>) -> Result<Comm> {
+fn supervised(joined: ottava_tensor::Result<Group>) -> Result<Group> {
     match joined {
         Ok(mut comm) => {
             if comm.size() > 1 {

@@ -2,25 +2,25 @@
 
 use crate::data::Shard;
 use crate::error::{Error, Result};
-use ottava_tensor::comm::{Comm, Stopper, Traffic};
+use ottava_tensor::comm::{Group, Stopper, Traffic};
 use ottava_tensor::{Device, RankFault};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The ranks that share the rows of a step.
 pub struct DataParallel {
-    comm: Comm,
+    comm: Group,
 }
 
 impl DataParallel {
     /// One process with all rows.
     pub fn solo() -> DataParallel {
-        DataParallel { comm: Comm::solo() }
+        DataParallel { comm: Group::solo() }
     }
 
     /// The ranks of `comm`, of which each trains on `device`: several on GPUs by NCCL. From here on until [`DataParallel::finish`] or the
-    /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Comm::with_gpu`].
-    pub fn new(comm: Comm, device: &Device) -> Result<DataParallel> {
+    /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Group::with_gpu`].
+    pub fn new(comm: Group, device: &Device) -> Result<DataParallel> {
         let comm = match device {
             Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
             Device::Cpu | Device::DryCpu(_) => comm,
@@ -49,7 +49,7 @@ impl DataParallel {
     }
 
     /// The collectives of this rank.
-    pub(super) fn comm(&self) -> &Comm {
+    pub(super) fn comm(&self) -> &Group {
         &self.comm
     }
 

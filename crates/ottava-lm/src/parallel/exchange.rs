@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::param::scopes::GRADIENTS;
 use crate::param::{Direction, Grad, Loan, LoanedWeight, Param, UnitId, Units};
 use crate::scaling::ScalingState;
-use ottava_tensor::comm::{Comm, Pending, Reduce};
+use ottava_tensor::comm::{Group, Pending, Reduce};
 use ottava_tensor::ops::{
     CodingError, add, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes,
 };
@@ -318,7 +318,7 @@ struct Vectors(Option<Pending>);
 
 impl Vectors {
     /// Sums the gradients of the vectors among `params` over ranks.
-    fn reduce(params: &mut [&mut Param], comm: &Comm) -> Result<Vectors> {
+    fn reduce(params: &mut [&mut Param], comm: &Group) -> Result<Vectors> {
         let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.gradient.take())).collect();
         let Some(first) = grads.first() else { return Ok(Vectors(None)) };
         let mut all = Tensor::empty(first.device(), &[grads.iter().map(Tensor::len).sum()], first.dtype())?;

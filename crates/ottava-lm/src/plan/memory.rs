@@ -12,7 +12,7 @@ use crate::parallel::DataParallel;
 use crate::recompute::Recompute;
 use crate::run::Run;
 use crate::step::{MicroBatch, Program, ProgramInputs};
-use ottava_tensor::comm::Comm;
+use ottava_tensor::comm::Group;
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
@@ -139,7 +139,7 @@ pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device
     let mut config = config.clone();
     config.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-    let ranks = DataParallel::new(Comm::dry(0, config.parallel.data.max(1)), device)?;
+    let ranks = DataParallel::new(Group::dry(0, config.parallel.data.max(1)), device)?;
     let layout = config.layout();
     // The data are not read here. The capacity is that of documents of 64 tokens; it decides 4 bytes per document.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);

@@ -27,7 +27,7 @@ use crate::step::StepResult;
 use files::RunFiles;
 use inputs::{Inputs, build_run, max_steps};
 use ottava_tensor::Device;
-use ottava_tensor::comm::Comm;
+use ottava_tensor::comm::Group;
 use report::{not_finite, peak_memory, warn_of_infinities};
 use serde_json::{Map, Value, json};
 use start::{Losses, Resumed, checkpoints, expect_shared_folder, find_shared_checkpoint, read_losses};
@@ -74,7 +74,7 @@ pub struct Trainer {
 impl Trainer {
     /// Prepares a run: data, model, optimizer and, on resume, their state.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
-        Trainer::shared(config, device, start, Comm::solo(), None)
+        Trainer::shared(config, device, start, Group::solo(), None)
     }
 
     /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files, into the folder of
@@ -85,7 +85,7 @@ impl Trainer {
         mut config: RunConfig,
         device: &Device,
         start: &Start,
-        comm: Comm,
+        comm: Group,
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
         let ranks = Rc::new(DataParallel::new(comm, device)?);

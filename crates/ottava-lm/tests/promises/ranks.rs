@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
-use ottava_tensor::comm::{Comm, Traffic, threads};
+use ottava_tensor::comm::{Group, Traffic, threads};
 use ottava_tensor::ops::{IGNORE_INDEX, gradient_code_bytes};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
@@ -50,7 +50,7 @@ fn run(
     memory: MemoryPolicy,
     division: Division,
     rows: usize,
-    comm: Comm,
+    comm: Group,
 ) -> Seen {
     run_for(STEPS, sizes, recipe, memory, division, rows, comm)
 }
@@ -63,7 +63,7 @@ fn run_for(
     memory: MemoryPolicy,
     (zero, reduction): Division,
     rows: usize,
-    comm: Comm,
+    comm: Group,
 ) -> Seen {
     let purpose = Purpose::Train(memory);
     let mut model = Decoder::unloaded(sizes, recipe, &Device::Cpu, purpose, 32).unwrap();
@@ -191,7 +191,7 @@ const SLOPE: f64 = 2e-3;
 #[test]
 fn an_error_of_one_percent_is_too_much() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
-    let run = || run_for(1, &tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Comm::solo());
+    let run = || run_for(1, &tiny_llama(), &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
     let alone = run();
     assert_eq!(difference(&alone, &run()), None);
     let mut changed = run();
@@ -212,7 +212,7 @@ fn an_error_of_one_percent_is_too_much() {
 fn ranks_that_share_a_step_train_as_one_does() {
     let (sizes, memory) = (tiny_llama(), MemoryPolicy::FULL);
     for (i, (name, recipe)) in recipes().into_iter().enumerate() {
-        let alone = |steps| run_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, Comm::solo());
+        let alone = |steps| run_for(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, Group::solo());
         let (first, later) = (alone(1), alone(STEPS));
         let numbers = if all_combinations() { vec![2, 4, 8] } else { vec![[2, 4, 8][i % 3]] };
         for ranks in numbers {
@@ -233,14 +233,14 @@ fn ranks_train_adapters_as_one_does() {
     let (sizes, memory) = (DecoderConfig { lora, ..tiny_llama() }, MemoryPolicy::FULL);
     for name in [RecipeName::Fp32, RecipeName::Fp8Current] {
         let recipe = recipe(name, Fp8Format::Auto);
-        let alone = run_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Comm::solo());
+        let alone = run_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, Group::solo());
         let shared = on_threads_for(1, &sizes, &recipe, memory, plain(Zero::Nothing), 4, 2);
         assert_eq!(difference(&alone, &shared), None, "{}", name.as_str());
     }
 }
 
 /// Amaxes of each cast after one step of these rows: of one process, or of ranks in the order of the rows.
-fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Comm) -> Vec<(String, f64)> {
+fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) -> Vec<(String, f64)> {
     let recipe = Recipe { smooth_swiglu, ..recipe(RecipeName::Fp8Delayed, Fp8Format::Auto) };
     let sizes = tiny_llama();
     let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -269,7 +269,7 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Comm) -
 fn amaxes_are_those_of_the_rows_of_all_ranks() {
     const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
     for smooth in [false, true] {
-        let alone = amaxes(smooth, Zero::Nothing, ALL, Comm::solo());
+        let alone = amaxes(smooth, Zero::Nothing, ALL, Group::solo());
         for (ranks, zero) in [(2, Zero::Nothing), (4, Zero::OptimizerStates), (4, Zero::Weights)] {
             let rank = |comm| std::thread::spawn(move || amaxes(smooth, zero, ALL, comm));
             for (rank, seen) in threads::group(ranks).into_iter().map(rank).collect::<Vec<_>>().into_iter().enumerate()
@@ -278,11 +278,11 @@ fn amaxes_are_those_of_the_rows_of_all_ranks() {
             }
         }
     }
-    let alone = amaxes(false, Zero::Nothing, ALL, Comm::solo());
+    let alone = amaxes(false, Zero::Nothing, ALL, Group::solo());
     // What this test would see of a rank that merges nothing, and of one that merges with half of the others. The loss of fewer rows is
     // divided by fewer tokens, so gradients are compared with twice and four times as much.
     for (group, factor) in [(&[0usize, 2, 4, 6][..], 0.5), (&[1, 5], 0.25)] {
-        let wrong = amaxes(false, Zero::Nothing, group, Comm::solo());
+        let wrong = amaxes(false, Zero::Nothing, group, Group::solo());
         let differs = |end: &str, factor: f64| {
             let casts = alone.iter().zip(&wrong).filter(|((name, _), _)| name.ends_with(end));
             casts.filter(|((_, right), (_, wrong))| wrong * factor != *right).count()
@@ -451,7 +451,7 @@ fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
     }));
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
-    let alone = run(&odd, &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Comm::solo());
+    let alone = run(&odd, &recipe, MemoryPolicy::FULL, plain(Zero::Nothing), 2, Group::solo());
     for zero in Zero::ALL {
         let coded = (zero, ReduceFormat::Float8 { feedback: zero == Zero::Gradients });
         let seen = on_threads(&odd, &recipe, MemoryPolicy::FULL, coded, 2, 2);
@@ -540,11 +540,11 @@ fn fp8_gradients_of_levels_are_those_of_one_process() {
     let formats = Level::O1.formats();
     assert_eq!(formats.gradients, Gradients::Float8);
     let coded = (Zero::Nothing, ReduceFormat::Float8 { feedback: false });
-    let step = move |division: Division, comm: Comm| {
+    let step = move |division: Division, comm: Group| {
         let memory = MemoryPolicy { formats, ..MemoryPolicy::FULL };
         run_for(1, &tiny_llama(), &recipe(RecipeName::Fp8Delayed, Fp8Format::Auto), memory, division, 4, comm).moments
     };
-    let alone = step(plain(Zero::Nothing), Comm::solo());
+    let alone = step(plain(Zero::Nothing), Group::solo());
     for ranks in [2, 4] {
         let group = threads::group(ranks).into_iter().map(|comm| std::thread::spawn(move || step(coded, comm)));
         for seen in group.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {

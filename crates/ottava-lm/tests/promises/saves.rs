@@ -9,7 +9,7 @@ use ottava_lm::recipe::RecipeName;
 use ottava_lm::trainer::{Start, StepReport, Trainer};
 use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
-use ottava_tensor::comm::{Comm, threads};
+use ottava_tensor::comm::{Group, threads};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn train(
     config: &RunConfig,
     start: &Start,
     fs: &'static TestFs,
-    comm: Comm,
+    comm: Group,
     report: &mut dyn FnMut(&StepReport),
 ) -> Result<()> {
     let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, start, comm, None)?;
@@ -157,7 +157,7 @@ fn training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it() {
                 fs.release();
             }
         };
-        train(config, &Start::New, fs, Comm::solo(), &mut report).unwrap();
+        train(config, &Start::New, fs, Group::solo(), &mut report).unwrap();
         steps
     };
     assert_eq!(steps(&now, TestFs::new(None, None)), [(3, 3), (6, 6)]);
@@ -173,7 +173,7 @@ fn one_checkpoint_is_written_at_a_time() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let (config, fs) = (run_of(inputs.path(), "run", 1, true), TestFs::new(None, None));
-    train(&config, &Start::New, fs, Comm::solo(), &mut |_| {}).unwrap();
+    train(&config, &Start::New, fs, Group::solo(), &mut |_| {}).unwrap();
     let folders = (1..=6).flat_map(|i| [format!("make .tmp-checkpoint-{i}"), format!("rename to checkpoint-{i}")]);
     assert_eq!(*fs.folders.lock().unwrap(), folders.collect::<Vec<_>>());
 }
@@ -211,7 +211,7 @@ fn a_full_disk_ends_the_run_with_the_file_and_no_checkpoint() {
     for async_save in [false, true] {
         let config = run_of(inputs.path(), &format!("run {async_save}"), 2, async_save);
         let fs = TestFs::new(None, Some("checkpoint-4/model"));
-        let error = train(&config, &Start::New, fs, Comm::solo(), &mut |_| {}).unwrap_err().to_string();
+        let error = train(&config, &Start::New, fs, Group::solo(), &mut |_| {}).unwrap_err().to_string();
         assert!(error.contains("/.tmp-checkpoint-4/model.safetensors: No space left on device"), "{error}");
         assert_eq!(newest(&config.output_dir), 2);
         assert!(saved(&config.output_dir).keys().all(|name| name.contains("checkpoint-2/")));

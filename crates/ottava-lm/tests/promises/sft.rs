@@ -12,7 +12,7 @@ use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
-use ottava_tensor::comm::{Comm, threads};
+use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_tensor::testing::values;
 use serde_json::json;
@@ -50,7 +50,7 @@ fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
 }
 
 /// Losses and norms of two steps of so many micro-batches on each rank, and the weights after them.
-fn train(micro_batches: usize, comm: Comm) -> Vec<(String, Vec<f64>)> {
+fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     let mut model = model(&tiny_llama());
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false).unwrap();
@@ -77,12 +77,12 @@ fn train(micro_batches: usize, comm: Comm) -> Vec<(String, Vec<f64>)> {
 /// the order of sums.
 #[test]
 fn micro_batches_and_ranks_do_not_weigh_rows() {
-    let whole = train(1, Comm::solo());
+    let whole = train(1, Group::solo());
     let on_ranks = || {
         let threads = threads::group(2).into_iter().map(|comm| std::thread::spawn(move || train(2, comm)));
         threads.collect::<Vec<_>>().remove(0).join().unwrap()
     };
-    for (how, seen) in [("2x4", train(2, Comm::solo())), ("8x1", train(8, Comm::solo())), ("2 ranks", on_ranks())] {
+    for (how, seen) in [("2x4", train(2, Group::solo())), ("8x1", train(8, Group::solo())), ("2 ranks", on_ranks())] {
         for ((name, expected), (_, got)) in whole.iter().zip(&seen) {
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 2e-5 * a.abs().max(0.1);
             assert!(expected.iter().zip(got).all(near), "{name} as {how}: {expected:?} and {got:?}");

@@ -2,7 +2,7 @@
 
 use super::gemm::Fprop;
 use super::{ROUNDS, total};
-use crate::comm::{Comm, Pending, Reduce};
+use crate::comm::{Group, Pending, Reduce};
 use crate::cuda::Event;
 use crate::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
@@ -167,7 +167,7 @@ pub struct CommReport {
 
 /// Tensors of a collective in turn.
 struct Buffers<'a> {
-    comm: &'a Comm,
+    comm: &'a Group,
     kind: CollectiveKind,
     /// Of reduce-scatters and all-to-alls.
     input: Option<Tensor>,
@@ -177,7 +177,7 @@ struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// Zeros for so many calls in flight.
-    fn new(comm: &'a Comm, device: &Device, kind: CollectiveKind, bytes: usize, calls: usize) -> Result<Buffers<'a>> {
+    fn new(comm: &'a Group, device: &Device, kind: CollectiveKind, bytes: usize, calls: usize) -> Result<Buffers<'a>> {
         let (elements, dtype) = (bytes / kind.dtype().size(), kind.dtype());
         let (has_input, output) = match kind {
             CollectiveKind::AllGather | CollectiveKind::AllReduce => (false, elements),
@@ -255,7 +255,7 @@ impl CommBench {
     /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are those of this rank.
     ///
     /// Errors with [`Error::Value`] for a group of one rank, and for buffers that are smaller than 4 bytes per rank.
-    pub fn run(&self, comm: &Comm, device: &Device, mut report: impl FnMut(&CollectiveRow)) -> Result<CommReport> {
+    pub fn run(&self, comm: &Group, device: &Device, mut report: impl FnMut(&CollectiveRow)) -> Result<CommReport> {
         let ranks = comm.size();
         if ranks < 2 {
             return Err(Error::Value("links are between ranks, and there is one; start 2 or more".into()));
@@ -289,7 +289,7 @@ impl CommBench {
     }
 
     /// Median milliseconds of a call.
-    fn alone(&self, comm: &Comm, device: &Device, kind: CollectiveKind, bytes: usize) -> Result<f64> {
+    fn alone(&self, comm: &Group, device: &Device, kind: CollectiveKind, bytes: usize) -> Result<f64> {
         let mut buffers = Buffers::new(comm, device, kind, bytes, 1)?;
         // A call on the CPU ends on the host, so calls do not overlap.
         let calls = if matches!(device, Device::Cpu) { 1 } else { (ROUND_BYTES / bytes).clamp(2, MOST_CALLS) };
@@ -312,7 +312,7 @@ impl CommBench {
     /// first product begins and after the last one ends; from their number, and their time alone, follows their time beside products.
     fn contention(
         &self,
-        comm: &Comm,
+        comm: &Group,
         device: &Device,
         kind: CollectiveKind,
         bytes: usize,
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn one_rank_has_no_links() {
         let bench = CommBench::for_device(&Device::Cpu);
-        let error = bench.run(&Comm::solo(), &Device::Cpu, |_| {}).unwrap_err().to_string();
+        let error = bench.run(&Group::solo(), &Device::Cpu, |_| {}).unwrap_err().to_string();
         assert!(error.contains("start 2 or more"), "{error}");
     }
 }

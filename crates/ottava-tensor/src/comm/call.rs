@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use std::fmt;
 
-/// How [`Comm::all_reduce`](super::Comm::all_reduce) combines the values of all ranks.
+/// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     /// Their sum, added in rank order in F32 (F64 for F64) and rounded once. F64, F32, F16 and BF16. On GPUs NCCL chooses the order and

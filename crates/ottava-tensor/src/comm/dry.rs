@@ -1,6 +1,6 @@
 //! One rank of a group whose other ranks do not exist, for plans.
 
-use super::Comm;
+use super::Group;
 use super::call::Call;
 use super::combine::combine;
 use super::hub::{Observer, Reply};
@@ -30,11 +30,11 @@ impl Link for Dry {
     }
 }
 
-impl Comm {
+impl Group {
     /// Rank `rank` of a group of `size` for a dry run: tensors are those of a device in a dry run, nothing is sent, and
-    /// [`Comm::traffic`] counts what would be.
-    pub fn dry(rank: usize, size: usize) -> Comm {
-        let mut comm = Comm::new(rank, size, Box::new(Dry { rank, size }), Limits::default());
+    /// [`Group::traffic`] counts what would be.
+    pub fn dry(rank: usize, size: usize) -> Group {
+        let mut comm = Group::new(rank, size, Box::new(Dry { rank, size }), Limits::default());
         comm.dry = true;
         comm
     }

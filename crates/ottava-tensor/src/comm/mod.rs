@@ -1,13 +1,13 @@
 //! Groups of ranks and their collectives.
 //!
-//! A [`Comm`] is one rank's membership in a group: [`Comm::solo`] is a group of one, in [`threads::group`] ranks are threads, in
-//! [`process::join`] they are processes connected by TCP, and [`Comm::dry`] counts for a plan. All ranks of a group call the same
+//! A [`Group`] is one rank's membership in a group: [`Group::solo`] is a group of one, in [`threads::group`] ranks are threads, in
+//! [`process::join`] they are processes connected by TCP, and [`Group::dry`] counts for a plan. All ranks of a group call the same
 //! collectives in the same order. Each call carries its number, kind, name, type and size; if those differ between ranks, all get an error
 //! that names both sides. If a rank ends, open and later collectives of the others end with an error that names it.
 //!
 //! Sums are added in rank order in F32 (F64 for F64) and rounded once, so that a result depends neither on timing nor on the backend.
 //!
-//! [`Comm::with_gpu`] adds collectives of GPU tensors by NCCL. They overlap with the compute stream, can be captured in a
+//! [`Group::with_gpu`] adds collectives of GPU tensors by NCCL. They overlap with the compute stream, can be captured in a
 //! [`Graph`](crate::cuda::Graph), and are not compared between ranks: that would cost more than the collective. Their sums are NCCL's.
 
 mod call;
@@ -50,13 +50,13 @@ use watch::{GRACE, Orders, Watch};
 
 /// One rank's membership in a group. Dropping it leaves the group, which ends the collectives of the other ranks with an error.
 ///
-/// Tensors are on the CPU, or on the GPU of [`Comm::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a
+/// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a
 /// collective serves, the same on all ranks, for messages. A collective starts when it is called and ends in [`Pending::wait`], which
 /// returns the tensor that it writes; several may be in progress. Tensors that are written must have no other views.
 ///
 /// Collectives error with [`Error::Placement`] for tensors elsewhere and with [`Error::Value`] for types and sizes that do not
 /// fit; those are found before anything is sent. They and their `wait` error with [`Error::Ranks`] when the group has failed.
-pub struct Comm {
+pub struct Group {
     rank: usize,
     size: usize,
     link: Box<dyn Link>,
@@ -82,15 +82,15 @@ impl Stopper {
     }
 }
 
-impl Drop for Comm {
+impl Drop for Group {
     fn drop(&mut self) {
         self.watch = None;
     }
 }
 
-impl Comm {
-    fn new(rank: usize, size: usize, link: Box<dyn Link>, limits: Limits) -> Comm {
-        Comm {
+impl Group {
+    fn new(rank: usize, size: usize, link: Box<dyn Link>, limits: Limits) -> Group {
+        Group {
             rank,
             size,
             link,
@@ -118,7 +118,7 @@ impl Comm {
         *self.counters()
     }
 
-    /// Sets the counters of [`Comm::traffic`] to zero and returns what they were.
+    /// Sets the counters of [`Group::traffic`] to zero and returns what they were.
     pub fn reset_traffic(&self) -> Traffic {
         std::mem::take(&mut *self.counters())
     }
@@ -154,8 +154,8 @@ impl Comm {
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
-    /// Reduces `buffer` element by element over all ranks, in place. A sum has the bits of [`Comm::reduce_scatter`] to the same
-    /// type followed by [`Comm::all_gather`].
+    /// Reduces `buffer` element by element over all ranks, in place. A sum has the bits of [`Group::reduce_scatter`] to the same
+    /// type followed by [`Group::all_gather`].
     pub fn all_reduce(&self, name: &str, reduce: Reduce, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllReduce(reduce), name, &buffer)?;
         if is_elsewhere(&buffer) {
@@ -229,7 +229,7 @@ impl Comm {
         Stopper(self.link.reporter())
     }
 
-    /// From here on until [`Comm::finish`] or the drop, a fault of the group calls `notify` and, if the main thread has not left the group
+    /// From here on until [`Group::finish`] or the drop, a fault of the group calls `notify` and, if the main thread has not left the group
     /// two seconds later, ends this process with `exit_code`, its sentence on standard error: the main thread may wait for a GPU for
     /// ever, or compute for long. For ranks that are processes.
     pub fn watch(&mut self, exit_code: u8, notify: impl Fn() + Send + 'static) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Collectives of GPU tensors, by NCCL.
 
-use super::Comm;
+use super::Group;
 use super::call::{Call, Op, Reduce};
 use super::pending::{Pending, Progress};
 use crate::cuda::{Collective, CudaDevice, NcclComm, NcclId, NcclOp, require_nccl};
@@ -16,17 +16,17 @@ mod tests;
 /// Bytes per rank of the first collectives: NCCL connects ranks differently for small and large ones.
 const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
 
-impl Comm {
+impl Group {
     /// Gives the group collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
     /// tensors, barriers and agreements stay as they are. A group of one and a dry rank send nothing, and are returned unchanged.
     ///
     /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
     /// [`CudaDevice::usable_memory`].
     ///
-    /// Where the group is not [watched](Comm::watch) yet, it is from here on, with `exit_code`.
+    /// Where the group is not [watched](Group::watch) yet, it is from here on, with `exit_code`.
     ///
     /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
-    pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Comm> {
+    pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Group> {
         if self.size == 1 || self.dry {
             return Ok(self);
         }

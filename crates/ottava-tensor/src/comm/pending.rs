@@ -60,7 +60,7 @@ impl Pending {
     /// work of the GPU does.
     ///
     /// Errors with [`Error::Ranks`] when a rank is lost or calls another collective; not on a GPU, where
-    /// [`Comm::with_gpu`](super::Comm::with_gpu) says what happens then.
+    /// [`Group::with_gpu`](super::Group::with_gpu) says what happens then.
     pub fn wait(self) -> Result<Tensor> {
         let Pending { progress, mut output, _input } = self;
         match progress {

@@ -1,6 +1,6 @@
 //! A group of one rank, whose collectives end at once.
 
-use super::Comm;
+use super::Group;
 use super::call::Call;
 use super::combine::combine;
 use super::hub::{Observer, Reply};
@@ -27,9 +27,9 @@ impl Link for Solo {
     }
 }
 
-impl Comm {
+impl Group {
     /// The group of one rank.
-    pub fn solo() -> Comm {
-        Comm::new(0, 1, Box::new(Solo), Limits::default())
+    pub fn solo() -> Group {
+        Group::new(0, 1, Box::new(Solo), Limits::default())
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Runs `rank` on a thread per communicator; the results in rank order.
-pub(super) fn on_ranks<T: Send>(group: Vec<Comm>, rank: impl Fn(Comm) -> T + Sync) -> Vec<T> {
+pub(super) fn on_ranks<T: Send>(group: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
@@ -60,7 +60,7 @@ fn plain_sum<T: Float>(inputs: &[Vec<u8>], output: DType) -> Vec<u8> {
 type Results = Vec<Vec<u8>>;
 
 /// Calls each collective once; `n` elements per slice.
-fn call_all(comm: &Comm, dtype: DType, n: usize, seed: u64) -> Result<Results> {
+fn call_all(comm: &Group, dtype: DType, n: usize, seed: u64) -> Result<Results> {
     let (rank, size) = (comm.rank(), comm.size());
     let own = tensor(dtype, &values(dtype, n * size, rank, seed));
     let mut pending = vec![
@@ -138,7 +138,7 @@ fn solo_threads_and_processes_give_the_same_bits() {
         });
         assert!(results[0] == results[1], "{size} ranks");
         if size == 1 {
-            let comm = Comm::solo();
+            let comm = Group::solo();
             let solo = DTYPES.map(|dtype| [0, 1, 257].map(|n| call_all(&comm, dtype, n, 7).unwrap()));
             assert!(solo == results[0][0]);
         }
@@ -176,7 +176,7 @@ fn a_nan_survives_the_maximum_on_any_rank() {
 }
 
 /// Errors of all ranks, of which each makes one call; `odd` is told whether it is the rank that differs.
-fn errors(group: Vec<Comm>, odd: impl Fn(&Comm, bool) -> Result<()> + Sync) -> Vec<Error> {
+fn errors(group: Vec<Group>, odd: impl Fn(&Group, bool) -> Result<()> + Sync) -> Vec<Error> {
     on_ranks(group, |comm| {
         comm.barrier("start").unwrap();
         odd(&comm, comm.rank() == 1).expect_err("the ranks disagree")
@@ -186,8 +186,8 @@ fn errors(group: Vec<Comm>, odd: impl Fn(&Comm, bool) -> Result<()> + Sync) -> V
 #[test]
 fn ranks_that_disagree_get_both_sides() {
     let x = |dtype, n| Tensor::zeros(&Device::Cpu, &[n], dtype).unwrap();
-    let gather = |comm: &Comm, name: &str, dtype, n| comm.all_gather(name, x(dtype, n))?.wait().map(drop);
-    type Odd<'a> = Box<dyn Fn(&Comm, bool) -> Result<()> + Sync + 'a>;
+    let gather = |comm: &Group, name: &str, dtype, n| comm.all_gather(name, x(dtype, n))?.wait().map(drop);
+    type Odd<'a> = Box<dyn Fn(&Group, bool) -> Result<()> + Sync + 'a>;
     let cases: Vec<(Odd, &str, &str)> = vec![
         (
             Box::new(|comm, odd| match odd {
@@ -318,7 +318,7 @@ fn traffic_counts_what_each_collective_has_to_move() {
 
 #[test]
 fn a_dry_rank_counts_what_it_would_send() {
-    let (comm, device) = (Comm::dry(1, 4), Device::Cpu.dry());
+    let (comm, device) = (Group::dry(1, 4), Device::Cpu.dry());
     assert_eq!(comm.agree("a", b"x").unwrap(), vec![b"x"; 4]);
     comm.barrier("b").unwrap();
     let empty = |n| Tensor::empty(&device, &[n], DType::BF16).unwrap();
@@ -331,7 +331,7 @@ fn a_dry_rank_counts_what_it_would_send() {
 
 #[test]
 fn the_last_64_collectives_are_kept() {
-    let comm = Comm::solo();
+    let comm = Group::solo();
     (0..100).for_each(|i| comm.barrier(&i.to_string()).unwrap());
     let recent = comm.recent();
     assert_eq!((recent.len(), recent[0].as_str(), recent[63].as_str()), (64, "37: barrier `36`", "100: barrier `99`"));

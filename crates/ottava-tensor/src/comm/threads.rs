@@ -1,6 +1,6 @@
 //! Ranks are threads of one process.
 
-use super::Comm;
+use super::Group;
 use super::call::Call;
 use super::fault::{Fault, this_process};
 use super::hub::{Hub, Observer, Reply};
@@ -67,13 +67,13 @@ impl Drop for Local {
 /// }
 /// # Ok::<(), ottava_tensor::Error>(())
 /// ```
-pub fn group(size: usize) -> Vec<Comm> {
+pub fn group(size: usize) -> Vec<Group> {
     group_within(size, Limits::default())
 }
 
 /// [`group`] with these limits. All ranks report progress as one, since they are one process.
-pub fn group_within(size: usize, limits: Limits) -> Vec<Comm> {
+pub fn group_within(size: usize, limits: Limits) -> Vec<Group> {
     let hub = Arc::new(Hub::new(vec![this_process(); size], size));
     hub.enforce(limits.collective);
-    (0..size).map(|rank| Comm::new(rank, size, Box::new(Local { hub: hub.clone(), rank }), limits)).collect()
+    (0..size).map(|rank| Group::new(rank, size, Box::new(Local { hub: hub.clone(), rank }), limits)).collect()
 }

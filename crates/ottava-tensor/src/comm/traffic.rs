@@ -46,9 +46,9 @@ impl Mul<u64> for Sent {
 /// What one rank of a group of `W` sends, by kind of collective.
 ///
 /// Bytes are what the collective itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
-/// buffer in [`all_gather`](super::Comm::all_gather), [`reduce_scatter`](super::Comm::reduce_scatter) and
-/// [`all_to_all`](super::Comm::all_to_all), and twice that in [`all_reduce`](super::Comm::all_reduce). In a
-/// [`broadcast`](super::Comm::broadcast) all ranks but one send the buffer once, (W - 1) / W of it on average. Each call is rounded down to
+/// buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
+/// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
+/// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, (W - 1) / W of it on average. Each call is rounded down to
 /// bytes. Barriers and agreements are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {

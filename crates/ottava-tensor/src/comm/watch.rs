@@ -124,12 +124,12 @@ pub(super) fn end_process(error: &Error, exit_code: u8) -> ! {
 mod tests {
     use super::*;
     use crate::comm::process::tests::{Rank, join_as_child};
-    use crate::comm::{Comm, threads};
+    use crate::comm::{Group, threads};
     use std::process::Command;
 
     const SHORT: Duration = Duration::from_millis(100);
 
-    fn watched(comm: &Comm) -> (Watch, std::sync::mpsc::Receiver<String>) {
+    fn watched(comm: &Group) -> (Watch, std::sync::mpsc::Receiver<String>) {
         let (ended, end) = channel();
         let end_with = move |error: Error| drop(ended.send(error.to_string()));
         let orders =

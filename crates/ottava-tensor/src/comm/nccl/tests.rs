@@ -25,7 +25,7 @@ fn tensor<T: Element>(len: usize, element: impl Fn(usize) -> T) -> Tensor {
 }
 
 /// A way to call one collective.
-type Calls = fn(&Comm, &Tensor) -> Result<Tensor>;
+type Calls = fn(&Group, &Tensor) -> Result<Tensor>;
 
 /// Each collective of two ranks.
 const CALLS: [(&str, Calls); 6] = [
@@ -77,7 +77,7 @@ fn expect_equal(name: &str, slice: usize, on_cpu: &Tensor, on_gpu: &Tensor) {
 }
 
 /// All collectives of one round, eager, and captured and replayed with other inputs.
-fn compare_all(comm: &Comm, gpu: &Arc<CudaDevice>) -> Result<()> {
+fn compare_all(comm: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let device = Device::Cuda(gpu.clone());
     for slice in SLICES {
         let of_round = |round| inputs(comm.rank(), round, slice);
@@ -111,7 +111,7 @@ fn compare_all(comm: &Comm, gpu: &Arc<CudaDevice>) -> Result<()> {
 }
 
 /// Several collectives in flight beside work of compute, whose tensors are freed and dropped early.
-fn overlap(comm: &Comm, device: &Device) -> Result<()> {
+fn overlap(comm: &Group, device: &Device) -> Result<()> {
     const N: usize = 1 << 22;
     for round in 0..20 {
         let ones = tensor(N, |_| (round + 1) as f32).to_device(device)?;
@@ -174,7 +174,7 @@ fn collectives_of_two_gpus_equal_those_of_the_cpu() {
 /// Ranks of a group of one need no library, on any device.
 #[test]
 fn a_group_of_one_reduces_on_any_device() {
-    let comm = Comm::solo();
+    let comm = Group::solo();
     let dry = Device::dry_gpu(GpuModel::h200());
     for device in [Device::Cpu, dry.clone(), Device::Cpu.dry()] {
         let x = Tensor::zeros(&device, &[4], DType::F32).unwrap();
@@ -186,5 +186,5 @@ fn a_group_of_one_reduces_on_any_device() {
     }
     assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (15, 0));
     let Device::Cuda(gpu) = dry else { unreachable!("made above") };
-    assert_eq!(Comm::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
+    assert_eq!(Group::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
 }

@@ -5,7 +5,7 @@ use super::frame::{Fields, Kind};
 use super::rendezvous::{Rendezvous, STOPPED, introduce};
 use super::server::NOTICE;
 use super::wire::{Hello, decode_fault, encode_call, encode_fault};
-use crate::comm::Comm;
+use crate::comm::Group;
 use crate::comm::call::Call;
 use crate::comm::combine::Bytes;
 use crate::comm::fault::Fault;
@@ -133,7 +133,7 @@ impl Drop for Client {
 }
 
 /// Joins the group of `rendezvous`, whose rank is not 0.
-pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
+pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let failed = |message: String| Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() };
     let Rendezvous { rank, size, limits, ref address, .. } = *rendezvous;
     let (stream, process) = reach(rendezvous).map_err(failed)?;
@@ -194,7 +194,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Comm> {
         }
     };
     decision.map_err(failed)?;
-    Ok(Comm::new(rank, size, Box::new(Client { open, connection }), limits))
+    Ok(Group::new(rank, size, Box::new(Client { open, connection }), limits))
 }
 
 /// A connection to rank 0 that both sides have proved, and rank 0's process. Tries again while rank 0 does not listen yet.

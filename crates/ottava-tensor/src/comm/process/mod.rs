@@ -17,7 +17,7 @@ pub(super) mod wire;
 pub use auth::random_bytes;
 pub use rendezvous::{Rendezvous, Supervisor, Unsupervised};
 
-use super::Comm;
+use super::Group;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 
@@ -30,7 +30,7 @@ pub fn wake_with_parent() {
 /// Leads the group of `rendezvous` as rank 0, at the `listener` that its address names. Returns when all ranks have joined.
 ///
 /// Errors as [`join`] does.
-pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Comm> {
+pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
     server::serve(listener, rendezvous)
 }
 
@@ -39,13 +39,13 @@ pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Comm> {
 /// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks when one is missing at
 /// [`Limits::join`], ends, or differs in size or identity; the message names it. A rank with another secret gets that error alone.
 /// Errors with [`Error::Io`] when rank 0 cannot listen at the address.
-pub fn join(rendezvous: &Rendezvous) -> Result<Comm> {
+pub fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let Rendezvous { rank, size, ref address, .. } = *rendezvous;
     if rank >= size {
         return Err(Error::Value(format!("rank {rank} is not in a group of {size} ranks")));
     }
     match rank {
-        0 if size == 1 => Ok(Comm::solo()),
+        0 if size == 1 => Ok(Group::solo()),
         0 => {
             let listener = TcpListener::bind(address);
             let path = || format!("rank 0 cannot listen at {address}");

@@ -4,7 +4,7 @@ use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
 use super::rendezvous::{Rendezvous, STOPPED, accept};
 use super::wire::{Hello, decode_call, decode_fault, encode_fault};
-use crate::comm::Comm;
+use crate::comm::Group;
 use crate::comm::call::Call;
 use crate::comm::fault::{Fault, list_ranks};
 use crate::comm::hub::{Hub, Observer, Reply};
@@ -72,7 +72,7 @@ struct Gathering<'a> {
 }
 
 /// Gathers the ranks of `rendezvous` at `listener`.
-pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Comm> {
+pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
     let own = rendezvous.hello();
     let mut processes = vec!["not joined".to_string(); rendezvous.size];
     processes[0] = own.process.clone();
@@ -93,7 +93,7 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<C
     match result {
         Ok(()) => {
             server.local.hub.enforce(rendezvous.limits.collective);
-            Ok(Comm::new(0, rendezvous.size, Box::new(server), rendezvous.limits))
+            Ok(Group::new(0, rendezvous.size, Box::new(server), rendezvous.limits))
         }
         Err(message) => Err(Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() }),
     }

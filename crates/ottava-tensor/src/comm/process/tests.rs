@@ -27,7 +27,11 @@ fn listener() -> (TcpListener, String) {
 }
 
 /// What each of `size` ranks gets from joining, after `change`; ranks not in `present` do not join.
-fn join_changed(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous) + Sync) -> Vec<(usize, Result<Comm>)> {
+fn join_changed(
+    size: usize,
+    present: &[usize],
+    change: impl Fn(&mut Rendezvous) + Sync,
+) -> Vec<(usize, Result<Group>)> {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let ranks = present.iter().map(|&rank| {
@@ -45,14 +49,14 @@ fn join_changed(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous)
 }
 
 /// A group whose ranks are connected by TCP, for threads of this process; its collectives have a deadline.
-pub(in crate::comm) fn tcp_group_within(size: usize, collective: Duration) -> Vec<Comm> {
+pub(in crate::comm) fn tcp_group_within(size: usize, collective: Duration) -> Vec<Group> {
     let ranks: Vec<_> = (0..size).collect();
     let group = join_changed(size, &ranks, |r| r.limits.collective = collective);
     group.into_iter().map(|(_, comm)| comm.unwrap()).collect()
 }
 
 /// A group whose ranks are connected by TCP, for threads of this process.
-pub(in crate::comm) fn tcp_group(size: usize) -> Vec<Comm> {
+pub(in crate::comm) fn tcp_group(size: usize) -> Vec<Group> {
     if size == 1 {
         return vec![join(&rendezvous(0, 1, "")).unwrap()];
     }
@@ -63,7 +67,7 @@ pub(in crate::comm) fn tcp_group(size: usize) -> Vec<Comm> {
 /// The messages of ranks whose group does not form.
 fn refusals(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous) + Sync) -> Vec<String> {
     let joined = join_changed(size, present, change);
-    let message = |(rank, joined): (usize, Result<Comm>)| {
+    let message = |(rank, joined): (usize, Result<Group>)| {
         let error = joined.err().unwrap_or_else(|| panic!("rank {rank} joined"));
         assert!(matches!(error, Error::Ranks { fault: RankFault::Rendezvous, .. }), "{error}");
         error.to_string()
@@ -305,7 +309,7 @@ fn computing_longer_than_the_silence_limit_is_no_fault() {
 }
 
 /// The group of this process, if it is one that [`Rank::group`] has started.
-pub(in crate::comm) fn join_as_child() -> Option<Comm> {
+pub(in crate::comm) fn join_as_child() -> Option<Group> {
     let number = |name: &str| env::var(name).ok()?.parse().ok();
     let (rank, size, address) =
         (number("OTTAVA_TEST_RANK")?, number("OTTAVA_TEST_SIZE")?, env::var("OTTAVA_TEST_ADDRESS").ok()?);
