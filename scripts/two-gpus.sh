@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What two GPUs of one machine must show. Prints a PASS, FAIL or SKIP line for each promise, and fails where one fails. Its parts:
-#   train   collectives against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
+#   train   collectives and messages against the CPU's; training beside one GPU, by --gpus, by torchrun and as two machines; a benchmark (4 minutes)
 #   curve   100 steps of two GPUs beside one; a run that goes on from two GPUs to one and back (3 minutes)
 #   faults  ranks that are killed or stopped, that live and never come, or never join (3 minutes)
 #   signals a signal to rank 1 in training, in an evaluation, in a save and while samples are generated, under each stage of ZeRO (4 minutes)
@@ -170,6 +170,8 @@ machines() {
 
 if wants train; then
     run collectives 90 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::collectives_of_two_gpus_equal_those_of_the_cpu --nocapture
+    run messages 60 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::messages_in_a_split_of_two_gpus_equal_those_of_the_cpu --nocapture
+    run late-message 40 env OTTAVA_REQUIRE_GPUS=2 "$bin/tensor-tests" --exact comm::nccl::tests::a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline --nocapture
     grep -h "NCCL holds" "$out/collectives.log"
 
     arguments one-gpu

@@ -163,10 +163,10 @@ fn open_log(folder: &Path, rank: usize) -> Result<File> {
     File::options().create(true).append(true).open(&path).map_err(Error::io(&path))
 }
 
-/// The communicator, which ends this process if its group fails and the main thread does not notice; or why there is none.
+/// The group of all ranks, which ends this process if the job fails and the main thread does not notice; or why there is none.
 fn supervised(joined: ottava_tensor::Result<Group>) -> Result<Group> {
     match joined {
-        Ok(mut comm) => {
+        Ok(comm) => {
             if comm.size() > 1 {
                 // Work that can be interrupted ends by itself.
                 comm.watch(Error::RANKS, || interrupt::flag().store(true, Ordering::Relaxed))?;

@@ -262,7 +262,7 @@ mod tests {
             zero in 0..4usize,
         ) -> CommunicationPlan {
             let [all_gather, reduce_scatter, all_reduce, all_to_all, broadcast] = kinds;
-            let traffic = Traffic { all_gather, reduce_scatter, all_reduce, all_to_all, broadcast };
+            let traffic = Traffic { all_gather, reduce_scatter, all_reduce, all_to_all, broadcast, ..Traffic::default() };
             let (zero, update_bytes) = (Zero::ALL[zero], 1 << 30);
             let all: f64 = units.iter().map(|(.., compute)| compute).sum::<f64>().max(1e-9);
             let unit = |(gathered_bytes, reduced_bytes, compute)| {

@@ -1,6 +1,8 @@
-//! What a rank asks of its group: one collective with its name, type and size.
+//! What a rank asks of a group: one collective or message with its name, type and size.
 
+use super::members::Members;
 use crate::dtype::DType;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
@@ -14,7 +16,7 @@ pub enum Reduce {
     Max,
 }
 
-/// A kind of collective, with the argument that all ranks must share.
+/// A kind of collective, with the argument that all ranks must share, or one side of a message. Ranks are numbered as in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     AllGather,
@@ -24,9 +26,21 @@ pub(super) enum Op {
     Broadcast { root: usize },
     Barrier,
     Agree,
+    Split,
+    Send { to: usize },
+    Receive { from: usize },
 }
 
-/// One collective as a rank calls it. All ranks must call equal ones in the same order.
+/// Calls that are numbered on their own: the collectives of a group, or the messages from one of its ranks to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Channel {
+    /// The number of the group.
+    pub group: u64,
+    /// Sender and receiver of messages.
+    pub pair: Option<(usize, usize)>,
+}
+
+/// One call of a rank. All ranks of a channel must make [fitting](Call::fits) ones in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     pub op: Op,
@@ -50,9 +64,35 @@ impl Call {
         Call { op, name: name.into(), dtype: None, elements: 0 }
     }
 
-    /// Kind and name, as "all_gather `layers.3`".
-    pub fn title(&self) -> String {
-        let kind = match self.op {
+    /// The channel of the call of `rank` in `group`.
+    pub fn channel(&self, rank: usize, group: &Members) -> Channel {
+        let pair = match self.op {
+            Op::Send { to } => Some((rank, to)),
+            Op::Receive { from } => Some((from, rank)),
+            _ => None,
+        };
+        Channel { group: group.id, pair }
+    }
+
+    /// Whether a rank may make this call where another rank of the channel makes `other`.
+    pub fn fits(&self, other: &Call) -> bool {
+        let is_message = |call: &Call| matches!(call.op, Op::Send { .. } | Op::Receive { .. });
+        let ops_fit = self.op == other.op || is_message(self) && is_message(other);
+        ops_fit && (&self.name, self.dtype, self.elements) == (&other.name, other.dtype, other.elements)
+    }
+
+    /// What `rank` must call where `other` makes this call.
+    pub fn counterpart(&self, rank: usize, other: usize) -> Call {
+        let op = match self.op {
+            Op::Send { to } if to == rank => Op::Receive { from: other },
+            Op::Receive { from } if from == rank => Op::Send { to: other },
+            op => op,
+        };
+        Call { op, ..self.clone() }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.op {
             Op::AllGather => "all_gather",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce(Reduce::Sum) => "all_reduce",
@@ -61,12 +101,31 @@ impl Call {
             Op::Broadcast { .. } => "broadcast",
             Op::Barrier => "barrier",
             Op::Agree => "agree",
-        };
-        format!("{kind} `{}`", self.name)
+            Op::Split => "split",
+            Op::Send { .. } => "send",
+            Op::Receive { .. } => "receive",
+        }
     }
 
-    /// Checks type and size against a group of `size` ranks; the error is a sentence.
-    pub fn check(&self, size: usize) -> Result<(), String> {
+    /// Kind and name, as "all_gather `layers.3`".
+    pub fn title(&self) -> String {
+        format!("{} `{}`", self.kind(), self.name)
+    }
+
+    /// Names the call, its number in its channel and its group: "all_reduce `grad norm`, collective 17", or "send `x` to rank 5, message 2 of
+    /// group `tensor` (ranks 4 to 7)".
+    pub fn numbered(&self, number: u64, group: &Members) -> String {
+        let (peer, kind) = match self.op {
+            Op::Send { to } => (format!(" to rank {to}"), "message"),
+            Op::Receive { from } => (format!(" from rank {from}"), "message"),
+            _ => (String::new(), "collective"),
+        };
+        format!("{}{peer}, {kind} {number}{group}", self.title())
+    }
+
+    /// Checks type and size against its `group`; the error is a sentence.
+    pub fn check(&self, group: &Members) -> Result<(), String> {
+        let size = group.ranks.len();
         let among = |accepted: &[DType]| match self.dtype {
             Some(dtype) if accepted.contains(&dtype) => Ok(()),
             Some(dtype) => {
@@ -84,8 +143,10 @@ impl Call {
             }
             Op::AllReduce(Reduce::Sum) => among(SUMMED)?,
             Op::AllReduce(Reduce::Max) => among(ORDERED)?,
-            Op::Broadcast { root } if root >= size => {
-                return Err(format!("{self}: the group has {size} ranks"));
+            Op::Broadcast { root: peer } | Op::Send { to: peer } | Op::Receive { from: peer }
+                if group.place(peer).is_none() =>
+            {
+                return Err(format!("{self}{group}: that rank is not in the group"));
             }
             _ => {}
         }
@@ -101,13 +162,14 @@ impl Call {
         self.elements * self.dtype.map_or(0, DType::size)
     }
 
-    /// Bytes that `rank` of `size` contributes; `None` where any number may come.
+    /// Bytes that `rank` contributes in a group of `size`; `None` where any number may come.
     pub fn sent_bytes(&self, rank: usize, size: usize) -> Option<usize> {
         match self.op {
             Op::AllGather => Some(self.buffer_bytes() / size),
-            Op::ReduceScatter { .. } | Op::AllReduce(_) | Op::AllToAll => Some(self.buffer_bytes()),
+            Op::ReduceScatter { .. } | Op::AllReduce(_) | Op::AllToAll | Op::Send { .. } => Some(self.buffer_bytes()),
             Op::Broadcast { root } => Some(if rank == root { self.buffer_bytes() } else { 0 }),
-            Op::Barrier => Some(0),
+            Op::Barrier | Op::Receive { .. } => Some(0),
+            Op::Split => Some(2 * size_of::<u64>()),
             Op::Agree => None,
         }
     }
@@ -122,7 +184,8 @@ impl fmt::Display for Call {
         }
         match self.op {
             Op::ReduceScatter { output } if Some(output) != self.dtype => write!(f, " to {output}"),
-            Op::Broadcast { root } => write!(f, " from rank {root}"),
+            Op::Broadcast { root: from } | Op::Receive { from } => write!(f, " from rank {from}"),
+            Op::Send { to } => write!(f, " to rank {to}"),
             _ => Ok(()),
         }
     }

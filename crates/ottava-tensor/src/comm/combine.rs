@@ -13,6 +13,12 @@ pub(super) struct Bytes {
     pub range: Range<usize>,
 }
 
+impl From<Vec<u8>> for Bytes {
+    fn from(all: Vec<u8>) -> Bytes {
+        Bytes { range: 0..all.len(), all: Arc::new(all) }
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 
@@ -34,14 +40,22 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
             let slices = (0..size).flat_map(|to| parts.iter().map(move |from| &from[to * slice..(to + 1) * slice]));
             (slices.collect::<Vec<_>>().concat(), true)
         }
-        Op::Broadcast { root } => (parts[root].clone(), false),
+        // The root alone sends bytes.
+        Op::Broadcast { .. } => (parts.iter().find(|part| !part.is_empty()).cloned().unwrap_or_default(), false),
         Op::Barrier => (Vec::new(), false),
         Op::Agree => (pack(parts), false),
+        Op::Send { .. } | Op::Receive { .. } => return message(parts),
+        Op::Split => unreachable!("the hub divides groups"),
     };
     let (all, slice) = (Arc::new(all), if split { size } else { 1 });
     let bytes = all.len() / slice;
     let start = |rank: usize| if split { rank * bytes } else { 0 };
     (0..size).map(|rank| Bytes { all: all.clone(), range: start(rank)..start(rank) + bytes }).collect()
+}
+
+/// Of a sender, which has all bytes and receives none, and a receiver.
+fn message(parts: &[Vec<u8>]) -> Vec<Bytes> {
+    [Vec::new(), parts[0].clone()].map(Bytes::from).into()
 }
 
 fn elements<T: Element>(bytes: &[u8]) -> impl Iterator<Item = T> + '_ {

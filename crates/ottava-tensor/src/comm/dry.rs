@@ -1,25 +1,34 @@
-//! One rank of a group whose other ranks do not exist, for plans.
+//! One rank of a job whose other ranks do not exist, for plans.
 
-use super::Group;
-use super::call::Call;
-use super::combine::combine;
-use super::hub::{Observer, Reply};
+use super::call::{Call, Op};
+use super::combine::{Bytes, combine};
+use super::endpoint::Endpoint;
+use super::group::Group;
+use super::hub::Observer;
 use super::limits::Limits;
 use super::link::{Link, NoReporter, Reporter};
+use super::members::Members;
+use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-/// All ranks send what this one sends.
+/// All ranks of a group send what this one sends, and messages are zeros.
 struct Dry {
     rank: usize,
-    size: usize,
 }
 
 impl Link for Dry {
-    fn start(&self, _: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+    fn start(&self, group: &Members, _: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         let (answer, reply) = channel();
-        let mut answers = combine(&call, &vec![bytes; self.size]);
-        answer.send(Ok(answers.swap_remove(self.rank))).expect("the receiver is held here");
+        let own = match call.op {
+            Op::Send { .. } => Bytes::from(Vec::new()),
+            Op::Receive { .. } => Bytes::from(vec![0; call.buffer_bytes()]),
+            _ => {
+                let place = group.place(self.rank).expect("a rank calls its own groups");
+                combine(&call, &vec![bytes; group.ranks.len()]).swap_remove(place)
+            }
+        };
+        answer.send(Ok(own)).expect("the receiver is held here");
         reply
     }
 
@@ -34,8 +43,8 @@ impl Group {
     /// Rank `rank` of a group of `size` for a dry run: tensors are those of a device in a dry run, nothing is sent, and
     /// [`Group::traffic`] counts what would be.
     pub fn dry(rank: usize, size: usize) -> Group {
-        let mut comm = Group::new(rank, size, Box::new(Dry { rank, size }), Limits::default());
-        comm.dry = true;
-        comm
+        let mut endpoint = Endpoint::new(rank, size, Box::new(Dry { rank }), Limits::default());
+        endpoint.dry = true;
+        Group::world(endpoint)
     }
 }

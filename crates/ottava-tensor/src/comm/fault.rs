@@ -1,6 +1,5 @@
-//! Why a group cannot go on. The first fault is final: every later collective of every rank reports it.
+//! Why the ranks of a job cannot go on. The first fault is final: every later call of every rank reports it, in whatever group.
 
-use super::call::Call;
 use crate::error::{Error, RankFault};
 use std::fs;
 use std::time::Duration;
@@ -39,15 +38,20 @@ impl Fault {
     }
 }
 
-/// "all_reduce `grad norm`, collective 17".
-pub(super) fn during(call: &Call, number: u64) -> String {
-    format!("{}, collective {number}", call.title())
-}
-
-/// "rank 1" or "ranks 1, 3".
+/// "rank 1", "ranks 1, 3", "ranks 4 to 7" or, of many without a pattern, "ranks 0, 8, 16 and 61 others".
 pub(super) fn list_ranks(ranks: &[usize]) -> String {
-    let list: Vec<_> = ranks.iter().map(usize::to_string).collect();
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, list.join(", "))
+    /// The most runs that are listed.
+    const LISTED: usize = 16;
+    let runs: Vec<_> = ranks.chunk_by(|a, b| *b == a + 1).collect();
+    let run = |run: &&[usize]| match run {
+        [first, _, .., last] => vec![format!("{first} to {last}")],
+        few => few.iter().map(usize::to_string).collect(),
+    };
+    let shown = if runs.len() > LISTED { 3 } else { runs.len() };
+    let others: usize = runs[shown..].iter().map(|run| run.len()).sum();
+    let others = if others > 0 { format!(" and {others} others") } else { String::new() };
+    let list = runs[..shown].iter().flat_map(run).collect::<Vec<_>>().join(", ");
+    format!("rank{} {list}{others}", if ranks.len() == 1 { "" } else { "s" })
 }
 
 /// This process, as "pid 4242 on host x".

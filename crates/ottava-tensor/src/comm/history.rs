@@ -1,35 +1,70 @@
-//! The last collectives of a rank, for messages.
+//! The last calls of a rank, for messages, and a digest of those of its GPU, which ranks compare.
 
-use super::call::Call;
-use super::fault::during;
-use std::collections::VecDeque;
+use super::call::{Call, Channel};
+use super::members::Members;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Collectives that are remembered.
+/// Calls that are remembered.
 const REMEMBERED: usize = 64;
 
 #[derive(Default)]
 struct State {
-    /// The number of the last call of the link.
-    last: u64,
-    /// The last calls; those of GPUs have no number.
-    recent: VecDeque<(Option<u64>, Call)>,
-    /// Calls of GPUs since they were last compared between ranks: their number, and a digest of all in order.
-    gpu_calls: (u64, u64),
+    /// The number of the last call of each channel of the link.
+    last: BTreeMap<Channel, u64>,
+    /// The last of those calls, with its number.
+    last_numbered: Option<String>,
+    /// The last calls of all groups.
+    recent: VecDeque<String>,
+    gpu_calls: BTreeMap<Channel, GpuCalls>,
+}
+
+/// The calls of a GPU in one channel since they were last compared between ranks. Those of the channel's ranks must be equal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GpuCalls {
+    /// The ranks that must make them.
+    pub ranks: Vec<usize>,
+    /// The channel in words, to follow a number of calls.
+    pub of: String,
+    count: u64,
+    last: String,
+    /// Of all calls in order.
+    digest: u64,
+}
+
+impl GpuCalls {
+    fn new(ranks: Vec<usize>, of: String) -> GpuCalls {
+        GpuCalls { ranks, of, count: 0, last: String::new(), digest: 0 }
+    }
+
+    /// Those of a rank that has made none of `others`.
+    pub fn none(others: &GpuCalls) -> GpuCalls {
+        GpuCalls::new(others.ranks.clone(), others.of.clone())
+    }
+
+    /// As "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…".
+    pub fn describe(&self) -> String {
+        let GpuCalls { count, of, last, digest, .. } = self;
+        match count {
+            0 => format!("no {of}"),
+            _ => format!("{count} {of}, the last {last}, digest {digest:016x}"),
+        }
+    }
 }
 
 impl State {
-    fn remember(&mut self, number: Option<u64>, call: &Call) {
-        self.recent.push_back((number, call.clone()));
+    fn remember(&mut self, call: String) {
+        self.recent.push_back(call);
         if self.recent.len() > REMEMBERED {
             self.recent.pop_front();
         }
     }
 }
 
-/// Numbers the collectives of a rank and remembers the last ones.
+/// Numbers the calls of a rank and remembers the last ones.
 #[derive(Default)]
 pub(super) struct History(Mutex<State>);
 
@@ -38,45 +73,51 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `call` the next number, from 1 on, and runs `start` before any other call gets one.
-    pub fn record<T>(&self, call: &Call, start: impl FnOnce(u64) -> T) -> (u64, T) {
+    /// Gives `call` of `rank` the next number of its channel, from 1 on, and runs `start` before any other call gets one. Returns
+    /// [`Call::numbered`].
+    pub fn record<T>(&self, group: &Members, rank: usize, call: &Call, start: impl FnOnce(u64) -> T) -> (String, T) {
         let mut state = self.lock();
-        state.last += 1;
-        let number = state.last;
-        state.remember(Some(number), call);
-        (number, start(number))
+        let number = state.last.entry(call.channel(rank, group)).or_default();
+        *number += 1;
+        let number = *number;
+        let of = if group.id == 0 { String::new() } else { format!(" of group `{}`", group.name) };
+        state.remember(format!("{number}{of}: {call}"));
+        let numbered = call.numbered(number, group);
+        state.last_numbered = Some(numbered.clone());
+        (numbered, start(number))
     }
 
-    /// Remembers a call of GPUs. It gets no number, because ranks that replay a graph do not call what is in it, and ranks count alike.
-    pub fn note(&self, call: &Call) {
+    /// Remembers a call of `rank` that its GPU makes. It gets no number, because ranks that replay a graph do not call what is in it, and
+    /// ranks count alike.
+    pub fn note(&self, group: &Members, rank: usize, call: &Call) {
         let mut state = self.lock();
-        state.remember(None, call);
+        let of = if group.id == 0 { String::new() } else { format!(", group `{}`", group.name) };
+        state.remember(format!("GPU{of}: {call}"));
+        let channel = call.channel(rank, group);
+        let calls = state.gpu_calls.entry(channel).or_insert_with(|| match channel.pair {
+            None => GpuCalls::new(group.ranks.clone(), format!("collectives{group}")),
+            Some((from, to)) => GpuCalls::new(vec![from, to], format!("messages from rank {from} to rank {to}{group}")),
+        });
+        // Both sides of a message are described alike.
+        let described = call.counterpart(channel.pair.map_or(rank, |(_, to)| to), rank);
         let mut digest = DefaultHasher::new();
-        (state.gpu_calls.1, call.to_string()).hash(&mut digest);
-        state.gpu_calls = (state.gpu_calls.0 + 1, digest.finish());
+        (calls.digest, described.to_string()).hash(&mut digest);
+        (calls.count, calls.last, calls.digest) = (calls.count + 1, described.to_string(), digest.finish());
     }
 
-    /// The calls of GPUs since the last time, as "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…". Texts of ranks
-    /// are equal if and only if their calls were, but for collisions of the digest.
-    pub fn take_gpu_calls(&self) -> String {
-        let mut state = self.lock();
-        let (count, digest) = mem::take(&mut state.gpu_calls);
-        let last = state.recent.iter().rev().find_map(|(number, call)| number.is_none().then_some(call));
-        match last.filter(|_| count > 0) {
-            None => "no collective".into(),
-            Some(last) => format!("{count} collectives, the last {last}, digest {digest:016x}"),
-        }
+    /// The calls of the GPU since the last time.
+    pub fn take_gpu_calls(&self) -> Vec<(Channel, GpuCalls)> {
+        mem::take(&mut self.lock().gpu_calls).into_iter().collect()
     }
 
     /// The last numbered call, as "barrier `save`, collective 17".
     pub fn last(&self) -> Option<String> {
-        let state = self.lock();
-        state.recent.iter().rev().find_map(|(number, call)| Some(during(call, (*number)?)))
+        self.lock().last_numbered.clone()
     }
 
-    /// The last collectives, oldest first, as "17: barrier `save`" or "GPU: all_gather `layers.3` of 512 bfloat16".
+    /// The last calls, oldest first, as "17: barrier `save`", "3 of group `tensor`: barrier `save`" or "GPU: all_gather `layers.3` of 512
+    /// bfloat16".
     pub fn recent(&self) -> Vec<String> {
-        let name = |number: &Option<u64>| number.map_or("GPU".into(), |number| number.to_string());
-        self.lock().recent.iter().map(|(number, call)| format!("{}: {call}", name(number))).collect()
+        self.lock().recent.iter().cloned().collect()
     }
 }

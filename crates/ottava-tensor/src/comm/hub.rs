@@ -1,34 +1,29 @@
-//! Where the calls of all ranks meet: collects each collective, compares the calls, combines the data and answers.
+//! Where the calls of all ranks meet, in all groups: collects each collective or message, compares the calls, combines the data and answers.
 //!
 //! `threads` shares one hub; in `process` rank 0 has it, and feeds it what the other ranks send.
 
-use super::call::Call;
+use super::call::{Channel, Op};
 use super::combine::{Bytes, combine};
-use super::fault::{Fault, during, list_ranks};
+use super::fault::{Fault, list_ranks};
+use super::members::{self, Members};
 use super::progress;
-use std::collections::BTreeMap;
+use super::round::{Arrival, Round};
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The answer to a call.
-pub(super) type Reply = Result<Bytes, Fault>;
-
-/// Delivers an answer. Called with the hub locked, so it must neither block nor call the hub.
-pub(super) type Sink = Box<dyn FnOnce(Reply) + Send>;
-
-/// Told of the first fault; as restricted as a [`Sink`].
+/// Told of the first fault; as restricted as a [`Sink`](super::round::Sink).
 pub(super) type Observer = Box<dyn Fn(&Fault) + Send>;
 
-/// Told of the first request to stop; as restricted as a [`Sink`].
+/// Told of the first request to stop; as restricted as a [`Sink`](super::round::Sink).
 pub(super) type StopObserver = Box<dyn Fn() + Send>;
 
 /// How often the hub compares open collectives with their deadline, at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Hub {
-    size: usize,
     /// Ranks of this process: those below.
     local: usize,
     state: Mutex<State>,
@@ -36,8 +31,10 @@ pub(super) struct Hub {
 
 struct State {
     ranks: Vec<Member>,
-    /// Collectives that not all ranks have called yet, by number.
-    rounds: BTreeMap<u64, Round>,
+    /// By their numbers.
+    groups: BTreeMap<u64, Arc<Members>>,
+    /// Calls that not all ranks of their channel have made yet, by number.
+    rounds: BTreeMap<(Channel, u64), Round>,
     fault: Option<Fault>,
     observers: Vec<Observer>,
     stop: bool,
@@ -48,18 +45,11 @@ struct State {
 struct Member {
     /// Its process, for messages.
     process: String,
-    /// Its last call and that call's number.
-    last: Option<(Call, u64)>,
+    /// Its last call, as [`Call::numbered`](super::call::Call::numbered).
+    last: Option<String>,
     /// Its reports of progress, and when their number last grew or it last made a call.
     reports: u64,
     active: Instant,
-}
-
-struct Round {
-    call: Call,
-    /// When the first rank came.
-    began: Instant,
-    parts: Vec<Option<(Vec<u8>, Sink)>>,
 }
 
 impl Hub {
@@ -70,13 +60,14 @@ impl Hub {
         let size = ranks.len();
         let state = State {
             ranks,
+            groups: BTreeMap::from([(0, Arc::new(Members::world(size)))]),
             rounds: BTreeMap::new(),
             fault: None,
             observers: Vec::new(),
             stop: false,
             stop_observers: Vec::new(),
         };
-        Hub { size, local, state: Mutex::new(state) }
+        Hub { local, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -130,19 +121,19 @@ impl Hub {
         self.lock().fault.clone()
     }
 
-    /// `rank` ended, or was silent for that time. `details` say what else is known of its end. Fails the group.
+    /// `rank` ended, or was silent for that time. `details` say what else is known of its end. Fails the job.
     pub fn lose(&self, rank: usize, silent: Option<Duration>, details: Option<String>) {
         let mut state = self.lock();
         let process = state.ranks[rank].process.clone();
         state.fail(Fault::Lost { rank, process, silent, details });
     }
 
-    /// Fails the group.
+    /// Fails the job.
     pub fn fail(&self, fault: Fault) {
         self.lock().fail(fault);
     }
 
-    /// Fails the group when a rank does not come to a collective for `limit` after another one, and makes no progress either. Checked by a
+    /// Fails the job when a rank does not come to a call for `limit` after another one, and makes no progress either. Checked by a
     /// thread that ends with the hub.
     pub fn enforce(self: &Arc<Self>, limit: Duration) {
         let (hub, pause) = (Arc::downgrade(self), (limit / 8).min(LONGEST_PAUSE));
@@ -167,51 +158,46 @@ impl Hub {
         }
     }
 
-    /// Adds what `rank` calls as its collective `number`. The last rank to call it computes the result for all.
-    pub fn submit(&self, rank: usize, number: u64, call: Call, bytes: Vec<u8>, sink: Sink) {
+    /// Adds an arrival to round `number` of its channel in `group`. The last rank to come computes the result for all.
+    pub fn submit(&self, arrival: Arrival, group: u64, number: u64) {
         let mut state = self.lock();
         if let Some(fault) = &state.fault {
-            return sink(Err(fault.clone()));
+            return (arrival.sink)(Err(fault.clone()));
         }
+        let (rank, call) = (arrival.rank, arrival.call.clone());
+        let Some(group) = state.groups.get(&group).filter(|group| group.place(rank).is_some()).cloned() else {
+            return state.refuse(arrival, format!("rank {rank} calls {call} in a group that it does not belong to"));
+        };
         let member = &mut state.ranks[rank];
-        (member.active, member.last) = (Instant::now(), Some((call.clone(), number)));
-        let empty =
-            || Round { call: call.clone(), began: Instant::now(), parts: (0..self.size).map(|_| None).collect() };
-        let round = state.rounds.entry(number).or_insert_with(empty);
-        let problem = self.problem(rank, number, &call, bytes.len(), round);
-        round.parts[rank] = Some((bytes, sink));
-        if let Some(problem) = problem {
-            return state.fail(Fault::Desync(problem));
+        (member.active, member.last) = (Instant::now(), Some(call.numbered(number, &group)));
+        if let Err(problem) = call.check(&group) {
+            return state.refuse(arrival, format!("rank {rank}: {problem}"));
         }
-        if round.parts.iter().any(Option::is_none) {
+        let key = (call.channel(rank, &group), number);
+        let round = state.rounds.entry(key).or_insert_with(|| Round::new(key.0, number, group));
+        if let Some(problem) = round.problem(&arrival) {
+            return state.refuse(arrival, problem);
+        }
+        round.add(arrival);
+        if round.missing().next().is_some() {
             return;
         }
-        let round = state.rounds.remove(&number).expect("the round that this call completes");
-        drop(state);
-        let (parts, sinks): (Vec<_>, Vec<_>) = round.parts.into_iter().flatten().unzip();
-        let results = combine(&call, &parts);
-        // Locked, so that a rank that leaves after its answer is not reported before the others have theirs.
-        let _state = self.lock();
+        let round = state.rounds.remove(&key).expect("the round that this call completes");
+        let (group, arrivals) = (round.group, round.arrivals.into_iter().flatten());
+        let (parts, sinks): (Vec<_>, Vec<_>) = arrivals.map(|arrival| (arrival.bytes, arrival.sink)).unzip();
+        let results = if call.op == Op::Split {
+            state.divide(&group, &call.name, &parts)
+        } else {
+            drop(state);
+            let results = combine(&call, &parts);
+            // Locked, so that a rank that leaves after its answer is not reported before the others have theirs.
+            state = self.lock();
+            results
+        };
         for (sink, bytes) in sinks.into_iter().zip(results) {
             sink(Ok(bytes));
         }
-    }
-
-    /// What is wrong with a call of `rank`, if anything.
-    fn problem(&self, rank: usize, number: u64, call: &Call, bytes: usize, round: &Round) -> Option<String> {
-        if let Err(problem) = call.check(self.size) {
-            return Some(format!("rank {rank}: {problem}"));
-        }
-        if let Some(expected) = call.sent_bytes(rank, self.size).filter(|&expected| expected != bytes) {
-            return Some(format!("rank {rank} sends {bytes} bytes for {call}, expected {expected}"));
-        }
-        if round.parts[rank].is_some() {
-            return Some(format!("rank {rank} calls two collectives {number}, the second is {call}"));
-        }
-        let other = round.parts.iter().position(Option::is_some).filter(|_| round.call != *call)?;
-        let ((low, low_call), (high, high_call)) =
-            if other < rank { ((other, &round.call), (rank, call)) } else { ((rank, call), (other, &round.call)) };
-        Some(format!("rank {high} calls {high_call} as its collective {number}, rank {low} calls {low_call}"))
+        drop(state);
     }
 }
 
@@ -223,22 +209,79 @@ impl State {
         }
     }
 
-    /// The oldest open collective, if ranks that are missing there have made no progress for `limit`.
+    /// Makes the groups of a split of `group`, and answers its members with the number and ranks of their own one.
+    fn divide(&mut self, group: &Members, name: &str, parts: &[Vec<u8>]) -> Vec<Bytes> {
+        let places: Vec<_> = parts.iter().map(|part| members::decode_place(part)).collect();
+        let mut answers = BTreeMap::new();
+        for ranks in group.divide(&places) {
+            let id = self.groups.len() as u64;
+            let group = Members { id, name: name.into(), ranks };
+            answers.extend(group.ranks.iter().map(|&rank| (rank, Bytes::from(group.encode()))));
+            self.groups.insert(id, Arc::new(group));
+        }
+        group.ranks.iter().filter_map(|rank| answers.remove(rank)).collect()
+    }
+
+    /// Whether `rank` waits in a call.
+    fn waits(&self, rank: usize) -> bool {
+        self.rounds.values().any(|round| round.holds(rank))
+    }
+
+    /// Ranks that wait for each other: for each, none that it waits for can go on.
+    fn deadlocked(&self) -> BTreeSet<usize> {
+        let mut stuck: BTreeSet<_> = (0..self.ranks.len()).filter(|&rank| self.waits(rank)).collect();
+        loop {
+            let may_end = |round: &Round| round.missing().any(|rank| !stuck.contains(&rank));
+            let free = |rank: &usize| self.rounds.values().any(|round| round.holds(*rank) && may_end(round));
+            let freed: Vec<_> = stuck.iter().copied().filter(free).collect();
+            if freed.is_empty() {
+                return stuck;
+            }
+            stuck.retain(|rank| !freed.contains(rank));
+        }
+    }
+
+    /// The oldest open call whose missing ranks have made no progress for `limit`. A rank that waits elsewhere, for one that can go on, is not
+    /// at fault.
     fn late(&self, limit: Duration) -> Option<Fault> {
-        let (&number, round) = self.rounds.first_key_value().filter(|(_, round)| round.began.elapsed() > limit)?;
-        let is_late = |&rank: &usize| round.parts[rank].is_none() && self.ranks[rank].active.elapsed() > limit;
-        let late: Vec<_> = (0..self.ranks.len()).filter(is_late).collect();
-        let waiting: Vec<_> = (0..self.ranks.len()).filter(|&rank| round.parts[rank].is_some()).collect();
+        let mut overdue: Vec<_> = self.rounds.values().filter(|round| round.began.elapsed() > limit).collect();
+        if overdue.is_empty() {
+            return None;
+        }
+        overdue.sort_by_key(|round| round.began);
+        let stuck = self.deadlocked();
+        let is_late =
+            |rank: &usize| self.ranks[*rank].active.elapsed() > limit && (!self.waits(*rank) || stuck.contains(rank));
+        overdue.into_iter().find_map(|round| {
+            let late: Vec<_> = round.missing().filter(is_late).collect();
+            (!late.is_empty()).then(|| Fault::Late(self.describe(round, &late, limit)))
+        })
+    }
+
+    /// Names the `late` ranks of a round, and those that wait for them.
+    fn describe(&self, round: &Round, late: &[usize], limit: Duration) -> String {
+        let first = round.came().next().expect("a round begins with an arrival");
         let describe = |&rank: &usize| {
             let Member { process, last, .. } = &self.ranks[rank];
-            let last = last
-                .as_ref()
-                .map_or("its first".into(), |(call, number)| format!("its last was {}", during(call, *number)));
-            format!("rank {rank} ({process}) did not come to {} ({last}) within {limit:?}", during(&round.call, number))
+            let last = last.as_ref().map_or("its first".into(), |last| format!("its last was {last}"));
+            let call = first.call.counterpart(rank, first.rank).numbered(round.number, &round.group);
+            format!("rank {rank} ({process}) did not come to {call} ({last}) within {limit:?}")
         };
         let late: Vec<_> = late.iter().map(describe).collect();
-        let wait = if waiting.len() == 1 { "waits" } else { "wait" };
-        (!late.is_empty()).then(|| Fault::Late(format!("{}; {} {wait} there", late.join("; "), list_ranks(&waiting))))
+        let came: Vec<_> = round.came().map(|arrival| arrival.rank).collect();
+        let wait = match first.call.op {
+            Op::Send { .. } => "has sent it",
+            _ if came.len() == 1 => "waits there",
+            _ => "wait there",
+        };
+        format!("{}; {} {wait}", late.join("; "), list_ranks(&came))
+    }
+
+    /// Fails the job because of an arrival.
+    fn refuse(&mut self, arrival: Arrival, problem: String) {
+        let fault = Fault::Desync(problem);
+        self.fail(fault.clone());
+        (arrival.sink)(Err(fault));
     }
 
     /// Records the first fault and answers all open calls with it.
@@ -249,8 +292,8 @@ impl State {
         for observer in &self.observers {
             observer(&fault);
         }
-        for (_, sink) in mem::take(&mut self.rounds).into_values().flat_map(|round| round.parts).flatten() {
-            sink(Err(fault.clone()));
+        for arrival in mem::take(&mut self.rounds).into_values().flat_map(|round| round.arrivals).flatten() {
+            (arrival.sink)(Err(fault.clone()));
         }
         self.fault = Some(fault);
     }

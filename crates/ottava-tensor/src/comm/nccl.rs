@@ -1,9 +1,10 @@
-//! Collectives of GPU tensors, by NCCL.
+//! Collectives and messages of GPU tensors, by NCCL.
 
-use super::Group;
 use super::call::{Call, Op, Reduce};
+use super::gpu::Gpu;
+use super::group::Group;
 use super::pending::{Pending, Progress};
-use crate::cuda::{Collective, CudaDevice, NcclComm, NcclId, NcclOp, require_nccl};
+use crate::cuda::{Collective, CudaDevice, Message, NcclComm, NcclId, NcclOp, require_nccl};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, RankFault, Result};
@@ -17,7 +18,7 @@ mod tests;
 const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
 
 impl Group {
-    /// Gives the group collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
+    /// Gives the group, and those that are [split](Group::split) from it later, collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
     /// tensors, barriers and agreements stay as they are. A group of one and a dry rank send nothing, and are returned unchanged.
     ///
     /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
@@ -27,26 +28,44 @@ impl Group {
     ///
     /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
     pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Group> {
-        if self.size == 1 || self.dry {
+        if self.size() == 1 || self.endpoint.dry {
             return Ok(self);
         }
-        let id = self.share_id()?;
-        if self.watch.is_none() {
-            self.watch(exit_code, || {})?;
-        }
-        self.watch.iter().for_each(|watch| watch.add_gpu(device.clone()));
-        device.count_library_memory(|| {
-            self.nccl = Some(NcclComm::join(device, id, self.rank, self.size)?);
-            FIRST_BYTES.into_iter().try_for_each(|bytes| self.connect(&Device::Cuda(device.clone()), bytes))
-        })?;
-        self.reset_traffic();
+        self.endpoint.watch_gpu(device, exit_code)?;
+        self.gpu = Some(Gpu::new(device.clone()));
+        self.communicator()?;
         Ok(self)
     }
 
-    /// The id of rank 0. Without NCCL on any rank, all ranks error before any waits for another in NCCL.
+    /// This rank's communicator, made in the first call, which all ranks of the group make together; `None` without GPUs.
+    fn communicator(&self) -> Result<Option<Arc<NcclComm>>> {
+        let Some(gpu) = &self.gpu else { return Ok(None) };
+        if let Some(comm) = &*gpu.communicator() {
+            return Ok(Some(comm.clone()));
+        }
+        let device = &gpu.device;
+        if device.is_capturing()? {
+            let name = self.name();
+            return Err(Error::Value(format!(
+                "group `{name}` must send tensors of GPUs once before it is captured in a graph"
+            )));
+        }
+        let id = self.share_id()?;
+        let before = self.traffic();
+        let comm = device.count_library_memory(|| {
+            let comm = Arc::new(NcclComm::join(device, id, self.rank(), self.size())?);
+            *gpu.communicator() = Some(comm.clone());
+            FIRST_BYTES.into_iter().try_for_each(|bytes| self.connect(&Device::Cuda(device.clone()), bytes))?;
+            Ok(comm)
+        })?;
+        *self.endpoint.traffic() = before;
+        Ok(Some(comm))
+    }
+
+    /// The id of the group's rank 0. Without NCCL on any rank, all ranks error before any waits for another in NCCL.
     fn share_id(&self) -> Result<NcclId> {
         let own =
-            if self.rank == 0 { NcclId::new().map(|id| id.0.to_vec()) } else { require_nccl().map(|()| Vec::new()) };
+            if self.rank() == 0 { NcclId::new().map(|id| id.0.to_vec()) } else { require_nccl().map(|()| Vec::new()) };
         // The id, nothing, or a problem after a zero.
         let sent = own.as_ref().map_or_else(|e| format!("\0{e}").into_bytes(), |id| [&[1], id.as_slice()].concat());
         let all = self.agree("NCCL's id", &sent)?;
@@ -54,14 +73,14 @@ impl Group {
         if let Some((rank, problem)) =
             all.iter().enumerate().find_map(|(rank, sent)| Some((rank, sent.strip_prefix(&[0])?)))
         {
-            let message = format!("rank {rank}: {}", String::from_utf8_lossy(problem));
+            let message = format!("rank {}: {}", self.ranks()[rank], String::from_utf8_lossy(problem));
             return Err(Error::Ranks { fault: RankFault::Rendezvous, message, recent: self.recent() });
         }
         match all[0].get(1..).and_then(|id| id.try_into().ok()) {
             Some(id) => Ok(NcclId(id)),
             None => Err(Error::Ranks {
                 fault: RankFault::Rendezvous,
-                message: "rank 0 sent no id of NCCL; start all ranks with the same binary".into(),
+                message: format!("rank {} sent no id of NCCL; start all ranks with the same binary", self.ranks()[0]),
                 recent: self.recent(),
             }),
         }
@@ -72,11 +91,11 @@ impl Group {
         let zeros = |dtype: DType, slices: usize| Tensor::zeros(device, &[slices * bytes / dtype.size()], dtype);
         for dtype in [DType::F32, DType::BF16] {
             self.all_reduce("connect", Reduce::Sum, zeros(dtype, 1)?)?.wait()?;
-            self.reduce_scatter("connect", &zeros(dtype, self.size)?, zeros(dtype, 1)?)?.wait()?;
+            self.reduce_scatter("connect", &zeros(dtype, self.size())?, zeros(dtype, 1)?)?.wait()?;
         }
         self.all_reduce("connect", Reduce::Max, zeros(DType::F32, 1)?)?.wait()?;
-        self.all_gather("connect", zeros(DType::E4M3, self.size)?)?.wait()?;
-        self.all_to_all("connect", &zeros(DType::E4M3, self.size)?, zeros(DType::E4M3, self.size)?)?.wait()?;
+        self.all_gather("connect", zeros(DType::E4M3, self.size())?)?.wait()?;
+        self.all_to_all("connect", &zeros(DType::E4M3, self.size())?, zeros(DType::E4M3, self.size())?)?.wait()?;
         self.broadcast("connect", 0, zeros(DType::E4M3, 1)?)?.wait()?;
         device.synchronize()
     }
@@ -90,17 +109,16 @@ impl Group {
                 return Err(Error::Value(format!("{call}: GPUs sum {from} to {from}, and the output is {to}")));
             }
         }
-        self.history.note(call);
-        self.counters().count(call, self.size);
-        let progress = match &self.nccl {
-            _ if output.is_empty() || self.dry => Progress::Done,
+        self.note(call);
+        let progress = match self.communicator()? {
+            _ if output.is_empty() || self.endpoint.dry => Progress::Done,
             None => {
                 // A group of one.
                 input.map_or(Ok(()), |input| output.copy_from(0, input))?;
                 Progress::Done
             }
             Some(nccl) => {
-                let (name, collective) = collective(call, self.size, input, &mut output);
+                let (name, collective) = collective(call, self.ranks(), input, &mut output);
                 // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
                 // view can write the output, and the input is only read.
                 Progress::Gpu(unsafe { nccl.enqueue(name, collective)? })
@@ -109,14 +127,62 @@ impl Group {
         Ok(Pending { progress, output, _input: input.cloned() })
     }
 
-    /// Whether this group has collectives of the tensors of `gpu`.
+    /// Starts checked messages of tensors that are not on the CPU, which is not this rank's alone.
+    pub(super) fn start_messages_on_gpu(
+        &self,
+        sent: Option<(&Call, &Tensor)>,
+        received: Option<(&Call, Tensor)>,
+    ) -> Result<Pending> {
+        let input = sent.map(|(_, tensor)| tensor.clone());
+        let calls = [sent.map(|(call, _)| call), received.as_ref().map(|(call, _)| *call)];
+        calls.into_iter().flatten().for_each(|call| self.note(call));
+        let [to, from] = calls.map(|call| call.and_then(|call| self.peer(call)));
+        let mut output = received.map(|(_, tensor)| tensor);
+        let progress = match self.communicator()? {
+            // A group of one has no messages, and a dry rank sends none.
+            None => Progress::Done,
+            Some(nccl) => {
+                let message = |address, bytes, peer| Some(Message { address, bytes, peer }).filter(|_| bytes > 0);
+                let send = input.as_ref().zip(to).and_then(|(x, to)| message(x.device_ptr(), x.bytes(), to));
+                let receive =
+                    output.as_mut().zip(from).and_then(|(x, from)| message(x.device_ptr_mut(), x.bytes(), from));
+                let name = match (&send, &receive) {
+                    (Some(_), Some(_)) => "ncclSend and ncclRecv",
+                    (Some(_), None) => "ncclSend",
+                    (None, _) => "ncclRecv",
+                };
+                // SAFETY: the messages have the bytes of their tensors. `Pending` holds both until the transfer ends, no other view can
+                // write the received one, and the sent one is only read.
+                Progress::Gpu(unsafe { nccl.enqueue(name, Collective::Messages { send, receive })? })
+            }
+        };
+        let output = output.or_else(|| input.clone()).expect("one of both is given");
+        Ok(Pending { progress, output, _input: input })
+    }
+
+    /// The other rank of a message, numbered as in the group.
+    fn peer(&self, call: &Call) -> Option<usize> {
+        match call.op {
+            Op::Send { to: peer } | Op::Receive { from: peer } => self.members.place(peer),
+            _ => None,
+        }
+    }
+
+    /// Remembers and counts a call of the GPU.
+    fn note(&self, call: &Call) {
+        self.endpoint.history.note(&self.members, self.endpoint.rank, call);
+        self.endpoint.traffic().count(call, self.size());
+    }
+
+    /// Whether this group has calls with the tensors of `gpu`.
     pub(super) fn has_gpu(&self, gpu: &Arc<CudaDevice>) -> bool {
-        self.nccl.as_ref().is_some_and(|nccl| Arc::ptr_eq(nccl.device(), gpu))
+        self.gpu.as_ref().is_some_and(|own| Arc::ptr_eq(&own.device, gpu))
     }
 }
 
 /// NCCL's function for `call`, and what it gets.
-fn collective(call: &Call, size: usize, input: Option<&Tensor>, output: &mut Tensor) -> (&'static str, Collective) {
+fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut Tensor) -> (&'static str, Collective) {
+    let size = ranks.len();
     let (bytes, elements, dtype) = (call.buffer_bytes(), call.elements, output.dtype());
     let buffer = output.device_ptr_mut();
     let input = input.map_or(buffer, Tensor::device_ptr);
@@ -137,7 +203,12 @@ fn collective(call: &Call, size: usize, input: Option<&Tensor>, output: &mut Ten
             ("ncclAllReduce", Collective::AllReduce { buffer, elements, dtype, op })
         }
         Op::AllToAll => ("ncclSend and ncclRecv", Collective::AllToAll { input, output: buffer, slice: bytes / size }),
-        Op::Broadcast { root } => ("ncclBroadcast", Collective::Broadcast { buffer, bytes, root }),
-        Op::Barrier | Op::Agree => unreachable!("they have no tensors"),
+        Op::Broadcast { root } => {
+            let root = ranks.iter().position(|&rank| rank == root).expect("a checked root is in the group");
+            ("ncclBroadcast", Collective::Broadcast { buffer, bytes, root })
+        }
+        Op::Send { .. } | Op::Receive { .. } | Op::Barrier | Op::Agree | Op::Split => {
+            unreachable!("they are no collectives of tensors")
+        }
     }
 }

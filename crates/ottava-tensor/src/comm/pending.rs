@@ -1,10 +1,8 @@
-//! A collective in progress.
+//! A collective or message in progress.
 
-use super::call::Call;
 use super::combine::Bytes;
-use super::fault::during;
 use super::history::History;
-use super::hub::Reply;
+use super::round::Reply;
 use crate::cuda::Transfer;
 use crate::error::{Error, RankFault, Result};
 use crate::tensor::Tensor;
@@ -13,8 +11,8 @@ use std::sync::mpsc::Receiver;
 
 /// A started call: its answer, and what its errors name.
 pub(super) struct Started {
-    pub call: Call,
-    pub number: u64,
+    /// [`Call::numbered`](super::call::Call::numbered).
+    pub call: String,
     pub reply: Receiver<Reply>,
     pub history: Arc<History>,
 }
@@ -22,31 +20,38 @@ pub(super) struct Started {
 impl Started {
     /// Waits for the answer.
     pub fn wait(self) -> Result<Bytes> {
-        let during = during(&self.call, self.number);
         match self.reply.recv() {
             Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(fault)) => Err(fault.error(&during, self.history.recent())),
+            Ok(Err(fault)) => Err(fault.error(&self.call, self.history.recent())),
             Err(_) => {
-                let message = format!("this rank left its group during {during}");
+                let message = format!("this rank left its job during {}", self.call);
                 Err(Error::Ranks { fault: RankFault::Lost, message, recent: self.history.recent() })
             }
         }
     }
+
+    /// Leaves the call to the job, unless that has failed already.
+    pub fn detach(self) -> Result<()> {
+        match self.reply.try_recv() {
+            Ok(Err(fault)) => Err(fault.error(&self.call, self.history.recent())),
+            Ok(Ok(_)) | Err(_) => Ok(()),
+        }
+    }
 }
 
-/// How far a collective is.
+/// How far a call is.
 pub(super) enum Progress {
-    /// Sent to the group; the answer has the bytes of the output.
+    /// Sent to the job; the answer has the bytes of the output.
     Sent(Started),
     /// Enqueued on the GPU, after which the output is written.
     Gpu(Transfer),
-    /// Ended: it moves nothing between ranks.
+    /// Ended, or left to the job.
     Done,
 }
 
-/// A collective in progress, with its tensors. [`Pending::wait`] ends it. Dropping it discards the result on this rank alone; later work of
-/// a GPU still waits for it.
-#[must_use = "the collective ends in wait()"]
+/// A collective or message in progress, with its tensors. [`Pending::wait`] ends it. Dropping it discards the result on this rank alone;
+/// later work of a GPU still waits for it.
+#[must_use = "the call ends in wait()"]
 pub struct Pending {
     // Dropped first: compute must wait for a collective before its tensors are freed.
     pub(super) progress: Progress,
@@ -56,8 +61,8 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits until all ranks have called the collective, and returns the tensor that it wrote. On a GPU the host does not wait, but later
-    /// work of the GPU does.
+    /// Waits until all ranks have called the collective, or the sender of a message has, and returns the tensor that was written. On a GPU the
+    /// host does not wait, but later work of the GPU does. A send returns the tensor that it was given, and waits on GPUs alone.
     ///
     /// Errors with [`Error::Ranks`] when a rank is lost or calls another collective; not on a GPU, where
     /// [`Group::with_gpu`](super::Group::with_gpu) says what happens then.
@@ -67,10 +72,10 @@ impl Pending {
             Progress::Done => {}
             Progress::Gpu(transfer) => transfer.wait()?,
             Progress::Sent(started) => {
-                let during = during(&started.call, started.number);
+                let call = started.call.clone();
                 let bytes = started.wait()?;
                 if bytes.len() != output.bytes() {
-                    let message = format!("{during} gave {} bytes, expected {}", bytes.len(), output.bytes());
+                    let message = format!("{call} gave {} bytes, expected {}", bytes.len(), output.bytes());
                     return Err(Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() });
                 }
                 output.write_bytes(&bytes)?;

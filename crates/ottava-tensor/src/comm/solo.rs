@@ -1,18 +1,21 @@
-//! A group of one rank, whose collectives end at once.
+//! A job of one rank, whose collectives end at once.
 
-use super::Group;
 use super::call::Call;
 use super::combine::combine;
-use super::hub::{Observer, Reply};
+use super::endpoint::Endpoint;
+use super::group::Group;
+use super::hub::Observer;
 use super::limits::Limits;
 use super::link::{Link, NoReporter, Reporter};
+use super::members::Members;
+use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 struct Solo;
 
 impl Link for Solo {
-    fn start(&self, _: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+    fn start(&self, _: &Members, _: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         let (answer, reply) = channel();
         for bytes in combine(&call, &[bytes]) {
             answer.send(Ok(bytes)).expect("the receiver is held here");
@@ -30,6 +33,6 @@ impl Link for Solo {
 impl Group {
     /// The group of one rank.
     pub fn solo() -> Group {
-        Group::new(0, 1, Box::new(Solo), Limits::default())
+        Group::world(Endpoint::new(0, 1, Box::new(Solo), Limits::default()))
     }
 }

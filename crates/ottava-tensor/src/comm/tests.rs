@@ -1,10 +1,14 @@
 //! Each collective against plain loops, on groups of threads and of TCP ranks; disagreement and lost ranks.
 
+use super::call::{Call, Op};
 use super::process::tests::{tcp_group, tcp_group_within};
 use super::process::wire::DTYPES;
 use super::*;
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::element::{Float, Real, with_float};
+use crate::error::{Error, RankFault, Result};
+use crate::tensor::Tensor;
 use half::bf16;
 use proptest::prelude::*;
 use std::thread;
@@ -310,6 +314,7 @@ fn traffic_counts_what_each_collective_has_to_move() {
         all_reduce: sent(2, 4800),
         all_to_all: sent(1, 1200),
         broadcast: sent(1, 1200),
+        send: sent(0, 0),
     };
     assert_eq!(traffic, [(expected, Traffic::default()); 4]);
     assert_eq!(expected.total(), sent(7, 10_800));
@@ -390,11 +395,11 @@ fn different_collectives_of_gpus_are_named_before_anything_waits_for_them() {
     let call = |elements| Call { op: Op::AllGather, name: "layers.3".into(), dtype: Some(DType::BF16), elements };
     for group in [threads::group(3), tcp_group(3)] {
         let errors = on_ranks(group, |comm| {
-            comm.history.note(&call(512));
+            comm.endpoint.history.note(&comm.members, comm.rank(), &call(512));
             comm.compare_calls_so_far("step 1").unwrap();
             comm.compare_calls_so_far("step 2").unwrap();
-            comm.history.note(&call(if comm.rank() == 1 { 256 } else { 512 }));
-            comm.history.note(&call(512));
+            comm.endpoint.history.note(&comm.members, comm.rank(), &call(if comm.rank() == 1 { 256 } else { 512 }));
+            comm.endpoint.history.note(&comm.members, comm.rank(), &call(512));
             comm.compare_calls_so_far("step 3").unwrap_err().to_string()
         });
         for error in errors {

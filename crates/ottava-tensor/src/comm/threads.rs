@@ -1,11 +1,14 @@
 //! Ranks are threads of one process.
 
-use super::Group;
 use super::call::Call;
+use super::endpoint::Endpoint;
 use super::fault::{Fault, this_process};
-use super::hub::{Hub, Observer, Reply};
+use super::group::Group;
+use super::hub::{Hub, Observer};
 use super::limits::Limits;
 use super::link::{Link, Reporter};
+use super::members::Members;
+use super::round::{Arrival, Reply};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -16,10 +19,11 @@ pub(super) struct Local {
 }
 
 impl Link for Local {
-    fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+    fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         let (answer, reply) = channel();
         // Nobody receives the answer of a dropped `Pending`.
-        self.hub.submit(self.rank, number, call, bytes, Box::new(move |reply| drop(answer.send(reply))));
+        let sink = Box::new(move |reply| drop(answer.send(reply)));
+        self.hub.submit(Arrival { rank: self.rank, call, bytes, sink }, group.id, number);
         reply
     }
 
@@ -48,18 +52,18 @@ impl Drop for Local {
     }
 }
 
-/// The communicators of `size` ranks, in rank order, each to be moved to a thread of its own.
+/// The groups of all of `size` ranks, in rank order, each to be moved to a thread of its own.
 ///
-/// When one is dropped, as by a panic of its thread, open and later collectives of the others end with an error.
+/// When one and its splits are dropped, as by a panic of its thread, open and later collectives of the others end with an error.
 ///
 /// ```
 /// use ottava_tensor::comm::{Reduce, threads};
 /// use ottava_tensor::{Device, Tensor};
 ///
-/// let ranks = threads::group(3).into_iter().map(|comm| {
+/// let ranks = threads::group(3).into_iter().map(|group| {
 ///     std::thread::spawn(move || {
-///         let x = Tensor::from_slice(&Device::Cpu, &[1], &[comm.rank() as f32])?;
-///         comm.all_reduce("example", Reduce::Sum, x)?.wait()?.to_vec::<f32>()
+///         let x = Tensor::from_slice(&Device::Cpu, &[1], &[group.rank() as f32])?;
+///         group.all_reduce("example", Reduce::Sum, x)?.wait()?.to_vec::<f32>()
 ///     })
 /// });
 /// for rank in ranks.collect::<Vec<_>>() {
@@ -75,5 +79,6 @@ pub fn group(size: usize) -> Vec<Group> {
 pub fn group_within(size: usize, limits: Limits) -> Vec<Group> {
     let hub = Arc::new(Hub::new(vec![this_process(); size], size));
     hub.enforce(limits.collective);
-    (0..size).map(|rank| Group::new(rank, size, Box::new(Local { hub: hub.clone(), rank }), limits)).collect()
+    let link = |rank| Box::new(Local { hub: hub.clone(), rank });
+    (0..size).map(|rank| Group::world(Endpoint::new(rank, size, link(rank), limits))).collect()
 }

@@ -43,13 +43,13 @@ impl Mul<u64> for Sent {
     }
 }
 
-/// What one rank of a group of `W` sends, by kind of collective.
+/// What one rank sends in all its groups, by kind of call.
 ///
-/// Bytes are what the collective itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
+/// Bytes are what a collective of `W` ranks itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
 /// buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
 /// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
 /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, (W - 1) / W of it on average. Each call is rounded down to
-/// bytes. Barriers and agreements are not counted.
+/// bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// All-gathers.
@@ -62,22 +62,25 @@ pub struct Traffic {
     pub all_to_all: Sent,
     /// Broadcasts.
     pub broadcast: Sent,
+    /// Messages to single ranks.
+    pub send: Sent,
 }
 
 impl Traffic {
     /// Calls and bytes of all kinds.
     pub fn total(&self) -> Sent {
-        self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all + self.broadcast
+        self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all + self.broadcast + self.send
     }
 
     /// The kinds with their names, in the order of the fields.
-    pub fn kinds(&self) -> [(&'static str, Sent); 5] {
+    pub fn kinds(&self) -> [(&'static str, Sent); 6] {
         [
             ("all-gather", self.all_gather),
             ("reduce-scatter", self.reduce_scatter),
             ("all-reduce", self.all_reduce),
             ("all-to-all", self.all_to_all),
             ("broadcast", self.broadcast),
+            ("send", self.send),
         ]
     }
 
@@ -89,6 +92,7 @@ impl Traffic {
             all_reduce: combine(self.all_reduce, other.all_reduce),
             all_to_all: combine(self.all_to_all, other.all_to_all),
             broadcast: combine(self.broadcast, other.broadcast),
+            send: combine(self.send, other.send),
         }
     }
 
@@ -102,7 +106,8 @@ impl Traffic {
             Op::AllReduce(_) => self.all_reduce.count(2 * buffer / size),
             Op::AllToAll => self.all_to_all.count(buffer / size),
             Op::Broadcast { .. } => self.broadcast.count(buffer / size),
-            Op::Barrier | Op::Agree => {}
+            Op::Send { .. } => self.send.count(call.buffer_bytes() as u64),
+            Op::Receive { .. } | Op::Barrier | Op::Agree | Op::Split => {}
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Ends this process when its group fails and its main thread does not notice.
+//! Ends this process when its job fails and its main thread does not notice.
 //!
 //! NCCL's kernels wait for ever for a rank that has ended, and the thread that synchronises with them never returns. So a thread
-//! watches the group's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and
-//! drops its communicator; then it reports the fault itself and ends the process. It also fails the group when a GPU does not end its work
+//! watches the job's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and
+//! drops its groups; then it reports the fault itself and ends the process. It also fails the job when a GPU does not end its work
 //! within [`Limits::collective`](super::Limits::collective).
 
 use super::fault::{Fault, this_process};
@@ -46,7 +46,7 @@ pub(super) struct Orders {
 }
 
 impl Watch {
-    /// Watches the group of `link`.
+    /// Watches the job of `link`.
     pub fn start(link: &dyn Link, history: Arc<History>, orders: Orders) -> io::Result<Watch> {
         let (sender, events) = channel();
         let reporter = link.reporter();
@@ -134,7 +134,7 @@ mod tests {
         let end_with = move |error: Error| drop(ended.send(error.to_string()));
         let orders =
             Orders { rank: comm.rank(), limit: SHORT, grace: SHORT, notify: Box::new(|| {}), end: Box::new(end_with) };
-        (Watch::start(&*comm.link, comm.history.clone(), orders).unwrap(), end)
+        (Watch::start(&*comm.endpoint.link, comm.endpoint.history.clone(), orders).unwrap(), end)
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     #[ignore = "started by the tests below"]
     fn rank_process() {
-        let Some(mut comm) = join_as_child() else { return };
+        let Some(comm) = join_as_child() else { return };
         comm.watch(5, || {}).unwrap();
         comm.barrier("first").unwrap();
         println!("joined");

@@ -226,6 +226,11 @@ impl CudaDevice {
         Ok(done)
     }
 
+    /// Whether a graph is being captured.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        self.context().map_or(Ok(false), |context| context.is_capturing())
+    }
+
     /// Number of visible GPUs. `Error::Library` without a driver.
     pub fn count() -> Result<usize> {
         driver::device_count()

@@ -43,7 +43,7 @@ pub use inventory::inventory;
 pub(crate) use kernel::DEFAULT_SHARED_BYTES;
 pub use kernel::{Arg, Defines, Kernel, KernelModule, Source, TensorMap};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport};
-pub(crate) use nccl::{Collective, NcclComm, NcclId, NcclOp, require_nccl};
+pub(crate) use nccl::{Collective, Message, NcclComm, NcclId, NcclOp, require_nccl};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};
 pub use pinned::PinnedBuffer;
 pub use pool::MemoryStats;

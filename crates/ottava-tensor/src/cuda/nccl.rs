@@ -1,4 +1,4 @@
-//! NCCL: collectives between GPUs, one per process.
+//! NCCL: collectives and messages between GPUs, one per process.
 //!
 //! A call is enqueued in the communication stream after all earlier work of compute, and compute waits for it when its [`Transfer`] ends.
 //! NCCL compares nothing between ranks: types, sizes and order are the caller's promise. Communicators are not destroyed, because
@@ -103,7 +103,15 @@ pub(crate) enum NcclOp {
     Max = 2,
 }
 
-/// A collective over device memory. Addresses are those of whole buffers.
+/// One side of a message: device memory of so many bytes, from or to the rank `peer` of the communicator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    pub(crate) peer: usize,
+}
+
+/// A collective over device memory, or messages. Addresses are those of whole buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Collective {
     /// In place, with slices of so many bytes.
@@ -116,6 +124,8 @@ pub(crate) enum Collective {
     AllToAll { input: u64, output: u64, slice: usize },
     /// In place.
     Broadcast { buffer: u64, bytes: usize, root: usize },
+    /// At once, so that neither waits for the other.
+    Messages { send: Option<Message>, receive: Option<Message> },
 }
 
 fn opened() -> &'static Result<Api, Problem> {
@@ -215,11 +225,6 @@ impl NcclComm {
         Ok(NcclComm { api, device: device.clone(), comm: Mutex::new(CommHandle(comm)), rank, size })
     }
 
-    /// The device of this rank.
-    pub(crate) fn device(&self) -> &Arc<CudaDevice> {
-        &self.device
-    }
-
     /// Enqueues a collective, which all ranks must call in the same order.
     ///
     /// # Safety
@@ -254,25 +259,42 @@ impl NcclComm {
                     (api.all_reduce)(buffer, buffer, elements, nccl_type(dtype)?, op as i32, comm, stream)
                 }
                 Collective::AllToAll { input, output, slice } => {
-                    // One group, since a send waits for its receive.
-                    let mut status = (api.group_start)();
-                    for peer in 0..self.size {
-                        for call in [
-                            (api.send)(at(input, slice, peer), slice, BYTES, peer as i32, comm, stream),
-                            (api.receive)(at(output, slice, peer), slice, BYTES, peer as i32, comm, stream),
-                        ] {
-                            status = if status == SUCCESS { call } else { status };
-                        }
-                    }
-                    let end = (api.group_end)();
-                    if status == SUCCESS { end } else { status }
+                    let of = |buffer, peer| Message { address: at(buffer, slice, peer) as u64, bytes: slice, peer };
+                    let (sent, received) = (|peer| of(input, peer), |peer| of(output, peer));
+                    self.messages((0..self.size).map(sent), (0..self.size).map(received), comm, stream)
                 }
                 Collective::Broadcast { buffer, bytes, root } => {
                     let buffer = at(buffer, 0, 0);
                     (api.broadcast)(buffer, buffer, bytes, BYTES, root as i32, comm, stream)
                 }
+                Collective::Messages { send, receive } => self.messages(send, receive, comm, stream),
             }
         })
+    }
+
+    /// Enqueues messages as one group, since a send waits for its receive. Returns the first status that is not success.
+    ///
+    /// # Safety
+    /// As for [`NcclComm::enqueue`].
+    unsafe fn messages(
+        &self,
+        sent: impl IntoIterator<Item = Message>,
+        received: impl IntoIterator<Item = Message>,
+        comm: Handle,
+        stream: Handle,
+    ) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut statuses = vec![(self.api.group_start)()];
+            for Message { address, bytes, peer } in sent {
+                statuses.push((self.api.send)(address as *const c_void, bytes, BYTES, peer as i32, comm, stream));
+            }
+            for Message { address, bytes, peer } in received {
+                statuses.push((self.api.receive)(address as *mut c_void, bytes, BYTES, peer as i32, comm, stream));
+            }
+            statuses.push((self.api.group_end)());
+            statuses.into_iter().find(|&status| status != SUCCESS).unwrap_or(SUCCESS)
+        }
     }
 }
 

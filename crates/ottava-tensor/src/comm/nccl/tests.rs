@@ -135,7 +135,7 @@ fn overlap(comm: &Group, device: &Device) -> Result<()> {
 fn rank_process() {
     let Some(comm) = join_as_child() else { return };
     println!("joined");
-    let gpu = CudaDevice::open(comm.rank()).unwrap();
+    let gpu = own_gpu(&comm);
     let before = gpu.usable_memory();
     let comm = comm.with_gpu(&gpu, 5).unwrap();
     println!("NCCL holds {} MiB", (before - gpu.usable_memory()) >> 20);
@@ -152,13 +152,25 @@ fn rank_process() {
     println!("equal");
 }
 
-#[test]
-fn collectives_of_two_gpus_equal_those_of_the_cpu() {
+/// The GPU of this rank.
+fn own_gpu(group: &Group) -> Arc<CudaDevice> {
+    CudaDevice::open(group.rank()).unwrap()
+}
+
+/// Whether there are two GPUs; if not, says so, or fails where they are required.
+fn has_two_gpus() -> bool {
     let gpus = CudaDevice::count().unwrap_or(0);
     if gpus < 2 {
         let required = env::var("OTTAVA_REQUIRE_GPUS").is_ok_and(|gpus| gpus.trim() >= "2");
         assert!(!required, "{gpus} GPUs are visible");
         eprintln!("skipped: {gpus} GPUs are visible");
+    }
+    gpus >= 2
+}
+
+#[test]
+fn collectives_of_two_gpus_equal_those_of_the_cpu() {
+    if !has_two_gpus() {
         return;
     }
     let mut ranks = Rank::group("comm::nccl::tests::rank_process", 2, &[]);
@@ -168,6 +180,121 @@ fn collectives_of_two_gpus_equal_those_of_the_cpu() {
     for process in &mut ranks {
         process.line("equal");
         assert!(process.0.wait().unwrap().success());
+    }
+}
+
+/// Each kind of message of two ranks, of which rank 0 sends first, and a collective; what each gives this rank.
+fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
+    let other = 1 - group.rank();
+    let into = || Tensor::empty(x.device(), &[x.len()], x.dtype());
+    let sent = match group.rank() {
+        0 => group.send("there", other, x)?,
+        _ => group.receive("there", other, into()?)?,
+    };
+    let exchanged = group.exchange("both", other, x, other, into()?)?;
+    let back = match group.rank() {
+        0 => group.receive("back", other, into()?)?,
+        _ => group.send("back", other, x)?,
+    };
+    let sum = group.all_reduce("sum", Reduce::Sum, x.duplicate()?)?;
+    [sent, exchanged, back, sum].into_iter().map(Pending::wait).collect()
+}
+
+/// Messages in a split of two ranks in the other order, eager, and captured and replayed with other inputs, against the CPU's.
+fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
+    let device = Device::Cuda(gpu.clone());
+    let group = world.split("reversed", 0, 1 - world.rank())?;
+    assert_eq!(group.ranks(), [1, 0]);
+    let early = tensor(1, |_| 1.0f32).to_device(&device)?;
+    let captured = Graph::capture(gpu, || group.all_reduce("sum", Reduce::Sum, early.duplicate()?)?.wait().map(drop));
+    let message = captured.err().expect("the communicator is not made yet").to_string();
+    assert!(message.contains("group `reversed` must send tensors of GPUs once"), "{message}");
+    for len in SLICES {
+        let input = |round| tensor(len, |i| bf16::from_f32(value(world.rank(), round, i)));
+        let mut x = input(0).to_device(&device)?;
+        let compare = |what: &str, round, on_gpu: &[Tensor]| -> Result<()> {
+            for (on_cpu, on_gpu) in exchange_all(&group, &input(round))?.iter().zip(on_gpu) {
+                expect_equal(what, len, on_cpu, on_gpu);
+            }
+            Ok(())
+        };
+        compare("eager", 0, &exchange_all(&group, &x)?)?;
+        let mut outputs = Vec::new();
+        let mut graph = Graph::capture(gpu, || -> Result<()> {
+            outputs = exchange_all(&group, &x)?;
+            Ok(())
+        })?;
+        for round in 1..=REPLAYS {
+            x.write_bytes(&input(round).read_bytes()?)?;
+            graph.replay()?;
+            compare(&format!("replay {round}"), round, &outputs)?;
+        }
+        world.compare_gpu_calls("a length")?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "started by messages_in_a_split_of_two_gpus_equal_those_of_the_cpu"]
+fn message_process() {
+    let Some(world) = join_as_child() else { return };
+    println!("joined");
+    let gpu = own_gpu(&world);
+    let world = world.with_gpu(&gpu, 5).unwrap();
+    compare_messages(&world, &gpu).unwrap();
+    world.finish().unwrap();
+    println!("equal");
+}
+
+#[test]
+fn messages_in_a_split_of_two_gpus_equal_those_of_the_cpu() {
+    if !has_two_gpus() {
+        return;
+    }
+    for process in &mut Rank::group("comm::nccl::tests::message_process", 2, &[]) {
+        process.line("equal");
+        assert!(process.0.wait().unwrap().success());
+    }
+}
+
+/// Rank 1 sleeps, and lives, where rank 0 waits for its GPU, and that for a message of rank 1.
+#[test]
+#[ignore = "started by a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline"]
+fn late_process() {
+    let Some(world) = join_as_child() else { return };
+    println!("joined");
+    let gpu = own_gpu(&world);
+    let world = world.with_gpu(&gpu, 5).unwrap();
+    let pair = world.split("pair", 0, 0).unwrap();
+    let x = tensor(1, |_| 1.0f32).to_device(&Device::Cuda(gpu.clone())).unwrap();
+    pair.exchange("first", 1 - pair.rank(), &x, 1 - pair.rank(), x.duplicate().unwrap()).unwrap().wait().unwrap();
+    gpu.synchronize().unwrap();
+    world.barrier("ready").unwrap();
+    println!("ready");
+    if world.rank() == 1 {
+        std::thread::sleep(std::time::Duration::from_secs(60));
+    }
+    let late = pair.receive("second", 1, x).unwrap();
+    drop(late);
+    gpu.synchronize().unwrap();
+}
+
+#[test]
+fn a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline() {
+    if !has_two_gpus() {
+        return;
+    }
+    let mut ranks = Rank::group("comm::nccl::tests::late_process", 2, &[]);
+    ranks.iter_mut().for_each(|process| drop(process.line("ready")));
+    let began = std::time::Instant::now();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        assert_eq!(process.0.wait().unwrap().code(), Some(5), "rank {rank}");
+        // Three seconds for the GPU and two for the main thread, and the steps in which the watch looks.
+        assert!(began.elapsed() < std::time::Duration::from_secs(15), "rank {rank}: {:?}", began.elapsed());
+        let message = process.errors();
+        assert!(message.contains("error: rank 0 (pid ") && message.contains(") has waited "), "{message}");
+        let call = "for its GPU after GPU, group `pair`: receive `second` of 1 float32 from rank 1";
+        assert!(message.contains(call), "{message}");
     }
 }
 

@@ -4,13 +4,16 @@ use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
 use super::rendezvous::{Rendezvous, STOPPED, introduce};
 use super::server::NOTICE;
-use super::wire::{Hello, decode_fault, encode_call, encode_fault};
-use crate::comm::Group;
+use super::wire::{CallHead, Hello, decode_fault, encode_call, encode_fault};
 use crate::comm::call::Call;
 use crate::comm::combine::Bytes;
+use crate::comm::endpoint::Endpoint;
 use crate::comm::fault::Fault;
-use crate::comm::hub::{Observer, Reply};
+use crate::comm::group::Group;
+use crate::comm::hub::Observer;
 use crate::comm::link::{Link, Reporter};
+use crate::comm::members::Members;
+use crate::comm::round::Reply;
 use crate::error::{Error, RankFault, Result};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -35,6 +38,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Calls {
+    /// Requests so far.
+    requests: u64,
     /// Those without an answer, by number.
     open: BTreeMap<u64, Sender<Reply>>,
     fault: Option<Fault>,
@@ -50,20 +55,23 @@ impl Open {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a call; after a fault it is answered at once, and the result is false.
-    fn add(&self, number: u64, answer: Sender<Reply>) -> bool {
+    /// Adds a request and returns its number; after a fault it is answered at once, and has none.
+    fn add(&self, answer: Sender<Reply>) -> Option<u64> {
         let mut state = self.lock();
-        match &state.fault {
+        if let Some(fault) = &state.fault {
             // The receiver is the caller's.
-            Some(fault) => drop(answer.send(Err(fault.clone()))),
-            None => drop(state.open.insert(number, answer)),
+            let _ = answer.send(Err(fault.clone()));
+            return None;
         }
-        state.fault.is_none()
+        state.requests += 1;
+        let request = state.requests;
+        state.open.insert(request, answer);
+        Some(request)
     }
 
     /// Nobody receives the answer of a dropped `Pending`.
-    fn answer(&self, number: u64, bytes: Bytes) {
-        let answer = self.lock().open.remove(&number);
+    fn answer(&self, request: u64, bytes: Bytes) {
+        let answer = self.lock().open.remove(&request);
         drop(answer.map(|answer| answer.send(Ok(bytes))));
     }
 
@@ -107,12 +115,13 @@ impl Reporter for Mutex<Sender<Outgoing>> {
 }
 
 impl Link for Client {
-    fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+    fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
         let (answer, reply) = channel();
-        if self.open.add(number, answer) {
+        if let Some(request) = self.open.add(answer) {
             let range = 0..bytes.len();
             let data = Some((Arc::new(bytes), range));
-            self.connection.send(Outgoing { kind: Kind::Call, head: encode_call(number, &call), data });
+            let head = encode_call(&CallHead { request, group: group.id, number, call });
+            self.connection.send(Outgoing { kind: Kind::Call, head, data });
         }
         reply
     }
@@ -143,9 +152,9 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let handle = move |event, _: &Sender<Outgoing>| {
         let fault = match event {
             Event::Message(Kind::Result, body) => match Fields(&body).number() {
-                Some(number) => {
+                Some(request) => {
                     let range = size_of::<u64>()..body.len();
-                    return calls.answer(number, Bytes { all: Arc::new(body), range });
+                    return calls.answer(request, Bytes { all: Arc::new(body), range });
                 }
                 None => None,
             },
@@ -194,7 +203,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
         }
     };
     decision.map_err(failed)?;
-    Ok(Group::new(rank, size, Box::new(Client { open, connection }), limits))
+    Ok(Group::world(Endpoint::new(rank, size, Box::new(Client { open, connection }), limits)))
 }
 
 /// A connection to rank 0 that both sides have proved, and rank 0's process. Tries again while rank 0 does not listen yet.

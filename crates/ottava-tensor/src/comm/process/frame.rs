@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 /// Starts each header, with the version of this protocol at its end.
-const MAGIC: [u8; 7] = *b"OTVCMM\x02";
+const MAGIC: [u8; 7] = *b"OTVCMM\x03";
 
 /// Bytes of a header: magic, kind, length of the body.
 const HEADER: usize = MAGIC.len() + 1 + 8;
@@ -34,11 +34,11 @@ pub(super) enum Kind {
     Refused,
     /// The sender is alive; the body counts its reports of progress.
     Heartbeat,
-    /// A collective of the sender.
+    /// A call of the sender.
     Call,
-    /// The result of a collective.
+    /// The result of a call.
     Result,
-    /// The group has failed.
+    /// The job has failed.
     Fault,
     /// A rank was asked to stop.
     Stop,

@@ -17,7 +17,7 @@ pub(super) mod wire;
 pub use auth::random_bytes;
 pub use rendezvous::{Rendezvous, Supervisor, Unsupervised};
 
-use super::Group;
+use super::group::Group;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 

@@ -3,12 +3,15 @@
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
 use super::rendezvous::{Rendezvous, STOPPED, accept};
-use super::wire::{Hello, decode_call, decode_fault, encode_fault};
-use crate::comm::Group;
+use super::wire::{CallHead, Hello, decode_call, decode_fault, encode_fault};
 use crate::comm::call::Call;
+use crate::comm::endpoint::Endpoint;
 use crate::comm::fault::{Fault, list_ranks};
-use crate::comm::hub::{Hub, Observer, Reply};
+use crate::comm::group::Group;
+use crate::comm::hub::{Hub, Observer};
 use crate::comm::link::{Link, Reporter};
+use crate::comm::members::Members;
+use crate::comm::round::{Arrival, Reply};
 use crate::comm::threads::Local;
 use crate::error::{Error, RankFault, Result};
 use std::collections::BTreeMap;
@@ -41,8 +44,8 @@ struct Server {
 }
 
 impl Link for Server {
-    fn start(&self, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
-        self.local.start(number, call, bytes)
+    fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply> {
+        self.local.start(group, number, call, bytes)
     }
 
     fn observe(&self, observer: Observer) {
@@ -93,7 +96,7 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<G
     match result {
         Ok(()) => {
             server.local.hub.enforce(rendezvous.limits.collective);
-            Ok(Group::new(0, rendezvous.size, Box::new(server), rendezvous.limits))
+            Ok(Group::world(Endpoint::new(0, rendezvous.size, Box::new(server), rendezvous.limits)))
         }
         Err(message) => Err(Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() }),
     }
@@ -246,17 +249,17 @@ fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgo
         Kind::Stop => hub.stop(),
         Kind::Fault => hub.fail(decode_fault(body)?),
         Kind::Call => {
-            let (number, call, bytes) = decode_call(body)?;
+            let (CallHead { request, group, number, call }, bytes) = decode_call(body)?;
             let queue = queue.clone();
             // A fault is sent to all ranks by the observers.
             let answer = move |reply: Reply| {
                 if let Ok(bytes) = reply {
                     let data = Some((bytes.all, bytes.range));
                     // If the rank is gone, its reader has said so.
-                    let _ = queue.send(Outgoing { kind: Kind::Result, head: number.to_le_bytes().to_vec(), data });
+                    let _ = queue.send(Outgoing { kind: Kind::Result, head: request.to_le_bytes().to_vec(), data });
                 }
             };
-            hub.submit(rank, number, call, bytes, Box::new(answer));
+            hub.submit(Arrival { rank, call, bytes, sink: Box::new(answer) }, group, number);
         }
         _ => return None,
     }

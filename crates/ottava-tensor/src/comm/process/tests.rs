@@ -1,8 +1,8 @@
 //! Rendezvous and faults of TCP ranks: strangers, wrong secrets, missing, dead and stopped ranks.
 
 use super::*;
-use crate::comm::Limits;
 use crate::comm::tests::on_ranks;
+use crate::comm::{Group, Limits};
 use crate::error::RankFault;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -253,7 +253,7 @@ fn another_secret_is_refused() {
 fn strangers_do_not_disturb_the_group() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x02\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
+    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x03\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
     let noisy = bodies.iter().map(|body| {
         let mut stream = TcpStream::connect(&address).unwrap();
         // Rank 0 may hang up before it has read everything.
@@ -280,16 +280,17 @@ fn strangers_do_not_disturb_the_group() {
 
 #[test]
 fn garbage_is_no_message() {
-    let header = |length: u64| [&b"OTVCMM\x02\x07"[..], &length.to_le_bytes()].concat();
+    let header = |length: u64| [&b"OTVCMM\x03\x07"[..], &length.to_le_bytes()].concat();
     let read = |bytes: &[u8]| frame::read(&mut &bytes[..], 100).map_err(|e| e.kind());
     use std::io::ErrorKind::{InvalidData, UnexpectedEof};
     assert_eq!(read(&[header(1), vec![5]].concat()), Ok((frame::Kind::Call, vec![5])));
     assert_eq!(read(&header(101)), Err(InvalidData));
     assert_eq!(read(&header(5)), Err(UnexpectedEof));
     assert_eq!(read(&[0; 16]), Err(InvalidData));
-    assert_eq!(read(&[&b"OTVCMM\x02\x63"[..], &[0; 8]].concat()), Err(InvalidData));
+    assert_eq!(read(&[&b"OTVCMM\x03\x63"[..], &[0; 8]].concat()), Err(InvalidData));
     // Cut or changed bodies are rejected or decoded, without a panic.
-    let call = wire::encode_call(3, &crate::comm::call::Call::control(crate::comm::call::Op::Barrier, "x"));
+    let call = crate::comm::call::Call::control(crate::comm::call::Op::Barrier, "x");
+    let call = wire::encode_call(&wire::CallHead { request: 3, group: 0, number: 2, call });
     for end in 0..call.len() {
         assert!(wire::decode_call(&call[..end]).is_none(), "{end}");
     }
@@ -327,16 +328,22 @@ pub(in crate::comm) fn join_as_child() -> Option<Group> {
     Some(comm.unwrap())
 }
 
-/// Runs in a separate process: joins and reduces until an error, which it prints.
+/// Runs in a separate process: joins and makes calls until an error, which it prints.
 #[test]
-#[ignore = "started by a_dead_or_stopped_process_is_named"]
+#[ignore = "started by the tests below"]
 fn rank_process() {
-    let Some(comm) = join_as_child() else { return };
+    let Some(world) = join_as_child() else { return };
+    let ring = world.split("ring", 0, 0).unwrap();
     println!("joined");
+    let [next, previous] = [1, ring.size() - 1].map(|step| (ring.rank() + step) % ring.size());
+    let x = || crate::Tensor::zeros(&crate::Device::Cpu, &[1000], crate::DType::F32).unwrap();
+    let call = || match env::var("OTTAVA_TEST_CALL").as_deref() {
+        Ok("exchange") => ring.exchange("keys", next, &x(), previous, x())?.wait().map(drop),
+        Ok("split") => ring.split("part", ring.rank(), 0).map(drop),
+        _ => world.all_reduce("grad norm", crate::comm::Reduce::Sum, x())?.wait().map(drop),
+    };
     let error = loop {
-        let x = crate::Tensor::zeros(&crate::Device::Cpu, &[1000], crate::DType::F32).unwrap();
-        let ended = comm.all_reduce("grad norm", crate::comm::Reduce::Sum, x).and_then(crate::comm::Pending::wait);
-        if let Err(error) = ended {
+        if let Err(error) = call() {
             break error;
         }
     };
@@ -419,6 +426,26 @@ fn a_dead_or_stopped_process_is_named() {
             assert!(sent.elapsed() < Duration::from_secs(10), "{signal} {lost}: {:?}", sent.elapsed());
             process.1.read_to_string(&mut String::new()).unwrap();
             assert!(process.0.wait().unwrap().success(), "rank {rank} ends by itself");
+        }
+    }
+}
+
+#[test]
+fn a_dead_or_stopped_process_ends_messages_and_splits() {
+    for (call, signal, how) in
+        [("exchange", "KILL", "ended"), ("exchange", "STOP", "sent nothing for 2s"), ("split", "KILL", "ended")]
+    {
+        let mut ranks = Rank::group("comm::process::tests::rank_process", 3, &[("OTTAVA_TEST_CALL", call)]);
+        let pid = ranks[1].0.id();
+        let sent = Instant::now();
+        assert!(Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status().unwrap().success());
+        for rank in [0, 2] {
+            let message = ranks[rank].line("error: ");
+            let expected = format!("rank 1 (pid {pid} on host ");
+            assert!(message.starts_with(&expected), "{call}, rank {rank}: {message}");
+            assert!(message.contains(&format!("{how} during ")), "{call}, rank {rank}: {message}");
+            assert!(message.contains(" of group `ring` (ranks 0 to 2)"), "{call}, rank {rank}: {message}");
+            assert!(sent.elapsed() < Duration::from_secs(10), "{call}: {:?}", sent.elapsed());
         }
     }
 }

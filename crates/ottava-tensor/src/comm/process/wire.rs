@@ -63,8 +63,20 @@ impl Hello {
     }
 }
 
+/// A call as its rank sends it to rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CallHead {
+    /// The answer has this number.
+    pub request: u64,
+    /// The number of the group.
+    pub group: u64,
+    /// The number of the call in its channel.
+    pub number: u64,
+    pub call: Call,
+}
+
 /// The head of a call's message, before the data.
-pub(super) fn encode_call(number: u64, call: &Call) -> Vec<u8> {
+pub(super) fn encode_call(CallHead { request, group, number, call }: &CallHead) -> Vec<u8> {
     let (op, argument) = match call.op {
         Op::AllGather => (0, 0),
         Op::ReduceScatter { output } => (1, u64::from(dtype_code(output))),
@@ -74,8 +86,11 @@ pub(super) fn encode_call(number: u64, call: &Call) -> Vec<u8> {
         Op::Broadcast { root } => (4, root as u64),
         Op::Barrier => (5, 0),
         Op::Agree => (6, 0),
+        Op::Split => (7, 0),
+        Op::Send { to } => (8, to as u64),
+        Op::Receive { from } => (9, from as u64),
     };
-    let mut body = number.to_le_bytes().to_vec();
+    let mut body: Vec<u8> = [request, group, number].into_iter().flat_map(|number| number.to_le_bytes()).collect();
     body.extend([op, call.dtype.map_or(NO_DTYPE, dtype_code)]);
     body.extend(argument.to_le_bytes());
     body.extend((call.elements as u64).to_le_bytes());
@@ -83,10 +98,11 @@ pub(super) fn encode_call(number: u64, call: &Call) -> Vec<u8> {
     body
 }
 
-/// The number, the call and its data.
-pub(super) fn decode_call(body: &[u8]) -> Option<(u64, Call, Vec<u8>)> {
+/// The head of a call and its data.
+pub(super) fn decode_call(body: &[u8]) -> Option<(CallHead, Vec<u8>)> {
     let mut fields = Fields(body);
-    let (number, op, dtype) = (fields.number()?, fields.byte()?, fields.byte()?);
+    let (request, group, number) = (fields.number()?, fields.number()?, fields.number()?);
+    let (op, dtype) = (fields.byte()?, fields.byte()?);
     let (argument, elements, name) = (fields.index()?, fields.index()?, fields.text()?);
     let op = match (op, argument) {
         (0, _) => Op::AllGather,
@@ -97,10 +113,14 @@ pub(super) fn decode_call(body: &[u8]) -> Option<(u64, Call, Vec<u8>)> {
         (4, root) => Op::Broadcast { root },
         (5, _) => Op::Barrier,
         (6, _) => Op::Agree,
+        (7, _) => Op::Split,
+        (8, to) => Op::Send { to },
+        (9, from) => Op::Receive { from },
         _ => return None,
     };
     let dtype = if dtype == NO_DTYPE { None } else { Some(*DTYPES.get(usize::from(dtype))?) };
-    Some((number, Call { op, name, dtype, elements }, fields.0.to_vec()))
+    let call = Call { op, name, dtype, elements };
+    Some((CallHead { request, group, number, call }, fields.0.to_vec()))
 }
 
 pub(super) fn encode_fault(fault: &Fault) -> Vec<u8> {

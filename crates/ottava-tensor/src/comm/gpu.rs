@@ -1,0 +1,29 @@
+//! A rank's GPU in a group.
+
+use crate::cuda::{CudaDevice, NcclComm};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The GPU of a rank, and its communicator in a group.
+///
+/// Each group has a communicator of its own, from a new id: `ncclCommSplit` needs all ranks of the parent, also those of groups that never
+/// send a tensor of a GPU. A rank enqueues the calls of all its communicators in one stream, in the order in which it makes them.
+pub(super) struct Gpu {
+    pub device: Arc<CudaDevice>,
+    /// `None` until the first call.
+    communicator: Mutex<Option<Arc<NcclComm>>>,
+}
+
+impl Gpu {
+    pub fn new(device: Arc<CudaDevice>) -> Gpu {
+        Gpu { device, communicator: Mutex::default() }
+    }
+
+    /// That of a group split off a group with this one.
+    pub fn of_split(&self) -> Gpu {
+        Gpu::new(self.device.clone())
+    }
+
+    pub fn communicator(&self) -> MutexGuard<'_, Option<Arc<NcclComm>>> {
+        self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

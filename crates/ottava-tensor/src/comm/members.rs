@@ -1,0 +1,87 @@
+//! Which ranks of a job are in a group, and how messages name them.
+
+use super::fault::list_ranks;
+use std::fmt;
+
+/// The ranks of a group. Ranks are numbered as in the job, here and in all messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Members {
+    /// The number of the group in its job; 0 for the group of all ranks.
+    pub id: u64,
+    pub name: String,
+    /// In the order of the group.
+    pub ranks: Vec<usize>,
+}
+
+impl Members {
+    /// The group of all ranks of a job.
+    pub fn world(size: usize) -> Members {
+        Members { id: 0, name: "world".into(), ranks: (0..size).collect() }
+    }
+
+    /// The rank in the group of a rank of the job.
+    pub fn place(&self, rank: usize) -> Option<usize> {
+        self.ranks.iter().position(|&member| member == rank)
+    }
+
+    /// The groups of a split in which member `i` gives `places[i]`, a colour and a key: by colour, each in the order of keys and then of this
+    /// group.
+    pub fn divide(&self, places: &[(usize, usize)]) -> Vec<Vec<usize>> {
+        let mut sorted: Vec<_> = places.iter().copied().zip(self.ranks.iter().copied()).collect();
+        sorted.sort_by_key(|&(place, _)| place);
+        let groups = sorted.chunk_by(|(a, _), (b, _)| a.0 == b.0);
+        groups.map(|group| group.iter().map(|&(_, rank)| rank).collect()).collect()
+    }
+
+    /// What the hub tells a member: number and ranks.
+    pub fn encode(&self) -> Vec<u8> {
+        encode([self.id].into_iter().chain(self.ranks.iter().map(|&rank| rank as u64)))
+    }
+
+    /// The group that the hub calls so; `None` for another message.
+    pub fn decode(name: &str, bytes: &[u8]) -> Option<Members> {
+        let mut numbers = decode(bytes);
+        let id = numbers.next()?;
+        Some(Members { id, name: name.into(), ranks: numbers.map(|rank| rank as usize).collect() })
+    }
+}
+
+/// What a rank sends for a split: its colour and key.
+pub(super) fn encode_place((colour, key): (usize, usize)) -> Vec<u8> {
+    encode([colour as u64, key as u64])
+}
+
+/// The colour and key of a message whose length was checked.
+pub(super) fn decode_place(bytes: &[u8]) -> (usize, usize) {
+    let mut numbers = decode(bytes).map(|number| number as usize);
+    numbers.next().zip(numbers.next()).expect("two numbers")
+}
+
+fn encode(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    numbers.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+fn decode(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(size_of::<u64>()).map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")))
+}
+
+impl fmt::Display for Members {
+    /// " of group `tensor` (ranks 4 to 7)", to follow the number of a call; nothing for the group of all ranks.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.id == 0 { Ok(()) } else { write!(f, " of group `{}` ({})", self.name, list_ranks(&self.ranks)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_orders_ranks_by_key_and_then_by_rank() {
+        let group = Members { id: 7, name: "even".into(), ranks: vec![0, 2, 4, 6, 8] };
+        assert_eq!(group.divide(&[(1, 5), (0, 0), (1, 2), (1, 5), (0, 0)]), [vec![2, 8], vec![4, 0, 6]]);
+        assert_eq!(group.place(6), Some(3));
+        assert_eq!(group.to_string(), " of group `even` (ranks 0, 2, 4, 6, 8)");
+        assert_eq!(Members::world(3).to_string(), "");
+    }
+}

@@ -1,0 +1,76 @@
+//! One call of all ranks of a channel, while some have not come.
+
+use super::call::{Call, Channel, Op};
+use super::combine::Bytes;
+use super::fault::Fault;
+use super::members::Members;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The answer to a call.
+pub(super) type Reply = Result<Bytes, Fault>;
+
+/// Delivers an answer. Called with the hub locked, so it must neither block nor call the hub.
+pub(super) type Sink = Box<dyn FnOnce(Reply) + Send>;
+
+/// A call of a rank, with the bytes that it contributes and the way of its answer.
+pub(super) struct Arrival {
+    pub rank: usize,
+    pub call: Call,
+    pub bytes: Vec<u8>,
+    pub sink: Sink,
+}
+
+/// One call of all ranks of a channel.
+pub(super) struct Round {
+    pub group: Arc<Members>,
+    pub number: u64,
+    /// The ranks of the channel.
+    ranks: Vec<usize>,
+    /// When the first rank came.
+    pub began: Instant,
+    /// By place among `ranks`.
+    pub arrivals: Vec<Option<Arrival>>,
+}
+
+impl Round {
+    pub fn new(channel: Channel, number: u64, group: Arc<Members>) -> Round {
+        let ranks = channel.pair.map_or_else(|| group.ranks.clone(), |(from, to)| vec![from, to]);
+        let arrivals = ranks.iter().map(|_| None).collect();
+        Round { group, number, ranks, began: Instant::now(), arrivals }
+    }
+
+    pub fn add(&mut self, arrival: Arrival) {
+        let place = self.ranks.iter().position(|&rank| rank == arrival.rank).expect("a rank of the channel");
+        self.arrivals[place] = Some(arrival);
+    }
+
+    pub fn came(&self) -> impl Iterator<Item = &Arrival> {
+        self.arrivals.iter().flatten()
+    }
+
+    pub fn missing(&self) -> impl Iterator<Item = usize> {
+        self.ranks.iter().zip(&self.arrivals).filter(|(_, arrival)| arrival.is_none()).map(|(&rank, _)| rank)
+    }
+
+    /// Whether `rank` has come, and can do nothing before the others have: a sender can.
+    pub fn holds(&self, rank: usize) -> bool {
+        self.came().any(|arrival| arrival.rank == rank && !matches!(arrival.call.op, Op::Send { .. }))
+    }
+
+    /// What is wrong with an arrival, if anything.
+    pub fn problem(&self, Arrival { rank, call, bytes, .. }: &Arrival) -> Option<String> {
+        let (number, group, sent) = (self.number, &self.group, bytes.len());
+        if let Some(expected) = call.sent_bytes(*rank, group.ranks.len()).filter(|&expected| expected != sent) {
+            return Some(format!("rank {rank} sends {sent} bytes for {call}, expected {expected}"));
+        }
+        if self.came().any(|other| other.rank == *rank) {
+            return Some(format!("rank {rank} calls {call} as number {number}{group}, which it has called before"));
+        }
+        let other = self.came().next().filter(|other| !call.fits(&other.call))?;
+        let (own, other) = ((rank, call), (&other.rank, &other.call));
+        let ((low, low_call), (high, high_call)) = if other.0 < own.0 { (other, own) } else { (own, other) };
+        let kind = if matches!(call.op, Op::Send { .. } | Op::Receive { .. }) { "message" } else { "collective" };
+        Some(format!("rank {high} calls {high_call} as its {kind} {number}{group}, rank {low} calls {low_call}"))
+    }
+}
