@@ -165,7 +165,8 @@ impl Contents {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
         let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
         let ranges = self.ranges.iter().map(|(info, range)| Snapshot::padded(range.len() * info.dtype.size()));
-        let (ranges, whole) = (ranges.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
+        let (ranges, whole) =
+            (ranges.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
         let others = (1..self.ranks).map(weights).max().unwrap_or(0);
         [weights(self.rank) + whole + ranges, others + ranges]
     }

@@ -136,26 +136,15 @@ impl Param {
         largest: &mut dyn FnMut(&str, Tensor) -> Result<Tensor>,
     ) -> Result<()> {
         let (device, elements) = (self.weights.device().clone(), self.slice());
-        let full = {
-            let _scope = device.scope(self.weights.scope_of_full());
-            let pieces = self.pieces(elements.clone());
-            match pieces.as_slice() {
-                [(shard, range)] => {
-                    let values = source.read(&self.shards[*shard].tensor, range.clone(), self.init)?;
-                    if values.device().same(&device) { values } else { values.to_device(&device)? }
-                }
-                _ => {
-                    let (mut full, mut at) = (Tensor::empty(&device, &[elements.len()], DType::F32)?, 0);
-                    for (shard, range) in pieces {
-                        let values = source.read(&self.shards[shard].tensor, range, self.init)?;
-                        let values = if values.device().same(&device) { values } else { values.to_device(&device)? };
-                        full.copy_from(at, &values)?;
-                        at += values.len();
-                    }
-                    full
-                }
-            }
-        };
+        let scope = device.scope(self.weights.scope_of_full());
+        let (mut full, mut at) = (Tensor::empty(&device, &[elements.len()], DType::F32)?, 0);
+        drop(scope);
+        for (shard, range) in self.pieces(elements) {
+            let values = source.read(&self.shards[shard].tensor, range, self.init)?;
+            let values = if values.device().same(&device) { values } else { values.to_device(&device)? };
+            full.copy_from(at, &values)?;
+            at += values.len();
+        }
         let full = into_shape(full, &self.update_shape())?;
         let amax = match self.weights.masters() {
             Masters::Float16 if self.slice.is_some() => {

@@ -9,7 +9,7 @@ use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_tensor::comm::{Comm, threads};
+use ottava_tensor::comm::{Group, threads};
 use ottava_tensor::{Device, Tensor};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl WeightSource for Counted {
 }
 
 /// A model with the storage formats of `level` on one of the ranks of `comm`, the optimizer, and the elements of matrices that were read.
-fn build(level: Level, zero: Zero, comm: Comm) -> (Decoder, AdamWOptimizer, Partition, usize) {
+fn build(level: Level, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Partition, usize) {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL });
     let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
@@ -47,7 +47,7 @@ fn build(level: Level, zero: Zero, comm: Comm) -> (Decoder, AdamWOptimizer, Part
 }
 
 /// Runs `work` on the ranks of a group of `size`, and returns its results in rank order.
-fn on_ranks<T: Send + 'static>(size: usize, work: impl Fn(Comm) -> T + Clone + Send + 'static) -> Vec<T> {
+fn on_ranks<T: Send + 'static>(size: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
     let ranks = threads::group(size).into_iter().map(|comm| {
         let work = work.clone();
         std::thread::spawn(move || work(comm))
@@ -74,7 +74,7 @@ fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, 
 fn slices_are_loaded_with_the_bits_of_the_whole() {
     for level in [Level::O0, Level::O1, Level::O2, Level::O3] {
         let whole: BTreeMap<_, _> = {
-            let (mut model, mut optimizer, ..) = build(level, Zero::Nothing, Comm::solo());
+            let (mut model, mut optimizer, ..) = build(level, Zero::Nothing, Group::solo());
             masters(&mut model, &mut optimizer).into_iter().map(|(name, _, bytes)| (name, bytes)).collect()
         };
         for (ranks, zero) in [(2, Zero::OptimizerStates), (3, Zero::Gradients), (4, Zero::Weights)] {
@@ -111,8 +111,7 @@ fn save(folder: &Path, ranks: usize, zero: Zero) -> Vec<Vec<String>> {
         let path = ranks.follow("a path", &path).unwrap();
         let joined = || CheckpointWriter::join(&RealFs, Path::new(&path), 1, &["training"]);
         let mut writer = begun.unwrap_or_else(joined);
-        let (contents, mut live) =
-            Contents::with_files_of(20_000, &mut model, &mut optimizer, &partition).unwrap();
+        let (contents, mut live) = Contents::with_files_of(20_000, &mut model, &mut optimizer, &partition).unwrap();
         let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?)).unwrap();
         live.gather_rest().unwrap();
         let files = writer.take_files();
