@@ -1,6 +1,6 @@
 //! The answer to a request for completions: one JSON object at the end, or a stream of events.
 
-use crate::choice::{Choice, Part};
+use crate::choice::{Choice, Delta};
 use crate::error::{ApiError, Result, json_body};
 use crate::metrics::Timer;
 use crate::params::Params;
@@ -22,10 +22,10 @@ pub trait Form: Send + Sync + 'static {
     const NAMES: [&'static str; 3];
 
     /// A choice of a whole answer.
-    fn choice(&mut self, served: &Served, index: usize, part: Part) -> Result<Value>;
+    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value>;
 
     /// A choice of a piece of one.
-    fn piece(&mut self, served: &Served, index: usize, part: Part) -> Result<Value>;
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value>;
 
     /// The pieces before all others.
     fn first(&self, _choices: usize) -> Vec<Value> {

@@ -2,7 +2,7 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::Body;
-use crate::choice::{Choice, Part};
+use crate::choice::{Choice, Delta};
 use crate::error::{ApiError, Result};
 use crate::logprobs::entry;
 use crate::metrics::Timer;
@@ -148,7 +148,7 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
 }
 
 impl Messages {
-    fn logprobs(&self, served: &Served, part: &Part) -> Result<Value> {
+    fn logprobs(&self, served: &Served, part: &Delta) -> Result<Value> {
         if !self.logprobs {
             return Ok(Value::Null);
         }
@@ -161,13 +161,13 @@ impl Messages {
 impl Form for Messages {
     const NAMES: [&'static str; 3] = ["chat.completion", "chat.completion.chunk", "chatcmpl"];
 
-    fn choice(&mut self, served: &Served, index: usize, part: Part) -> Result<Value> {
+    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         let logprobs = self.logprobs(served, &part)?;
         let message = json!({"role": "assistant", "content": part.text});
         Ok(json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": part.finish}))
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Part) -> Result<Value> {
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         let logprobs = self.logprobs(served, &part)?;
         let delta = if part.text.is_empty() { json!({}) } else { json!({"content": part.text}) };
         Ok(json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": part.finish}))

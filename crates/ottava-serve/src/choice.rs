@@ -13,12 +13,12 @@ pub struct Choice {
     /// Whether tokens are left out: for a request for only the prompt's log-probabilities, the engine draws one token.
     silent: bool,
     finished: bool,
-    part: Part,
+    part: Delta,
 }
 
 /// The part of a completion since the last call of `take`.
 #[derive(Default)]
-pub struct Part {
+pub struct Delta {
     pub text: String,
     /// Log-probabilities of the prompt's tokens; `None` for the first, which has no predecessor.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
@@ -28,7 +28,7 @@ pub struct Part {
     pub finish: Option<&'static str>,
 }
 
-impl Part {
+impl Delta {
     /// Whether there is something to tell.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.prompt_logprobs.is_none() && self.logprobs.is_empty() && self.finish.is_none()
@@ -38,7 +38,7 @@ impl Part {
 impl Choice {
     /// A completion without tokens, whose text starts with `text`.
     pub fn new(params: &Params, text: String, silent: bool) -> Choice {
-        let part = Part { text, ..Part::default() };
+        let part = Delta { text, ..Delta::default() };
         Choice { stream: TextStream::new(params.stops.clone()), tokens: 0, silent, finished: false, part }
     }
 
@@ -89,7 +89,7 @@ impl Choice {
     }
 
     /// The part since the last call.
-    pub fn take(&mut self) -> Part {
+    pub fn take(&mut self) -> Delta {
         std::mem::take(&mut self.part)
     }
 }

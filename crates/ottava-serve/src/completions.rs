@@ -2,7 +2,7 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::{Body, Prompt};
-use crate::choice::{Choice, Part};
+use crate::choice::{Choice, Delta};
 use crate::error::{ApiError, Result};
 use crate::logprobs::{Lists, Offsets, of_prompt};
 use crate::metrics::Timer;
@@ -94,7 +94,7 @@ async fn prompts(served: &Arc<Served>, prompt: Prompt, special: bool) -> Result<
 impl Form for Texts {
     const NAMES: [&'static str; 3] = ["text_completion", "text_completion", "cmpl"];
 
-    fn choice(&mut self, served: &Served, index: usize, part: Part) -> Result<Value> {
+    fn choice(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         let tokenizer = &served.tokenizer;
         let offsets = &mut self.offsets[index];
         let mut lists = Lists::default();
@@ -121,7 +121,7 @@ impl Form for Texts {
         Ok(choice)
     }
 
-    fn piece(&mut self, served: &Served, index: usize, part: Part) -> Result<Value> {
+    fn piece(&mut self, served: &Served, index: usize, part: Delta) -> Result<Value> {
         self.choice(served, index, part)
     }
 }

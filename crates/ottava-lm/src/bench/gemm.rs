@@ -3,7 +3,7 @@
 use super::shapes::expect_positive;
 use crate::error::Result;
 use crate::models::{Decoder, DecoderConfig};
-use crate::recipe::{Cast, Casts, Precision, ProductPrecision, Recipe, RecipeName};
+use crate::recipe::{Cast, LinearCasts, Precision, ProductPrecision, Recipe, RecipeName};
 use ottava_tensor::bench::{Operands, Product, Rates, gemm_milliseconds};
 use ottava_tensor::ops::{Accumulation, real_type};
 use ottava_tensor::{DType, Device};
@@ -43,7 +43,7 @@ pub(super) fn operands(recipe: &Recipe) -> Operands {
     let of = |cast: Cast| (cast.format, cast.granularity);
     match recipe.casts {
         None => Operands::Plain(recipe.compute),
-        Some(Casts { input, weight, grad_output }) => {
+        Some(LinearCasts { input, weight, grad_output }) => {
             Operands::Fp8 { input: of(input), weight: of(weight), grad_output: of(grad_output) }
         }
     }

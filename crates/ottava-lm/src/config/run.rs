@@ -6,7 +6,7 @@ use super::lora::LoraConfig;
 use super::memory::{MemoryConfig, OptimizerConfig};
 use super::parallel::ParallelConfig;
 use crate::data::source::{Documents, SourceOptions, formatting};
-use crate::data::{ExcessLength, Formatting, Layout, Packing};
+use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
 use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
@@ -503,13 +503,13 @@ impl RunConfig {
     }
 
     /// Packing and length of rows. An unresolved `auto` means one stream of documents.
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> RowLayout {
         let packing = match self.data.packing {
             Packing::Auto => Packing::Wrapped,
             packing => packing,
         };
         let document_mask = self.data.document_mask.unwrap_or(packing != Packing::Wrapped);
-        Layout { seq_len: self.data.max_length, packing, document_mask }
+        RowLayout { seq_len: self.data.max_length, packing, document_mask }
     }
 
     /// The folder of prepared tokens.

@@ -1,6 +1,6 @@
 //! Batches for training.
 //!
-//! Rows are cut from one endless stream of documents, or each holds whole documents ([`Layout`]); the order is another in each epoch. A
+//! Rows are cut from one endless stream of documents, or each holds whole documents ([`RowLayout`]); the order is another in each epoch. A
 //! row of `seq_len + 1` tokens of the stream gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row starts with the
 //! last token of this one, so every token is a target exactly once. Of a whole document, every token but the last is an input.
 
@@ -10,7 +10,7 @@ use ottava_tensor::ops::IGNORE_INDEX;
 use serde::{Deserialize, Serialize};
 
 use super::order::{Permutation, Split};
-use super::packing::{Layout, Packing, Window};
+use super::packing::{Packing, RowLayout, Window};
 use super::shards::TokenDataset;
 use crate::{Error, Result};
 
@@ -80,7 +80,7 @@ impl LoaderState {
 pub struct BatchLoader {
     dataset: Arc<TokenDataset>,
     split: Split,
-    layout: Layout,
+    layout: RowLayout,
     shard: Shard,
     cursor: Cursor,
 }
@@ -97,7 +97,7 @@ impl BatchLoader {
     pub fn new(
         dataset: Arc<TokenDataset>,
         split: Split,
-        layout: Layout,
+        layout: RowLayout,
         state: LoaderState,
         shard: Shard,
     ) -> Result<BatchLoader> {
@@ -182,7 +182,7 @@ impl BatchLoader {
 /// Appends a row of whole documents to `batch`, padded to its end with inputs that are no targets.
 pub(super) fn whole_documents(
     dataset: &TokenDataset,
-    layout: &Layout,
+    layout: &RowLayout,
     documents: &[u64],
     batch: &mut Batch,
 ) -> Result<()> {
@@ -213,7 +213,7 @@ struct WholeDocuments {
 }
 
 /// The window that begins at the document of `state`.
-fn window(layout: &Layout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Window {
+fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Window {
     let LoaderState { seed, epoch, document, .. } = state;
     let order = Permutation::new(split.train_len(), seed, epoch);
     Window::new(layout, dataset, |place| split.train(order.get(place)), split.train_len(), (seed, epoch, document))
@@ -221,7 +221,7 @@ fn window(layout: &Layout, dataset: &TokenDataset, split: &Split, state: LoaderS
 
 impl WholeDocuments {
     /// The documents of the next row.
-    fn next_row(&mut self, layout: &Layout, dataset: &TokenDataset, split: &Split) -> Vec<u64> {
+    fn next_row(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Vec<u64> {
         let row = self.window.row(self.state.offset).to_vec();
         self.state.offset += 1;
         self.skip_empty(layout, dataset, split);
@@ -229,7 +229,7 @@ impl WholeDocuments {
     }
 
     /// Goes on to the next window that has rows, from the end of one or from one that has none. An epoch always has rows.
-    fn skip_empty(&mut self, layout: &Layout, dataset: &TokenDataset, split: &Split) {
+    fn skip_empty(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) {
         while self.state.offset == self.window.len() {
             self.state.offset = 0;
             self.state.document = self.window.end;
@@ -321,7 +321,7 @@ pub fn validation_bytes(dataset: &TokenDataset, split: &Split) -> u64 {
 }
 
 /// Rows of one epoch of training; a part of a row counts as a part.
-pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &Layout, seed: u64) -> f64 {
+pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: u64) -> f64 {
     if layout.packing == Packing::Wrapped {
         return (dataset.total_tokens() - validation_tokens(dataset, split)) as f64 / layout.seq_len as f64;
     }
@@ -338,7 +338,7 @@ pub fn train_rows(dataset: &TokenDataset, split: &Split, layout: &Layout, seed: 
 pub fn whole_validation(
     dataset: Arc<TokenDataset>,
     split: Split,
-    layout: Layout,
+    layout: RowLayout,
     rows: usize,
 ) -> impl ExactSizeIterator<Item = Result<Batch>> {
     let documents = |place| split.validation(place);

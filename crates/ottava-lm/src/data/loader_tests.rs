@@ -16,7 +16,7 @@ pub(in crate::data) fn dataset(documents: usize) -> Arc<TokenDataset> {
 }
 
 fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: Shard) -> BatchLoader {
-    BatchLoader::new(dataset.clone(), split, Layout::wrapped(16), state, shard).unwrap()
+    BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, shard).unwrap()
 }
 
 /// The documents of `split` in training order, for two epochs, straight from the definition.
@@ -33,7 +33,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     let expected = stream(&dataset, &split, 9);
-    let epoch_tokens = (train_rows(&dataset, &split, &Layout::wrapped(16), 9) * 16.0) as usize;
+    let epoch_tokens = (train_rows(&dataset, &split, &RowLayout::wrapped(16), 9) * 16.0) as usize;
     let mut loader = loader(&dataset, split, LoaderState::start(9), Shard::WHOLE);
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while inputs.len() < epoch_tokens * 2 {
@@ -99,11 +99,11 @@ fn ranks_share_the_rows_of_one_process() {
 }
 
 /// Each way to make rows, with and without the edges of documents.
-const LAYOUTS: [Layout; 4] = [
-    Layout { seq_len: 16, packing: Packing::Wrapped, document_mask: false },
-    Layout { seq_len: 16, packing: Packing::Wrapped, document_mask: true },
-    Layout { seq_len: 16, packing: Packing::Bfd, document_mask: true },
-    Layout { seq_len: 16, packing: Packing::None, document_mask: false },
+const LAYOUTS: [RowLayout; 4] = [
+    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false },
+    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: true },
+    RowLayout { seq_len: 16, packing: Packing::Bfd, document_mask: true },
+    RowLayout { seq_len: 16, packing: Packing::None, document_mask: false },
 ];
 
 /// The lengths of the documents of one row of 16 tokens.
@@ -121,7 +121,7 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     for packing in [Packing::Bfd, Packing::None] {
-        let layout = Layout { seq_len: 16, packing, document_mask: true };
+        let layout = RowLayout { seq_len: 16, packing, document_mask: true };
         let rows = train_rows(&dataset, &split, &layout, 9) as usize;
         let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(9), Shard::WHOLE).unwrap();
         let mut epochs = Vec::new();
@@ -161,7 +161,7 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
         }
         assert!(packing == Packing::None || rows < 35, "{rows} rows of 35 documents");
     }
-    let stream = Layout { document_mask: true, ..Layout::wrapped(16) };
+    let stream = RowLayout { document_mask: true, ..RowLayout::wrapped(16) };
     let most = stream.max_documents(&dataset, &split).unwrap();
     let mut loader = BatchLoader::new(dataset.clone(), split, stream, LoaderState::start(9), Shard::WHOLE).unwrap();
     for _ in 0..100 {
@@ -174,13 +174,13 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
 fn long_documents_are_counted_or_refused() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
-    let layout = Layout { packing: Packing::Bfd, ..Layout::wrapped(12) };
+    let layout = RowLayout { packing: Packing::Bfd, ..RowLayout::wrapped(12) };
     let long = (0..35).filter(|&i| dataset.document_len(split.train(i)) > 13).count() as u64;
     assert!(long > 0);
     assert_eq!(layout.check(&dataset, &split, ExcessLength::Truncate).unwrap().truncated, long);
     let error = layout.check(&dataset, &split, ExcessLength::Raise).unwrap_err().to_string();
     assert!(error.contains("`data.max_length` is 12"), "{error}");
-    let layout = Layout { seq_len: 100, ..layout };
+    let layout = RowLayout { seq_len: 100, ..layout };
     assert_eq!(layout.check(&dataset, &split, ExcessLength::Raise).unwrap().truncated, 0);
 }
 
@@ -188,7 +188,7 @@ fn long_documents_are_counted_or_refused() {
 fn packed_validation_predicts_every_token_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 12.0).unwrap();
-    let layout = Layout { seq_len: 32, packing: Packing::Bfd, document_mask: true };
+    let layout = RowLayout { seq_len: 32, packing: Packing::Bfd, document_mask: true };
     let batches: Vec<Batch> = whole_validation(dataset.clone(), split, layout, 3).map(Result::unwrap).collect();
     let mut targets: Vec<i32> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();
     targets.retain(|&target| target != IGNORE_INDEX);
@@ -211,7 +211,8 @@ fn a_place_that_does_not_exist_is_an_error() {
     let split = Split::new(10, 2.0).unwrap();
     for (document, offset) in [(8, 0), (u64::MAX, 0), (0, 1000), (0, u64::MAX)] {
         let state = LoaderState { seed: 1, epoch: 0, document, offset };
-        let error = BatchLoader::new(dataset.clone(), split, Layout::wrapped(16), state, Shard::WHOLE).err().unwrap();
+        let error =
+            BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, Shard::WHOLE).err().unwrap();
         assert!(matches!(&error, Error::Checkpoint(text) if text.contains("does not exist among 8 documents")));
     }
 }

@@ -24,7 +24,7 @@ pub use clock::Clock;
 pub use eval_loader::{EvalLoader, Windows};
 pub use loader::{Batch, BatchLoader, LoaderState, Shard};
 pub use order::Split;
-pub use packing::{ExcessLength, Fit, Layout, Packing};
+pub use packing::{ExcessLength, Fit, Packing, RowLayout};
 pub use prepare::prepare;
 pub use records::{Content, Formatting};
 pub use shards::TokenDataset;

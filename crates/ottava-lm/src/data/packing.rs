@@ -43,7 +43,7 @@ pub enum ExcessLength {
 
 /// Packing and length of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct RowLayout {
     /// Tokens of a row.
     pub seq_len: usize,
     /// The packing; not `Auto`.
@@ -52,10 +52,10 @@ pub struct Layout {
     pub document_mask: bool,
 }
 
-impl Layout {
+impl RowLayout {
     /// Full rows of a stream of documents, whose edges attention does not see.
-    pub fn wrapped(seq_len: usize) -> Layout {
-        Layout { seq_len, packing: Packing::Wrapped, document_mask: false }
+    pub fn wrapped(seq_len: usize) -> RowLayout {
+        RowLayout { seq_len, packing: Packing::Wrapped, document_mask: false }
     }
 
     /// Inputs that a document of `len` tokens has in a row: each but the last, whose target would be in another document.
@@ -197,7 +197,7 @@ pub(super) struct Window {
 impl Window {
     /// The window that starts at document `start` of `epoch`. `documents` are all of the epoch, by their place in it.
     pub(super) fn new(
-        layout: &Layout,
+        layout: &RowLayout,
         dataset: &TokenDataset,
         documents: impl Fn(u64) -> usize,
         count: u64,

@@ -3,8 +3,8 @@ use std::path::{Path, PathBuf};
 use super::*;
 use std::sync::Arc;
 
-use crate::data::preview::{Part, preview};
-use crate::data::{Content, Documents, Layout, Packing, SourceOptions, Split, TokenDataset, Tokenizer};
+use crate::data::preview::{Segment, preview};
+use crate::data::{Content, Documents, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
@@ -261,9 +261,9 @@ fn a_preview_shows_rows_as_they_are_trained_on() {
     let dataset = Arc::new(prepare(&source, &SourceOptions::default(), &tokenizer, &cache).unwrap());
     let split = Split::new(2, 0.0).unwrap();
     let rows = |packing, seq_len| {
-        let layout = Layout { seq_len, packing, document_mask: false };
+        let layout = RowLayout { seq_len, packing, document_mask: false };
         let rows = preview(&dataset, split, layout, 1, &tokenizer, 1).unwrap();
-        let told = |part: &Part| {
+        let told = |part: &Segment| {
             let start = if part.starts { "|" } else { "" };
             if part.learned { format!("{start}[{}]", part.text) } else { format!("{start}{}", part.text) }
         };

@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::loader::{BatchLoader, LoaderState, Shard};
 use super::order::Split;
-use super::packing::{Layout, Packing};
+use super::packing::{Packing, RowLayout};
 use super::shards::TokenDataset;
 use super::tokenizer::Tokenizer;
 use crate::{Result, interrupt};
 
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct Segment {
     /// Its text.
     pub text: String,
     /// Whether its tokens contribute to the loss.
@@ -28,13 +28,13 @@ pub struct Part {
 pub fn preview(
     dataset: &Arc<TokenDataset>,
     split: Split,
-    layout: Layout,
+    layout: RowLayout,
     seed: u64,
     tokenizer: &Tokenizer,
     rows: usize,
-) -> Result<Vec<Vec<Part>>> {
+) -> Result<Vec<Vec<Segment>>> {
     // Edges are shown whether attention sees them or not.
-    let layout = Layout { document_mask: true, ..layout };
+    let layout = RowLayout { document_mask: true, ..layout };
     let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), Shard::WHOLE)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
 }
@@ -43,7 +43,7 @@ pub fn preview(
 pub fn count_targets(
     dataset: &Arc<TokenDataset>,
     split: Split,
-    layout: Layout,
+    layout: RowLayout,
     seed: u64,
     rows: u64,
 ) -> Result<[u64; 2]> {
@@ -59,7 +59,7 @@ pub fn count_targets(
 }
 
 /// The documents of the next row. The last target of one belongs to it if documents are `whole`, and else to the next one.
-fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<Vec<Part>> {
+fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<Vec<Segment>> {
     let batch = loader.next_batch(1)?;
     let (mut at, mut parts) = (0, Vec::new());
     for length in batch.documents.unwrap_or_default() {
@@ -77,7 +77,7 @@ fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<V
         }
         for (i, group) in tokens.chunk_by(|a, b| a.1 == b.1).enumerate() {
             let ids: Vec<u32> = group.iter().map(|&(id, _)| id as u32).collect();
-            parts.push(Part { text: tokenizer.decode(&ids)?, learned: group[0].1, starts: i == 0 });
+            parts.push(Segment { text: tokenizer.decode(&ids)?, learned: group[0].1, starts: i == 0 });
         }
     }
     Ok(parts)

@@ -39,7 +39,7 @@ type Plan = Vec<(usize, usize)>;
 
 /// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
+enum BatchKind {
     /// One token of each sequence, on a GPU.
     Single,
     /// Any numbers.
@@ -125,7 +125,7 @@ impl Engine {
         // A CPU computes all in one pass. A GPU has kernels for single tokens of sequences, and for whole sequences.
         let passes = match self.model.device() {
             Device::Cuda(_) => self.passes(plan),
-            _ => vec![(Pass::Mixed, plan)],
+            _ => vec![(BatchKind::Mixed, plan)],
         };
         let mut drawn = Vec::new();
         for (pass, plan) in &passes {
@@ -140,22 +140,22 @@ impl Engine {
     }
 
     /// Divides a plan by kernels: single tokens, whole prompts one by one, and the rest.
-    fn passes(&self, plan: Plan) -> Vec<(Pass, Plan)> {
+    fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) =
             plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].scores_prompt());
         let (whole, rest): (Plan, Plan) =
             rest.into_iter().partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(WHOLE));
-        let mut passes = vec![(Pass::Single, single)];
-        passes.extend(whole.into_iter().map(|one| (Pass::Mixed, vec![one])));
-        passes.push((Pass::Mixed, rest));
+        let mut passes = vec![(BatchKind::Single, single)];
+        passes.extend(whole.into_iter().map(|one| (BatchKind::Mixed, vec![one])));
+        passes.push((BatchKind::Mixed, rest));
         passes.retain(|(_, plan)| !plan.is_empty());
         passes
     }
 
     /// Computes what `plan` says in one pass, and draws the tokens that follow.
-    fn compute(&mut self, pass: Pass, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+    fn compute(&mut self, pass: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         let tokens: Vec<SequenceTokens> = plan.iter().map(|&(at, new)| self.running[at].next(new)).collect();
-        if pass == Pass::Single {
+        if pass == BatchKind::Single {
             let scored = self.steps.run(&self.model, &mut self.cache, &tokens)?;
             return self.draw(&scored, plan.iter().zip(0..).map(|(&(at, _), row)| (at, row)));
         }

@@ -1,6 +1,6 @@
 //! The format of an export that names none.
 
-use super::format::{Fp8Format, Layout, Scheme};
+use super::format::{Convention, Fp8Format, Scheme};
 use super::source::Source;
 use crate::error::Result;
 use crate::models::Decoder;
@@ -8,10 +8,10 @@ use ottava_tensor::Granularity;
 
 impl Fp8Format {
     /// Rows of weights, which linears of all common sizes have.
-    const ROWS: Fp8Format = Fp8Format { layout: Layout::CompressedTensors, scheme: Scheme::Dynamic };
+    const ROWS: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Dynamic };
 
     /// One scale per weight and one per input.
-    const STATIC: Fp8Format = Fp8Format { layout: Layout::CompressedTensors, scheme: Scheme::Static };
+    const STATIC: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Static };
 
     /// The format for `source`, and the reason: the one with the scales of its run, so that codes are those of training; else blocks, or rows
     /// where a linear has no whole blocks. With `static_scales` of inputs it is the one that stores them.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// Who reads a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Layout {
+pub enum Convention {
     /// `fp8`, as DeepSeek-V3 has it: vLLM, SGLang, TensorRT-LLM and transformers.
     #[serde(rename = "fp8-block")]
     DeepSeek,
@@ -38,14 +38,14 @@ pub enum Scheme {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fp8Format {
     /// Names and settings.
-    pub layout: Layout,
+    pub layout: Convention,
     /// Scales.
     pub scheme: Scheme,
 }
 
 impl Fp8Format {
     /// DeepSeek's blocks.
-    pub const FP8_BLOCK: Fp8Format = Fp8Format { layout: Layout::DeepSeek, scheme: Scheme::Block };
+    pub const FP8_BLOCK: Fp8Format = Fp8Format { layout: Convention::DeepSeek, scheme: Scheme::Block };
 
     /// The elements of a weight that share a scale.
     pub fn scales(self) -> WeightScales {
@@ -78,8 +78,8 @@ impl Fp8Format {
     pub fn scale_name(self, linear: &str) -> String {
         match self.layout {
             // Called an inverse, it is the multiplier like the others.
-            Layout::DeepSeek => format!("{linear}.weight_scale_inv"),
-            Layout::CompressedTensors | Layout::ModelOpt => format!("{linear}.weight_scale"),
+            Convention::DeepSeek => format!("{linear}.weight_scale_inv"),
+            Convention::CompressedTensors | Convention::ModelOpt => format!("{linear}.weight_scale"),
         }
     }
 
@@ -87,9 +87,9 @@ impl Fp8Format {
     pub fn scale_shape(self, weight: [usize; 2]) -> Vec<usize> {
         let grid = self.scales().grid(weight);
         match (self.layout, self.scheme) {
-            (Layout::ModelOpt, Scheme::Static) => vec![],
-            (Layout::ModelOpt, Scheme::Dynamic) => vec![grid[0]],
-            (Layout::ModelOpt, Scheme::Block) => vec![grid[0], 1, grid[1], 1],
+            (Convention::ModelOpt, Scheme::Static) => vec![],
+            (Convention::ModelOpt, Scheme::Dynamic) => vec![grid[0]],
+            (Convention::ModelOpt, Scheme::Block) => vec![grid[0], 1, grid[1], 1],
             (_, Scheme::Static) => vec![1],
             (_, Scheme::Dynamic | Scheme::Block) => grid.to_vec(),
         }
@@ -98,8 +98,8 @@ impl Fp8Format {
     /// Name and shape of the scale of a linear's input, where one is stored.
     pub fn input_scale(self, linear: &str) -> Option<(String, Vec<usize>)> {
         let shape = match self.layout {
-            Layout::ModelOpt => vec![],
-            Layout::DeepSeek | Layout::CompressedTensors => vec![1],
+            Convention::ModelOpt => vec![],
+            Convention::DeepSeek | Convention::CompressedTensors => vec![1],
         };
         (self.scheme == Scheme::Static).then(|| (format!("{linear}.input_scale"), shape))
     }
@@ -108,14 +108,14 @@ impl Fp8Format {
     /// that is not listed, and none of them leaves out the head of itself once anything is listed.
     pub fn config(self, left: &[String]) -> Value {
         match self.layout {
-            Layout::DeepSeek => json!({
+            Convention::DeepSeek => json!({
                 "quant_method": "fp8",
                 "fmt": "e4m3",
                 "activation_scheme": "dynamic",
                 "weight_block_size": [128, 128],
                 "modules_to_not_convert": left,
             }),
-            Layout::CompressedTensors => {
+            Convention::CompressedTensors => {
                 let number = |fields: Value| {
                     let mut number = json!({"num_bits": 8, "type": "float", "symmetric": true});
                     let fields = fields.as_object().expect("fields are an object").clone();
@@ -151,7 +151,7 @@ impl Fp8Format {
                     "config_groups": {"group_0": group},
                 })
             }
-            Layout::ModelOpt => json!({
+            Convention::ModelOpt => json!({
                 "quant_method": "modelopt",
                 "quant_algo": self.algorithm(),
                 "ignore": left,
@@ -163,8 +163,8 @@ impl Fp8Format {
     /// Other files of the folder, by name.
     pub fn files(self, left: &[String]) -> Vec<(&'static str, Value)> {
         match self.layout {
-            Layout::DeepSeek | Layout::CompressedTensors => vec![],
-            Layout::ModelOpt => {
+            Convention::DeepSeek | Convention::CompressedTensors => vec![],
+            Convention::ModelOpt => {
                 let quantization = json!({
                     "quant_algo": self.algorithm(),
                     "kv_cache_quant_algo": null,

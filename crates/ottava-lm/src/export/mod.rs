@@ -10,7 +10,7 @@ mod linears;
 mod report;
 mod source;
 
-pub use format::{Fp8Format, Layout, Scheme};
+pub use format::{Convention, Fp8Format, Scheme};
 pub use report::{Left, LinearReport, Report};
 pub use source::Source;
 

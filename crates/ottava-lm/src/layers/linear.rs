@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
-use crate::recipe::{Casts, LinearSite, ProductPrecision, Products};
+use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
 use crate::scaling::Slot;
 use ottava_tensor::ops::{
     Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
@@ -55,7 +55,7 @@ struct Parts {
     weight: Param,
     bias: Option<Param>,
     adapter: Option<Adapter>,
-    fp8: Option<(Casts, Products)>,
+    fp8: Option<(LinearCasts, Products)>,
     smooth: bool,
 }
 

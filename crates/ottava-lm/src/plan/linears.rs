@@ -1,7 +1,7 @@
 //! The plan of each linear of a model.
 
 use crate::param::Description;
-use crate::recipe::{Cast, Casts, Decision, LinearSite, ProductPrecision, Recipe};
+use crate::recipe::{Cast, Decision, LinearCasts, LinearSite, ProductPrecision, Recipe};
 use ottava_tensor::ops::Accumulation;
 use ottava_tensor::{DType, Granularity};
 use serde::Serialize;
@@ -64,7 +64,7 @@ fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<Linea
     let site = &blocks[0].0;
     let plan = |(decision, members): (&Decision, Vec<usize>)| {
         let [fprop, dgrad, wgrad] = match &decision.fp8 {
-            Some((Casts { input, weight, grad_output }, how)) => {
+            Some((LinearCasts { input, weight, grad_output }, how)) => {
                 let product = |a: &str, x: String, b: &str, y: String, how: ProductPrecision| {
                     let sums = match how {
                         ProductPrecision::High => return format!("{compute}, exact sums"),

@@ -1,6 +1,6 @@
 //! From which sizes on a linear is faster in FP8 than in BF16.
 
-use super::{Casts, Scaling};
+use super::{LinearCasts, Scaling};
 use ottava_tensor::Granularity;
 
 /// A rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward together: powers of two, as
@@ -16,7 +16,7 @@ pub struct Fp8Pays {
 
 impl Fp8Pays {
     /// The rule for these casts: the more passes they make, the larger a linear must be.
-    pub fn of(casts: &Casts) -> Fp8Pays {
+    pub fn of(casts: &LinearCasts) -> Fp8Pays {
         let powers =
             |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
         match (casts.input.granularity, casts.input.scaling) {

@@ -1,6 +1,6 @@
 //! The decision of a recipe about each linear, for building and for planning.
 
-use super::{Casts, Exceptions, Fp8Pays, ProductPrecision, Products, Recipe, Scaling};
+use super::{Exceptions, Fp8Pays, LinearCasts, ProductPrecision, Products, Recipe, Scaling};
 use crate::error::{Error, Result};
 use ottava_tensor::Granularity;
 use ottava_tensor::ops::{AmaxReducer, CurrentScaling};
@@ -44,7 +44,7 @@ impl LinearSite {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Its casts and the precision of its products; `None` leaves it in the compute type.
-    pub fp8: Option<(Casts, Products)>,
+    pub fp8: Option<(LinearCasts, Products)>,
     /// Whether Smooth-SwiGLU scales the columns of the input and, inversely, of the weight.
     pub smooth: bool,
     /// The reason, for a plan.
@@ -180,7 +180,7 @@ fn glob(pattern: &str, text: &str) -> bool {
     }
 }
 
-fn scaling(casts: &Casts) -> String {
+fn scaling(casts: &LinearCasts) -> String {
     match casts.input.scaling {
         Scaling::Current(how) => {
             let what = match casts.input.granularity {

@@ -10,4 +10,4 @@ pub use fp8_pays::Fp8Pays;
 pub use linears::{Decision, LinearSite};
 pub use precision::{Fp8Format, LossScaling, Precision, ProductName, Sums, WgradBlocks};
 pub use steps::Steps;
-pub use types::{Cast, Casts, Exceptions, FirstStep, ProductPrecision, Products, Recipe, RecipeName, Scaling};
+pub use types::{Cast, Exceptions, FirstStep, LinearCasts, ProductPrecision, Products, Recipe, RecipeName, Scaling};

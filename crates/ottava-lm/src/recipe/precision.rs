@@ -1,6 +1,6 @@
 //! The `[precision]` table of a run, and the recipe that it describes.
 
-use super::{Cast, Casts, Exceptions, FirstStep, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
+use super::{Cast, Exceptions, FirstStep, LinearCasts, ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps};
 use crate::mode::StepPrecision;
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity};
@@ -263,7 +263,7 @@ impl Precision {
                 (WgradBlocks::Square, Granularity::Blocks1x128) => Granularity::MixedBlocks,
                 (WgradBlocks::Along | WgradBlocks::Square, activations) => activations,
             };
-            Casts {
+            LinearCasts {
                 input: Cast { format: DType::E4M3, granularity: activations, scaling },
                 weight: Cast { format: DType::E4M3, granularity: weights, scaling },
                 grad_output: Cast { format: gradients, granularity: of_gradients, scaling },

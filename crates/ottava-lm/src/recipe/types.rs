@@ -44,7 +44,7 @@ pub struct Cast {
 
 /// The casts of a linear layer's three operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Casts {
+pub struct LinearCasts {
     /// `x`, read by fprop and wgrad.
     pub input: Cast,
     /// `W`, read by fprop and dgrad.
@@ -97,7 +97,7 @@ pub struct Recipe {
     /// Type of activations, and of weights outside FP8 products.
     pub compute: DType,
     /// The casts of the blocks' linears; `None` leaves them in `compute`.
-    pub casts: Option<Casts>,
+    pub casts: Option<LinearCasts>,
     /// The precision of the products of those linears.
     pub products: Products,
     /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.

@@ -3,7 +3,7 @@
 use super::start::{Resumed, build};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
 use crate::config::{RunConfig, WeightInit};
-use crate::data::{Layout, Split, TokenDataset, Tokenizer, loader, prepare};
+use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
 use crate::parallel::DataParallel;
@@ -17,7 +17,7 @@ pub(super) struct Inputs {
     pub(super) tokenizer: Tokenizer,
     pub(super) dataset: Arc<TokenDataset>,
     pub(super) split: Split,
-    pub(super) layout: Layout,
+    pub(super) layout: RowLayout,
     pub(super) template: FolderTemplate,
     pub(super) sizes: DecoderConfig,
 }
@@ -105,7 +105,7 @@ pub(super) fn build_run(
 }
 
 /// Steps of the run: as many as were asked for, or as its epochs have.
-pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Split, layout: &Layout) -> u64 {
+pub(super) fn max_steps(config: &RunConfig, dataset: &TokenDataset, split: &Split, layout: &RowLayout) -> u64 {
     let t = &config.training;
     let max_steps = match t.max_steps {
         0 => {

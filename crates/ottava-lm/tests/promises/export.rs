@@ -5,7 +5,7 @@ use crate::setup::logits;
 use ottava_lm::checkpoint::slices::{FOLDER, SliceFiles};
 use ottava_lm::checkpoint::{FolderWeights, Manifest, ModelFiles, WeightFiles, training};
 use ottava_lm::config::{RunConfig, WeightInit};
-use ottava_lm::export::{Fp8Format, Layout, Report, Scheme, Source, export};
+use ottava_lm::export::{Convention, Fp8Format, Report, Scheme, Source, export};
 use ottava_lm::mode::Mode;
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::param::{Loan, Param, Purpose};
@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub const FORMATS: [(Layout, Scheme); 7] = [
-    (Layout::DeepSeek, Scheme::Block),
-    (Layout::CompressedTensors, Scheme::Dynamic),
-    (Layout::CompressedTensors, Scheme::Static),
-    (Layout::CompressedTensors, Scheme::Block),
-    (Layout::ModelOpt, Scheme::Static),
-    (Layout::ModelOpt, Scheme::Dynamic),
-    (Layout::ModelOpt, Scheme::Block),
+pub const FORMATS: [(Convention, Scheme); 7] = [
+    (Convention::DeepSeek, Scheme::Block),
+    (Convention::CompressedTensors, Scheme::Dynamic),
+    (Convention::CompressedTensors, Scheme::Static),
+    (Convention::CompressedTensors, Scheme::Block),
+    (Convention::ModelOpt, Scheme::Static),
+    (Convention::ModelOpt, Scheme::Dynamic),
+    (Convention::ModelOpt, Scheme::Block),
 ];
 
 /// A weight `[128, 256]`.
@@ -68,7 +68,7 @@ pub fn precision(recipe: RecipeName) -> Precision {
     }
 }
 
-pub fn exported(folder: &Path, (layout, scheme): (Layout, Scheme), output: &Path) -> Result<Report> {
+pub fn exported(folder: &Path, (layout, scheme): (Convention, Scheme), output: &Path) -> Result<Report> {
     let source = Source::open(folder)?;
     // Scales that no run made, for folders of runs that have none.
     let mut scales = source.input_scales()?;
@@ -144,7 +144,7 @@ fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8
 
 #[test]
 fn exported_codes_are_those_of_training() {
-    use Layout::{CompressedTensors, DeepSeek, ModelOpt};
+    use Convention::{CompressedTensors, DeepSeek, ModelOpt};
     use Scheme::{Block, Dynamic, Static};
     let inputs = inputs(256);
     let blocks = [(DeepSeek, Block), (CompressedTensors, Block), (ModelOpt, Block)];
@@ -239,8 +239,8 @@ fn each_format_has_the_schema_of_its_readers() {
         assert_eq!(config["quantization_config"], settings, "{format:?}");
         assert_eq!((&config["dtype"], &config["unknown_key"]), (&json!("bfloat16"), &json!("kept")));
         let beside = output.join("hf_quant_config.json");
-        assert_eq!(beside.is_file(), format.0 == Layout::ModelOpt);
-        if format.0 == Layout::ModelOpt {
+        assert_eq!(beside.is_file(), format.0 == Convention::ModelOpt);
+        if format.0 == Convention::ModelOpt {
             let expected = json!({"producer": settings["producer"], "quantization": {"quant_algo": settings["quant_algo"],
                 "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"]}});
             assert_eq!(json_of(&beside), expected);
@@ -276,7 +276,7 @@ fn each_format_has_the_schema_of_its_readers() {
 fn linears_that_engines_fuse_share_their_scales() {
     let inputs = inputs(256);
     let folder = checkpoint(inputs.path(), precision(RecipeName::Bf16));
-    for (i, layout) in [Layout::CompressedTensors, Layout::ModelOpt].into_iter().enumerate() {
+    for (i, layout) in [Convention::CompressedTensors, Convention::ModelOpt].into_iter().enumerate() {
         let output = inputs.path().join(format!("static-{i}"));
         exported(&folder, (layout, Scheme::Static), &output).unwrap();
         let files = ModelFiles::open(&output).unwrap();
@@ -448,7 +448,7 @@ fn codes_of_powers_of_two_go_from_training_to_vllm_unchanged() {
                 let scale = Fp8Format { layout, scheme }.scale_name(name.strip_suffix(".weight").unwrap());
                 assert_eq!((&files.read(name).unwrap(), &numbers(&files, &scale)), (codes, scales), "{name}");
             }
-            let ending = if layout == Layout::DeepSeek { "_scale_inv" } else { "_scale" };
+            let ending = if layout == Convention::DeepSeek { "_scale_inv" } else { "_scale" };
             assert_eq!(unchanged_by_vllm(&files, ending), [blocks, blocks], "{layout:?}");
         }
     }

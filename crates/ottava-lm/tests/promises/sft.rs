@@ -2,7 +2,9 @@
 
 use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, recipe, tiny_llama};
 use ottava_lm::context::Sequences;
-use ottava_lm::data::{Batch, EvalLoader, Layout, Packing, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
+use ottava_lm::data::{
+    Batch, EvalLoader, Packing, RowLayout, SourceOptions, Split, Tokenizer, Windows, loader, prepare,
+};
 use ottava_lm::evaluate::evaluate;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
@@ -131,7 +133,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     })));
     let split = Split::all_validation(data.len());
     let mut loss = |packing, document_mask| {
-        let layout = Layout { seq_len: 48, packing, document_mask };
+        let layout = RowLayout { seq_len: 48, packing, document_mask };
         let batches = loader::whole_validation(data.clone(), split, layout, 4);
         let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
         (found.loss, found.tokens)

@@ -3,7 +3,7 @@
 //! A first training step launches some 30 kernels, which take NVRTC seconds to compile one after the other. A dry run lists them, so all
 //! cores can compile while the model is loaded.
 
-use super::cudnn::{AttentionShape, Pass};
+use super::cudnn::{AttentionPass, AttentionShape};
 use super::kernel::KernelModule;
 use super::lock::lock;
 use super::nvrtc::compile;
@@ -22,7 +22,7 @@ pub struct Workload {
     /// Sources to compile, with their macros.
     pub kernels: Vec<KernelModule>,
     /// Attention to plan.
-    pub(super) attention: Vec<(AttentionShape, Pass)>,
+    pub(super) attention: Vec<(AttentionShape, AttentionPass)>,
 }
 
 impl Workload {
@@ -32,7 +32,7 @@ impl Workload {
         }
     }
 
-    pub(super) fn add_attention(&mut self, shape: &AttentionShape, pass: Pass) {
+    pub(super) fn add_attention(&mut self, shape: &AttentionShape, pass: AttentionPass) {
         if !self.attention.contains(&(*shape, pass)) {
             self.attention.push((*shape, pass));
         }

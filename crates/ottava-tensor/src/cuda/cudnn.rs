@@ -334,17 +334,17 @@ pub(super) struct AttentionSums {
 
 /// Forward or backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Pass {
+pub(super) enum AttentionPass {
     Forward,
     Backward,
 }
 
-impl Pass {
+impl AttentionPass {
     fn graph(self, api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
         shape.check()?;
         match self {
-            Pass::Forward => forward_graph(api, shape),
-            Pass::Backward => backward_graph(api, shape),
+            AttentionPass::Forward => forward_graph(api, shape),
+            AttentionPass::Backward => backward_graph(api, shape),
         }
     }
 }
@@ -357,15 +357,15 @@ pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usiz
     let api = api()?;
     let device = DeviceDescription::read(api, device_json)?;
     let on = On::Description(&device);
-    let forward = Pass::Forward.graph(api, shape)?.plan(on)?;
-    let backward = Pass::Backward.graph(api, shape)?.plan(on)?;
+    let forward = AttentionPass::Forward.graph(api, shape)?.plan(on)?;
+    let backward = AttentionPass::Backward.graph(api, shape)?.plan(on)?;
     Ok([forward.workspace, backward.workspace])
 }
 
 /// cuDNN on one device, with its plans.
 pub(super) struct Attention {
     api: &'static Api,
-    plans: HashMap<(AttentionShape, Pass), Plan>,
+    plans: HashMap<(AttentionShape, AttentionPass), Plan>,
     /// Whether the backward plan of a shape clears `dq_sum`, once known.
     clears_dq_sum: HashMap<AttentionShape, bool>,
     // Dropped after the plans, which belong to it.
@@ -385,7 +385,7 @@ impl Attention {
     }
 
     /// Workspace of a pass in bytes. The first call plans it.
-    pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: Pass) -> Result<usize> {
+    pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: AttentionPass) -> Result<usize> {
         self.context.bind()?;
         if !self.plans.contains_key(&(*shape, pass)) {
             let _timing = self.context.lock_timing();
@@ -414,7 +414,7 @@ impl Attention {
             bindings.extend(documents.bindings());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, Pass::Forward, scale, &bindings, workspace) }
+        unsafe { self.enqueue(shape, AttentionPass::Forward, scale, &bindings, workspace) }
     }
 
     /// Enqueues the backward pass; [`Attention::prepare`] came before.
@@ -497,7 +497,7 @@ impl Attention {
             bindings.extend([(Slot::DKHeads, sums.dk_heads), (Slot::DVHeads, sums.dv_heads)]);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue(shape, Pass::Backward, scale, &bindings, workspace) }
+        unsafe { self.enqueue(shape, AttentionPass::Backward, scale, &bindings, workspace) }
     }
 
     /// # Safety
@@ -505,14 +505,14 @@ impl Attention {
     unsafe fn enqueue(
         &self,
         shape: &AttentionShape,
-        pass: Pass,
+        pass: AttentionPass,
         scale: f32,
         bindings: &[(Slot, u64)],
         workspace: u64,
     ) -> Result<()> {
         let scalars = [(Slot::Scale, scale), (Slot::NegativeInfinity, f32::NEG_INFINITY), (Slot::One, 1.0)];
         let mut bindings = bindings.to_vec();
-        let used = if pass == Pass::Forward { 2 } else { 3 };
+        let used = if pass == AttentionPass::Forward { 2 } else { 3 };
         bindings.extend(scalars[..used].iter().map(|(slot, value)| (*slot, std::ptr::from_ref(value) as u64)));
         let plan = self.plans.get(&(*shape, pass)).expect("prepare made the plan");
         self.context.bind()?;
@@ -560,7 +560,10 @@ mod tests {
             for deterministic in [false, true] {
                 let shape =
                     AttentionShape { deterministic, ..AttentionShape::fused([2, seq], heads, kv_heads, head_dim) };
-                dry.push([Pass::Forward, Pass::Backward].map(|pass| DryGpu::attention_workspace(&shape, pass)));
+                dry.push(
+                    [AttentionPass::Forward, AttentionPass::Backward]
+                        .map(|pass| DryGpu::attention_workspace(&shape, pass)),
+                );
                 planned.push(plan_attention(H200, &shape).expect("a plan"));
             }
         }

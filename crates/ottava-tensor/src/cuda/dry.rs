@@ -1,7 +1,7 @@
 //! A GPU in a dry run: the same memory pool over addresses without memory.
 
 use super::ahead::Workload;
-use super::cudnn::{AttentionShape, Pass};
+use super::cudnn::{AttentionPass, AttentionShape};
 use super::driver::Context;
 use super::lock::lock;
 use super::pool::Backing;
@@ -128,15 +128,17 @@ pub(super) struct DryGpu {
 impl DryGpu {
     /// Workspace of cuDNN 9.14 on an H200, which `graphs_are_planned_for_hopper_from_a_description` compares: with grouped-query attention
     /// the gradients of keys and values per query head; in deterministic mode the gradients of the scores.
-    pub(super) fn attention_workspace(shape: &AttentionShape, pass: Pass) -> usize {
+    pub(super) fn attention_workspace(shape: &AttentionShape, pass: AttentionPass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
         let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);
         let scores = if shape.deterministic { shape.batch * shape.heads * tiles * 2 } else { 0 };
         match pass {
-            Pass::Forward => 256,
+            AttentionPass::Forward => 256,
             // With documents they are tensors of ours.
-            Pass::Backward if shape.heads != shape.kv_heads && shape.documents == 0 => 256 + scores + 2 * per_head,
-            Pass::Backward => 256 + scores,
+            AttentionPass::Backward if shape.heads != shape.kv_heads && shape.documents == 0 => {
+                256 + scores + 2 * per_head
+            }
+            AttentionPass::Backward => 256 + scores,
         }
     }
 }
@@ -186,8 +188,8 @@ mod tests {
         ] {
             let shape =
                 AttentionShape { deterministic, ..AttentionShape::fused([batch, seq], heads, kv_heads, head_dim) };
-            assert_eq!(DryGpu::attention_workspace(&shape, Pass::Forward), 256);
-            assert_eq!(DryGpu::attention_workspace(&shape, Pass::Backward), backward, "{shape:?}");
+            assert_eq!(DryGpu::attention_workspace(&shape, AttentionPass::Forward), 256);
+            assert_eq!(DryGpu::attention_workspace(&shape, AttentionPass::Backward), backward, "{shape:?}");
         }
     }
 }

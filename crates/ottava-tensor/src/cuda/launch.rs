@@ -2,7 +2,7 @@
 
 use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
-use super::cudnn::{AttentionBackward, AttentionForward, AttentionShape, AttentionSums, Pass};
+use super::cudnn::{AttentionBackward, AttentionForward, AttentionPass, AttentionShape, AttentionSums};
 use super::device::{Backend, CudaDevice};
 use super::driver::{Start, encode};
 use super::dry::DryGpu;
@@ -125,7 +125,7 @@ impl CudaDevice {
     ) -> Result<()> {
         let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
         self.trace(|| format!("attention forward {shape:?} scale={scale}"));
-        let workspace = self.attention_workspace(shape, Pass::Forward)?;
+        let workspace = self.attention_workspace(shape, AttentionPass::Forward)?;
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
         gpu.with_attention(|attention| {
             self.profile.time(&gpu.context, Call::AttentionForward, || {
@@ -147,7 +147,7 @@ impl CudaDevice {
     ) -> Result<()> {
         let _scope = self.tracker().map(|tracker| tracker.scope(ATTENTION));
         self.trace(|| format!("attention backward {shape:?} scale={scale}"));
-        let workspace = self.attention_workspace(shape, Pass::Backward)?;
+        let workspace = self.attention_workspace(shape, AttentionPass::Backward)?;
         let row_sum = self.alloc(shape.lse_len() * 4)?;
         let dq_sum = self.alloc(shape.sum_bytes())?;
         let (dk_heads, dv_heads) = (self.alloc(shape.heads_bytes())?, self.alloc(shape.heads_bytes())?);
@@ -163,7 +163,7 @@ impl CudaDevice {
         })
     }
 
-    fn attention_workspace(self: &Arc<Self>, shape: &AttentionShape, pass: Pass) -> Result<DeviceBuffer> {
+    fn attention_workspace(self: &Arc<Self>, shape: &AttentionShape, pass: AttentionPass) -> Result<DeviceBuffer> {
         self.alloc(match self.backend() {
             Backend::Gpu(gpu) => gpu.with_attention(|attention| attention.prepare(shape, pass))?,
             Backend::Dry(dry) => {
@@ -183,11 +183,11 @@ mod tests {
     fn a_dry_run_records_each_pass_of_attention_once() {
         let gpu = CudaDevice::dry(GpuModel::h200());
         let shape = AttentionShape::fused([1, 64], 2, 2, 32);
-        for pass in [Pass::Forward, Pass::Forward, Pass::Backward] {
+        for pass in [AttentionPass::Forward, AttentionPass::Forward, AttentionPass::Backward] {
             gpu.attention_workspace(&shape, pass).unwrap();
         }
         let planned = gpu.workload().unwrap().attention;
-        assert_eq!(planned, [(shape, Pass::Forward), (shape, Pass::Backward)]);
+        assert_eq!(planned, [(shape, AttentionPass::Forward), (shape, AttentionPass::Backward)]);
         gpu.prepare(gpu.workload().unwrap());
     }
 }

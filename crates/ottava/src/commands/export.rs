@@ -5,7 +5,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
 use ottava_lm::calibrate::Calibration;
 use ottava_lm::checkpoint::verify_model;
-use ottava_lm::export::{Fp8Format, Layout, LinearReport, Report, Scheme, Source, export};
+use ottava_lm::export::{Convention, Fp8Format, LinearReport, Report, Scheme, Source, export};
 use ottava_lm::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -116,8 +116,8 @@ impl Export {
         });
         let of = |layout, default| Some(Fp8Format { layout, scheme: scheme.unwrap_or(default) });
         match format {
-            Format::CompressedTensors => Ok(of(Layout::CompressedTensors, Scheme::Dynamic)),
-            Format::Modelopt => Ok(of(Layout::ModelOpt, Scheme::Static)),
+            Format::CompressedTensors => Ok(of(Convention::CompressedTensors, Scheme::Dynamic)),
+            Format::Modelopt => Ok(of(Convention::ModelOpt, Scheme::Static)),
             _ if scheme.is_some() => Err(Error::Config(
                 "--scheme is a choice of `--format compressed-tensors` and `--format modelopt`; the others have one"
                     .into(),
@@ -176,8 +176,8 @@ fn name_of(Fp8Format { layout, scheme }: Fp8Format) -> String {
         Scheme::Block => "block",
     };
     match layout {
-        Layout::DeepSeek => "fp8-block".into(),
-        Layout::CompressedTensors => format!("compressed-tensors --scheme {scheme}"),
-        Layout::ModelOpt => format!("modelopt --scheme {scheme}"),
+        Convention::DeepSeek => "fp8-block".into(),
+        Convention::CompressedTensors => format!("compressed-tensors --scheme {scheme}"),
+        Convention::ModelOpt => format!("modelopt --scheme {scheme}"),
     }
 }

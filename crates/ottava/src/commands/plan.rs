@@ -3,7 +3,7 @@
 use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
-use ottava_lm::data::preview::{Part, count_targets, preview};
+use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
 use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::step::{Program, Reductions};
@@ -72,7 +72,7 @@ struct Data {
     #[serde(skip)]
     fit: Option<String>,
     /// The first rows, in parts.
-    shown: Vec<Vec<Part>>,
+    shown: Vec<Vec<Segment>>,
 }
 
 impl Data {

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use ottava_lm::data::{
-    Batch, Documents, EvalLoader, Fit, Layout, Packing, SourceOptions, Split, TokenDataset, Tokenizer, Windows, loader,
-    prepare,
+    Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, TokenDataset, Tokenizer, Windows,
+    loader, prepare,
 };
 use ottava_lm::models::{ConfigFile, decoder_config};
 use ottava_lm::{Error, Result};
@@ -174,7 +174,7 @@ impl Tokens {
             let text = "--stride is for texts; each document of chats and completions is evaluated separately";
             return Err(Error::Config(text.into()));
         }
-        let layout = Layout { seq_len, packing: Packing::Bfd, document_mask: true };
+        let layout = RowLayout { seq_len, packing: Packing::Bfd, document_mask: true };
         let fit = layout.fit(&dataset, 0..dataset.len());
         if fit.without_target.len() as u64 == fit.documents {
             let text = format!("no document has a token of an answer within --seq-len = {seq_len}; raise that");

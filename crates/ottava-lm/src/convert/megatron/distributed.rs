@@ -4,7 +4,7 @@
 //! Sources: `sharded_state_dict` of Megatron core's `TransformerBlock`, `MLP` and `GPTModel`, and its `dist_checkpointing`.
 
 use super::args::Args;
-use super::layout::{EMBEDDING, OUTPUT, Part, Weight, without_wrappers};
+use super::layout::{Division, EMBEDDING, OUTPUT, Weight, without_wrappers};
 use crate::convert::torch::TorchFile;
 use crate::convert::torch::distributed::{Distributed as Files, ShardedTensor};
 use crate::error::{Error, Result};
@@ -39,7 +39,7 @@ struct Place<'a> {
     tensor: &'a ShardedTensor,
     /// Its block on the first axis.
     block: Option<usize>,
-    part: Part,
+    part: Division,
 }
 
 impl Distributed {
@@ -119,7 +119,7 @@ impl Distributed {
             expected.extend(&weight.shape[1..]);
             // Tables are padded.
             let fits = match part {
-                Part::Rows => tensor.shape.len() == 2 && tensor.shape[1] == expected[1] && tensor.shape[0] >= rows,
+                Division::Rows => tensor.shape.len() == 2 && tensor.shape[1] == expected[1] && tensor.shape[0] >= rows,
                 _ => tensor.shape == expected,
             };
             if !fits {
@@ -144,7 +144,7 @@ impl Distributed {
         let mut values = Vec::with_capacity(weight.shape.iter().product());
         for (start, rows) in part.rows(stored, sizes, 1) {
             // Without the padding of a table.
-            let end = if part == Part::Rows { weight.shape[0] } else { start + rows };
+            let end = if part == Division::Rows { weight.shape[0] } else { start + rows };
             let columns = weight.shape[1..].iter().map(|columns| 0..*columns);
             let region: Vec<_> = block.iter().cloned().chain(std::iter::once(start..end)).chain(columns).collect();
             values.extend(self.files.read(tensor, &region)?);
@@ -170,8 +170,8 @@ impl Distributed {
             };
             names.push((format!("{BLOCKS}{stored}"), Some(block), weight.part));
             let numbered = format!("{BLOCKS}{block}.{stored}");
-            if let Part::Gate(which) = weight.part {
-                names.push((numbered.clone() + ["_w", "_v"][which], None, Part::Whole));
+            if let Division::Gate(which) = weight.part {
+                names.push((numbered.clone() + ["_w", "_v"][which], None, Division::Whole));
             }
             names.push((numbered, None, weight.part));
         }

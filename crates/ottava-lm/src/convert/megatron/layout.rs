@@ -15,14 +15,14 @@ pub struct Weight {
     /// Its block.
     pub block: Option<usize>,
     /// Its part of the stored tensor.
-    pub part: Part,
+    pub part: Division,
     /// The number of heads, where rotary positions turn its rows.
     pub rotary_heads: Option<usize>,
 }
 
 /// The division of a weight among ranks, and its rows in their tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Division {
     /// All ranks have the whole.
     Whole,
     /// Each rank has some rows: an embedding, padded to a multiple.
@@ -62,13 +62,13 @@ const FINAL_NORM: &[&str] = &["decoder.final_layernorm.weight"];
 const ATTENTION_NORM: &[&str] = &["self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"];
 const MLP_NORM: &[&str] = &["mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"];
 
-impl Part {
+impl Division {
     /// Rows of a rank's tensor, of `ranks`, that belong to the weight: their starts and numbers. The weight has `heads`, and keys `kv_heads`.
     pub fn rows(self, stored: usize, sizes: &DecoderConfig, ranks: usize) -> Vec<(usize, usize)> {
         match self {
-            Part::Whole | Part::Rows | Part::Columns => vec![(0, stored)],
-            Part::Gate(which) => vec![(which * stored / 2, stored / 2)],
-            Part::Qkv(head) => {
+            Division::Whole | Division::Rows | Division::Columns => vec![(0, stored)],
+            Division::Gate(which) => vec![(which * stored / 2, stored / 2)],
+            Division::Qkv(head) => {
                 let (queries, groups) = (sizes.heads / sizes.kv_heads, sizes.kv_heads / ranks);
                 let (before, count) = match head {
                     Head::Query => (0, queries),
@@ -84,8 +84,8 @@ impl Part {
     /// The heads whose rows rotary positions turn: those of queries and keys.
     fn rotary_heads(self, sizes: &DecoderConfig) -> Option<usize> {
         match self {
-            Part::Qkv(Head::Query) => Some(sizes.heads),
-            Part::Qkv(Head::Key) => Some(sizes.kv_heads),
+            Division::Qkv(Head::Query) => Some(sizes.heads),
+            Division::Qkv(Head::Key) => Some(sizes.kv_heads),
             _ => None,
         }
     }
@@ -93,10 +93,10 @@ impl Part {
     /// Rows of the tensor of each rank, which contains rows of the weight; at least this many for a padded table.
     pub fn stored_rows(self, rows: usize, sizes: &DecoderConfig, ranks: usize) -> usize {
         match self {
-            Part::Whole | Part::Columns => rows,
-            Part::Rows => rows.div_ceil(ranks),
-            Part::Gate(_) => 2 * rows / ranks,
-            Part::Qkv(_) => (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / ranks,
+            Division::Whole | Division::Columns => rows,
+            Division::Rows => rows.div_ceil(ranks),
+            Division::Gate(_) => 2 * rows / ranks,
+            Division::Qkv(_) => (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / ranks,
         }
     }
 }
@@ -119,43 +119,43 @@ pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
     let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
     let heads = [(q, Head::Query), (kv, Head::Key), (kv, Head::Value)];
     let mut all = Vec::new();
-    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part: Part| {
+    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part: Division| {
         // Norms of queries and keys are those of a head.
         let of_head =
             stored.iter().any(|name| name.ends_with("q_layernorm.weight") || name.ends_with("k_layernorm.weight"));
         let rotary_heads = part.rotary_heads(sizes).or(of_head.then_some(1));
         all.push(Weight { name: format!("{name}.weight"), shape: shape.to_vec(), stored, block, part, rotary_heads });
     };
-    add(LLAMA.embedding.into(), &[v, c], EMBEDDING, None, Part::Rows);
+    add(LLAMA.embedding.into(), &[v, c], EMBEDDING, None, Division::Rows);
     for block in 0..sizes.layers {
         let at = Some(block);
         let name = |module: &str| format!("{}.{block}.{module}", LLAMA.blocks);
         let attention = |module: &str| name(&format!("{}.{module}", LLAMA.attention));
         let mlp = |module: &str| name(&format!("{}.{module}", LLAMA.mlp));
-        add(name(LLAMA.attention_norm), &[c], ATTENTION_NORM, at, Part::Whole);
+        add(name(LLAMA.attention_norm), &[c], ATTENTION_NORM, at, Division::Whole);
         for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
-            add(attention(module), &[rows, c], &["self_attention.linear_qkv.weight"], at, Part::Qkv(head));
+            add(attention(module), &[rows, c], &["self_attention.linear_qkv.weight"], at, Division::Qkv(head));
         }
         if sizes.qk_norm {
-            add(attention("q_norm"), &[sizes.head_dim], &["self_attention.q_layernorm.weight"], at, Part::Whole);
-            add(attention("k_norm"), &[sizes.head_dim], &["self_attention.k_layernorm.weight"], at, Part::Whole);
+            add(attention("q_norm"), &[sizes.head_dim], &["self_attention.q_layernorm.weight"], at, Division::Whole);
+            add(attention("k_norm"), &[sizes.head_dim], &["self_attention.k_layernorm.weight"], at, Division::Whole);
         }
-        add(attention(LLAMA.output), &[c, q], &["self_attention.linear_proj.weight"], at, Part::Columns);
-        add(name(LLAMA.mlp_norm), &[c], MLP_NORM, at, Part::Whole);
+        add(attention(LLAMA.output), &[c, q], &["self_attention.linear_proj.weight"], at, Division::Columns);
+        add(name(LLAMA.mlp_norm), &[c], MLP_NORM, at, Division::Whole);
         for (which, module) in LLAMA.gate_up.iter().enumerate() {
-            add(mlp(module), &[f, c], &["mlp.linear_fc1.weight"], at, Part::Gate(which));
+            add(mlp(module), &[f, c], &["mlp.linear_fc1.weight"], at, Division::Gate(which));
         }
-        add(mlp(LLAMA.down), &[c, f], &["mlp.linear_fc2.weight"], at, Part::Columns);
+        add(mlp(LLAMA.down), &[c, f], &["mlp.linear_fc2.weight"], at, Division::Columns);
     }
-    add(LLAMA.norm.into(), &[c], FINAL_NORM, None, Part::Whole);
+    add(LLAMA.norm.into(), &[c], FINAL_NORM, None, Division::Whole);
     if !sizes.tied {
-        add("lm_head".into(), &[v, c], OUTPUT, None, Part::Rows);
+        add("lm_head".into(), &[v, c], OUTPUT, None, Division::Rows);
     }
     for block in (0..sizes.layers).filter(|_| sizes.qkv_bias) {
         for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
             let name = format!("{}.{block}.{}.{module}.bias", LLAMA.blocks, LLAMA.attention);
             let stored: &[_] = &["self_attention.linear_qkv.bias"];
-            let (part, block) = (Part::Qkv(head), Some(block));
+            let (part, block) = (Division::Qkv(head), Some(block));
             let rotary_heads = part.rotary_heads(sizes);
             all.push(Weight { name, shape: vec![rows], stored, block, part, rotary_heads });
         }
@@ -163,7 +163,7 @@ pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
     for block in (0..sizes.layers).filter(|_| sizes.output_bias) {
         let name = format!("{}.{block}.{}.{}.bias", LLAMA.blocks, LLAMA.attention, LLAMA.output);
         let stored: &[_] = &["self_attention.linear_proj.bias"];
-        let (block, part) = (Some(block), Part::Whole);
+        let (block, part) = (Some(block), Division::Whole);
         all.push(Weight { name, shape: vec![sizes.channels], stored, block, part, rotary_heads: None });
     }
     all

@@ -1,7 +1,7 @@
 //! Checkpoints of Megatron-LM in the format `torch`: a file of `torch.save` for each rank, `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
 use super::args::Args;
-use super::layout::{EMBEDDING, OUTPUT, Part, Weight, without_wrappers};
+use super::layout::{Division, EMBEDDING, OUTPUT, Weight, without_wrappers};
 use crate::convert::torch::pickle::Id;
 use crate::convert::torch::{TorchFile, TorchTensor};
 use crate::error::{Error, Result};
@@ -115,7 +115,7 @@ impl Ranks {
                 let (shape, expected) = (rank.shape(&name)?, self.expected(weight, sizes));
                 // Tables are padded.
                 let fits = match weight.part {
-                    Part::Rows => shape.len() == 2 && shape[1] == expected[1] && shape[0] >= expected[0],
+                    Division::Rows => shape.len() == 2 && shape[1] == expected[1] && shape[0] >= expected[0],
                     _ => shape == expected,
                 };
                 if !fits {
@@ -143,14 +143,14 @@ impl Ranks {
         let (stage, name) = self.place(weight, sizes)?;
         let ranks = &self.stages[stage];
         let parts = match weight.part {
-            Part::Whole => &ranks[..1],
+            Division::Whole => &ranks[..1],
             _ => &ranks[..],
         };
         let parts =
             parts.iter().map(|rank| rank.values(&name, weight.part, sizes, ranks.len())).collect::<Result<Vec<_>>>()?;
         let elements: usize = weight.shape.iter().product();
         let mut values = match weight.part {
-            Part::Columns => {
+            Division::Columns => {
                 let width = weight.shape[1] / parts.len();
                 let row = |row: usize| parts.iter().flat_map(move |part| &part[row * width..(row + 1) * width]);
                 (0..weight.shape[0]).flat_map(row).copied().collect()
@@ -197,7 +197,7 @@ impl Ranks {
         let ranks = self.stages[0].len();
         let mut shape = weight.shape.clone();
         shape[0] = weight.part.stored_rows(shape[0], sizes, ranks);
-        if weight.part == Part::Columns {
+        if weight.part == Division::Columns {
             shape[1] /= ranks;
         }
         shape
@@ -245,7 +245,7 @@ impl Rank {
     }
 
     /// The rows of a tensor that belong to `part`, in F32.
-    fn values(&self, name: &str, part: Part, sizes: &DecoderConfig, ranks: usize) -> Result<Vec<f32>> {
+    fn values(&self, name: &str, part: Division, sizes: &DecoderConfig, ranks: usize) -> Result<Vec<f32>> {
         let tensor = self.tensor(name)?;
         let width: usize = tensor.shape[1..].iter().product();
         let mut values = Vec::new();
