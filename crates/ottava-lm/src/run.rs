@@ -4,7 +4,7 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
-use crate::optim::AdamWOptimizer;
+use crate::optim::Optimizer;
 use crate::parallel::{DataParallel, Partition};
 use crate::param::WeightSource;
 use crate::step::{StepResult, TrainStep};
@@ -16,7 +16,7 @@ pub struct Run {
     /// The model.
     pub model: Decoder,
     /// What updates it.
-    pub optimizer: AdamWOptimizer,
+    pub optimizer: Box<dyn Optimizer>,
     /// Its steps.
     pub step: TrainStep,
     /// A digest of the weights that it was built from, which all ranks have alike.
@@ -41,7 +41,7 @@ impl Run {
         let partition = Partition::new(&mut model, ranks, config.parallel.zero, reduction, values)?;
         let weights_digest = partition.load(&mut model, weights)?;
         let states = device.scope("optimizer states");
-        let optimizer = AdamWOptimizer::new(config.adamw(), &model.parameters())?;
+        let optimizer = config.new_optimizer(&model.parameters())?;
         drop(states);
         let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;
@@ -63,6 +63,6 @@ impl Run {
 
     /// Runs a step on the micro-batches that were loaded into [`Run::step`].
     pub fn step(&mut self, learning_rate: f64, precision: StepPrecision) -> Result<StepResult> {
-        self.step.run(&mut self.model, &mut self.optimizer, learning_rate, precision)
+        self.step.run(&mut self.model, &mut *self.optimizer, learning_rate, precision)
     }
 }

@@ -11,7 +11,7 @@ use super::training::{Contents, LiveTensors, Progress};
 use super::{CheckpointWriter, FileStart, delete_old};
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::AdamWOptimizer;
+use crate::optim::Optimizer;
 use crate::parallel::{DataParallel, Partition};
 use ottava_tensor::{Device, Snapshot};
 use serde_json::{Value, json};
@@ -158,7 +158,7 @@ impl Saver {
         progress: &Progress,
         template: &FolderTemplate,
         model: &mut Decoder,
-        optimizer: &mut AdamWOptimizer,
+        optimizer: &mut dyn Optimizer,
         partition: &Partition,
         prepare: impl FnOnce() -> Result<Vec<(String, FileStart)>>,
     ) -> Result<Option<Saved>> {

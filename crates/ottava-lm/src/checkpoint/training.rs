@@ -7,7 +7,7 @@ use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_te
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, Kept, LossScale, Per, optimizer_tensors};
+use crate::optim::{Kept, LossScale, Optimizer, Per, optimizer_tensors};
 use crate::parallel::Partition;
 use crate::param::{FolderLayout, Param, Shard};
 use ottava_tensor::ops::transpose;
@@ -75,7 +75,7 @@ impl Contents {
     /// Lists the tensors that this rank writes, and their locations.
     pub fn new<'a>(
         model: &'a mut Decoder,
-        optimizer: &mut AdamWOptimizer,
+        optimizer: &mut dyn Optimizer,
         partition: &'a Partition,
     ) -> Result<(Contents, LiveTensors<'a>)> {
         Contents::with_files_of(MAX_FILE_BYTES, model, optimizer, partition)
@@ -85,7 +85,7 @@ impl Contents {
     pub fn with_files_of<'a>(
         max_file_bytes: usize,
         model: &'a mut Decoder,
-        optimizer: &mut AdamWOptimizer,
+        optimizer: &mut dyn Optimizer,
         partition: &'a Partition,
     ) -> Result<(Contents, LiveTensors<'a>)> {
         let (ranks, dtype) = (partition.ranks(), model.recipe().compute);
@@ -103,7 +103,7 @@ impl Contents {
             others.insert(name, array);
         }
         let mut params = model.parameters();
-        for (i, (param, moments)) in params.iter_mut().zip(optimizer.moments_mut()).enumerate() {
+        for (i, (param, states)) in params.iter_mut().zip(optimizer.states()).enumerate() {
             let slice = param.is_sliced().then(|| param.slice());
             let Param { shards, weights, .. } = &mut **param;
             for (shard, at) in rows_of(shards) {
@@ -114,7 +114,7 @@ impl Contents {
             if slice.is_none() && !ranks.leads() {
                 continue;
             }
-            for kept in optimizer_tensors(weights, moments) {
+            for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that all slices share.
                 let first = slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !first {
@@ -259,12 +259,12 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 }
 
 /// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights.
-pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Result<()> {
+pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+    for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let slice = param.is_sliced().then(|| param.slice());
         let Param { shards, weights, .. } = param;
-        for kept in optimizer_tensors(weights, moments) {
+        for kept in optimizer_tensors(weights, states) {
             let mut bytes = Vec::with_capacity(kept.tensor.bytes());
             for Piece { info: expected, elements } in pieces(shards, &slice, &kept) {
                 let info = files.info(&expected.name)?;

@@ -10,8 +10,8 @@ use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
 use crate::error::{Error, Result};
 use crate::level::Share;
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
-use crate::optim::{AdamWConfig, Schedule, SchedulerType};
-use crate::param::{MemoryPolicy, Purpose};
+use crate::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Schedule, SchedulerType};
+use crate::param::{MemoryPolicy, Param, Purpose};
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
 use ottava_tensor::Device;
@@ -555,16 +555,17 @@ impl RunConfig {
         }
     }
 
-    /// The constants of the optimizer.
-    pub fn adamw(&self) -> AdamWConfig {
+    /// The optimizer of the run, before its first step.
+    pub fn new_optimizer(&self, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
         let t = &self.training;
-        AdamWConfig {
+        let config = AdamWConfig {
             beta1: t.adam_beta1,
             beta2: t.adam_beta2,
             epsilon: t.adam_epsilon,
             weight_decay: t.weight_decay,
             max_grad_norm: t.max_grad_norm,
-        }
+        };
+        Ok(Box::new(AdamWOptimizer::new(config, params)?))
     }
 
     /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and

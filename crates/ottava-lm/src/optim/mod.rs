@@ -2,8 +2,12 @@
 
 mod adamw;
 mod loss_scale;
+mod optimizer;
 mod schedule;
+mod update;
 
-pub use adamw::{AdamWConfig, AdamWOptimizer, Kept, Per, optimizer_tensors};
+pub use adamw::{AdamWConfig, AdamWOptimizer};
 pub use loss_scale::{LossScale, Overflow};
+pub use optimizer::{Kept, Optimizer, Per, Updated, grad_norm, optimizer_tensors};
 pub use schedule::{Schedule, SchedulerType};
+pub use update::{find_amaxes, update};

@@ -53,6 +53,17 @@ pub(super) enum Stored {
     Slice(Tensor),
 }
 
+/// What writes to the memory that a unit hands out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// The casts and copies of [`Unit::collect`] alone.
+    Cast,
+    /// An update, which writes weights.
+    Update,
+    /// An update that casts the weights which it writes.
+    CastingUpdate,
+}
+
 impl Stored {
     /// The buffer or slice, whose other parts need not hold.
     pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
@@ -155,15 +166,15 @@ impl Bucket {
         (!found.is_empty()).then_some(found)
     }
 
-    /// Divides the memory of this rank's slices by matrix. With `update`, an update writes there what it can; [`Bucket::finish_write`] writes
-    /// the rest and joins the memory.
+    /// Divides the memory of this rank's slices by matrix. An update writes there what it can; [`Bucket::finish_write`] writes the rest and
+    /// joins the memory.
     pub(super) fn begin_write(
         &mut self,
         matrices: &mut [&mut Param],
         casts: &Casts,
         rank: usize,
         zero: Zero,
-        update: bool,
+        writer: Writer,
     ) -> Result<()> {
         let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
         let device = matrices[0].weights.device();
@@ -186,11 +197,11 @@ impl Bucket {
         }
         let mut parts = memory.split(&places)?.into_iter();
         self.unwritten = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
-        for (at, param) in matrices.iter_mut().enumerate().filter(|_| update) {
+        for (at, param) in matrices.iter_mut().enumerate().filter(|_| writer != Writer::Cast) {
             let Some(part) = self.unwritten[at].take() else { continue };
             self.unwritten[at] = match (self.codes, self.casts[at].take()) {
                 (false, _) => param.write_value_to(part)?.map(flat).transpose()?,
-                (true, Some(mut into)) if param.is_cast_by_update(casts)? => {
+                (true, Some(mut into)) if writer == Writer::CastingUpdate && param.is_cast_by_update(casts)? => {
                     into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
                     param.write_codes_to(into);
                     None

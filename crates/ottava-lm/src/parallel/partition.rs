@@ -6,13 +6,13 @@
 //! runs, those of all ranks are gathered: codes, where products read nothing else.
 
 use super::DataParallel;
-use super::bucket::{Bucket, Stored};
+use super::bucket::{Bucket, Stored, Writer};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
-use crate::optim::AdamWOptimizer;
+use crate::optim::{self, Optimizer};
 use crate::param::{Grad, Param, UnitId};
 use crate::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::Reduce;
@@ -132,7 +132,7 @@ impl Partition {
     /// that of one rank.
     pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
         if !self.divides() {
-            return AdamWOptimizer::grad_norm(params);
+            return optim::grad_norm(params);
         }
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         // Vectors are the same on all ranks, and counted once.
@@ -146,13 +146,13 @@ impl Partition {
     }
 
     /// Updates the weights with reduced gradients, each rank its slices, and casts them for the coming step.
-    pub fn update(&self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, norm: &Tensor) -> Result<()> {
+    pub fn update(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, norm: &Tensor) -> Result<()> {
         let (mut params, scaling) = model.parameters_and_scaling();
         // Scales move on first, so that new weights are cast by them.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
         let amaxes = match self.divides() {
-            true => optimizer.amaxes(&mut params, norm)?,
+            true => optim::find_amaxes(optimizer, &mut params, norm)?,
             false => None,
         };
         let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
@@ -187,13 +187,14 @@ impl Partition {
         &self,
         params: &mut [&mut Param],
         start: usize,
-        optimizer: &mut AdamWOptimizer,
+        optimizer: &mut dyn Optimizer,
         casts: &mut Casts,
         norm: &Tensor,
         amaxes: Option<Tensor>,
     ) -> Result<()> {
-        self.begin_write(params, casts, true)?;
-        optimizer.step(params, start, casts, norm, amaxes)?;
+        let writer = if optimizer.fuses_casts() { Writer::CastingUpdate } else { Writer::Update };
+        self.begin_write(params, casts, writer)?;
+        optim::update(optimizer, params, start, casts, norm, amaxes)?;
         self.finish_write(params, casts)
     }
 
@@ -209,7 +210,7 @@ impl Partition {
         }
         let (mut params, scaling) = model.parameters_and_scaling();
         let mut casts = scaling.casts(Mode::TRAINING);
-        self.begin_write(&mut params, &casts, false)?;
+        self.begin_write(&mut params, &casts, Writer::Cast)?;
         self.finish_write(&mut params, &mut casts)?;
         scaling.forget_losses()
     }
@@ -226,9 +227,9 @@ impl Partition {
     }
 
     /// [`Bucket::begin_write`] of all buckets.
-    fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, update: bool) -> Result<()> {
+    fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
         let rank = self.ranks.rank();
-        self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, update))
+        self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, writer))
     }
 
     /// Runs `work` on each bucket that ranks divide and that has matrices among `params`, with those.

@@ -3,25 +3,25 @@
 use super::{DataParallel, Partition};
 use crate::error::Result;
 use crate::models::Decoder;
-use crate::optim::{AdamWOptimizer, optimizer_tensors};
+use crate::optim::{Optimizer, optimizer_tensors};
 use ottava_tensor::RankFault;
 use ottava_tensor::ops::checksums;
 
 impl Partition {
     /// Errors on all ranks, with the name of the first tensor, where weights, master weights or moments differ that all ranks hold whole:
     /// everything where nothing is divided, else those of vectors. `when` is the step, as "after step 100".
-    pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Result<()> {
+    pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().size() == 1 {
             return Ok(());
         }
         let (mut names, mut sums) = (Vec::new(), Vec::new());
-        for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+        for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
             if param.is_sliced() {
                 continue;
             }
             let name = param.name().to_string();
             let weight = param.is_stored().then(|| param.value()).transpose()?;
-            let kept = optimizer_tensors(&mut param.weights, moments);
+            let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
             // Scales of offloaded tensors are on the GPU, the tensors themselves in the host's memory: one device all the same.

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::scaling::{Casts, NextCast, Slot, Values};
-use ottava_tensor::ops::{self, Accumulation, AdamWWeight, CodeCopies, Operand, amax, real_type};
+use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
 use ottava_tensor::{DType, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
 
@@ -316,7 +316,7 @@ impl Param {
     pub fn for_update<'a>(
         &'a mut self,
         next: &'a Option<NextCast>,
-    ) -> Result<(AdamWWeight<'a>, Option<ops::WeightCast<'a>>, ops::Gradient<'a>)> {
+    ) -> Result<(UpdatedWeight<'a>, Option<ops::WeightCast<'a>>, ops::Gradient<'a>)> {
         let Param { weights, gradient, cast, .. } = self;
         let cast = cast.as_mut().and_then(|cast| cast.in_update(next));
         Ok((weights.for_update(), cast, gradient.get().expect("backward has run").read()))

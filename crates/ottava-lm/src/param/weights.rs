@@ -4,7 +4,7 @@ use super::scopes::{MASTERS, WEIGHTS};
 use crate::error::Result;
 use crate::level::Masters;
 use crate::scaling::Values;
-use ottava_tensor::ops::{AdamWWeight, WeightCopy, cast, scaled, scaled_by, split, unscaled};
+use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled, scaled_by, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
 /// The weights of a parameter: those that an optimizer updates, and those that layers read. Both are missing until [`Weights::fill`].
@@ -100,6 +100,11 @@ impl Weights {
         }
         self.master = master;
         Ok(())
+    }
+
+    /// Whether [`Weights::fill`] has been called.
+    pub(super) fn are_loaded(&self) -> bool {
+        self.value.is_some() || self.master.is_some()
     }
 
     /// Will store the master, if there is one, in host memory.
@@ -216,19 +221,19 @@ impl Weights {
     }
 
     /// The weights for an optimizer to update.
-    pub fn for_update(&mut self) -> AdamWWeight<'_> {
+    pub fn for_update(&mut self) -> UpdatedWeight<'_> {
         let (made, narrow) = (WeightCopy::OnDemand(self.dtype), self.dtype == DType::BF16);
         match (&mut self.master, &mut self.value) {
             (Some(Master::Full(master)), value) => {
-                AdamWWeight::Master { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
+                UpdatedWeight::Master { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
             }
             (Some(Master::Scaled(master)), value) => {
-                AdamWWeight::Scaled { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
+                UpdatedWeight::Scaled { master, copy: value.as_mut().map_or(made, WeightCopy::Stored) }
             }
-            (Some(Master::Rest(rest)), Some(weight)) => AdamWWeight::Split { weight, rest },
+            (Some(Master::Rest(rest)), Some(weight)) => UpdatedWeight::Split { weight, rest },
             (None, Some(weight)) => match narrow {
-                true => AdamWWeight::Stochastic { weight },
-                false => AdamWWeight::Master { master: weight, copy: made },
+                true => UpdatedWeight::Stochastic { weight },
+                false => UpdatedWeight::Master { master: weight, copy: made },
             },
             (_, None) => unreachable!("only a value that an F16 master can make is dropped"),
         }

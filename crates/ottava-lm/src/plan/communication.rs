@@ -5,12 +5,11 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::optim::optimizer_tensors;
+use crate::optim::{Kept, optimizer_tensors};
 use crate::parallel::{BufferBytes, Zero};
 use crate::param::Param;
 use crate::run::Run;
 use ottava_tensor::comm::Traffic;
-use ottava_tensor::ops::Moments;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
@@ -123,12 +122,11 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().size() } else { 1 };
-    let of_param = |(param, moments): (&mut Param, &mut Moments)| {
+    let of_param = |(param, states): (&mut Param, Vec<Kept>)| {
         let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
-        let twice =
-            optimizer_tensors(&mut param.weights, moments).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
+        let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
         once + 2 * twice
     };
-    let params = run.model.parameters().into_iter().zip(run.optimizer.moments_mut());
+    let params = run.model.parameters().into_iter().zip(run.optimizer.states());
     (params.map(of_param).sum::<usize>() * shares) as u64
 }

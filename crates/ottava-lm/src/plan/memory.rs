@@ -210,7 +210,7 @@ impl DryRun {
 fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
     let device = model.device().clone();
     let _scope = device.scope("save");
-    let (contents, mut live) = Contents::new(model, optimizer, step.partition())?;
+    let (contents, mut live) = Contents::new(model, &mut **optimizer, step.partition())?;
     for name in contents.names() {
         let tensor = live.get(name)?;
         if matches!(device, Device::DryCpu(_)) {

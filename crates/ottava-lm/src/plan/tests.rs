@@ -7,7 +7,6 @@ use crate::config::RunConfig;
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::optim::AdamWOptimizer;
 use crate::parallel::{DataParallel, Zero};
 use crate::param::Description;
 use crate::recipe::Recipe;
@@ -310,11 +309,11 @@ fn memory_that_runs_out_is_explained() {
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let mut decoder =
         Decoder::new(&llama(), &config.recipe_on(&device), &device, config.purpose(), 4096, &mut weights).unwrap();
-    let Err(error) = AdamWOptimizer::new(config.adamw(), &decoder.parameters()).and_then(|mut optimizer| {
+    let Err(error) = config.new_optimizer(&decoder.parameters()).and_then(|mut optimizer| {
         decoder.quantize_weights()?;
         crate::step::TrainStep::new(&decoder, 1, 2, 4096)?.run(
             &mut decoder,
-            &mut optimizer,
+            &mut *optimizer,
             1e-4,
             StepPrecision::Recipe,
         )

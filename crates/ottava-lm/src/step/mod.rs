@@ -15,7 +15,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::optim::AdamWOptimizer;
+use crate::optim::Optimizer;
 use crate::parallel::Partition;
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
@@ -161,7 +161,7 @@ impl TrainStep {
     pub fn run(
         &mut self,
         model: &mut Decoder,
-        optimizer: &mut AdamWOptimizer,
+        optimizer: &mut dyn Optimizer,
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
@@ -225,7 +225,7 @@ impl TrainStep {
 
     /// Captures the step and replays it. Nothing else is in flight: a step holds all its micro-batches from forward to update. Where a rank
     /// cannot capture, all launch this step and later ones call by call.
-    fn record(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
+    fn record(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is captured") };
         // Frees an earlier graph.
         *self.capture(precision) = Capture::Due;
@@ -248,7 +248,7 @@ impl TrainStep {
         }
     }
 
-    fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut AdamWOptimizer, precision: StepPrecision) -> Result<()> {
+    fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
         let loss_scale = Some(&loss_scale.per_token);
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };

@@ -6,7 +6,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::mode::{Pass, StepPrecision};
 use crate::models::{Decoder, StageSaved};
-use crate::optim::AdamWOptimizer;
+use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Partition};
 use ottava_tensor::{Device, Tensor};
 
@@ -63,7 +63,7 @@ pub struct Results {
 /// What a program reads and writes that ends in an update.
 pub struct StepEnd<'a> {
     /// What updates the weights.
-    pub optimizer: &'a mut AdamWOptimizer,
+    pub optimizer: &'a mut dyn Optimizer,
     /// Where losses and norm are stored.
     pub results: &'a mut Results,
 }
@@ -208,7 +208,7 @@ impl Execution<'_> {
         let partition = self.inputs.partition;
         let model = self.model();
         let _update = model.device().scope("update");
-        partition.update(model, optimizer, &results.norm)?;
+        partition.update(model, *optimizer, &results.norm)?;
         model.parameters().into_iter().for_each(|param| param.gradient.clear());
         Ok(())
     }

@@ -153,7 +153,7 @@ impl Trainer {
             let documents = layout.max_documents(&dataset, &split);
             let mut run = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
             if let Some(Resumed { path, progress }) = &resumed {
-                training::restore(path, progress, &mut run.model, &mut run.optimizer)?;
+                training::restore(path, progress, &mut run.model, &mut *run.optimizer)?;
                 (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
                 loss_scale = progress.loss_scale.clone().or(loss_scale.take());
             }
@@ -174,7 +174,7 @@ impl Trainer {
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
         if config.training.async_save == Some(true) {
             let Run { model, optimizer, step, .. } = &mut run;
-            let [bytes, _] = Contents::new(model, optimizer, step.partition())?.0.snapshot_bytes();
+            let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
             tracing::info!("host memory for snapshots of checkpoints: {:.2} GiB", bytes as f64 / f64::from(1 << 30));
             saver.write_behind(device, bytes)?;
         }
@@ -322,7 +322,7 @@ impl Trainer {
         }
         if self.config.parallel.check_replicas > 0 && step.is_multiple_of(self.config.parallel.check_replicas) {
             let Run { model, optimizer, step: work, .. } = &mut self.run;
-            work.partition().compare_replicas(model, optimizer, &format!("after step {step}"))?;
+            work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"))?;
         }
         let casts = self.run.model.scaling().losses(self.run.step.partition())?;
         warn_of_infinities(step, &casts.non_finite);
@@ -495,7 +495,7 @@ impl Trainer {
             files.saved(folder)
         };
         let Run { model, optimizer, step, .. } = &mut self.run;
-        self.saver.begin(&progress, &self.template, model, optimizer, step.partition(), prepare)
+        self.saver.begin(&progress, &self.template, model, &mut **optimizer, step.partition(), prepare)
     }
 
     /// Writes checkpoints through `fs`, to make operations slow or fail.

@@ -7,7 +7,7 @@ use ottava_lm::context::Sequences;
 use ottava_lm::data::Batch;
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::Decoder;
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::Recompute;

@@ -11,7 +11,7 @@ use ottava_lm::data::Batch;
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, Shard, WeightSource};
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::{FirstStep, Fp8Format, RecipeName};
@@ -159,7 +159,7 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
             assert!(bits(&mut model, true).iter().zip(&trained).all(|(a, b)| a != b), "all adapters are trained");
             let mut kept = model.all_parameters().into_iter().filter(|param| !param.is_trained());
             assert!(kept.all(|param| !param.gradient.has_memory() && param.weights.tensors_mut().1.is_none()));
-            let (count, moments) = (model.parameters().len(), optimizer.moments_mut().len());
+            let (count, moments) = (model.parameters().len(), optimizer.states().len());
             assert_eq!(count, moments, "moments are those of adapters");
         }
     }

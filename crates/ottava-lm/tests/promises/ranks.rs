@@ -7,7 +7,7 @@ use ottava_lm::level::{Formats, Gradients, Level, Masters, States};
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Per, optimizer_tensors};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Per, optimizer_tensors};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Slices, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
@@ -95,10 +95,10 @@ fn run_for(
     let arrays = model.scaling().arrays().unwrap().into_iter();
     values_seen.extend(arrays.filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
     let (mut scales, mut first_moments) = (BTreeMap::new(), Vec::new());
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+    for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let (name, updates) = (param.name().to_string(), !param.slice().is_empty());
         let is_whole = !param.is_sliced();
-        for kept in optimizer_tensors(&mut param.weights, moments) {
+        for kept in optimizer_tensors(&mut param.weights, states) {
             if updates && kept.per == Per::Parameter {
                 scales.insert(format!("{} of {name}", kept.kind), values(kept.tensor));
             }
@@ -514,8 +514,8 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
                 if ranks.rank() == 2 {
                     let mut params = model.parameters();
                     let at = params.iter().rposition(|param| param.name().contains(flipped)).unwrap();
-                    let moments = &mut optimizer.moments_mut()[at];
-                    let master = optimizer_tensors(&mut params[at].weights, moments).swap_remove(0).tensor;
+                    let states = optimizer.states().swap_remove(at);
+                    let master = optimizer_tensors(&mut params[at].weights, states).swap_remove(0).tensor;
                     let mut bytes = master.read_bytes().unwrap();
                     bytes[11] ^= 1;
                     master.write_bytes(&bytes).unwrap();

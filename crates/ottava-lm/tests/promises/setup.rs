@@ -6,7 +6,7 @@ use ottava_lm::layers::{
 };
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
-use ottava_lm::optim::{AdamWOptimizer, optimizer_tensors};
+use ottava_lm::optim::{grad_norm, optimizer_tensors};
 use ottava_lm::parallel::Partition;
 use ottava_lm::param::{Builder, FolderTensor, Init, Loan, MemoryPolicy, Param, Purpose, Split, WeightSource};
 use ottava_lm::recipe::{Cast, Fp8Format, Precision, ProductName, Recipe, RecipeName, Scaling, WgradBlocks};
@@ -451,7 +451,7 @@ impl Training {
             losses_and_gradients(&mut self.decoder, &inputs, &targets, rows, scale).expect("forward and backward run")
         };
         self.step += 1;
-        let norm = AdamWOptimizer::grad_norm(&self.decoder.parameters()).expect("a norm");
+        let norm = grad_norm(&self.decoder.parameters()).expect("a norm");
         let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
         let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, gradient_scale: 1.0 };
         let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
@@ -478,9 +478,11 @@ impl Training {
     pub fn bits(&mut self) -> Vec<Vec<u8>> {
         let scaling = self.decoder.scaling().arrays().expect("readable");
         let mut weights = Vec::new();
-        for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
+        for (param, moments) in self.decoder.parameters().into_iter().zip(&self.moments) {
+            let Moments::Plain { m, v } = moments else { unreachable!("as they were made") };
             weights.push(param.value().expect("readable"));
-            weights.extend(optimizer_tensors(&mut param.weights, moments).into_iter().map(|kept| kept.tensor.clone()));
+            let masters = optimizer_tensors(&mut param.weights, Vec::new());
+            weights.extend(masters.into_iter().map(|kept| kept.tensor.clone()).chain([m.clone(), v.clone()]));
         }
         let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
         tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()

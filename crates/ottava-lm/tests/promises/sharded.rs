@@ -5,7 +5,7 @@ use ottava_lm::checkpoint::fs::RealFs;
 use ottava_lm::checkpoint::{CheckpointWriter, Contents};
 use ottava_lm::level::Level;
 use ottava_lm::models::Decoder;
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors};
+use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
@@ -58,9 +58,9 @@ fn on_ranks<T: Send + 'static>(size: usize, work: impl Fn(Group) -> T + Clone + 
 /// Bytes of master weights and their scales by name, of all elements that this rank has, with the first element.
 fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, usize, Vec<u8>)> {
     let mut all = Vec::new();
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+    for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let (name, slice) = (param.name().to_string(), param.slice());
-        for kept in optimizer_tensors(&mut param.weights, moments) {
+        for kept in optimizer_tensors(&mut param.weights, states) {
             if kept.kind.starts_with("master") {
                 all.push((format!("{name} {}", kept.kind), slice.start, kept.tensor.read_bytes().unwrap()));
             }

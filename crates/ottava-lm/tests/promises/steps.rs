@@ -5,7 +5,9 @@ use ottava_lm::data::Batch;
 use ottava_lm::level::{Formats, Level, Masters, Share};
 use ottava_lm::mode::{Mode, StepPrecision};
 use ottava_lm::models::{Decoder, DecoderConfig};
-use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, optimizer_tensors as kept_of};
+use ottava_lm::optim::{
+    AdamWConfig, AdamWOptimizer, Optimizer, find_amaxes, grad_norm, optimizer_tensors as kept_of, update,
+};
 use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
@@ -76,10 +78,10 @@ pub fn run_of(
     let loss =
         |step: usize| seen.iter().find(|(what, _)| *what == format!("loss and norm of step {step}")).unwrap().1[0];
     assert!(loss(0) > loss(STEPS - 1), "the loss falls: {seen:?}");
-    for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+    for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let name = param.name().to_string();
         seen.push((name.clone(), values(&param.value().unwrap())));
-        for kept in kept_of(&mut param.weights, moments) {
+        for kept in kept_of(&mut param.weights, states) {
             let bits = kept.tensor.read_bytes().unwrap();
             seen.push((format!("{} of {name}", kept.kind), bits.into_iter().map(f64::from).collect()));
         }
@@ -267,18 +269,19 @@ fn amaxes_found_before_the_update_change_no_bit() {
                 let ids = batch(&format!("amaxes {step}"), ROWS, TOKENS, sizes.vocabulary);
                 let [inputs, targets] = ids.map(|ids| ids.to_device(&device).unwrap());
                 losses_and_gradients(&mut model, &inputs, &targets, ROWS, 1.0 / targets.len() as f64).unwrap();
-                let norm = AdamWOptimizer::grad_norm(&model.parameters()).unwrap();
+                let norm = grad_norm(&model.parameters()).unwrap();
                 optimizer.begin_step(1e-2, 1.0).unwrap();
                 let (mut params, scaling) = model.parameters_and_scaling();
                 scaling.update().unwrap();
-                let found = apart.then(|| optimizer.amaxes(&mut params, &norm).unwrap().expect("O3 has scales"));
-                optimizer.step(&mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
+                let found =
+                    apart.then(|| find_amaxes(&mut optimizer, &mut params, &norm).unwrap().expect("O3 has scales"));
+                update(&mut optimizer, &mut params, 0, &mut scaling.casts(Mode::TRAINING), &norm, found).unwrap();
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
             }
             let mut seen = Vec::new();
-            for (param, moments) in model.parameters().into_iter().zip(optimizer.moments_mut()) {
+            for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
                 let name = param.name().to_string();
-                let bits = kept_of(&mut param.weights, moments).into_iter().map(|kept| {
+                let bits = kept_of(&mut param.weights, states).into_iter().map(|kept| {
                     let bytes = kept.tensor.read_bytes().unwrap();
                     (format!("{} of {name}", kept.kind), bytes.into_iter().map(f64::from).collect())
                 });

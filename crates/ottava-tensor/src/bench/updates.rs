@@ -17,7 +17,7 @@ struct Case {
 }
 
 impl Case {
-    fn update(&mut self, weight: AdamWWeight, cast: Option<WeightCast>) -> Result<()> {
+    fn update(&mut self, weight: UpdatedWeight, cast: Option<WeightCast>) -> Result<()> {
         let Case { moments, plain, scaled, seen, norm, scalars } = self;
         let grad = scaled.as_ref().map_or(Gradient::Plain(plain), Gradient::Scaled);
         let mut found = match scaled {
@@ -69,25 +69,25 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     case.moments = plain(DType::BF16)?;
     let mut rest = Tensor::zeros(device, &shape, DType::I16)?;
     row("adamw, BF16 states, BF16 weights and rest, FP8 codes", 22 * n, &mut || {
-        case.update(AdamWWeight::Split { weight: &mut copy, rest: &mut rest }, codes_with_scale(&scale, &mut codes))
+        case.update(UpdatedWeight::Split { weight: &mut copy, rest: &mut rest }, codes_with_scale(&scale, &mut codes))
     })?;
     drop(rest);
     case.plain = cast(&case.plain, DType::BF16)?;
     row("adamw, BF16 states, stochastic rounding", 14 * n, &mut || {
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
+        case.update(UpdatedWeight::Stochastic { weight: &mut copy }, None)
     })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
     row("adamw, BF16 states, stochastic rounding, amax", 14 * n, &mut || {
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
+        case.update(UpdatedWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
     })?;
     row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, codes_with_scale(&scale, &mut codes))
+        case.update(UpdatedWeight::Stochastic { weight: &mut copy }, codes_with_scale(&scale, &mut codes))
     })?;
     let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
     let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, CodeCopies::Both, &mut case.seen, 0)?;
     row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
         let cast = WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut blocks };
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, Some(cast))
+        case.update(UpdatedWeight::Stochastic { weight: &mut copy }, Some(cast))
     })?;
     drop(blocks);
     case.moments = Moments::Expanded {
@@ -95,7 +95,7 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         v: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
     };
     row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
-        case.update(AdamWWeight::Stochastic { weight: &mut copy }, None)
+        case.update(UpdatedWeight::Stochastic { weight: &mut copy }, None)
     })?;
     row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;
     case.scaled = Some(scaled(&case.plain, DType::E4M3)?);
@@ -124,10 +124,10 @@ fn codes_with_scale<'a>(scale: &'a Tensor, into: &'a mut QuantizedTensor) -> Opt
     Some(WeightCast::Codes { scale: CastScale::Given(scale), slot: 0, into })
 }
 
-fn with_stored_copy<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> AdamWWeight<'a> {
-    AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) }
+fn with_stored_copy<'a>(master: &'a mut Tensor, copy: &'a mut Tensor) -> UpdatedWeight<'a> {
+    UpdatedWeight::Master { master, copy: WeightCopy::Stored(copy) }
 }
 
-fn with_computed_copy(master: &mut ScaledTensor) -> AdamWWeight<'_> {
-    AdamWWeight::Scaled { master, copy: WeightCopy::OnDemand(DType::BF16) }
+fn with_computed_copy(master: &mut ScaledTensor) -> UpdatedWeight<'_> {
+    UpdatedWeight::Scaled { master, copy: WeightCopy::OnDemand(DType::BF16) }
 }

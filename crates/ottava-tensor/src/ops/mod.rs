@@ -33,7 +33,7 @@ mod swiglu;
 mod transpose;
 
 pub use adamw::{
-    AdamW, AdamWParameter, AdamWScalars, AdamWWeight, Gradient, Moments, WeightCast, WeightCopy, adamw, adamw_amaxes,
+    AdamW, AdamWParameter, AdamWScalars, Gradient, Moments, UpdatedWeight, WeightCast, WeightCopy, adamw, adamw_amaxes,
 };
 pub use add::add;
 pub use argmax::argmax;

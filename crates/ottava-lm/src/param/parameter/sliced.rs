@@ -19,6 +19,7 @@ impl Param {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
         }
+        assert!(!self.weights.are_loaded(), "slices are chosen before weights are loaded");
         if let Some(cast) = &mut self.cast {
             cast.stores_codes = false;
         }

@@ -1,5 +1,5 @@
 use super::chunks::{self, Chunk, Rounding};
-use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, Scalars, WeightCast, WeightCopy};
+use super::{AdamWParameter, CastStatistics, Gradient, Moments, Scalars, UpdatedWeight, WeightCast, WeightCopy};
 use crate::ops::{CastScale, cast, quantize, scaled, unscaled};
 use crate::{DType, Tensor};
 use half::bf16;
@@ -54,9 +54,9 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
 /// Scratch bytes of one parameter: its weights as layers read them, for the copy or the cast.
 pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     let bytes = |parameter: &AdamWParameter| match &parameter.weight {
-        AdamWWeight::Master { copy: WeightCopy::Stored(copy), .. } => copy.bytes(),
-        AdamWWeight::Master { copy: WeightCopy::OnDemand(dtype), .. }
-        | AdamWWeight::Scaled { copy: WeightCopy::OnDemand(dtype), .. }
+        UpdatedWeight::Master { copy: WeightCopy::Stored(copy), .. } => copy.bytes(),
+        UpdatedWeight::Master { copy: WeightCopy::OnDemand(dtype), .. }
+        | UpdatedWeight::Scaled { copy: WeightCopy::OnDemand(dtype), .. }
             if parameter.cast.is_some() =>
         {
             parameter.grad.values().len() * dtype.size()
@@ -82,27 +82,27 @@ fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
         m.scale_inv.host_mut()[0] = first;
         v.scale_inv.host_mut()[0] = second;
     }
-    if let AdamWWeight::Scaled { master, .. } = &mut parameter.weight {
+    if let UpdatedWeight::Scaled { master, .. } = &mut parameter.weight {
         master.scale_inv.host_mut()[0] = weight;
     }
     match &mut parameter.weight {
-        AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) } => {
+        UpdatedWeight::Master { master, copy: WeightCopy::Stored(copy) } => {
             let rounded = cast(master, copy.dtype()).expect(REFUSED);
             copy.copy_from(0, &rounded).expect("of the same type and size");
         }
-        AdamWWeight::Scaled { master, copy: WeightCopy::Stored(copy) } => scaled::cpu::unscaled(master, copy),
+        UpdatedWeight::Scaled { master, copy: WeightCopy::Stored(copy) } => scaled::cpu::unscaled(master, copy),
         _ => {}
     }
 }
 
 /// The weights as layers read them.
-fn read(weight: &AdamWWeight) -> Tensor {
+fn read(weight: &UpdatedWeight) -> Tensor {
     match weight {
-        AdamWWeight::Master { copy: WeightCopy::Stored(copy), .. }
-        | AdamWWeight::Scaled { copy: WeightCopy::Stored(copy), .. } => (*copy).clone(),
-        AdamWWeight::Master { master, copy } => cast(master, copy.dtype()).expect(REFUSED),
-        AdamWWeight::Scaled { master, copy } => unscaled(master, copy.dtype()).expect(REFUSED),
-        AdamWWeight::Split { weight, .. } | AdamWWeight::Stochastic { weight } => (*weight).clone(),
+        UpdatedWeight::Master { copy: WeightCopy::Stored(copy), .. }
+        | UpdatedWeight::Scaled { copy: WeightCopy::Stored(copy), .. } => (*copy).clone(),
+        UpdatedWeight::Master { master, copy } => cast(master, copy.dtype()).expect(REFUSED),
+        UpdatedWeight::Scaled { master, copy } => unscaled(master, copy.dtype()).expect(REFUSED),
+        UpdatedWeight::Split { weight, .. } | UpdatedWeight::Stochastic { weight } => (*weight).clone(),
     }
 }
 
@@ -123,10 +123,10 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
         Moments::Expanded { m, v } => (Chunk::expanded(m), Chunk::expanded(v)),
     };
     let weight = match &mut parameter.weight {
-        AdamWWeight::Master { master, .. } => Chunk::plain(master, size),
-        AdamWWeight::Scaled { master, .. } => Chunk::scaled(master, size),
-        AdamWWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
-        AdamWWeight::Stochastic { weight } => Chunk::plain(weight, size),
+        UpdatedWeight::Master { master, .. } => Chunk::plain(master, size),
+        UpdatedWeight::Scaled { master, .. } => Chunk::scaled(master, size),
+        UpdatedWeight::Split { weight, rest } => Chunk::split(weight, rest, size),
+        UpdatedWeight::Stochastic { weight } => Chunk::plain(weight, size),
     };
     let (grad, first) = (parameter.grad, parameter.offset);
     let pieces = weight.into_par_iter().zip(m).zip(v).enumerate().map(|(i, ((weight, m), v))| {

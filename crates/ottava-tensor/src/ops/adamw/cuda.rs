@@ -1,4 +1,4 @@
-use super::{AdamWParameter, AdamWWeight, CastStatistics, Gradient, Moments, SLICE_UNIT, WeightCast, WeightCopy};
+use super::{AdamWParameter, CastStatistics, Gradient, Moments, SLICE_UNIT, UpdatedWeight, WeightCast, WeightCopy};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::ops::{CastScale, quantize};
@@ -102,10 +102,10 @@ fn kind(parameter: &AdamWParameter) -> Kind {
         Moments::Expanded { .. } => 3,
     };
     let weights = match &parameter.weight {
-        AdamWWeight::Master { .. } => 0,
-        AdamWWeight::Scaled { .. } => 1,
-        AdamWWeight::Split { .. } => 2,
-        AdamWWeight::Stochastic { .. } => 3,
+        UpdatedWeight::Master { .. } => 0,
+        UpdatedWeight::Scaled { .. } => 1,
+        UpdatedWeight::Split { .. } => 2,
+        UpdatedWeight::Stochastic { .. } => 3,
     };
     let read = match parameter.weight.read_dtype() {
         DType::F32 => 0,
@@ -185,12 +185,12 @@ pub(super) fn adamw(
 fn tensors(parameter: &mut AdamWParameter) -> [Arg; WORDS] {
     let copied = |copy: &mut WeightCopy| copy.stored().map_or(0, Tensor::device_ptr_mut);
     let (weight, copy, rest) = match &mut parameter.weight {
-        AdamWWeight::Master { master, copy } => (master.device_ptr_mut(), copied(copy), 0),
-        AdamWWeight::Scaled { master, copy } => {
+        UpdatedWeight::Master { master, copy } => (master.device_ptr_mut(), copied(copy), 0),
+        UpdatedWeight::Scaled { master, copy } => {
             (master.values.device_ptr_mut(), copied(copy), master.scale_inv.device_ptr_mut())
         }
-        AdamWWeight::Split { weight, rest } => (weight.device_ptr_mut(), 0, rest.device_ptr_mut()),
-        AdamWWeight::Stochastic { weight } => (weight.device_ptr_mut(), 0, 0),
+        UpdatedWeight::Split { weight, rest } => (weight.device_ptr_mut(), 0, rest.device_ptr_mut()),
+        UpdatedWeight::Stochastic { weight } => (weight.device_ptr_mut(), 0, 0),
     };
     let [m, v] = match parameter.moments {
         Moments::Plain { m, v } => [[m.device_ptr_mut(), 0], [v.device_ptr_mut(), 0]],

@@ -111,7 +111,7 @@ impl AdamWScalars {
 
 /// The weights of a parameter in their storage format.
 #[derive(Debug)]
-pub enum AdamWWeight<'a> {
+pub enum UpdatedWeight<'a> {
     /// F32 master weights.
     Master {
         /// The master weights, F32.
@@ -165,12 +165,12 @@ impl WeightCopy<'_> {
     }
 }
 
-impl AdamWWeight<'_> {
+impl UpdatedWeight<'_> {
     /// The type in which layers read the weights.
     fn read_dtype(&self) -> DType {
         match self {
-            AdamWWeight::Master { copy, .. } | AdamWWeight::Scaled { copy, .. } => copy.dtype(),
-            AdamWWeight::Split { .. } | AdamWWeight::Stochastic { .. } => DType::BF16,
+            UpdatedWeight::Master { copy, .. } | UpdatedWeight::Scaled { copy, .. } => copy.dtype(),
+            UpdatedWeight::Split { .. } | UpdatedWeight::Stochastic { .. } => DType::BF16,
         }
     }
 }
@@ -242,7 +242,7 @@ const SLICE_UNIT: usize = 128;
 #[derive(Debug)]
 pub struct AdamWParameter<'a> {
     /// The weights.
-    pub weight: AdamWWeight<'a>,
+    pub weight: UpdatedWeight<'a>,
     /// First and second moment. Only a matrix has [`Moments::Expanded`].
     pub moments: &'a mut Moments,
     /// Gradient.
@@ -266,12 +266,12 @@ pub struct AdamWParameter<'a> {
 impl AdamWParameter<'_> {
     fn rounds_stochastically(&self) -> bool {
         let narrow = matches!(&self.moments, Moments::Plain { m, .. } if m.dtype() == DType::BF16);
-        narrow || matches!(self.weight, AdamWWeight::Stochastic { .. })
+        narrow || matches!(self.weight, UpdatedWeight::Stochastic { .. })
     }
 
     /// Whether the weights, and whether the moments are stored with one scale, which depends on the new values.
     fn is_scaled(&self) -> (bool, bool) {
-        (matches!(self.weight, AdamWWeight::Scaled { .. }), matches!(self.moments, Moments::Scaled { .. }))
+        (matches!(self.weight, UpdatedWeight::Scaled { .. }), matches!(self.moments, Moments::Scaled { .. }))
     }
 
     fn has_powers(&self) -> bool {
@@ -369,19 +369,19 @@ fn check(parameter: &AdamWParameter, device: &Device) -> Result<()> {
         }
     }
     match &parameter.weight {
-        AdamWWeight::Master { master, copy } => {
+        UpdatedWeight::Master { master, copy } => {
             tensor("adamw: master", master, &[DType::F32])?;
             copied(copy)?;
         }
-        AdamWWeight::Scaled { master, copy } => {
+        UpdatedWeight::Scaled { master, copy } => {
             scaled("adamw: master", master, DType::F16)?;
             copied(copy)?;
         }
-        AdamWWeight::Split { weight, rest } => {
+        UpdatedWeight::Split { weight, rest } => {
             tensor("adamw: weight", weight, &[DType::BF16])?;
             tensor("adamw: rest of the weight", rest, &[DType::I16])?;
         }
-        AdamWWeight::Stochastic { weight } => tensor("adamw: weight", weight, &[DType::BF16])?,
+        UpdatedWeight::Stochastic { weight } => tensor("adamw: weight", weight, &[DType::BF16])?,
     }
     if !parameter.offset.is_multiple_of(SLICE_UNIT) {
         return Err(Error::Value(format!(

@@ -110,7 +110,7 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
 
                 let mut scalars = AdamWScalars::new(&device).unwrap();
                 scalars.set(&how).unwrap();
-                let weight = AdamWWeight::Scaled { master: &mut master, copy: WeightCopy::OnDemand(DType::BF16) };
+                let weight = UpdatedWeight::Scaled { master: &mut master, copy: WeightCopy::OnDemand(DType::BF16) };
                 let (grad, moments_of) = (Gradient::Scaled(&grad), &mut moments);
                 let mut amaxes = Tensor::zeros(&device, &[3], DType::F32).unwrap();
                 let mut parameters = [AdamWParameter {
@@ -175,7 +175,7 @@ fn expanded_moments_match_the_formulas_of_coat() {
             scalars.set(&how).unwrap();
             let grad = tensor(&device, &g);
             let parameter = AdamWParameter {
-                weight: AdamWWeight::Master { master: &mut weight, copy: WeightCopy::OnDemand(DType::F32) },
+                weight: UpdatedWeight::Master { master: &mut weight, copy: WeightCopy::OnDemand(DType::F32) },
                 moments: &mut moments,
                 grad: Gradient::Plain(&grad),
                 weight_decay: 0.1,

@@ -137,13 +137,13 @@ impl Case {
         self.amaxes.fill_zero().unwrap();
         let Case { stored, master, scaled, copy, rest, moments, amaxes, .. } = self;
         let weight = match stored.weights {
-            Weights::Master(Some(_)) => AdamWWeight::Master { master, copy: WeightCopy::Stored(copy) },
-            Weights::Master(None) => AdamWWeight::Master { master, copy: WeightCopy::OnDemand(DType::F32) },
-            Weights::Made(dtype) => AdamWWeight::Master { master, copy: WeightCopy::OnDemand(dtype) },
-            Weights::ScaledMade(dtype) => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::OnDemand(dtype) },
-            Weights::Scaled => AdamWWeight::Scaled { master: scaled, copy: WeightCopy::Stored(copy) },
-            Weights::Split => AdamWWeight::Split { weight: copy, rest },
-            Weights::Stochastic => AdamWWeight::Stochastic { weight: copy },
+            Weights::Master(Some(_)) => UpdatedWeight::Master { master, copy: WeightCopy::Stored(copy) },
+            Weights::Master(None) => UpdatedWeight::Master { master, copy: WeightCopy::OnDemand(DType::F32) },
+            Weights::Made(dtype) => UpdatedWeight::Master { master, copy: WeightCopy::OnDemand(dtype) },
+            Weights::ScaledMade(dtype) => UpdatedWeight::Scaled { master: scaled, copy: WeightCopy::OnDemand(dtype) },
+            Weights::Scaled => UpdatedWeight::Scaled { master: scaled, copy: WeightCopy::Stored(copy) },
+            Weights::Split => UpdatedWeight::Split { weight: copy, rest },
+            Weights::Stochastic => UpdatedWeight::Stochastic { weight: copy },
         };
         let cast = match (&mut self.codes, cast) {
             (Some(into), Some((scale, slot))) => Some(WeightCast::Codes { scale, slot, into }),

@@ -1,0 +1,114 @@
+//! What an optimizer is: states by parameter, and an update of parameters whose tensors are on the device.
+
+use crate::error::Result;
+use crate::param::{Grad, Master, Param, Weights};
+use crate::scaling::{Casts, NextCast};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::global_norm;
+
+/// Updates the weights of a model from their gradients.
+///
+/// Parameters are numbered in the order of the model. Of each, a process has the whole or a slice, and the states of the same elements:
+/// tensors of [`Param::update_shape`]. An optimizer knows one process; ranks give it reduced gradients.
+pub trait Optimizer {
+    /// Updates done so far.
+    fn steps(&self) -> u64;
+
+    /// Takes over the count of a checkpoint.
+    fn set_steps(&mut self, steps: u64);
+
+    /// Counts a step and sets its scalars, before any of its work is enqueued. Gradients will contain the factor `gradient_scale`.
+    fn begin_step(&mut self, learning_rate: f64, gradient_scale: f64) -> Result<()>;
+
+    /// Takes a step back whose gradients were not finite, so that it changed nothing.
+    fn skip_step(&mut self) {
+        self.set_steps(self.steps() - 1);
+    }
+
+    /// The states of all parameters, in their order, as checkpoints have them.
+    fn states(&mut self) -> Vec<Vec<Kept<'_>>>;
+
+    /// Whether [`Optimizer::update`] casts the new weights for the products of the next step, as [`Updated::cast`] says. If not, they are
+    /// cast after it.
+    fn fuses_casts(&self) -> bool {
+        false
+    }
+
+    /// The number of amaxes that the update of a parameter has to know before it writes anything.
+    fn amaxes_of(&self, _param: &Param) -> usize {
+        0
+    }
+
+    /// Raises [`Updated::amaxes`] to what [`Optimizer::update`] is about to store of the elements that this process has. Changes nothing
+    /// else.
+    fn find_amaxes(&mut self, _group: &mut [Updated], _norm: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// Updates the weights and states of `group`, whose tensors are on the device, from gradients with the global `norm`, F32 `[1]`. A norm
+    /// that is not finite changes nothing.
+    fn update(&mut self, group: &mut [Updated], casts: &mut Casts, norm: &Tensor) -> Result<()>;
+}
+
+/// A parameter in an update.
+pub struct Updated<'a, 'p> {
+    /// The parameter.
+    pub param: &'a mut &'p mut Param,
+    /// Its number in the model.
+    pub index: usize,
+    /// F32 `[n]`, if [`Optimizer::amaxes_of`] is `n` and not 0.
+    pub amaxes: Option<&'a mut Tensor>,
+    /// How the update casts the new weights, if it does.
+    pub cast: Option<NextCast>,
+}
+
+/// A tensor that an optimizer keeps of a parameter.
+pub struct Kept<'a> {
+    /// Its name without that of the parameter.
+    pub kind: &'static str,
+    /// What its values belong to.
+    pub per: Per,
+    /// The values of the parameter, or of a slice of it.
+    pub tensor: &'a mut Tensor,
+}
+
+/// What a value of an optimizer's tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Per {
+    /// An element of the parameter.
+    Element,
+    /// A group of [`GROUP`](ottava_tensor::ExpandedTensor::GROUP) elements of a row, which has three.
+    Group,
+    /// The whole parameter, so that all its slices have the same.
+    Parameter,
+}
+
+/// The master weights of a parameter, and its `states` from [`Optimizer::states`].
+pub fn optimizer_tensors<'a>(weights: &'a mut Weights, states: Vec<Kept<'a>>) -> Vec<Kept<'a>> {
+    read_and_optimizer_tensors(weights, states).1
+}
+
+/// The weights as layers read them, where they are kept as such, and [`optimizer_tensors`].
+pub(super) fn read_and_optimizer_tensors<'a>(
+    weights: &'a mut Weights,
+    states: Vec<Kept<'a>>,
+) -> (Option<&'a mut Tensor>, Vec<Kept<'a>>) {
+    use Per::{Element, Parameter};
+    let (read, master) = weights.tensors_mut();
+    let masters = match master {
+        None => vec![],
+        Some(Master::Full(master)) => vec![("master", Element, master)],
+        Some(Master::Scaled(master)) => {
+            vec![("master", Element, &mut master.values), ("master_scale_inv", Parameter, &mut master.scale_inv)]
+        }
+        Some(Master::Rest(rest)) => vec![("master_rest", Element, rest)],
+    };
+    let masters = masters.into_iter().map(|(kind, per, tensor)| Kept { kind, per, tensor });
+    (read, masters.chain(states).collect())
+}
+
+/// The norm of all gradients as one vector, F32 `[1]`.
+pub fn grad_norm(params: &[&mut Param]) -> Result<Tensor> {
+    let grads: Vec<_> = params.iter().filter_map(|param| param.gradient.get()).map(Grad::read).collect();
+    Ok(global_norm(&grads)?)
+}

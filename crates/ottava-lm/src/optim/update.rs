@@ -1,0 +1,197 @@
+//! An update of many parameters: in one go what lies on the device, and then, group by group, what is fetched from the host's memory and
+//! written back beside it. New weights are cast by the optimizer, or after it.
+
+use super::optimizer::{Kept, Optimizer, Updated, read_and_optimizer_tensors};
+use crate::error::Result;
+use crate::param::Param;
+use crate::scaling::Casts;
+use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
+use std::collections::VecDeque;
+
+/// The amaxes that [`update`] would find of the elements that this process has, F32, in the order of `params`; `None` without any. Changes
+/// nothing else.
+///
+/// Where the elements are slices, the maximum over all of a parameter's slices is that of the whole. What lies in the host's memory is
+/// fetched for it, and again for the update.
+pub fn find_amaxes(optimizer: &mut dyn Optimizer, params: &mut [&mut Param], norm: &Tensor) -> Result<Option<Tensor>> {
+    let mut amaxes = zero_amaxes(optimizer, params)?;
+    if amaxes.is_empty() {
+        return Ok(None);
+    }
+    let mut scaled = updated(optimizer, params, 0, &mut amaxes);
+    scaled.retain(|updated| updated.amaxes.is_some());
+    in_groups(optimizer, scaled, discard, |optimizer, group| optimizer.find_amaxes(group, norm))?;
+    Ok(Some(Tensor::join(amaxes)?))
+}
+
+/// One update of `params`, of which the first is number `start` of the model, with gradients of the global `norm`; a norm that is not finite
+/// changes no weight. The new weights are cast for the products of the next step.
+///
+/// `amaxes` are those of [`find_amaxes`] for whole parameters of which these are slices. Without them they are found here.
+pub fn update(
+    optimizer: &mut dyn Optimizer,
+    params: &mut [&mut Param],
+    start: usize,
+    casts: &mut Casts,
+    norm: &Tensor,
+    amaxes: Option<Tensor>,
+) -> Result<()> {
+    let known = amaxes.is_some();
+    let mut amaxes = match amaxes {
+        Some(amaxes) => by_parameter(optimizer, params, amaxes)?,
+        None => zero_amaxes(optimizer, params)?,
+    };
+    let all = updated(optimizer, params, start, &mut amaxes);
+    let fuses_casts = optimizer.fuses_casts();
+    in_groups(optimizer, all, write_back, |optimizer, group| {
+        for updated in group.iter_mut().filter(|_| fuses_casts) {
+            updated.cast = updated.param.begin_update(casts)?;
+        }
+        if !known {
+            optimizer.find_amaxes(group, norm)?;
+        }
+        optimizer.update(group, casts, norm)?;
+        group.iter_mut().try_for_each(|Updated { param, .. }| match fuses_casts {
+            true => param.finish_update(casts),
+            // Ranks cast slices where they are gathered.
+            false if param.is_sliced() => Ok(()),
+            false => param.quantize(casts),
+        })
+    })
+}
+
+/// Zeros for each parameter with amaxes.
+fn zero_amaxes(optimizer: &dyn Optimizer, params: &[&mut Param]) -> Result<Vec<Tensor>> {
+    match params.iter().map(|param| optimizer.amaxes_of(param)).sum() {
+        0 => Ok(Vec::new()),
+        count => by_parameter(optimizer, params, Tensor::zeros(params[0].weights.device(), &[count], DType::F32)?),
+    }
+}
+
+/// A tensor of the amaxes of each parameter that has some.
+fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor) -> Result<Vec<Tensor>> {
+    let mut end = 0;
+    let places = params.iter().map(|param| optimizer.amaxes_of(param)).filter(|&count| count > 0).map(|count| {
+        end += count;
+        end - count..end
+    });
+    Ok(amaxes.split(&places.collect::<Vec<_>>())?)
+}
+
+/// The parameters of which this process updates something, of which the first is number `start`.
+fn updated<'a, 'p>(
+    optimizer: &dyn Optimizer,
+    params: &'a mut [&'p mut Param],
+    start: usize,
+    amaxes: &'a mut [Tensor],
+) -> Vec<Updated<'a, 'p>> {
+    let mut amaxes = amaxes.iter_mut();
+    let with_amaxes = params.iter_mut().zip(start..).map(|(param, index)| {
+        let amaxes = if optimizer.amaxes_of(param) > 0 { amaxes.next() } else { None };
+        Updated { param, index, amaxes, cast: None }
+    });
+    with_amaxes.filter(|updated| !updated.param.slice().is_empty()).collect()
+}
+
+/// All tensors of each of `group`, weights and states, wherever they lie.
+fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Vec<Vec<&'g mut Tensor>> {
+    let mut states = optimizer.states().into_iter().enumerate();
+    let of = |updated: &'g mut Updated| {
+        let (_, kept) = states.find(|(index, _)| *index == updated.index).expect(IN_ORDER);
+        let (read, kept) = read_and_optimizer_tensors(&mut updated.param.weights, kept);
+        read.into_iter().chain(kept.into_iter().map(|Kept { tensor, .. }| tensor)).collect()
+    };
+    group.iter_mut().map(of).collect()
+}
+
+/// What an optimizer that looks for the states of each parameter of a group may rely on.
+pub(super) const IN_ORDER: &str = "the parameters of a group are in the order of the model";
+
+/// Runs `work` on all parameters, in groups: those of which something lies in the host's memory are fetched before, and then they `leave`.
+fn in_groups<'a, 'p>(
+    optimizer: &mut dyn Optimizer,
+    mut all: Vec<Updated<'a, 'p>>,
+    leave: fn(&mut dyn Optimizer, Vec<Updated>) -> Result<HostTransfer>,
+    mut work: impl FnMut(&mut dyn Optimizer, &mut [Updated<'a, 'p>]) -> Result<()>,
+) -> Result<()>
+where
+    'p: 'a,
+{
+    let on_host = |tensors: Vec<&mut Tensor>| -> usize {
+        tensors.iter().filter(|tensor| tensor.memory_kind() == MemoryKind::Host).map(|tensor| tensor.bytes()).sum()
+    };
+    let bytes: Vec<usize> = tensors(optimizer, &mut all).into_iter().map(on_host).collect();
+    let (mut on_device, mut offloaded) = (Vec::new(), Groups::default());
+    for (updated, bytes) in all.into_iter().zip(bytes) {
+        match bytes {
+            0 => on_device.push(updated),
+            bytes => offloaded.push(updated, bytes),
+        }
+    }
+    // Parameters on the device are updated in slices that overlap with the transfers.
+    let slice = on_device.len().div_ceil(offloaded.groups.len() + 1).max(1);
+    let mut slices = on_device.chunks_mut(slice);
+    let mut groups = offloaded.groups.into_iter();
+    let mut next = groups.next().map(|group| Arriving::fetch(optimizer, group)).transpose()?;
+    let mut leaving = VecDeque::new();
+    while let Some(Arriving { mut group, transfer }) = next {
+        next = groups.next().map(|group| Arriving::fetch(optimizer, group)).transpose()?;
+        work(optimizer, slices.next().unwrap_or_default())?;
+        transfer.wait()?;
+        work(optimizer, &mut group)?;
+        leaving.push_back(leave(optimizer, group)?);
+        if leaving.len() > Groups::LEAVING {
+            leaving.pop_front().map_or(Ok(()), HostTransfer::wait)?;
+        }
+    }
+    slices.try_for_each(|slice| work(optimizer, slice))?;
+    Ok(leaving.into_iter().try_for_each(HostTransfer::wait)?)
+}
+
+fn write_back(optimizer: &mut dyn Optimizer, mut group: Vec<Updated>) -> Result<HostTransfer> {
+    Ok(HostTransfer::write_back(tensors(optimizer, &mut group).into_iter().flatten())?)
+}
+
+fn discard(optimizer: &mut dyn Optimizer, mut group: Vec<Updated>) -> Result<HostTransfer> {
+    discard_mirrors(tensors(optimizer, &mut group).into_iter().flatten());
+    Ok(HostTransfer::default())
+}
+
+/// Parameters of which something lies in the host's memory, in groups that are fetched at once.
+#[derive(Default)]
+struct Groups<'a, 'p> {
+    groups: Vec<Vec<Updated<'a, 'p>>>,
+    /// In the last group.
+    bytes: usize,
+}
+
+impl<'a, 'p> Groups<'a, 'p> {
+    /// Bytes that are fetched at once, where a single parameter has no more: enough that starting copies costs nothing, and few enough
+    /// that two groups on the device are little.
+    const BYTES: usize = 256 << 20;
+    /// Groups that are written back while another one is updated. Groups are not of one size: with a single one the bus would wait for
+    /// large ones.
+    const LEAVING: usize = 2;
+
+    fn push(&mut self, updated: Updated<'a, 'p>, bytes: usize) {
+        if self.groups.is_empty() || self.bytes + bytes > Groups::BYTES {
+            self.groups.push(Vec::new());
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        self.groups.last_mut().expect("there is one now").push(updated);
+    }
+}
+
+/// A group that is fetched to the device.
+struct Arriving<'a, 'p> {
+    group: Vec<Updated<'a, 'p>>,
+    transfer: HostTransfer,
+}
+
+impl<'a, 'p> Arriving<'a, 'p> {
+    fn fetch(optimizer: &mut dyn Optimizer, mut group: Vec<Updated<'a, 'p>>) -> Result<Arriving<'a, 'p>> {
+        let transfer = HostTransfer::fetch(tensors(optimizer, &mut group).into_iter().flatten())?;
+        Ok(Arriving { group, transfer })
+    }
+}
