@@ -1,6 +1,7 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 
 pub mod bench;
+pub mod capability;
 pub mod comm;
 pub mod cuda;
 pub mod device;
@@ -20,6 +21,7 @@ pub mod tensor;
 pub mod testing;
 pub mod tracker;
 
+pub use capability::{Capability, Feature};
 pub use device::{Device, MemoryKind};
 pub use dtype::DType;
 pub use error::{Error, RankFault, Result};

@@ -65,12 +65,15 @@ pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
     Ok(device)
 }
 
-/// The device to plan for: the chosen one, or a GPU in a dry run if there is none or `gpu_memory` GiB are given.
-pub fn plan_for(choice: DeviceChoice, gpu_memory: Option<f64>) -> Result<Device> {
+/// The device to plan for: the GPU `named`, one with `gpu_memory` GiB, or the chosen one; a GPU in a dry run if it is not here.
+pub fn plan_for(choice: DeviceChoice, named: Option<&str>, gpu_memory: Option<f64>) -> Result<Device> {
     let h200 = GpuModel::h200();
-    if let Some(memory) = gpu_memory {
-        let memory = GpuModel::usable((memory * f64::from(1 << 30)) as usize);
-        return Ok(Device::dry_gpu(GpuModel { memory, ..h200 }));
+    if named.is_some() || gpu_memory.is_some() {
+        let mut model = named.map_or(Ok(h200), GpuModel::named)?;
+        if let Some(memory) = gpu_memory {
+            model.memory = GpuModel::usable((memory * f64::from(1 << 30)) as usize);
+        }
+        return Ok(Device::dry_gpu(model));
     }
     match (choice, CudaDevice::count()) {
         (DeviceChoice::Cuda, Err(_) | Ok(0)) => {

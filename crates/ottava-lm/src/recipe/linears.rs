@@ -332,4 +332,30 @@ mod tests {
         let reason = precision.recipe_on(&gpu, 8192).decide(&sites()[0]).unwrap().reason;
         assert_eq!(reason, "skip_slow_linears: at 8192 tokens FP8 is slower than bfloat16");
     }
+
+    /// By the table of compute capabilities, with a recipe that runs instead.
+    #[test]
+    fn a_recipe_without_its_products_on_a_gpu_is_refused() {
+        let check = |gpu: &str, recipe: RecipeName| {
+            let recipe = Precision { recipe, ..Precision::default() }.recipe();
+            recipe.expect_on(&Device::dry_gpu(GpuModel::named(gpu).unwrap())).map_err(|error| error.to_string())
+        };
+        use RecipeName::{Bf16, Fp8Block, Fp8Current, Fp8Row, Mxfp8};
+        for (gpu, recipe) in [("H200", Fp8Block), ("H100", Fp8Row), ("L40S", Fp8Current), ("A100", Bf16)] {
+            check(gpu, recipe).unwrap();
+        }
+        for (gpu, recipe, parts) in [
+            (
+                "H200",
+                Mxfp8,
+                ["mxfp8 does not run on NVIDIA H200: cuBLASLt has no FP8 products with mx", "use recipe fp8-block,"],
+            ),
+            ("L40S", Fp8Row, ["no FP8 products with per-row scales on Ada", "use recipe fp8-current,"]),
+            ("A100", Fp8Current, ["no FP8 products with per-tensor scales on Ampere", "use recipe bf16,"]),
+            ("B200", Mxfp8, ["no kernel casts to MX blocks", "use recipe fp8-current,"]),
+        ] {
+            let message = check(gpu, recipe).unwrap_err();
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
-use ottava_tensor::{DType, Device, Granularity};
+use ottava_tensor::{Capability, DType, Device, Granularity};
 use serde::{Deserialize, Serialize};
 
 /// The origin of a cast's scale.
@@ -133,12 +133,30 @@ pub enum RecipeName {
 impl Recipe {
     /// Checks that `device` has the products of this recipe.
     pub fn expect_on(&self, device: &Device) -> Result<()> {
-        match (device, self.name) {
-            (Device::Cuda(_), RecipeName::Mxfp8) => Err(Error::Config(
-                "recipe mxfp8 needs products that Hopper GPUs do not have; use recipe fp8-block, or `device = \"cpu\"`, which emulates mxfp8".into(),
-            )),
-            _ => Ok(()),
+        let (Device::Cuda(gpu), Some(LinearCasts { input, weight, grad_output })) = (device, &self.casts) else {
+            return Ok(());
+        };
+        let (name, capability) = (self.name.as_str(), Capability::of(gpu.capability())?);
+        let refuse = |why: String| {
+            let instead = capability.fp8_products.last().map_or("bf16", |scales| match scales {
+                Granularity::PerTensor | Granularity::Mx => "fp8-current",
+                Granularity::PerRow => "fp8-row",
+                Granularity::Blocks1x128 | Granularity::Blocks128x128 | Granularity::MixedBlocks => "fp8-block",
+            });
+            Err(Error::Config(format!(
+                "recipe {name} does not run on {}: {why}; use recipe {instead}, or `device = \"cpu\"`, which emulates {name}",
+                gpu.name()
+            )))
+        };
+        for cast in [input, weight, grad_output] {
+            if let Err(error) = capability.expect_fp8_product(cast.granularity) {
+                return refuse(error.to_string());
+            }
+            if cast.granularity == Granularity::Mx {
+                return refuse("no kernel casts to MX blocks".into());
+            }
         }
+        Ok(())
     }
 }
 

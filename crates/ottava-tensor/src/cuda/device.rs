@@ -11,6 +11,7 @@ use super::lock::lock;
 use super::nvrtc::{self, arch_of};
 use super::pool::{self, Backing, MemoryStats, Pool};
 use super::profile::{Call, Profile};
+use crate::capability::Capability;
 use crate::error::Result;
 use crate::tracker::{Entry, MemoryTracker};
 use std::collections::HashMap;
@@ -355,6 +356,8 @@ impl Gpu {
         let module = match kernels.modules.get(&module_key) {
             Some(module) => module.clone(),
             None => {
+                let (gpu, version) = (&self.context.name, self.context.capability);
+                module_key.expect_on(Capability::of(version)?, gpu)?;
                 let cubin = self.cubins.get(&module_key)?;
                 let module = Arc::new(Module::load(&self.context, &cubin, kernel.source.name)?);
                 kernels.modules.insert(module_key, module.clone());

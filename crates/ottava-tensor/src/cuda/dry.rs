@@ -46,7 +46,36 @@ impl GpuModel {
         let memory = GpuModel::usable(150_110_011_392);
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
+
+    /// The GPU called `name`, as `h100` or `RTX 4090`, with the memory of its data sheet that no other process uses.
+    ///
+    /// Errors with [`Error::Value`], which lists the known names, if it is not among them.
+    pub fn named(name: &str) -> Result<GpuModel> {
+        let plain = |name: &str| name.to_lowercase().replace("nvidia", "").replace([' ', '-', '_'], "");
+        if plain(name) == "h200" {
+            return Ok(GpuModel::h200());
+        }
+        let found = GPUS.iter().find(|gpu| plain(gpu.0) == plain(name));
+        let Some(&(name, capability, sm_count, gib)) = found else {
+            let names: Vec<_> = GPUS.iter().map(|gpu| gpu.0).collect();
+            return Err(Error::Value(format!("there is no GPU `{name}` here; known are H200, {}", names.join(", "))));
+        };
+        let memory = GpuModel::usable(gib << 30);
+        Ok(GpuModel { name: format!("NVIDIA {name}"), capability, sm_count, memory })
+    }
 }
+
+/// Name, compute capability, multiprocessors and GiB of memory, from NVIDIA's data sheets. A GPU with ECC reports less memory.
+const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
+    ("A100", (8, 0), 108, 80),
+    ("RTX 3090", (8, 6), 82, 24),
+    ("L4", (8, 9), 58, 24),
+    ("L40S", (8, 9), 142, 48),
+    ("RTX 4090", (8, 9), 128, 24),
+    ("H100", (9, 0), 132, 80),
+    ("B200", (10, 0), 148, 180),
+    ("RTX 5090", (12, 0), 170, 32),
+];
 
 /// Where the segments of a pool come from.
 pub(super) enum Memory {
@@ -166,6 +195,35 @@ mod tests {
         assert_eq!((requested, free, total), (30 * MIB, 20 * MIB, 100 * MIB));
         drop(kept);
         Tensor::empty(&device, &[90 * MIB], DType::E4M3).expect("idle segments go back first");
+    }
+
+    #[test]
+    fn gpus_are_known_by_name_and_by_capability() {
+        for name in GPUS.iter().map(|gpu| gpu.0).chain(["nvidia h200", "rtx4090", "L40s"]) {
+            let model = GpuModel::named(name).unwrap();
+            crate::Capability::of(model.capability).unwrap();
+        }
+        assert_eq!(GpuModel::named("H200").unwrap(), GpuModel::h200());
+        let message = GpuModel::named("V100").unwrap_err().to_string();
+        assert!(message.starts_with("there is no GPU `V100` here; known are H200, A100"), "{message}");
+    }
+
+    /// An FP8 product with scales that cuBLASLt lacks on the GPU is an error before it is enqueued.
+    #[test]
+    fn products_follow_the_capability() {
+        use crate::cuda::{GemmPointers, GemmSpec, ScaleMode};
+        let spec = GemmSpec::contiguous([16, 16, 128], DType::E4M3, DType::E4M3, DType::BF16);
+        let product = |name, scale| {
+            let pointers = GemmPointers { a: 0, b: 0, a_scale: 0, b_scale: 0, addend: 0, out: 0 };
+            let gpu = crate::cuda::CudaDevice::dry(GpuModel::named(name).unwrap());
+            // SAFETY: a dry run enqueues nothing.
+            unsafe { gpu.gemm(&GemmSpec { scale, ..spec }, &pointers) }
+        };
+        product("L40S", ScaleMode::PerTensor).unwrap();
+        product("H100", ScaleMode::PerRow).unwrap();
+        let message = product("L40S", ScaleMode::PerRow).unwrap_err().to_string();
+        assert!(message.contains("no FP8 products with per-row scales on Ada GPUs"), "{message}");
+        assert!(product("A100", ScaleMode::PerTensor).is_err());
     }
 
     /// Values of [`super::super::plan_attention`] on an H200 with cuDNN 9.14.

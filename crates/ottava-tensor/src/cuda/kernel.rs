@@ -1,5 +1,7 @@
 //! What a launch names: kernels, the sources they are compiled from, and their arguments.
 
+use crate::capability::{Capability, Feature};
+use crate::error::{Error, Result};
 use std::hash::{Hash, Hasher};
 
 /// CUDA C++ that belongs to one op, complete: nothing is added to it.
@@ -9,6 +11,8 @@ pub struct Source {
     pub name: &'static str,
     /// The text of the translation unit.
     pub text: &'static str,
+    /// What a GPU must have beyond compute capability 8.0 to run all of it.
+    pub needs: &'static [Feature],
 }
 
 /// Macros that a source is compiled with, each passed as `-DNAME=VALUE`.
@@ -24,6 +28,30 @@ pub struct KernelModule {
 }
 
 impl KernelModule {
+    /// What a GPU must have to run it: what its source needs, and FP8 conversions where a macro names an FP8 type.
+    pub fn needs(&self) -> Vec<Feature> {
+        let names_fp8 = self.defines.iter().any(|(_, value)| matches!(*value, "e4m3" | "e5m2"));
+        let conversion = names_fp8.then_some(Feature::Fp8Conversion);
+        let mut needs = self.source.needs.to_vec();
+        needs.extend(conversion.filter(|conversion| !needs.contains(conversion)));
+        needs
+    }
+
+    /// Errors with [`Error::Value`] if GPUs of this capability lack something that it needs; `gpu` is the GPU in the message.
+    pub(super) fn expect_on(&self, capability: &Capability, gpu: &str) -> Result<()> {
+        let lacks: Vec<_> = capability.lacks(&self.needs()).iter().map(Feature::to_string).collect();
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Value(format!(
+            "the kernel `{}` needs {}, which {gpu} (compute capability {}.{}) does not have; `ottava plan --gpu` lists what runs there",
+            self.source.name,
+            lacks.join(" and "),
+            capability.version.0,
+            capability.version.1
+        )))
+    }
+
     /// The address of the text, which identifies a static source without hashing it.
     fn key(&self) -> (usize, Defines) {
         (self.source.text.as_ptr() as usize, self.defines)

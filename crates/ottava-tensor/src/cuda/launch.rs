@@ -10,6 +10,7 @@ use super::kernel::{Arg, Kernel};
 use super::lock::lock;
 use super::profile::Call;
 use super::trace::{describe_gemm, describe_kernel};
+use crate::capability::Capability;
 use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ impl CudaDevice {
                 dry.trace
                     .add(|| describe_kernel(kernel, grid, block, args, |address| lock(self.pool()).offset(address)));
                 if !grid.contains(&0) {
+                    kernel.module().expect_on(Capability::of(self.capability())?, self.name())?;
                     lock(&dry.workload).add_kernel(kernel.module());
                 }
                 return Ok(());
@@ -103,6 +105,9 @@ impl CudaDevice {
     /// # Safety
     /// The addresses name live memory of this device, of the sizes of the spec.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
+        for scales in spec.fp8_scales() {
+            Capability::of(self.capability())?.expect_fp8_product(scales)?;
+        }
         let Backend::Gpu(gpu) = self.backend() else {
             self.trace(|| describe_gemm(spec));
             return spec.check();

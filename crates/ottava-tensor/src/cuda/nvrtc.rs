@@ -285,12 +285,14 @@ mod tests {
         static GOOD: Source = Source {
             name: "scale",
             text: r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
+            needs: &[],
         };
         let good = KernelModule { source: &GOOD, defines: &[("X", "float")] };
         let cubin = compile(&good, "sm_90a").expect("a kernel");
         assert_eq!(&cubin[..4], b"\x7fELF");
 
-        static BAD: Source = Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }" };
+        static BAD: Source =
+            Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }", needs: &[] };
         let error = compile(&KernelModule { source: &BAD, defines: &[] }, "sm_90a").expect_err("no such variable");
         assert!(
             matches!(&error, Error::Compile { kernel, log } if kernel == "bad" && log.contains("nothing")),

@@ -122,6 +122,7 @@ extern "C" __global__ void reverse(float* out, const float* in, int n) {
 }
 extern "C" __global__ void fault(int* nowhere) { *nowhere = 1; }
 "#,
+    needs: &[],
 };
 const MIX: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "mix" };
 const REVERSE: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "reverse" };

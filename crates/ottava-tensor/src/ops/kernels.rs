@@ -7,6 +7,7 @@ use super::{
     scaled, swiglu, transpose,
 };
 use crate::cuda::{Defines, KernelModule, Source};
+use crate::{Capability, Feature};
 
 /// Every kernel file with the defines that launches choose from. Of the 432 combinations of AdamW's storage formats it has those of
 /// `adamw::variants`, which cover all pairs of formats.
@@ -50,10 +51,45 @@ pub fn kernels() -> Vec<KernelModule> {
     all
 }
 
+/// The kernels of an op on the GPUs of a compute capability.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelSupport {
+    /// The op.
+    pub op: &'static str,
+    /// Kernel files with their defines.
+    pub modules: usize,
+    /// Those of them that do not run there.
+    pub unsupported: usize,
+    /// What the GPUs lack for these.
+    pub lacks: Vec<Feature>,
+}
+
+/// Which kernels of each op run on GPUs of `capability`, in the order of [`kernels`].
+pub fn kernel_support(capability: &Capability) -> Vec<KernelSupport> {
+    let mut ops: Vec<KernelSupport> = Vec::new();
+    for module in kernels() {
+        let (op, lacks) = (module.source.name, capability.lacks(&module.needs()));
+        let at = ops.iter().position(|known| known.op == op).unwrap_or_else(|| {
+            ops.push(KernelSupport { op, modules: 0, unsupported: 0, lacks: vec![] });
+            ops.len() - 1
+        });
+        let known = &mut ops[at];
+        known.modules += 1;
+        known.unsupported += usize::from(!lacks.is_empty());
+        for feature in lacks {
+            if !known.lacks.contains(&feature) {
+                known.lacks.push(feature);
+            }
+        }
+    }
+    ops
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::{GpuModel, Workload, compile_all};
+    use crate::capability::CAPABILITIES;
+    use crate::cuda::{CudaDevice, GpuModel, Kernel, Workload, arch_of, compile_all};
     use crate::{DType, Device, Tensor};
     use std::path::{Path, PathBuf};
 
@@ -106,6 +142,72 @@ mod tests {
             );
         }
         assert_eq!(listed.len(), declared.len());
+    }
+
+    static PLANTED: Source = Source { name: "planted", text: "", needs: &[Feature::Wgmma, Feature::BulkCopies] };
+
+    /// Before the compiler sees it, in a dry run as on a GPU.
+    #[test]
+    fn a_kernel_with_an_unmet_need_is_an_error_of_the_launch() {
+        let launch = |name: &str| {
+            let gpu = CudaDevice::dry(GpuModel::named(name).unwrap());
+            let kernel = Kernel { source: &PLANTED, defines: &[("X", "e5m2")], entry: "planted" };
+            // SAFETY: a dry run enqueues nothing.
+            unsafe { gpu.launch(&kernel, [1; 3], 32, 0, &[]) }
+        };
+        launch("H100").unwrap();
+        let message = |name| launch(name).unwrap_err().to_string();
+        assert_eq!(
+            message("rtx-4090"),
+            "the kernel `planted` needs wgmma and bulk copies (TMA), which NVIDIA RTX 4090 (compute capability 8.9) does not have; \
+             `ottava plan --gpu` lists what runs there"
+        );
+        assert!(
+            message("B200").contains("needs wgmma, which NVIDIA B200 (compute capability 10.0)"),
+            "{}",
+            message("B200")
+        );
+        assert!(message("A100").contains("FP8 conversions"), "a macro names an FP8 type: {}", message("A100"));
+    }
+
+    #[test]
+    fn support_lists_what_a_gpu_lacks() {
+        let of = |version, op: &str| {
+            let support = kernel_support(Capability::of(version).unwrap());
+            support.into_iter().find(|support| support.op == op).unwrap()
+        };
+        assert!(kernel_support(Capability::of((9, 0)).unwrap()).iter().all(|op| op.unsupported == 0 && op.modules > 0));
+        assert_eq!(of((8, 9), "argmax").lacks, [Feature::Clusters, Feature::EarlyStart]);
+        let gemm = of((10, 0), "gemm");
+        assert_eq!((gemm.modules, gemm.unsupported, gemm.lacks), (6, 3, vec![Feature::Wgmma]));
+        assert_eq!(of((8, 0), "global_norm").lacks, [Feature::Fp8Conversion]);
+        assert_eq!(of((8, 0), "add").unsupported, 0);
+    }
+
+    /// The first module of each source with each set of needs, on every known GPU that meets them. Needs NVRTC, but no GPU.
+    #[test]
+    fn kernels_compile_wherever_their_needs_are_met() {
+        let mut modules: Vec<KernelModule> = Vec::new();
+        for module in super::kernels() {
+            let same =
+                |m: &KernelModule| m.source.text.as_ptr() == module.source.text.as_ptr() && m.needs() == module.needs();
+            if !modules.iter().any(same) {
+                modules.push(module);
+            }
+        }
+        for capability in CAPABILITIES {
+            let met: Vec<_> = modules.iter().copied().filter(|m| capability.lacks(&m.needs()).is_empty()).collect();
+            for (module, outcome) in met.iter().zip(compile_all(&met, &arch_of(capability.version))) {
+                match outcome {
+                    Err(error @ crate::Error::Library { .. }) => {
+                        assert!(std::env::var_os("OTTAVA_REQUIRE_NVRTC").is_none(), "{error}");
+                        return eprintln!("skipped: {error}");
+                    }
+                    outcome => drop(outcome.unwrap_or_else(|e| panic!("{} on {capability}: {e}", module.source.name))),
+                }
+            }
+            println!("{} of {} kernel files compiled for {capability}", met.len(), modules.len());
+        }
     }
 
     /// Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence into a failure.

@@ -6,12 +6,12 @@ use crate::{DType, Error, Result, Tensor};
 pub(crate) use crate::cuda::Defines;
 
 /// Declares a static `SOURCE` (or another name): the common header, optional further headers, and the kernel file of this folder.
-/// Names after a plus are macros of value 1 in the kernel source; constants after a semicolon are declared in Rust and as macros there.
+/// Names after a plus are macros of value 1 in the kernel source; those after `needs` are [`Feature`](crate::Feature)s of a GPU; constants after a semicolon are declared in Rust and as macros there.
 macro_rules! kernel_source {
-    ($name:literal $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
-        kernel_source!(SOURCE, $name $(; $(#[$meta])* const $constant: $type = $value)*);
+    ($name:literal $(needs [$($need:ident),*])? $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
+        kernel_source!(SOURCE, $name $(needs [$($need),*])? $(; $(#[$meta])* const $constant: $type = $value)*);
     };
-    ($static:ident, $name:literal $(, $header:literal)* $(+ $define:ident)* $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
+    ($static:ident, $name:literal $(, $header:literal)* $(+ $define:ident)* $(needs [$($need:ident),*])? $(; $(#[$meta:meta])* const $constant:ident: $type:ty = $value:literal)*) => {
         $($(#[$meta])* const $constant: $type = $value;)*
         pub(crate) static $static: $crate::cuda::Source = $crate::cuda::Source {
             name: $name,
@@ -23,6 +23,7 @@ macro_rules! kernel_source {
                 $(include_str!(concat!("../", $header)), "\n",)*
                 include_str!(concat!($name, ".cu"))
             ),
+            needs: &[$($($crate::Feature::$need),*)?],
         };
     };
 }

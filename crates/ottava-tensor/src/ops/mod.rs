@@ -54,7 +54,7 @@ pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_n
 pub use global_norm::{global_norm, root_of_sum, sum_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
-pub use kernels::kernels;
+pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use quantize::blocks::quantize_blocks;
 pub use quantize::{amax, measure, quantize, quantize_into, quantize_rounded_into, raise_amax, take_scale};

@@ -5,9 +5,10 @@ use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
-use ottava_lm::plan::{CommunicationPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
+use ottava_lm::plan::{CommunicationPlan, GpuPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
 use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
+use ottava_tensor::Device;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::sync::Arc;
   ottava plan run.toml --set recipe=fp8-current --json
   ottava plan run.toml --show-data 3
   ottava plan run.toml --device cuda --gpu-memory 80
+  ottava plan run.toml --gpu H100
   ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
   ottava plan run.toml --set gradient_accumulation_steps=4 --program
 
@@ -32,6 +34,9 @@ pub struct PlanCommand {
     /// Plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
+    /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show what runs on it.
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
@@ -173,6 +178,8 @@ impl Programs {
 struct Printed<'a> {
     #[serde(flatten)]
     plan: &'a Plan,
+    /// What runs on the GPU; null for a CPU.
+    gpu: &'a Option<GpuPlan>,
     predicted_overlap: &'a Option<Overlap>,
     /// The formatting of each file.
     formattings: &'a [Formatting],
@@ -202,7 +209,16 @@ impl PlanCommand {
             Err(error) => format!("the tokens at the edges of documents are not known: {error}"),
         };
         let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
-        let device = crate::device::plan_for(self.device.unwrap_or(config.device), self.gpu_memory)?;
+        let choice = self.device.unwrap_or(config.device);
+        let device = crate::device::plan_for(choice, self.gpu.as_deref(), self.gpu_memory)?;
+        let gpu = match &device {
+            Device::Cuda(gpu) => Some(GpuPlan::new(gpu.model())?),
+            _ => None,
+        };
+        // Before the dry runs, which end where a kernel does not run.
+        if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some(), self.json) {
+            print_gpu(gpu);
+        }
         let resolved = ResolvedRun::new(&config, &sizes, &device)?;
         let plan = Plan::new(&resolved, &sizes, &device)?;
         for text in &plan.exceptions {
@@ -213,6 +229,7 @@ impl PlanCommand {
         match self.json {
             true => print_json(&Printed {
                 plan: &plan,
+                gpu: &gpu,
                 predicted_overlap: &overlap,
                 formattings: &formattings,
                 edges: &edges,
@@ -271,6 +288,25 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
     if let Some(choice) = &plan.choice {
         out!("\n  {choice}");
     }
+}
+
+fn print_gpu(gpu: &GpuPlan) {
+    let tested = if gpu.is_tested { "tested" } else { "not tested: by NVIDIA's documents" };
+    let list = |items: &[String]| if items.is_empty() { "none".to_string() } else { items.join("; ") };
+    out!(
+        "GPU\n\n  {}, {}, compute capability {}.{}, {tested}",
+        gpu.name,
+        gpu.architecture,
+        gpu.capability.0,
+        gpu.capability.1
+    );
+    out!("  has {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    out!("  FP8 products of cuBLASLt, by scales: {}", list(&gpu.fp8_products));
+    out!("  kernels that run: {}", gpu.kernels.join(", "));
+    for missing in &gpu.missing {
+        out!("  kernels that do not run: {missing}");
+    }
+    out!("");
 }
 
 fn print_memory(memory: &MemoryPlan) {

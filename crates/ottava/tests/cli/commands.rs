@@ -281,6 +281,25 @@ Program of the evaluation of a batch
 }
 
 #[test]
+fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
+    let run = Run::new();
+    let hopper = run.succeed(&["plan", "run.toml", "--gpu", "H100"]);
+    for part in
+        ["NVIDIA H100, Hopper, compute capability 9.0, tested", "has ", "wgmma", "per-row", "kernels that run: "]
+    {
+        assert!(hopper.contains(part), "no {part:?} in: {hopper}");
+    }
+    assert!(!hopper.contains("do not run"), "{hopper}");
+    assert_eq!(json(&run.succeed(&["plan", "run.toml", "--gpu", "H100", "--json"]))["gpu"]["architecture"], "Hopper");
+    // What runs there is said although the run does not.
+    let ada = ["plan", "run.toml", "--gpu", "L40S"];
+    run.fail(&ada, 1, &["needs early starts of kernels, which NVIDIA L40S"]);
+    let shown = String::from_utf8_lossy(&run.ottava(&ada).stdout).into_owned();
+    assert!(shown.contains("compute capability 8.9, not tested") && shown.contains("do not run: argmax"), "{shown}");
+    run.fail(&["plan", "run.toml", "--gpu", "V100"], 1, &["there is no GPU `V100`", "H200, A100"]);
+}
+
+#[test]
 fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     let run = Run::new();
     run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1048576");

@@ -8,6 +8,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     (
         "ottava-tensor",
         &[
+            ("capability", 0),
             ("dtype", 0),
             ("element", 0),
             ("error", 0),

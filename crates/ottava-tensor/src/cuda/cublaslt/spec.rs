@@ -103,6 +103,16 @@ impl GemmSpec {
         }
     }
 
+    /// The scales of FP8 operands; none for wider types.
+    pub(in crate::cuda) fn fp8_scales(&self) -> Vec<Granularity> {
+        match self.scale {
+            _ if !self.a.is_fp8() => vec![],
+            ScaleMode::None | ScaleMode::PerTensor => vec![Granularity::PerTensor],
+            ScaleMode::PerRow => vec![Granularity::PerRow],
+            ScaleMode::Blocks { a, b } => vec![a, b],
+        }
+    }
+
     /// Errors with the reason if the library cannot run this product.
     pub(in crate::cuda) fn check(&self) -> Result<()> {
         use DType::{BF16, E4M3, E5M2, F16, F32};

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 kernel_source!(
-    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh";
+    SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh"
+    needs [SignedMinimum];
     /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
     const PARTS: usize = 33;
     /// Parameters of one launch that casts.

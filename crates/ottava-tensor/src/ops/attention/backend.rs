@@ -1,7 +1,7 @@
 //! Which implementation of attention serves which spec on which device: a table, which attention and `ottava plan` read.
 
 use super::{AttentionInput, AttentionSpec};
-use crate::{DType, Device, Error, Result};
+use crate::{Capability, DType, Device, Error, Feature, Result};
 
 /// An implementation of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +156,8 @@ struct Row {
     on_gpu: bool,
     /// Whether keys and values are in a paged cache, or in rows.
     cache: bool,
+    /// What a GPU must have.
+    needs: &'static [Feature],
     conditions: &'static [Condition],
 }
 
@@ -166,6 +168,7 @@ const TABLE: &[Row] = &[
         name: "cuDNN",
         on_gpu: true,
         cache: false,
+        needs: &[],
         conditions: &[
             BF16,
             EIGHTS_TO_128,
@@ -185,6 +188,7 @@ const TABLE: &[Row] = &[
         name: "the plain kernel",
         on_gpu: true,
         cache: false,
+        needs: &[],
         conditions: &[STORAGE, TO_1024],
     },
     Row {
@@ -192,6 +196,7 @@ const TABLE: &[Row] = &[
         name: "the paged kernel",
         on_gpu: true,
         cache: true,
+        needs: &[Feature::EarlyStart],
         conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL, WHOLE_CONTEXT, UNCAPPED],
     },
     Row {
@@ -199,6 +204,7 @@ const TABLE: &[Row] = &[
         name: "the reference on the CPU",
         on_gpu: false,
         cache: false,
+        needs: &[],
         conditions: &[],
     },
     Row {
@@ -206,13 +212,24 @@ const TABLE: &[Row] = &[
         name: "the reference on the CPU",
         on_gpu: false,
         cache: true,
+        needs: &[],
         conditions: &[ONE_HEAD_SIZE, CAUSAL],
     },
 ];
 
 impl Row {
+    /// A sentence for the first thing that `device` lacks, or the first condition that `case` does not meet.
+    fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
+        if let Device::Cuda(gpu) = device
+            && let [lack, ..] = Capability::of(gpu.capability())?.lacks(self.needs)[..]
+        {
+            return Ok(Some(format!("{} needs {lack}, which this GPU does not have", self.name)));
+        }
+        Ok(self.unmet(case))
+    }
+
     /// A sentence for the first condition that `case` does not meet.
-    fn refusal(&self, case: &AttentionCase) -> Option<String> {
+    fn unmet(&self, case: &AttentionCase) -> Option<String> {
         let unmet = |Condition { takes, instead }: &Condition| Some((*takes, instead(case)?));
         let (takes, instead) = self.conditions.iter().find_map(unmet)?;
         Some(format!("{} takes {takes}, not {instead}", self.name))
@@ -238,7 +255,7 @@ impl AttentionBackend {
         let on_gpu = matches!(device, Device::Cuda(_));
         let mut because = Vec::new();
         for row in TABLE.iter().filter(|row| row.on_gpu == on_gpu && row.cache == (case.keys == KeySource::Cache)) {
-            match row.refusal(case) {
+            match row.refusal(case, device)? {
                 None => return Ok(ChosenBackend { backend: row.backend, name: row.name, because }),
                 Some(refusal) => because.push(refusal),
             }

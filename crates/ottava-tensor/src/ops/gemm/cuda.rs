@@ -6,7 +6,7 @@ use crate::{DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh");
+kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, EarlyStart]);
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,

@@ -4,7 +4,7 @@ use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
 kernel_source!(
-    "gradient_codes";
+    "gradient_codes" needs [Fp8Conversion];
     /// As [`super::GROUP`].
     const GROUP: usize = 128
 );

@@ -4,9 +4,9 @@ use crate::ops::launch::{Defines, aligned, kernel_source};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh");
+kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" needs [EarlyStart]);
 kernel_source!(
-    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh";
+    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" needs [EarlyStart];
     /// Splits of a context at most, which bounds the memory of parts and the time of their merge.
     const SPLITS: usize = 32
 );

@@ -6,10 +6,10 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!("rmsnorm");
-kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh");
-kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED);
-kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED);
+kernel_source!("rmsnorm" needs [SignedMinimum, EarlyStart]);
+kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh" needs [SignedMinimum, EarlyStart, PairComparison]);
+kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED needs [SignedMinimum, EarlyStart]);
+kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED needs [SignedMinimum, EarlyStart, PairComparison]);
 
 /// Rows per strip of `rmsnorm_strips`.
 pub(crate) const STRIP: usize = 32;

@@ -82,3 +82,14 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     assert!(error(&Device::Cpu, &AttentionCase::cache(&two_sizes, DType::F32)).contains("values of the size of keys"));
     assert_eq!(chosen(&Device::Cpu, &AttentionCase::fused(&huge, DType::F64, true)).0, AttentionBackend::Cpu);
 }
+
+#[test]
+fn a_gpu_without_what_a_kernel_needs_has_no_backend() {
+    let ada = Device::dry_gpu(GpuModel::named("L40S").unwrap());
+    let usual = AttentionSpec::causal(8, 2, 128);
+    assert_eq!(chosen(&ada, &AttentionCase::fused(&usual, DType::BF16, false)).0, AttentionBackend::CuDnn);
+    let error = AttentionBackend::choose(&ada, &AttentionCase::cache(&usual, DType::BF16)).unwrap_err().to_string();
+    assert!(error.contains("the paged kernel needs early starts of kernels, which this GPU does not have"), "{error}");
+    // The table of backends says what the kernel says.
+    assert_eq!(crate::ops::paged_attention::SOURCE.needs, [crate::Feature::EarlyStart]);
+}

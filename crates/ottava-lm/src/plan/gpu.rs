@@ -1,0 +1,53 @@
+//! What runs on a GPU: its features, FP8 products and kernels, by the table of compute capabilities.
+
+use crate::error::Result;
+use ottava_tensor::Capability;
+use ottava_tensor::cuda::GpuModel;
+use ottava_tensor::ops::kernel_support;
+use serde::Serialize;
+
+/// The part of a plan that depends on the GPU alone.
+#[derive(Clone, Debug, Serialize)]
+pub struct GpuPlan {
+    /// Its name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// The name of its architecture.
+    pub architecture: &'static str,
+    /// Whether this project's tests have run on its compute capability; what is said of others is from NVIDIA's documents.
+    pub is_tested: bool,
+    /// What it has beyond compute capability 8.0.
+    pub features: Vec<&'static str>,
+    /// Scales of FP8 products.
+    pub fp8_products: Vec<String>,
+    /// Ops whose kernels all run.
+    pub kernels: Vec<&'static str>,
+    /// A sentence for each op of which kernels do not run.
+    pub missing: Vec<String>,
+}
+
+impl GpuPlan {
+    /// Errors if the compute capability is not known.
+    pub fn new(gpu: &GpuModel) -> Result<GpuPlan> {
+        let capability = Capability::of(gpu.capability)?;
+        let (whole, partial): (Vec<_>, Vec<_>) =
+            kernel_support(capability).into_iter().partition(|op| op.unsupported == 0);
+        Ok(GpuPlan {
+            name: gpu.name.clone(),
+            capability: capability.version,
+            architecture: capability.architecture,
+            is_tested: capability.is_tested,
+            features: capability.features.iter().map(|feature| feature.name()).collect(),
+            fp8_products: capability.fp8_products.iter().map(ToString::to_string).collect(),
+            kernels: whole.iter().map(|op| op.op).collect(),
+            missing: partial
+                .iter()
+                .map(|op| {
+                    let lacks: Vec<_> = op.lacks.iter().map(|feature| feature.name()).collect();
+                    format!("{}: {} of {} variants need {}", op.op, op.unsupported, op.modules, lacks.join(", "))
+                })
+                .collect(),
+        })
+    }
+}

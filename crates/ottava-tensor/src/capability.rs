@@ -1,0 +1,209 @@
+//! What GPUs have, by compute capability, as NVIDIA documents it (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types usage"); what
+//! kernels need is compared with it before a launch.
+
+use crate::error::{Error, Result};
+use crate::granularity::Granularity;
+use std::fmt;
+
+/// Something that a kernel or a product may need beyond what all GPUs of [`CAPABILITIES`] have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Feature {
+    /// Minimum and maximum of absolute values with the sign of both operands, of pairs of bfloat16 (`min.xorsign.abs`).
+    SignedMinimum,
+    /// Conversions between FP8 and wider types (`cvt` of `e4m3x2` and `e5m2x2`).
+    Fp8Conversion,
+    /// Comparisons of pairs of bfloat16 that give pairs (`set.bf16x2`).
+    PairComparison,
+    /// Clusters of blocks that read each other's shared memory.
+    Clusters,
+    /// Kernels that start before the one before them ends (`griddepcontrol`).
+    EarlyStart,
+    /// Copies of tensor boxes to shared memory by the copy engine of a multiprocessor, TMA (`cp.async.bulk.tensor`).
+    BulkCopies,
+    /// Such a copy to the shared memory of several blocks of a cluster.
+    Multicast,
+    /// Products by four warps with operands in shared memory (`wgmma`).
+    Wgmma,
+}
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Feature; 8] = [
+        Feature::SignedMinimum,
+        Feature::Fp8Conversion,
+        Feature::PairComparison,
+        Feature::Clusters,
+        Feature::EarlyStart,
+        Feature::BulkCopies,
+        Feature::Multicast,
+        Feature::Wgmma,
+    ];
+
+    /// Its name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Feature::SignedMinimum => "signed minima of bfloat16",
+            Feature::Fp8Conversion => "FP8 conversions",
+            Feature::PairComparison => "comparisons of pairs of bfloat16",
+            Feature::Clusters => "clusters of blocks",
+            Feature::EarlyStart => "early starts of kernels",
+            Feature::BulkCopies => "bulk copies (TMA)",
+            Feature::Multicast => "multicast in a cluster",
+            Feature::Wgmma => "wgmma",
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the GPUs of one compute capability have. All have products of bfloat16 and float16 on tensor cores.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Compute capability, major and minor.
+    pub version: (i32, i32),
+    /// The name of the architecture.
+    pub architecture: &'static str,
+    /// What they have beyond compute capability 8.0.
+    pub features: &'static [Feature],
+    /// The scales of operands with which cuBLASLt has FP8 products.
+    pub fp8_products: &'static [Granularity],
+    /// Bytes of shared memory that a block may use.
+    pub shared_bytes: usize,
+    /// Whether this project's tests and benchmarks have run on one.
+    pub is_tested: bool,
+}
+
+use Feature::{BulkCopies, Clusters, EarlyStart, Fp8Conversion, Multicast, PairComparison, SignedMinimum, Wgmma};
+use Granularity::{Blocks1x128, Blocks128x128, MixedBlocks, Mx, PerRow, PerTensor};
+
+/// The compute capabilities that are known here.
+pub const CAPABILITIES: &[Capability] = &[
+    Capability {
+        version: (8, 0),
+        architecture: "Ampere",
+        features: &[],
+        fp8_products: &[],
+        shared_bytes: 163 << 10,
+        is_tested: false,
+    },
+    Capability {
+        version: (8, 6),
+        architecture: "Ampere",
+        features: &[SignedMinimum],
+        fp8_products: &[],
+        shared_bytes: 99 << 10,
+        is_tested: false,
+    },
+    Capability {
+        version: (8, 9),
+        architecture: "Ada",
+        features: &[SignedMinimum, Fp8Conversion],
+        fp8_products: &[PerTensor],
+        shared_bytes: 99 << 10,
+        is_tested: false,
+    },
+    Capability {
+        version: (9, 0),
+        architecture: "Hopper",
+        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies, Multicast, Wgmma],
+        fp8_products: &[PerTensor, PerRow, Blocks1x128, Blocks128x128, MixedBlocks],
+        shared_bytes: 227 << 10,
+        is_tested: true,
+    },
+    Capability {
+        version: (10, 0),
+        architecture: "Blackwell",
+        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies, Multicast],
+        fp8_products: &[PerTensor, Mx],
+        shared_bytes: 227 << 10,
+        is_tested: false,
+    },
+    Capability {
+        version: (12, 0),
+        architecture: "Blackwell",
+        features: &[SignedMinimum, Fp8Conversion, PairComparison, Clusters, EarlyStart, BulkCopies],
+        fp8_products: &[PerTensor, Mx],
+        shared_bytes: 99 << 10,
+        is_tested: false,
+    },
+];
+
+impl Capability {
+    /// What the GPUs of compute capability `version` have.
+    ///
+    /// Errors with [`Error::Value`], which lists those that are known, if it is not among them.
+    pub fn of(version: (i32, i32)) -> Result<&'static Capability> {
+        CAPABILITIES.iter().find(|known| known.version == version).ok_or_else(|| {
+            let known = CAPABILITIES.iter().map(|known| format!("{}.{}", known.version.0, known.version.1));
+            Error::Value(format!(
+                "GPUs of compute capability {}.{} are not supported; those of {} are known",
+                version.0,
+                version.1,
+                known.collect::<Vec<_>>().join(", ")
+            ))
+        })
+    }
+
+    /// Those of `needs` that these GPUs lack.
+    pub fn lacks(&self, needs: &[Feature]) -> Vec<Feature> {
+        needs.iter().copied().filter(|need| !self.features.contains(need)).collect()
+    }
+
+    /// Errors with [`Error::Value`] if cuBLASLt has no FP8 products of operands with these scales.
+    pub fn expect_fp8_product(&self, scales: Granularity) -> Result<()> {
+        if self.fp8_products.contains(&scales) {
+            return Ok(());
+        }
+        let known: Vec<_> = self.fp8_products.iter().map(Granularity::to_string).collect();
+        let known = match known.is_empty() {
+            true => "none".to_string(),
+            false => format!("those with {} scales", known.join("; ")),
+        };
+        Err(Error::Value(format!("cuBLASLt has no FP8 products with {scales} scales on {self}, but {known}")))
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} GPUs of compute capability {}.{}", self.architecture, self.version.0, self.version.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_order_and_names_each_feature() {
+        assert!(CAPABILITIES.is_sorted_by(|a, b| a.version < b.version), "each capability once, in order");
+        for feature in Feature::ALL {
+            assert!(CAPABILITIES.iter().any(|known| known.features.contains(&feature)), "no GPU has {feature}");
+        }
+        let tested: Vec<_> = CAPABILITIES.iter().filter(|known| known.is_tested).map(|known| known.version).collect();
+        assert_eq!(tested, [(9, 0)]);
+    }
+
+    #[test]
+    fn what_a_gpu_lacks_is_named() {
+        let of = |version| Capability::of(version).unwrap();
+        assert_eq!(of((8, 9)).lacks(&[Wgmma, Fp8Conversion, Clusters]), [Wgmma, Clusters]);
+        assert!(of((9, 0)).lacks(&Feature::ALL).is_empty());
+        let message = |version, scales| of(version).expect_fp8_product(scales).unwrap_err().to_string();
+        assert_eq!(
+            message((9, 0), Mx),
+            "cuBLASLt has no FP8 products with mx scales on Hopper GPUs of compute capability 9.0, but those with per-tensor; per-row; 1x128; \
+             128x128; 1x128, transposed 128x128 scales"
+        );
+        assert!(message((8, 0), PerTensor).ends_with("capability 8.0, but none"), "{}", message((8, 0), PerTensor));
+        of((8, 9)).expect_fp8_product(PerTensor).unwrap();
+        let unknown = Capability::of((7, 5)).unwrap_err().to_string();
+        assert!(
+            unknown.starts_with("GPUs of compute capability 7.5 are not supported; those of 8.0, 8.6"),
+            "{unknown}"
+        );
+    }
+}
