@@ -123,7 +123,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
-    static SOURCE: Source = Source { name: "empty", text: "", needs: &[] };
+    static SOURCE: Source = Source { name: "empty", text: "", needs: &[], constants: &[] };
     const MODULE: KernelModule = KernelModule { source: &SOURCE, defines: &[("X", "f32")] };
 
     #[test]

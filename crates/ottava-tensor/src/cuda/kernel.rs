@@ -4,7 +4,7 @@ use crate::capability::{Capability, Feature};
 use crate::error::{Error, Result};
 use std::hash::{Hash, Hasher};
 
-/// CUDA C++ that belongs to one op, complete: nothing is added to it.
+/// CUDA C++ that belongs to one op, complete but for macros.
 #[derive(Debug)]
 pub struct Source {
     /// The op, as it appears in error messages.
@@ -13,6 +13,8 @@ pub struct Source {
     pub text: &'static str,
     /// What a GPU must have beyond compute capability 8.0 to run all of it.
     pub needs: &'static [Feature],
+    /// Constants of Rust that the text names, each passed as `-DNAME=VALUE`.
+    pub constants: &'static [(&'static str, i64)],
 }
 
 /// Macros that a source is compiled with, each passed as `-DNAME=VALUE`.

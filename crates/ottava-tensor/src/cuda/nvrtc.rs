@@ -3,6 +3,7 @@
 use super::driver::supported;
 use super::kernel::{KernelModule, Source};
 use super::load::{LibraryReport, NVRTC, Problem, SearchPath, SharedLibrary, functions};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -64,6 +65,9 @@ pub fn arch_of(capability: (i32, i32)) -> String {
     }
 }
 
+/// The macros of the largest finite values of narrow types.
+const LARGEST: [(&str, DType); 3] = [("MAX_F16", DType::F16), ("MAX_E4M3", DType::E4M3), ("MAX_E5M2", DType::E5M2)];
+
 /// Compiles `module` for `arch` (as `sm_90a`), or takes the cubin from the disk
 /// cache. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
 ///
@@ -77,6 +81,10 @@ pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
         "--fmad=false".to_string(),
         "-default-device".to_string(),
     ];
+    options.extend(source.constants.iter().map(|(name, value)| format!("-D{name}={value}")));
+    options.extend(
+        LARGEST.into_iter().map(|(name, dtype)| format!("-D{name}={:.1}f", dtype.max_finite().expect("a narrow type"))),
+    );
     options.extend(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
 
     let mut key = Sha256::new();
@@ -286,13 +294,14 @@ mod tests {
             name: "scale",
             text: r#"extern "C" __global__ void scale(X* x, int n) { int i = threadIdx.x; if (i < n) x[i] *= 2; }"#,
             needs: &[],
+            constants: &[],
         };
         let good = KernelModule { source: &GOOD, defines: &[("X", "float")] };
         let cubin = compile(&good, "sm_90a").expect("a kernel");
         assert_eq!(&cubin[..4], b"\x7fELF");
 
         static BAD: Source =
-            Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }", needs: &[] };
+            Source { name: "bad", text: "extern \"C\" __global__ void bad() { nothing; }", needs: &[], constants: &[] };
         let error = compile(&KernelModule { source: &BAD, defines: &[] }, "sm_90a").expect_err("no such variable");
         assert!(
             matches!(&error, Error::Compile { kernel, log } if kernel == "bad" && log.contains("nothing")),

@@ -123,6 +123,7 @@ extern "C" __global__ void reverse(float* out, const float* in, int n) {
 extern "C" __global__ void fault(int* nowhere) { *nowhere = 1; }
 "#,
     needs: &[],
+    constants: &[],
 };
 const MIX: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "mix" };
 const REVERSE: Kernel = Kernel { source: &ARGUMENTS, defines: &[("FACTOR", "3")], entry: "reverse" };

@@ -7,11 +7,11 @@ struct e4m3 { unsigned char bits; };
 struct e5m2 { unsigned char bits; };
 typedef float f32;
 
-// Largest finite value, as `DType::max_finite`.
+// Largest finite value, by macros from `DType::max_finite`.
 template <class T> __device__ constexpr float max_finite();
-template <> __device__ constexpr float max_finite<f16>() { return 65504.0f; }
-template <> __device__ constexpr float max_finite<e4m3>() { return 448.0f; }
-template <> __device__ constexpr float max_finite<e5m2>() { return 57344.0f; }
+template <> __device__ constexpr float max_finite<f16>() { return MAX_F16; }
+template <> __device__ constexpr float max_finite<e4m3>() { return MAX_E4M3; }
+template <> __device__ constexpr float max_finite<e5m2>() { return MAX_E5M2; }
 
 typedef long long i64;
 typedef unsigned long long u64;

@@ -6,7 +6,6 @@
 // their scales need two launches of the kernel: one compiled with `RowAmaxes`, which only finds the amaxes, and one that casts.
 // `MixedBlocks` has 1x128 blocks in the codes and 128x128 blocks in the transposed copy.
 enum Sharing { PerTensor, PerRow, RowAmaxes, Blocks1x128, MixedBlocks, Blocks128x128 };
-#define TILE 128
 // Whether rows or columns have scales of 1x128 blocks, or columns of 128x128 blocks.
 __device__ constexpr bool rows_are_cut(Sharing s) { return s == Blocks1x128 || s == MixedBlocks; }
 __device__ constexpr bool columns_are_cut(Sharing s) { return s == Blocks1x128; }

@@ -144,7 +144,8 @@ mod tests {
         assert_eq!(listed.len(), declared.len());
     }
 
-    static PLANTED: Source = Source { name: "planted", text: "", needs: &[Feature::Wgmma, Feature::BulkCopies] };
+    static PLANTED: Source =
+        Source { name: "planted", text: "", needs: &[Feature::Wgmma, Feature::BulkCopies], constants: &[] };
 
     /// Before the compiler sees it, in a dry run as on a GPU.
     #[test]

@@ -5,7 +5,7 @@ struct Part {
     Tensors of;
     float* amax;
     u32 rows, columns;
-    u32 end, offset;        // in units of 128 elements
+    u32 end, offset;        // in units of SLICE_UNIT elements
 };
 struct Parts { Part at[PARTS]; };
 
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) adamw(const float* nor
     const Piece piece = Piece::of(parts, chunk);
     const Tensors& of = piece.part.of;
     Update how = update_of(of, *scalars, *norm);
-    how.offset = 128ull * piece.part.offset;
+    how.offset = (u64)SLICE_UNIT * piece.part.offset;
     float largest = 0.0f;
     piece.walk([&](const Raw& raw, const Place& place) {
         const bool any = place.valid > 0;

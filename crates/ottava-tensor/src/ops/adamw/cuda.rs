@@ -8,12 +8,13 @@ use std::sync::LazyLock;
 
 kernel_source!(
     SOURCE, "adamw", "stored.cuh", "expanded.cuh", "destination.cuh", "adamw/elements.cuh"
-    needs [SignedMinimum];
-    /// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
-    const PARTS: usize = 33;
-    /// Parameters of one launch that casts.
-    const CAST_PARTS: usize = 28
+    needs [SignedMinimum]; PARTS, CAST_PARTS, SLICE_UNIT
 );
+
+/// Parameters of one launch: their table is a kernel argument, of which there are 4 KiB.
+const PARTS: usize = 33;
+/// Parameters of one launch that casts.
+const CAST_PARTS: usize = 28;
 
 /// Types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];

@@ -2,7 +2,6 @@ struct Larger { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a
 
 // Larger than the number of any finite element.
 #define NOT_FINITE 0xFFFFFFFFFFFFFFFF
-#define BLOCKS 8
 
 // A cluster of blocks per row, as few rows would leave most of the GPU idle: grid (BLOCKS, rows). Element and column are one number, which
 // orders as the element does and prefers small columns.

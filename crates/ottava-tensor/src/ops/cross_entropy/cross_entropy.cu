@@ -1,5 +1,4 @@
 // One block per row; threads stride over the vocabulary, eight logits at a time where rows are aligned.
-#define IGNORE_INDEX -100
 #define LOWEST -3.402823466e38f
 
 // e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.

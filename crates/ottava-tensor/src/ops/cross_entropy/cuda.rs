@@ -1,8 +1,9 @@
+use super::IGNORE_INDEX;
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!("cross_entropy");
+kernel_source!("cross_entropy"; IGNORE_INDEX);
 
 /// Threads per row of the loss without gradient.
 const THREADS: u32 = 128;

@@ -6,7 +6,7 @@ use crate::{DType, Result, Tensor};
 use std::sync::Arc;
 
 kernel_source!("gemm");
-kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, EarlyStart]);
+kernel_source!(SKINNY, "gemm", "gemm/skinny.cuh" needs [Wgmma, BulkCopies, EarlyStart]; LINES, STEP, GROUP, SHARED_BYTES);
 
 pub(super) fn gemm(
     gpu: &Arc<CudaDevice>,
@@ -107,10 +107,12 @@ const KERNELS: [(usize, &str); 4] = [(8, "skinny_8"), (16, "skinny_16"), (32, "s
 /// Rows of plain operands at most; the library is faster with more.
 const MOST_PLAIN_ROWS: usize = 32;
 
-/// Columns of the result in a tile, and bytes that a step reads of each row, as in `skinny.cuh`; so are threads, and bytes of shared memory.
+/// Columns of the result in a tile, and bytes that a step reads of each row.
 const LINES: usize = 128;
 const STEP: usize = TensorMap::BOX_BYTES;
-const THREADS: u32 = 288;
+/// Threads of a warp group. A block has two, and a warp that copies.
+const GROUP: u32 = 128;
+const THREADS: u32 = 2 * GROUP + 32;
 const SHARED_BYTES: u32 = 200 << 10;
 /// Steps of a part, at least.
 const LEAST_STEPS: usize = 16;

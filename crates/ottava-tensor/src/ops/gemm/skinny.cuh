@@ -5,11 +5,6 @@
 // through a ring of STAGES slots in shared memory, in steps of 128 bytes along K. A block computes `most` tiles, or, where there are fewer tiles
 // than multiprocessors, one of `parts` parts of a tile's steps; then the part that is last adds all of them, in order.
 
-#define LINES 128
-#define STEP 128
-#define GROUP 128
-#define SHARED (200 * 1024)
-
 // A matrix in device memory that the copy engine reads (CUtensorMap).
 struct alignas(64) TensorMap { u64 words[16]; };
 
@@ -95,7 +90,7 @@ __device__ __forceinline__ u32 count_arrival(u32* counter) {
 __device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory"); }
 
 template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {
-    constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED - 1024) / BYTES, SUMS = TOKENS / 2;
+    constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED_BYTES - 1024) / BYTES, SUMS = TOKENS / 2;
     extern __shared__ char ring_of_the_launch[];
     // Swizzled boxes start at multiples of 1024.
     char* const ring = ring_of_the_launch + (1024 - shared_address(ring_of_the_launch) % 1024) % 1024;
@@ -241,7 +236,7 @@ template <int TOKENS> __device__ __forceinline__ void skinny(const TensorMap* a,
     }
 }
 
-// Grid of at most one block per multiprocessor, 288 threads, SHARED bytes. `a` has boxes of TOKENS rows, `b` of LINES.
+// Grid of at most one block per multiprocessor, 288 threads, SHARED_BYTES bytes. `a` has boxes of TOKENS rows, `b` of LINES.
 #define SKINNY(TOKENS)                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, 1) skinny_##TOKENS(                                                        \
         const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,        \

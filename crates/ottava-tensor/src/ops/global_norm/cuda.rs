@@ -3,11 +3,10 @@ use crate::ops::Gradient;
 use crate::ops::launch::{BLOCK, Defines, kernel_source};
 use crate::{DType, Device, Result, Tensor};
 
-kernel_source!(
-    "global_norm";
-    /// Tensors of one launch: their table is a kernel argument, of which there are 4 KiB.
-    const CAPACITY: usize = 120
-);
+kernel_source!("global_norm"; CAPACITY);
+
+/// Tensors of one launch: their table is a kernel argument, of which there are 4 KiB.
+const CAPACITY: usize = 120;
 
 /// The types of gradients.
 pub(crate) const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];

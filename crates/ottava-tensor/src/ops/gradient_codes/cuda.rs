@@ -1,13 +1,9 @@
-use super::{CodingError, SUMS, gradient_code_bytes};
+use super::{CodingError, GROUP, SUMS, gradient_code_bytes};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::{self, BLOCK, kernel_source};
 use crate::{Result, Tensor};
 
-kernel_source!(
-    "gradient_codes" needs [Fp8Conversion];
-    /// As [`super::GROUP`].
-    const GROUP: usize = 128
-);
+kernel_source!("gradient_codes" needs [Fp8Conversion]; GROUP);
 
 /// Blocks that keep a GPU busy. A slice takes one at least.
 const BLOCKS: usize = 1024;

@@ -56,6 +56,3 @@ __device__ __forceinline__ float power(float x) {
 }
 // What to subtract from scores of which `largest` is the largest, or of which none is seen.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
-
-// Warps of a block of attention.
-#define WARPS 4

@@ -4,12 +4,14 @@ use crate::ops::launch::{Defines, aligned, kernel_source};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 
-kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" needs [EarlyStart]);
+kernel_source!(SOURCE, "paged_attention", "paged_attention/batch.cuh", "rope/pairs.cuh" needs [EarlyStart]; WARPS);
 kernel_source!(
-    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh" needs [EarlyStart];
-    /// Splits of a context at most, which bounds the memory of parts and the time of their merge.
-    const SPLITS: usize = 32
+    TENSOR_CORES, "paged_attention", "paged_attention/batch.cuh", "paged_attention/tensor_cores.cuh"
+    needs [EarlyStart]; WARPS, SPLITS
 );
+
+/// Splits of a context at most, which bounds the memory of parts and the time of their merge.
+const SPLITS: usize = 32;
 /// How often a warp of a block reads 16 or 32 tokens of the smallest split of a context, at most. Parts are written and read again in F32:
 /// 3 % of the bytes of keys and values where four query heads share 512 tokens of 128 bytes.
 const MOST_ROUNDS: usize = 8;
@@ -44,8 +46,9 @@ pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "256")],
 ];
 
-/// Threads of a block.
-const THREADS: u32 = 128;
+/// Warps and threads of a block.
+const WARPS: u32 = 4;
+const THREADS: u32 = 32 * WARPS;
 
 /// The kernel of these types among `variants`, and of heads of up to `dim` for tensor cores.
 fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Option<Defines> {

@@ -6,13 +6,13 @@ use crate::ops::quantize::{self, Producer};
 use crate::ops::{SavedActivation, bias};
 use crate::{DType, Granularity, QuantizedTensor, Result, Tensor};
 
-kernel_source!("rmsnorm" needs [SignedMinimum, EarlyStart]);
-kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh" needs [SignedMinimum, EarlyStart, PairComparison]);
-kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED needs [SignedMinimum, EarlyStart]);
-kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED needs [SignedMinimum, EarlyStart, PairComparison]);
+kernel_source!("rmsnorm" needs [SignedMinimum, EarlyStart]; STRIP);
+kernel_source!(FP8_SOURCE, "rmsnorm", "destination.cuh" needs [SignedMinimum, EarlyStart, PairComparison]; STRIP);
+kernel_source!(LAYER_SOURCE, "rmsnorm" + CENTERED needs [SignedMinimum, EarlyStart]; STRIP);
+kernel_source!(LAYER_FP8_SOURCE, "rmsnorm", "destination.cuh" + CENTERED needs [SignedMinimum, EarlyStart, PairComparison]; STRIP);
 
 /// Rows per strip of `rmsnorm_strips`.
-pub(crate) const STRIP: usize = 32;
+const STRIP: usize = 32;
 
 /// The kernels of a norm, and of its casts.
 fn sources(kind: NormKind) -> [&'static Source; 2] {

@@ -10,8 +10,6 @@ use super::{SavedActivation, expect_compute, expect_gradient, quantize, real_typ
 use crate::cuda::CudaDevice;
 use crate::{Device, Error, Granularity, Result, Tensor};
 
-#[cfg(test)]
-pub(crate) use cuda::STRIP;
 pub(crate) use cuda::{FP8_SOURCE, LAYER_FP8_SOURCE, LAYER_SOURCE, SOURCE};
 
 /// Kinds of norms.

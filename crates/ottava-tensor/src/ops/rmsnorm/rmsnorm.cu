@@ -1,5 +1,4 @@
 // Rows per strip of `rmsnorm_strips`, as in cuda.rs.
-#define STRIP 32
 
 // With CENTERED these kernels are LayerNorm: their statistics are T values of rstd, then T means, and behind the weight
 // they take a bias, which may be null.

@@ -1,12 +1,9 @@
-use super::Draws;
+use super::{Draws, ONE};
 use crate::cuda::{Arg, CudaDevice, Kernel};
 use crate::ops::launch::kernel_source;
 use crate::{Result, Tensor};
 
-kernel_source!("sample"; const ONE: i32 = 40);
-
-/// The constant of the kernel, for `cpu.rs`.
-pub(super) const EXPONENT_OF_ONE: u32 = ONE as u32;
+kernel_source!("sample"; ONE);
 
 pub(super) fn sample(
     gpu: &CudaDevice,

@@ -12,7 +12,7 @@ use std::f64::consts::LOG2_E;
 pub(crate) use cuda::SOURCE;
 
 /// The weight of the likeliest token is `2^ONE`. Sums of weights of up to 2²³ columns are exact in 64 bits, so all orders give the same.
-const ONE: u32 = cuda::EXPONENT_OF_ONE;
+const ONE: u32 = 40;
 
 /// How a token is drawn. In this order: [`Adjustment`]s of logits, temperature, min-p, top-k, top-p, one draw.
 #[derive(Clone, Debug, PartialEq)]

@@ -38,9 +38,9 @@ extern "C" __global__ void transpose(WORD* __restrict__ y, const WORD* __restric
 extern "C" __global__ void __launch_bounds__(256) transpose_bytes(unsigned char* __restrict__ y, const unsigned char* __restrict__ x, int rows,
                                                                   int columns) {
     // Words of four rows, by column. Their order within a column is mixed so that no two threads of a warp write to the same bank.
-    __shared__ uint4 tile[128][8];
+    __shared__ uint4 tile[TILE][8];
     const int group = threadIdx.x % 8, four = threadIdx.x / 8;
-    const unsigned char* from = x + (u64)(blockIdx.y * 128 + four * 4) * columns + blockIdx.x * 128 + group * 16;
+    const unsigned char* from = x + (u64)(blockIdx.y * TILE + four * 4) * columns + blockIdx.x * TILE + group * 16;
     union { uint4 row; u32 at[4]; } in[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) in[r].row = *(const uint4*)(from + (u64)r * columns);
@@ -57,6 +57,6 @@ extern "C" __global__ void __launch_bounds__(256) transpose_bytes(unsigned char*
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int column = threadIdx.x / 8 + 32 * i;
-        *(uint4*)(y + (u64)(blockIdx.x * 128 + column) * rows + blockIdx.y * 128 + group * 16) = tile[column][group ^ (column / 16)];
+        *(uint4*)(y + (u64)(blockIdx.x * TILE + column) * rows + blockIdx.y * TILE + group * 16) = tile[column][group ^ (column / 16)];
     }
 }
