@@ -1,4 +1,4 @@
-//! SHA-256 of bytes, files and readers, and JSON files with a checksum of themselves.
+//! SHA-256 of bytes, files and readers, JSON files with a checksum of themselves, and hashes of names and numbers.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,6 +14,17 @@ use crate::{Error, Result, input, interrupt};
 /// FNV-1a of `name`, from `seed`: a number for each tensor that does not depend on other tensors.
 pub fn name_hash(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// The increment of SplitMix64's state.
+pub const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
+pub fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(MIX_STEP);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// The SHA-256 of `bytes`, in lower-case hexadecimal.

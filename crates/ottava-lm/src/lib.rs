@@ -13,6 +13,7 @@ pub mod engine;
 pub mod error;
 pub mod evaluate;
 pub mod export;
+pub mod fs;
 pub mod hash;
 pub mod input;
 pub mod interrupt;

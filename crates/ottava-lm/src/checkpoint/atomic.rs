@@ -12,8 +12,8 @@ use ottava_tensor::comm::report_progress;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
 use super::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
+use crate::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
 use crate::hash::hex;
 use crate::{Error, Result};
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use super::super::fs::{Fs, FsFile, RealFs};
 use super::*;
+use crate::fs::{Fs, FsFile, RealFs};
 
 /// A fault injected at one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]

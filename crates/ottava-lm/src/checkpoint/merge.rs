@@ -1,11 +1,11 @@
 //! Adapters added to the weights of their base model, as a plain model folder.
 
-use super::fs::RealFs;
 use super::model::{expect_new_folder, write_settings};
 use super::safetensors::TensorInfo;
 use super::safetensors_write::MAX_FILE_BYTES;
 use super::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
 use crate::error::{Error, Result};
+use crate::fs::RealFs;
 use crate::interrupt;
 use crate::models::{ConfigFile, decoder_config};
 use ottava_tensor::ops::{Accumulation, Operand, cast, gemm_nt, transpose};

@@ -2,7 +2,6 @@
 
 pub mod adapter;
 pub mod atomic;
-pub mod fs;
 pub mod manifest;
 pub mod merge;
 pub mod model;

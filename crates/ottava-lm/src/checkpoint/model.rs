@@ -1,9 +1,8 @@
 //! Hugging Face model folders: loading weights and writing them.
 
 use super::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, adapter};
-use crate::data::order::{MIX_STEP, mix};
 use crate::error::{Error, Result};
-use crate::hash::name_hash;
+use crate::hash::{MIX_STEP, mix, name_hash};
 use crate::lora::{Lora, Targets, last_name};
 use crate::models::{ConfigFile, Decoder, DecoderConfig, Positions, RopeScaling};
 use crate::param::{FolderLayout, FolderTensor, Init, Shard, WeightSource};

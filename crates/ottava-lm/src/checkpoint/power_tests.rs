@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use super::super::fs::{Fs, FsFile, RealFs, create_dirs, replace_file};
 use super::*;
+use crate::fs::{Fs, FsFile, RealFs, create_dirs, replace_file};
 use crate::report::MetricsWriter;
 
 /// A file operation that took place, with paths below the folder of the test.

@@ -2,9 +2,9 @@ use std::path::Path;
 
 use ottava_tensor::DType;
 
-use super::super::fs::RealFs;
 use super::super::{CheckpointWriter, write_model, write_tensors};
 use super::*;
+use crate::fs::RealFs;
 
 fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
     TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }

@@ -4,12 +4,12 @@
 //! writes its files; then the leading rank lists those of all, writes the manifest and renames the folder. Ranks begin a stage together,
 //! at the end of a step, with what they tell each other there anyway.
 
-use super::fs::{Fs, RealFs};
 use super::model::FolderTemplate;
 use super::slices::{FOLDER, SliceWriter};
 use super::training::{Contents, LiveTensors, Progress};
 use super::{CheckpointWriter, FileStart, delete_old};
 use crate::error::{Error, Result};
+use crate::fs::{Fs, RealFs};
 use crate::models::Decoder;
 use crate::optim::Optimizer;
 use crate::parallel::{DataParallel, Partition};

@@ -1,7 +1,7 @@
 use serde_json::json;
 
-use super::super::fs::RealFs;
 use super::*;
+use crate::fs::RealFs;
 
 fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
     TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }

@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 use super::gguf::Gguf;
 use super::source::Weight;
 use crate::Result;
-use crate::layers::LLAMA;
-use crate::models::{ConfigFile, DecoderConfig, RopeKind, RopeScaling, decoder_config};
+use crate::layers::Role;
+use crate::models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeScaling, decoder_config};
+use crate::param::FolderTensor;
+use crate::recipe::Precision;
 
 /// The factors of rotary frequencies, in files of Llama 3.1 and later.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -94,14 +96,38 @@ fn rope_kind(gguf: &Gguf, theta: f64, head_dim: usize) -> Result<RopeKind> {
     }
 }
 
+/// The module of a file that a tensor of a Llama is stored in, and the number of heads whose rows rotary positions turn.
+fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<usize>)> {
+    Some(match role {
+        Role::Embedding => ("token_embd", None),
+        Role::AttentionNorm => ("attn_norm", None),
+        Role::Query => ("attn_q", Some(sizes.heads)),
+        Role::Key => ("attn_k", Some(sizes.kv_heads)),
+        Role::Value => ("attn_v", None),
+        Role::AttentionOutput => ("attn_output", None),
+        Role::MlpNorm => ("ffn_norm", None),
+        Role::Gate => ("ffn_gate", None),
+        Role::Up => ("ffn_up", None),
+        Role::Down => ("ffn_down", None),
+        Role::FinalNorm => ("output_norm", None),
+        Role::Head => ("output", None),
+        Role::Positions | Role::Qkv | Role::QueryNorm | Role::KeyNorm => return None,
+    })
+}
+
 /// The weights of a model of these sizes, each with the tensor that holds it.
 ///
 /// Errors when one is missing or of another shape, and when the file has others.
 pub fn weights(gguf: &Gguf, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
-    let (c, f, v) = (sizes.channels, sizes.hidden, sizes.vocabulary);
-    let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
     let mut weights = Vec::new();
-    let mut add = |stored: String, name: String, shape: &[usize], rotary_heads: Option<usize>| {
+    for FolderTensor { name, shape, .. } in Decoder::folder_tensors(sizes, &Precision::default().recipe())? {
+        let place = sizes.names.role_of(&name).filter(|place| !place.is_bias);
+        let unknown = || gguf.error(&format!("the model has a tensor {name:?}, which no Llama model has"));
+        let (module, rotary_heads) = place.and_then(|place| module_of(place.role, sizes)).ok_or_else(unknown)?;
+        let stored = match place.and_then(|place| place.block) {
+            Some(block) => format!("blk.{block}.{module}.weight"),
+            None => format!("{module}.weight"),
+        };
         let Some(tensor) = gguf.tensors().get(&stored) else {
             return Err(gguf.error(&format!("the tensor {stored:?} is missing")));
         };
@@ -109,33 +135,7 @@ pub fn weights(gguf: &Gguf, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
             let found = &tensor.shape;
             return Err(gguf.error(&format!("tensor {stored:?} has shape {found:?}, the metadata make it {shape:?}")));
         }
-        weights.push(Weight { name, stored, shape: shape.to_vec(), rotary_heads });
-        Ok(())
-    };
-    let names = &LLAMA;
-    let weight = |name: &str| format!("{name}.weight");
-    add(weight("token_embd"), weight(names.embedding), &[v, c], None)?;
-    for i in 0..sizes.layers {
-        // Q, K and V, then gate and up, in the order of their names.
-        let rows = [("attn_q", q, Some(sizes.heads)), ("attn_k", kv, Some(sizes.kv_heads)), ("attn_v", kv, None)];
-        let (attention, mlp) = (names.attention, names.mlp);
-        let mut layer = |stored: &str, name: &str, shape: &[usize], rotary_heads| {
-            add(format!("blk.{i}.{stored}.weight"), format!("{}.{i}.{name}.weight", names.blocks), shape, rotary_heads)
-        };
-        layer("attn_norm", names.attention_norm, &[c], None)?;
-        for ((stored, rows, rotary_heads), name) in rows.into_iter().zip(names.qkv) {
-            layer(stored, &format!("{attention}.{name}"), &[rows, c], rotary_heads)?;
-        }
-        layer("attn_output", &format!("{attention}.{}", names.output), &[c, q], None)?;
-        layer("ffn_norm", names.mlp_norm, &[c], None)?;
-        for (stored, name) in ["ffn_gate", "ffn_up"].into_iter().zip(names.gate_up) {
-            layer(stored, &format!("{mlp}.{name}"), &[f, c], None)?;
-        }
-        layer("ffn_down", &format!("{mlp}.{}", names.down), &[c, f], None)?;
-    }
-    add(weight("output_norm"), weight(names.norm), &[c], None)?;
-    if !sizes.tied {
-        add(weight("output"), "lm_head.weight".into(), &[v, c], None)?;
+        weights.push(Weight { name, stored, shape, rotary_heads });
     }
     let read: BTreeSet<_> = weights.iter().map(|weight| weight.stored.as_str()).chain([ROPE_FACTORS]).collect();
     match gguf.tensors().keys().find(|name| !read.contains(name.as_str())) {

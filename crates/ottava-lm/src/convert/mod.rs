@@ -17,10 +17,10 @@ use half::bf16;
 use ottava_tensor::DType;
 use serde_json::json;
 
-use crate::checkpoint::fs::RealFs;
 use crate::checkpoint::model::{as_json, expect_new_folder, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
 use crate::checkpoint::{CheckpointWriter, TensorInfo, write_model};
+use crate::fs::RealFs;
 use crate::models::{ConfigFile, decoder_config};
 use crate::{Error, Result, interrupt};
 use gguf::Gguf;

@@ -41,18 +41,18 @@ impl Batch {
     }
 }
 
-/// This process among those that share the data: it takes every `world`th row, from row `rank` on.
+/// The rows of one of the processes that share the data: every `world`th one, from row `rank` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct RowShare {
     /// Its index, from 0.
     pub rank: usize,
     /// The number of processes.
     pub world: usize,
 }
 
-impl Shard {
+impl RowShare {
     /// All rows for one process.
-    pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
+    pub const WHOLE: RowShare = RowShare { rank: 0, world: 1 };
 }
 
 /// The position of a [`BatchLoader`] in its data, as checkpoints save it; the same on every rank.
@@ -81,7 +81,7 @@ pub struct BatchLoader {
     dataset: Arc<TokenDataset>,
     split: Split,
     layout: RowLayout,
-    shard: Shard,
+    shard: RowShare,
     cursor: Cursor,
 }
 
@@ -99,7 +99,7 @@ impl BatchLoader {
         split: Split,
         layout: RowLayout,
         state: LoaderState,
-        shard: Shard,
+        shard: RowShare,
     ) -> Result<BatchLoader> {
         assert!(layout.seq_len > 0 && shard.rank < shard.world, "{layout:?}, {shard:?}");
         let documents = split.train_len();

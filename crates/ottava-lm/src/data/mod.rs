@@ -22,7 +22,7 @@ mod tokenizer_parts;
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use clock::Clock;
 pub use eval_loader::{EvalLoader, Windows};
-pub use loader::{Batch, BatchLoader, LoaderState, Shard};
+pub use loader::{Batch, BatchLoader, LoaderState, RowShare};
 pub use order::Split;
 pub use packing::{ExcessLength, Fit, Packing, RowLayout};
 pub use prepare::prepare;

@@ -1,6 +1,7 @@
 //! The order of documents, computed and not stored: document `i` of an epoch is found in constant time, so a resumed run
 //! seeks instead of skipping, and the order does not depend on the number of workers.
 
+use crate::hash::mix;
 use crate::{Error, Result};
 
 /// Rounds of the Feistel network. Four make a good cipher of wide blocks; small blocks need more to look random.
@@ -51,17 +52,6 @@ impl Permutation {
         }
         left << self.half_bits | right
     }
-}
-
-/// The increment of SplitMix64's state.
-pub(crate) const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
-pub(crate) fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(MIX_STEP);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The seed of the split. It is fixed, so that runs with other seeds are judged on the same documents.

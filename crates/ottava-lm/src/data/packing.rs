@@ -269,8 +269,7 @@ mod tests {
         assert_eq!(best_fit(&sized, 10), [vec![0, 7], vec![1, 4], vec![2, 3], vec![5, 6]]);
         assert_eq!(best_fit(&[], 10), Vec::<Vec<u64>>::new());
         // Random sizes: every document once, rows within the capacity, few of them not full.
-        let mut sized: Vec<(usize, u64)> =
-            (0..5000).map(|i| (1 + (super::super::order::mix(i) % 300) as usize, i)).collect();
+        let mut sized: Vec<(usize, u64)> = (0..5000).map(|i| (1 + (crate::hash::mix(i) % 300) as usize, i)).collect();
         sized.sort_by_key(|&(size, _)| std::cmp::Reverse(size));
         let rows = best_fit(&sized, 1024);
         let size_of = |document: &u64| sized.iter().find(|(_, other)| other == document).unwrap().0;

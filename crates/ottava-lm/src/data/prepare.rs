@@ -14,7 +14,7 @@ use super::encode::{Encoded, Encoder, LeftOut};
 use super::shards::{BYTES, DOCUMENTS, FORMAT, MASKED, Meta, SourceFile, TokenDataset, TokenType, shard_name};
 use super::source::{Document, SourceOptions, documents, formatting};
 use super::tokenizer::Tokenizer;
-use crate::checkpoint::fs::{Fs, RealFs, create_dirs, sync_parent};
+use crate::fs::{Fs, RealFs, create_dirs, sync_parent};
 use crate::hash::{hex, seal, sha256, sha256_file};
 use crate::{Error, Result, interrupt, limits};
 

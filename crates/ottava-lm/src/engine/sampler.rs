@@ -1,7 +1,7 @@
 //! Sampling of the next token of a request, and log-probabilities. Logits are F32, one row of the vocabulary.
 
 use super::request::{Sampling, TokenLogprob};
-use crate::data::order::{MIX_STEP, mix};
+use crate::hash::{MIX_STEP, mix};
 use ottava_tensor::ops::{Adjustment, Draw};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};

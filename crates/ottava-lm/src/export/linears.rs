@@ -3,6 +3,7 @@
 use super::format::{Fp8Format, Scheme};
 use super::source::Source;
 use crate::error::{Error, Result};
+use crate::layers::{HEAD, Role};
 use crate::models::{Decoder, DecoderConfig};
 use crate::recipe::{Decision, LinearSite, Scaling};
 use ottava_tensor::Granularity;
@@ -81,7 +82,7 @@ impl Linears {
             };
             return Err(source.config.error(&format!("no linear can be exported in this format: {reasons}{hint}")));
         }
-        linears.left.push(("lm_head".into(), "the head is never cast".into()));
+        linears.left.push((HEAD.into(), "the head is never cast".into()));
         Ok(linears)
     }
 
@@ -97,7 +98,8 @@ impl Linears {
         let fits = |group: &Group, ranks: usize| match group.divides_inputs {
             true => divides(group.inputs, ranks),
             false => group.parts.iter().all(|(name, outputs)| {
-                let of_keys = sizes.names.qkv.len() > 1 && sizes.names.qkv[1..].iter().any(|last| name.ends_with(last));
+                let role = sizes.names.role_of(&format!("{name}.weight")).map(|tensor| tensor.role);
+                let of_keys = matches!(role, Some(Role::Key | Role::Value));
                 divides(*outputs, if of_keys { ranks.min(sizes.kv_heads) } else { ranks })
             }),
         };
@@ -148,9 +150,7 @@ impl Group {
         input_scale: Option<f32>,
     ) -> Group {
         let (scale, recast) = scale(source, format, site, decision);
-        let names = source.sizes.names;
-        let divides_inputs = [names.output, names.down].iter().any(|last| site.name.ends_with(last));
-        let (name, inputs) = (site.name.clone(), site.inputs);
+        let (name, inputs, divides_inputs) = (site.name.clone(), site.inputs, site.divides_inputs);
         Group { name, parts, inputs, divides_inputs, scale, recast, input_scale }
     }
 

@@ -14,11 +14,11 @@ pub use format::{Convention, Fp8Format, Scheme};
 pub use report::{Left, LinearReport, Report};
 pub use source::Source;
 
-use crate::checkpoint::fs::RealFs;
 use crate::checkpoint::model::{HEAD, MASKS_AND_ANGLES, as_json, expect_new_folder, write_settings};
 use crate::checkpoint::safetensors_write::MAX_FILE_BYTES;
 use crate::checkpoint::{CheckpointWriter, FolderWeights, TensorInfo, WeightFiles, write_model};
 use crate::error::Result;
+use crate::fs::RealFs;
 use crate::interrupt;
 use cast::Codes;
 use finite::{expect_finite, not_finite};

@@ -2,7 +2,7 @@
 
 use super::cast::{OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer};
-use super::{Linear, LinearConfig, Names};
+use super::{HEAD_NORMS, Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
 use crate::operand::{ResidualGradient, View, Views};
@@ -82,7 +82,8 @@ impl HeadNorm {
             Param::new(build, vec![shard], Init::Ones)
         };
         let [of_q, of_k] = layout.weights();
-        Ok(HeadNorm { q: weight("q_norm", of_q)?, k: weight("k_norm", of_k)?, eps, layout })
+        let [q, k] = HEAD_NORMS;
+        Ok(HeadNorm { q: weight(q, of_q)?, k: weight(k, of_k)?, eps, layout })
     }
 
     fn forward(&self, qkv: &Tensor) -> Result<Tensor> {

@@ -1,6 +1,6 @@
 //! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place.
 
-use super::{Norm, NormSaved};
+use super::{HEAD, Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
 use crate::param::{Builder, FolderTensor, Init, Loan, Param, Split};
@@ -35,17 +35,16 @@ impl Head {
         logit_scale: f32,
         tied: Option<&str>,
     ) -> Result<Head> {
-        const NAME: &str = "lm_head";
         let weight = match tied {
             Some(_) => None,
             None => {
-                let tensor = FolderTensor::new(format!("{NAME}.weight"), vec![vocabulary, channels]);
+                let tensor = FolderTensor::new(format!("{HEAD}.weight"), vec![vocabulary, channels]);
                 let shard = build.shard(tensor, Split::Vocabulary)?;
                 Some(Param::new(build, vec![shard], Init::Normal(std))?)
             }
         };
-        let name = tied.map_or(NAME.to_string(), |table| format!("{table} (as head)"));
-        build.description.fixed.push(NAME.to_string());
+        let name = tied.map_or(HEAD.to_string(), |table| format!("{table} (as head)"));
+        build.description.fixed.push(HEAD.to_string());
         build.description.head = Some(LinearSite {
             name,
             parts: Vec::new(),
@@ -53,6 +52,7 @@ impl Head {
             inputs: channels,
             block: None,
             after_swiglu: false,
+            divides_inputs: false,
         });
         let scales =
             (logit_scale != 1.0).then(|| Tensor::from_slice(build.device, &[channels], &vec![logit_scale; channels]));

@@ -84,6 +84,7 @@ impl LinearConfig<'_> {
             inputs,
             block: build.block,
             after_swiglu,
+            divides_inputs: split == Split::Input,
         };
         let mut decision = build.recipe.decide(&site)?;
         if build.lora.is_some() {

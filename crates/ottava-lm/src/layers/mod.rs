@@ -20,6 +20,6 @@ pub use embedding::Embedding;
 pub use head::Head;
 pub use linear::{ColumnScales, Linear, LinearConfig, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig};
-pub use names::{LLAMA, Names};
+pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, TensorRole};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use sublayer::{AnySublayer, BranchOperand, Sublayer, SublayerSaved};

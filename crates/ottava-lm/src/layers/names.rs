@@ -35,6 +35,101 @@ pub struct Names {
     pub transposed: bool,
 }
 
+/// What a tensor of a decoder is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The embedding of tokens.
+    Embedding,
+    /// The embedding of learned positions.
+    Positions,
+    /// The norm before attention, or before both sublayers.
+    AttentionNorm,
+    /// The projections to queries, keys and values.
+    Query,
+    /// See [`Role::Query`].
+    Key,
+    /// See [`Role::Query`].
+    Value,
+    /// All three in one.
+    Qkv,
+    /// The norm of query heads.
+    QueryNorm,
+    /// The norm of key heads.
+    KeyNorm,
+    /// The output projection of attention.
+    AttentionOutput,
+    /// The norm before the MLP.
+    MlpNorm,
+    /// What the activation of a gated MLP is applied to.
+    Gate,
+    /// What it is multiplied by, or what the activation of another MLP is applied to.
+    Up,
+    /// The linear that reads the activation.
+    Down,
+    /// The norm before the head.
+    FinalNorm,
+    /// The head.
+    Head,
+}
+
+/// A tensor of a model folder, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorRole {
+    /// What it is for.
+    pub role: Role,
+    /// Its block; `None` outside of blocks.
+    pub block: Option<usize>,
+    /// Whether it is a bias, and not a weight.
+    pub is_bias: bool,
+}
+
+/// The head, in all families.
+pub const HEAD: &str = "lm_head";
+/// The norms of query and key heads; in attention, in all families.
+pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
+
+impl Names {
+    /// What the tensor called `name` is for; `None` if a decoder has none of that name.
+    pub fn role_of(&self, name: &str) -> Option<TensorRole> {
+        let (module, ending) = name.rsplit_once('.')?;
+        let is_bias = match ending {
+            "weight" => false,
+            "bias" => true,
+            _ => return None,
+        };
+        let in_block = module.strip_prefix(self.blocks).and_then(|rest| rest.strip_prefix('.')?.split_once('.'));
+        let (role, block) = match in_block {
+            Some((block, module)) => (self.role_in_block(module)?, Some(block.parse().ok()?)),
+            None if module == self.embedding => (Role::Embedding, None),
+            None if module == self.positions => (Role::Positions, None),
+            None if module == self.norm => (Role::FinalNorm, None),
+            None if module == HEAD => (Role::Head, None),
+            None => return None,
+        };
+        Some(TensorRole { role, block, is_bias })
+    }
+
+    fn role_in_block(&self, module: &str) -> Option<Role> {
+        let within = |parent: &str| module.strip_prefix(parent).and_then(|rest| rest.strip_prefix('.'));
+        let number = |names: &[&str], name| names.iter().position(|other| *other == name);
+        if module == self.attention_norm {
+            return Some(Role::AttentionNorm);
+        }
+        if module == self.mlp_norm {
+            return Some(Role::MlpNorm);
+        }
+        if let Some(name) = within(self.attention) {
+            let qkv: &[Role] = if self.qkv.len() == 1 { &[Role::Qkv] } else { &[Role::Query, Role::Key, Role::Value] };
+            let of_norm = || number(&HEAD_NORMS, name).map(|which| [Role::QueryNorm, Role::KeyNorm][which]);
+            let of_output = || (name == self.output).then_some(Role::AttentionOutput);
+            return number(self.qkv, name).map(|which| qkv[which]).or_else(of_norm).or_else(of_output);
+        }
+        let name = within(self.mlp)?;
+        let gate_up: &[Role] = if self.gate_up.len() == 1 { &[Role::Up] } else { &[Role::Gate, Role::Up] };
+        number(self.gate_up, name).map(|which| gate_up[which]).or_else(|| (name == self.down).then_some(Role::Down))
+    }
+}
+
 /// Those of Llama, which most families have.
 pub const LLAMA: Names = Names {
     embedding: "model.embed_tokens",

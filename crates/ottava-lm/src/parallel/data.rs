@@ -1,6 +1,5 @@
 //! The ranks that share the rows of a step, and what they tell each other.
 
-use crate::data::Shard;
 use crate::error::{Error, Result};
 use ottava_tensor::comm::{Group, Stopper, Traffic};
 use ottava_tensor::{Device, RankFault};
@@ -41,11 +40,6 @@ impl DataParallel {
     /// Whether this rank writes the run's files: one does, for all.
     pub fn leads(&self) -> bool {
         self.rank() == 0
-    }
-
-    /// The rows of this rank.
-    pub fn shard(&self) -> Shard {
-        Shard { rank: self.rank(), world: self.size() }
     }
 
     /// The collectives of this rank.

@@ -196,20 +196,23 @@ fn offloading_more_than_the_host_has_is_an_error() {
     assert!(error.to_string().contains(text), "{error}");
 }
 
-/// Weights of 2 bytes, and 12 of FP32 master weights and moments, which ranks divide; within what alignment and vectors take.
+/// Weights of 2 bytes, in three files that ranks take turns at, and 12 of FP32 master weights and moments, which ranks divide; within what
+/// alignment and vectors take.
 #[test]
 fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), true);
     config.optimizer.level = Level::O0;
     let resolved = |config: &RunConfig| ResolvedRun::new(config, &llama(), &gpu(138.0)).unwrap();
     let parameters = 6.738e9;
-    for (ranks, expected) in [(1, 14.0 * parameters), (2, (2.0 + 6.0) * parameters)] {
+    // Of two ranks the first writes the first file, of 5 GB, and the third, which has the rest of two.
+    let of_first = parameters * 2.0 - 4.9e9;
+    for (ranks, expected) in [(1, 14.0 * parameters), (2, of_first + 6.0 * parameters)] {
         config.parallel.data = ranks;
         config.parallel.zero = Zero::OptimizerStates;
         let automatic = resolved(&config);
         assert_eq!(automatic.config.training.async_save, Some(true));
         let ratio = automatic.memory.snapshot_bytes as f64 / expected;
-        assert!((ratio - 1.0).abs() < 1e-3, "{ranks} ranks: {ratio}");
+        assert!((ratio - 1.0).abs() < 3e-3, "{ranks} ranks: {ratio}");
     }
     config.training.async_save = Some(false);
     assert_eq!(resolved(&config).memory.snapshot_bytes, 0);
@@ -219,7 +222,7 @@ fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
     asked.memory.snapshots_fit = false;
     let error = asked.expect_fit().unwrap_err();
     assert_eq!(error.exit_code(), 3);
-    let text = "`training.async_save` is true, and a snapshot of a checkpoint takes 50.2 GiB of the host's memory";
+    let text = "`training.async_save` is true, and a snapshot of a checkpoint takes 45.6 GiB of the host's memory";
     assert!(error.to_string().contains(text), "{error}");
 }
 

@@ -20,6 +20,8 @@ pub struct LinearSite {
     pub block: Option<(usize, usize)>,
     /// Whether its input is the output of SwiGLU.
     pub after_swiglu: bool,
+    /// Whether ranks of tensor parallelism divide its inputs, and not its outputs.
+    pub divides_inputs: bool,
 }
 
 impl LinearSite {
@@ -226,7 +228,15 @@ mod tests {
         let full = |name: &str| format!("model.layers.{block}.{name}");
         let parts = parts.iter().map(|part| full(part)).collect();
         let after_swiglu = name == "mlp.down_proj";
-        LinearSite { name: full(name), parts, outputs: 1024, inputs: 1024, block: Some((block, 12)), after_swiglu }
+        LinearSite {
+            name: full(name),
+            parts,
+            outputs: 1024,
+            inputs: 1024,
+            block: Some((block, 12)),
+            after_swiglu,
+            divides_inputs: after_swiglu,
+        }
     }
 
     fn sites() -> Vec<LinearSite> {

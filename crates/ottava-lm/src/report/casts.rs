@@ -3,8 +3,8 @@
 use super::MetricsWriter;
 use super::metrics::saved_name;
 use crate::checkpoint::FileStart;
-use crate::checkpoint::fs::RealFs;
 use crate::error::Result;
+use crate::fs::RealFs;
 use crate::scaling::{CastCounts, CastRecord};
 use serde_json::{Map, Value, json};
 use std::path::Path;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::checkpoint::FileStart;
-use crate::checkpoint::fs::{Fs, FsFile, expect_regular, replace_file, set_aside, sync_parent};
+use crate::fs::{Fs, FsFile, expect_regular, replace_file, set_aside, sync_parent};
 use crate::{Error, Result};
 
 /// The largest file of metrics or cast statistics that is read whole: more than lines of a hundred million steps.
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::CheckpointWriter;
-    use crate::checkpoint::fs::RealFs;
+    use crate::fs::RealFs;
     use std::io::Write;
 
     fn run(path: &Path, steps: std::ops::RangeInclusive<u64>) {

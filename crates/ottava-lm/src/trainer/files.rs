@@ -2,9 +2,9 @@
 
 use super::start::{Resumed, RunLock};
 use crate::checkpoint::FileStart;
-use crate::checkpoint::fs::{RealFs, replace_file};
 use crate::config::RunConfig;
 use crate::error::Result;
+use crate::fs::{RealFs, replace_file};
 use crate::report::{CastLog, EventWriter, MetricsWriter};
 use crate::scaling::CastRecord;
 use std::path::Path;

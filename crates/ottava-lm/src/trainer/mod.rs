@@ -8,14 +8,14 @@ mod start;
 pub use report::StepReport;
 pub use start::{RunLock, Start, build, log_exceptions};
 
-use crate::checkpoint::fs::{Fs, RealFs, replace_file};
 use crate::checkpoint::{Contents, FolderTemplate, Progress, Saved, Saver, Verify, latest_complete, training};
 use crate::config::RunConfig;
 use crate::data::{
-    Batch, BatchLoader, EvalLoader, LoaderState, Packing, Split, TokenDataset, Tokenizer, Windows, loader,
+    Batch, BatchLoader, EvalLoader, LoaderState, Packing, RowShare, Split, TokenDataset, Tokenizer, Windows, loader,
 };
 use crate::error::{Error, Result};
 use crate::evaluate::{Evaluation, evaluate};
+use crate::fs::{Fs, RealFs, replace_file};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::optim::{LossScale, Overflow, Schedule};
@@ -169,7 +169,8 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let batches = BatchLoader::new(dataset.clone(), split, layout, state, ranks.shard())?;
+        let rows = RowShare { rank: ranks.rank(), world: ranks.size() };
+        let batches = BatchLoader::new(dataset.clone(), split, layout, state, rows)?;
         let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
         if config.training.async_save == Some(true) {

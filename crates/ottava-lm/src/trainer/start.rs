@@ -1,12 +1,12 @@
 //! Starting a run: its folder, the checkpoint it resumes from, its model.
 
-use crate::checkpoint::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
     holds_checkpoints, latest_complete, training, verify,
 };
 use crate::config::RunConfig;
 use crate::error::{Error, Result};
+use crate::fs::{RealFs, create_dirs, expect_regular, set_aside, sync_parent};
 use crate::input;
 use crate::models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use crate::parallel::DataParallel;

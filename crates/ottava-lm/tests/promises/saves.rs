@@ -1,9 +1,9 @@
 //! Checkpoints that are written while training goes on hold what training had when it was saved, or do not appear.
 
 use crate::resume::{config, metrics, write_inputs};
-use ottava_lm::checkpoint::fs::{Fs, FsFile, RealFs};
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::RunConfig;
+use ottava_lm::fs::{Fs, FsFile, RealFs};
 use ottava_lm::parallel::Zero;
 use ottava_lm::recipe::RecipeName;
 use ottava_lm::trainer::{Start, StepReport, Trainer};

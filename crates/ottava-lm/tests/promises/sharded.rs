@@ -1,8 +1,8 @@
 //! Ranks build a model from slices and write its weights together; nothing differs from one rank that has all.
 
 use crate::setup::{Seeded, recipe, tiny_llama};
-use ottava_lm::checkpoint::fs::RealFs;
 use ottava_lm::checkpoint::{CheckpointWriter, Contents};
+use ottava_lm::fs::RealFs;
 use ottava_lm::level::Level;
 use ottava_lm::models::Decoder;
 use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors};

@@ -2,9 +2,9 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_lm::checkpoint::fs::{RealFs, replace_file};
 use ottava_lm::checkpoint::{Verify, latest_complete};
 use ottava_lm::config::RunConfig;
+use ottava_lm::fs::{RealFs, replace_file};
 use ottava_lm::models::{ConfigFile, Decoder, decoder_config};
 use ottava_lm::report::{CastTable, Outlier, Share, Summary, cast_maps};
 use ottava_lm::{Error, Result};

@@ -34,6 +34,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
         "ottava-lm",
         &[
             ("error", 3),
+            ("fs", 3),
             ("hash", 3),
             ("input", 3),
             ("interrupt", 3),

@@ -1,7 +1,10 @@
 //! Maps the weights of a Hugging Face folder to those of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
 
-use crate::layers::LLAMA;
-use crate::models::DecoderConfig;
+use crate::error::{Error, Result};
+use crate::layers::{LLAMA, Role, TensorRole};
+use crate::models::{Decoder, DecoderConfig};
+use crate::param::FolderTensor;
+use crate::recipe::Precision;
 
 /// A weight of a folder.
 #[derive(Clone, Debug)]
@@ -113,58 +116,47 @@ pub fn problem(sizes: &DecoderConfig) -> Option<String> {
     }
 }
 
+/// The names in Megatron's model of a tensor, and its division among ranks.
+fn stored_as(place: TensorRole) -> Option<(&'static [&'static str], Division)> {
+    const QKV: [&[&str]; 2] = [&["self_attention.linear_qkv.weight"], &["self_attention.linear_qkv.bias"]];
+    const PROJ: [&[&str]; 2] = [&["self_attention.linear_proj.weight"], &["self_attention.linear_proj.bias"]];
+    const FC1: &[&str] = &["mlp.linear_fc1.weight"];
+    let which = usize::from(place.is_bias);
+    Some(match place.role {
+        Role::Query => (QKV[which], Division::Qkv(Head::Query)),
+        Role::Key => (QKV[which], Division::Qkv(Head::Key)),
+        Role::Value => (QKV[which], Division::Qkv(Head::Value)),
+        Role::AttentionOutput if place.is_bias => (PROJ[1], Division::Whole),
+        Role::AttentionOutput => (PROJ[0], Division::Columns),
+        _ if place.is_bias => return None,
+        Role::Embedding => (EMBEDDING, Division::Rows),
+        Role::AttentionNorm => (ATTENTION_NORM, Division::Whole),
+        Role::QueryNorm => (&["self_attention.q_layernorm.weight"], Division::Whole),
+        Role::KeyNorm => (&["self_attention.k_layernorm.weight"], Division::Whole),
+        Role::MlpNorm => (MLP_NORM, Division::Whole),
+        Role::Gate => (FC1, Division::Gate(0)),
+        Role::Up => (FC1, Division::Gate(1)),
+        Role::Down => (&["mlp.linear_fc2.weight"], Division::Columns),
+        Role::FinalNorm => (FINAL_NORM, Division::Whole),
+        Role::Head => (OUTPUT, Division::Rows),
+        Role::Positions | Role::Qkv => return None,
+    })
+}
+
 /// All weights of a model of these sizes.
-pub fn weights(sizes: &DecoderConfig) -> Vec<Weight> {
-    let (c, f, v) = (sizes.channels, sizes.hidden, sizes.vocabulary);
-    let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
-    let heads = [(q, Head::Query), (kv, Head::Key), (kv, Head::Value)];
-    let mut all = Vec::new();
-    let mut add = |name: String, shape: &[usize], stored: &'static [&'static str], block, part: Division| {
+///
+/// Errors when it has tensors that Megatron's `GPTModel` does not; [`problem`] says so before.
+pub fn weights(sizes: &DecoderConfig) -> Result<Vec<Weight>> {
+    let tensors = Decoder::folder_tensors(sizes, &Precision::default().recipe())?;
+    let weight = |FolderTensor { name, shape, .. }: FolderTensor| {
+        let place = sizes.names.role_of(&name);
+        let Some((place, (stored, part))) = place.and_then(|place| Some((place, stored_as(place)?))) else {
+            return Err(Error::Model(format!("`{name}` has no place in Megatron's `GPTModel`")));
+        };
         // Norms of queries and keys are those of a head.
-        let of_head =
-            stored.iter().any(|name| name.ends_with("q_layernorm.weight") || name.ends_with("k_layernorm.weight"));
+        let of_head = matches!(place.role, Role::QueryNorm | Role::KeyNorm);
         let rotary_heads = part.rotary_heads(sizes).or(of_head.then_some(1));
-        all.push(Weight { name: format!("{name}.weight"), shape: shape.to_vec(), stored, block, part, rotary_heads });
+        Ok(Weight { name, shape, stored, block: place.block, part, rotary_heads })
     };
-    add(LLAMA.embedding.into(), &[v, c], EMBEDDING, None, Division::Rows);
-    for block in 0..sizes.layers {
-        let at = Some(block);
-        let name = |module: &str| format!("{}.{block}.{module}", LLAMA.blocks);
-        let attention = |module: &str| name(&format!("{}.{module}", LLAMA.attention));
-        let mlp = |module: &str| name(&format!("{}.{module}", LLAMA.mlp));
-        add(name(LLAMA.attention_norm), &[c], ATTENTION_NORM, at, Division::Whole);
-        for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
-            add(attention(module), &[rows, c], &["self_attention.linear_qkv.weight"], at, Division::Qkv(head));
-        }
-        if sizes.qk_norm {
-            add(attention("q_norm"), &[sizes.head_dim], &["self_attention.q_layernorm.weight"], at, Division::Whole);
-            add(attention("k_norm"), &[sizes.head_dim], &["self_attention.k_layernorm.weight"], at, Division::Whole);
-        }
-        add(attention(LLAMA.output), &[c, q], &["self_attention.linear_proj.weight"], at, Division::Columns);
-        add(name(LLAMA.mlp_norm), &[c], MLP_NORM, at, Division::Whole);
-        for (which, module) in LLAMA.gate_up.iter().enumerate() {
-            add(mlp(module), &[f, c], &["mlp.linear_fc1.weight"], at, Division::Gate(which));
-        }
-        add(mlp(LLAMA.down), &[c, f], &["mlp.linear_fc2.weight"], at, Division::Columns);
-    }
-    add(LLAMA.norm.into(), &[c], FINAL_NORM, None, Division::Whole);
-    if !sizes.tied {
-        add("lm_head".into(), &[v, c], OUTPUT, None, Division::Rows);
-    }
-    for block in (0..sizes.layers).filter(|_| sizes.qkv_bias) {
-        for (module, (rows, head)) in LLAMA.qkv.iter().zip(heads) {
-            let name = format!("{}.{block}.{}.{module}.bias", LLAMA.blocks, LLAMA.attention);
-            let stored: &[_] = &["self_attention.linear_qkv.bias"];
-            let (part, block) = (Division::Qkv(head), Some(block));
-            let rotary_heads = part.rotary_heads(sizes);
-            all.push(Weight { name, shape: vec![rows], stored, block, part, rotary_heads });
-        }
-    }
-    for block in (0..sizes.layers).filter(|_| sizes.output_bias) {
-        let name = format!("{}.{block}.{}.{}.bias", LLAMA.blocks, LLAMA.attention, LLAMA.output);
-        let stored: &[_] = &["self_attention.linear_proj.bias"];
-        let (block, part) = (Some(block), Division::Whole);
-        all.push(Weight { name, shape: vec![sizes.channels], stored, block, part, rotary_heads: None });
-    }
-    all
+    tensors.into_iter().map(weight).collect()
 }

@@ -111,7 +111,7 @@ impl Megatron {
         if let Some(problem) = layout::problem(sizes) {
             return Err(self.error(&problem));
         }
-        let weights = layout::weights(sizes);
+        let weights = layout::weights(sizes)?;
         match &self.format {
             Format::Ranks(ranks) => ranks.check(&weights, sizes)?,
             Format::Distributed(checkpoint) => checkpoint.check(&weights, sizes)?,
