@@ -250,7 +250,7 @@ impl Units for Exchange<'_> {
                     }
                     None => LoanedWeight::Value(part.reshape(param.weights.shape())?),
                 };
-                loan.add(param, weight);
+                loan.add(param.id(), weight);
             }
             if let (Some(parts), false) = (arrived, self.partition.zero() == Zero::Weights) {
                 bucket.weights = Stored::Gathered(parts);

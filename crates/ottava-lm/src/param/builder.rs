@@ -1,8 +1,8 @@
 //! The context in which layers are built, and where they record themselves.
 
 use super::description::Description;
+use super::id::{ParamId, UnitId};
 use super::shard::{FolderTensor, Place, Shard, Split};
-use super::unit::{ParamId, UnitId};
 use crate::error::{Error, Result};
 use crate::level::{Formats, Level, Share};
 use crate::lora::Lora;

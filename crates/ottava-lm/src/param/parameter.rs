@@ -5,17 +5,17 @@ mod sliced;
 use super::builder::{Builder, Init, Purpose, WeightSource};
 use super::cast::WeightCast;
 use super::gradient::{GradFormat, Gradient};
+use super::id::ParamId;
 use super::loan::{Loan, LoanedWeight};
 use super::scopes::GRADIENTS;
 use super::shard::Shard;
-use super::unit::ParamId;
 use super::weights::Weights;
 use crate::error::{Error, Result};
 use crate::hash::name_hash;
 use crate::level::{Formats, Level, Masters};
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_tensor::ops::{self, Accumulation, CodeCopies, Operand, UpdatedWeight, amax, real_type};
-use ottava_tensor::{DType, MemoryKind, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 /// A parameter of a layer.
@@ -195,7 +195,7 @@ impl Param {
     }
 
     /// Whether a pass copies the weights from host memory first.
-    pub(super) fn is_in_host_memory(&self) -> bool {
+    fn is_in_host_memory(&self) -> bool {
         self.placement == Placement::Host && self.weights.read_from().memory_kind() == MemoryKind::Host
     }
 
@@ -207,6 +207,20 @@ impl Param {
     /// Whether it has rows and columns; norms and biases do not.
     pub fn is_matrix(&self) -> bool {
         self.weights.shape().len() > 1
+    }
+
+    /// Starts to copy those of `params` that are in host memory, and `others`, whose copies are returned.
+    ///
+    /// On a CPU no weight is copied, since device memory is host memory.
+    pub fn prefetch(params: &[&Param], others: &[&Tensor]) -> Result<(Loan, Vec<Tensor>, HostTransfer)> {
+        let offloaded: Vec<_> = params.iter().filter(|param| param.is_in_host_memory()).collect();
+        let weights = offloaded.iter().map(|param| param.weights.read_from());
+        let tensors: Vec<&Tensor> = others.iter().copied().chain(weights).collect();
+        let (mut copies, transfer) = HostTransfer::upload(&tensors)?;
+        let weights = copies.split_off(others.len()).into_iter().map(LoanedWeight::Stored);
+        let mut loan = Loan::default();
+        offloaded.iter().zip(weights).for_each(|(param, weight)| loan.add(param.id, weight));
+        Ok((loan, copies, transfer))
     }
 
     /// The weights in the compute type, as layers read them.
@@ -221,7 +235,7 @@ impl Param {
 
     /// The weights as casts read them, own or on loan.
     fn values(&self, loan: &Loan) -> Result<Values> {
-        match loan.of(self) {
+        match loan.of(self.id) {
             Some(LoanedWeight::Value(value)) => Ok(value.into()),
             Some(LoanedWeight::Stored(copy)) => self.weights.values_from(Some(copy)),
             Some(LoanedWeight::Codes(_)) | None => self.weights.values_from(None),
@@ -335,7 +349,7 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match cast.codes.as_ref().or(loan.codes_of(self)) {
+        match cast.codes.as_ref().or(loan.codes_of(self.id)) {
             Some(codes) => Ok(codes.clone()),
             None => cast.cast_for_forward(self.values(loan)?, casts),
         }
@@ -354,7 +368,7 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match cast.codes.as_ref().or(loan.codes_of(self)) {
+        match cast.codes.as_ref().or(loan.codes_of(self.id)) {
             Some(codes) => Ok(codes.clone()),
             None => cast.cast_for_backward(self.values(loan)?, casts),
         }

@@ -1,20 +1,8 @@
 //! Units of a model: parameters that a pass needs together. Where their weights come from, and where their gradients go.
 
+use super::id::UnitId;
 use super::{Loan, Param};
 use crate::error::Result;
-
-/// A unit of a model, numbered in the order of forward: the embedding, learned positions, each block, the last norm and the head.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UnitId(pub usize);
-
-/// A parameter's place in its model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ParamId {
-    /// Its unit.
-    pub unit: UnitId,
-    /// Its number in the unit, in the order in which the unit was built.
-    pub index: usize,
-}
 
 /// What a pass does with weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -236,15 +236,11 @@ impl Modules {
     }
 
     /// The first import cycle, as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
-    fn cycle(&self, units: &[&str]) -> Option<String> {
-        let unit = |module: &Names| match module.as_slice() {
-            [folder, inner, ..] if units.contains(&folder.as_str()) => vec![folder.clone(), inner.clone()],
-            _ => module.clone(),
-        };
+    fn cycle(&self, node: impl Fn(&Names) -> Names) -> Option<String> {
         let mut edges: BTreeMap<Names, BTreeMap<Names, String>> = BTreeMap::new();
         for module in self.0.keys() {
-            let from = unit(module);
-            let targets = self.imported_by(module).into_iter().map(|(target, path)| (unit(&target), path));
+            let from = node(module);
+            let targets = self.imported_by(module).into_iter().map(|(target, path)| (node(&target), path));
             let targets: Vec<_> = targets.filter(|(target, _)| *target != from).collect();
             edges.entry(from).or_default().extend(targets);
         }
@@ -444,8 +440,42 @@ fn the_crate_root_is_named_crate() {
 #[test]
 fn files_have_no_import_cycle() {
     for krate in ACYCLIC {
-        assert_eq!(modules_of(krate).cycle(UNITS), None, "{krate}");
+        assert_eq!(modules_of(krate).cycle(file_or_unit), None, "{krate}");
+        assert_eq!(modules_of(krate).cycle(folder), None, "folders of {krate}");
     }
+}
+
+/// A file, or the folder of an op.
+fn file_or_unit(module: &Names) -> Names {
+    match module.as_slice() {
+        [folder, inner, ..] if UNITS.contains(&folder.as_str()) => vec![folder.clone(), inner.clone()],
+        _ => module.clone(),
+    }
+}
+
+/// The folder of a file below `src`; the file itself if it has none or holds tests, which may import anything.
+fn folder(module: &Names) -> Names {
+    let is_test = module.last().is_some_and(|name| name.ends_with("_tests"));
+    module.iter().take(if is_test { module.len() } else { 1 }).cloned().collect()
+}
+
+#[test]
+fn a_planted_cycle_of_folders_is_named() {
+    let plant = |low: &str| {
+        let files = [
+            ("lib.rs", "mod a;\nmod b;"),
+            ("a/mod.rs", "mod x;\nmod y;"),
+            ("a/x.rs", "pub struct X;"),
+            ("a/y.rs", low),
+        ];
+        planted(&[&files[..], &[("b/mod.rs", "mod z;"), ("b/z.rs", "use crate::a::x::X;\npub struct Z(X);")]].concat())
+    };
+    assert_eq!(plant("").cycle(folder), None);
+    // No file imports itself, but the folders import each other.
+    let cyclic = plant("use crate::b::z::Z;");
+    assert_eq!(cyclic.cycle(file_or_unit), None);
+    let expected = "a/mod.rs -> b/mod.rs (crate::b::z::Z) -> a/mod.rs (crate::a::x::X)";
+    assert_eq!(cyclic.cycle(folder).as_deref(), Some(expected));
 }
 
 /// Modules of made-up sources.
@@ -471,7 +501,7 @@ fn a_planted_cycle_is_named() {
         let modules =
             planted(&[("lib.rs", "pub mod a;"), ("a/mod.rs", exports), ("a/low.rs", low), ("a/high.rs", high)]);
         let expected = path.map(|path| format!("a/high.rs -> a/low.rs (super::low::Low) -> a/high.rs ({path})"));
-        assert_eq!(modules.cycle(&[]), expected, "{low}");
+        assert_eq!(modules.cycle(Names::clone), expected, "{low}");
     }
 }
 
@@ -484,11 +514,13 @@ fn modules_with_code_count_and_op_folders_are_one_node() {
         ("ops/add/cpu.rs", "use super::Kind;\npub fn add() {}"),
         ("ops/cast.rs", "use super::add;"),
     ];
-    assert!(planted(&files).cycle(&[]).is_some_and(|cycle| cycle.starts_with("ops/add/mod.rs -> ops/add/cpu.rs")));
-    assert_eq!(planted(&files).cycle(&["ops"]), None);
+    assert!(
+        planted(&files).cycle(Names::clone).is_some_and(|cycle| cycle.starts_with("ops/add/mod.rs -> ops/add/cpu.rs"))
+    );
+    assert_eq!(planted(&files).cycle(file_or_unit), None);
     let mut files = files;
     files[3].1 = "use crate::ops::cast::Cast;";
-    let cycle = planted(&files).cycle(&["ops"]).expect("a cycle of two ops");
+    let cycle = planted(&files).cycle(file_or_unit).expect("a cycle of two ops");
     assert!(cycle.contains("ops/cast.rs"), "{cycle}");
 }
 
@@ -610,6 +642,30 @@ fn named_linears<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeM
 }
 
 /// A model is described where it is built: a second list of its linears would name them again.
+/// Files that read several fields of `Names`, which list the tensors of a block, and so walk a model beside the layers that build it.
+fn walks<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<PathBuf> {
+    const FIELDS: [&str; 6] = ["qkv", "output", "gate_up", "down", "attention_norm", "mlp_norm"];
+    let reads = |code: &str, field: &str| {
+        ["names", "LLAMA"].iter().any(|table| words(code, &format!("{table}.{field}")).next().is_some())
+    };
+    let is_walk = |(_, code): &(&Path, &str)| FIELDS.iter().filter(|field| reads(code, field)).count() > 2;
+    files.filter(is_walk).map(|(path, _)| path.to_path_buf()).collect()
+}
+
+#[test]
+fn a_model_is_walked_by_its_layers_alone() {
+    let sources = files("crates/ottava-lm/src", &["rs"]);
+    let is_layer = |file: &&File| file.path.components().any(|part| part.as_os_str() == "layers");
+    let walks_of = |layers: bool| {
+        let files = sources.iter().filter(|file| is_layer(file) == layers);
+        walks(files.map(|file| (file.path.as_path(), file.code.as_str())))
+    };
+    assert_eq!(walks_of(false), Vec::<PathBuf>::new(), "`Decoder::folder_tensors` and `Names::role_of` list them");
+    let planted = "for name in LLAMA.qkv { add(name) }\nadd(LLAMA.output);\nadd(names.down);";
+    assert_eq!(walks([(Path::new("a.rs"), planted)].into_iter()), [Path::new("a.rs")]);
+    assert!(walks([(Path::new("a.rs"), "norm(names.attention_norm); norm(names.mlp_norm)")].into_iter()).is_empty());
+}
+
 #[test]
 fn each_linear_is_named_in_one_file() {
     let sources = files("crates/ottava-lm/src", &["rs"]);
