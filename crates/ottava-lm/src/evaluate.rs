@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
-use crate::parallel::Partition;
+use crate::parallel::{Partition, Shared};
 use crate::step::{MicroBatch, Program, ProgramInputs, total};
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
@@ -39,12 +39,13 @@ pub fn evaluate(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Evaluation> {
     let (program, ranks) = (Program::evaluation(), partition.ranks());
+    let rounds = ranks.sharing(Shared::Tokens);
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter();
     loop {
-        let turns = batches.by_ref().take(ranks.size()).collect::<Result<Vec<_>>>()?;
+        let turns = batches.by_ref().take(rounds.size()).collect::<Result<Vec<_>>>()?;
         // Ranks gather weights together, so one without a turn repeats that of the first, and counts nothing.
-        let Some(batch) = turns.get(ranks.rank()).or(turns.first()) else { break };
+        let Some(batch) = turns.get(rounds.rank()).or(turns.first()) else { break };
         let micro_batches = &[MicroBatch::new(batch, model.device())?];
         let inputs = ProgramInputs { micro_batches, loss_scale: None, precision, partition };
         let losses = program.run(std::slice::from_mut(model), &inputs, None)?;
@@ -56,7 +57,7 @@ pub fn evaluate(
         if all.iter().any(|[stop, ..]| *stop != 0.0) {
             return Err(interrupt::cancelled("evaluating"));
         }
-        for [_, loss, targets] in all.iter().take(turns.len()) {
+        for [_, loss, targets] in ranks.among(Shared::Tokens, &all).take(turns.len()) {
             (sum, tokens) = (sum + loss, tokens + targets);
         }
         progress(tokens as u64);

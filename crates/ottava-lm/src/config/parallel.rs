@@ -1,9 +1,10 @@
 //! The table `[parallel]`: ZeRO stage, and formats of communication.
 
 use super::auto;
+use crate::error::{Error, Result};
 use crate::level::Gradients;
 use crate::parallel::{ReduceFormat, Zero};
-use ottava_tensor::comm::Limits;
+use ottava_tensor::comm::{Limits, MeshShape};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -14,8 +15,16 @@ const MAX_TIMEOUT: u64 = 30 * 86_400;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
-    /// Ranks that share the rows of a step; 0 means all that were started.
+    /// Ranks that share the rows of a step; 0 means those that the other axes leave.
     pub data: usize,
+    /// Ranks that share each matrix.
+    pub tensor: usize,
+    /// Ranks that share the layers.
+    pub pipeline: usize,
+    /// Ranks that share the tokens of a row.
+    pub context: usize,
+    /// Ranks of data x context that hold different experts.
+    pub expert: usize,
     /// ZeRO stage: 0 divides nothing among ranks, 1 master weights and optimizer states, 2 also the gradients of each micro-batch,
     /// 3 also weights.
     pub zero: Zero,
@@ -43,6 +52,10 @@ impl Default for ParallelConfig {
         let limits = Limits::default();
         ParallelConfig {
             data: 0,
+            tensor: 1,
+            pipeline: 1,
+            context: 1,
+            expert: 1,
             zero: Zero::default(),
             reduce_dtype: None,
             error_feedback: false,
@@ -62,6 +75,37 @@ impl ParallelConfig {
         Limits { join, silence, collective }
     }
 
+    /// The mesh of a job of `ranks` ranks.
+    ///
+    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave.
+    pub fn mesh(&self, ranks: usize) -> Result<MeshShape> {
+        let ParallelConfig { data, tensor, pipeline, context, expert, .. } = *self;
+        let data = if data == 0 { ranks / (tensor * pipeline * context).max(1) } else { data };
+        let shape = MeshShape { data, context, tensor, pipeline, expert };
+        if shape.ranks() == ranks {
+            return Ok(shape);
+        }
+        Err(Error::Config(format!(
+            "`parallel.data` is {data}, and {ranks} ranks were started; leave it out, or start as many"
+        )))
+    }
+
+    /// Ranks of the job that is planned.
+    pub fn ranks(&self) -> usize {
+        self.data.max(1) * self.tensor * self.pipeline * self.context
+    }
+
+    /// The first axis with a size that is not implemented, and why.
+    fn axis_problem(&self) -> Option<String> {
+        let axes =
+            [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
+        let (key, size) = axes.into_iter().find(|&(_, size)| size != 1)?;
+        Some(match size {
+            0 => format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"),
+            _ => format!("`parallel.{key}` is {size}, and {key} parallelism is not implemented yet; set it to 1"),
+        })
+    }
+
     /// The format in which gradients stored as `gradients` are sent.
     pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
         match self.reduce_dtype.unwrap_or(gradients) {
@@ -72,6 +116,9 @@ impl ParallelConfig {
 
     /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
+        if let Some(problem) = self.axis_problem() {
+            return Some(problem);
+        }
         let timeouts = [
             ("join_timeout", self.join_timeout),
             ("silence_timeout", self.silence_timeout),
@@ -103,6 +150,28 @@ impl ParallelConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn axes_that_are_not_implemented_are_refused_by_their_keys() {
+        let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
+        assert_eq!(problem(ParallelConfig { data: 8, ..Default::default() }), "");
+        let expected = "`parallel.tensor` is 2, and tensor parallelism is not implemented yet; set it to 1";
+        assert_eq!(problem(ParallelConfig { tensor: 2, ..Default::default() }), expected);
+        assert!(problem(ParallelConfig { pipeline: 2, ..Default::default() }).starts_with("`parallel.pipeline` is 2"));
+        assert!(problem(ParallelConfig { context: 4, ..Default::default() }).starts_with("`parallel.context` is 4"));
+        assert!(problem(ParallelConfig { expert: 2, ..Default::default() }).starts_with("`parallel.expert` is 2"));
+        assert!(problem(ParallelConfig { expert: 0, ..Default::default() }).starts_with("`parallel.expert` is 0;"));
+    }
+
+    #[test]
+    fn the_data_axis_has_the_ranks_that_the_others_leave() {
+        let of = |data, tensor| ParallelConfig { data, tensor, ..Default::default() };
+        assert_eq!(of(0, 1).mesh(6).unwrap(), MeshShape::of_data(6));
+        assert_eq!(of(0, 2).mesh(6).unwrap(), MeshShape { tensor: 2, ..MeshShape::of_data(3) });
+        assert_eq!((of(3, 2).ranks(), of(0, 1).ranks()), (6, 1));
+        let error = of(4, 1).mesh(6).unwrap_err().to_string();
+        assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
+    }
 
     #[test]
     fn formats_on_the_way_are_those_that_were_asked_for() {

@@ -256,16 +256,10 @@ impl RunConfig {
 
     /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`].
     ///
-    /// Errors with [`Error::Config`] also where `parallel.data` is another number.
+    /// Errors with [`Error::Config`] also as [`ParallelConfig::mesh`].
     pub fn share(&mut self, ranks: usize) -> Result<()> {
-        if ![0, ranks].contains(&self.parallel.data) {
-            return Err(Error::Config(format!(
-                "`parallel.data` is {}, and {ranks} ranks were started; leave it out, or start as many",
-                self.parallel.data
-            )));
-        }
-        self.parallel.data = ranks;
-        self.training.share_batch(ranks)
+        self.parallel.data = self.parallel.mesh(ranks)?.data;
+        self.training.share_batch(self.parallel.data)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::mode::Mode;
 use crate::operand::{FrozenScale, ResidualGradient, View, Views};
 use crate::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
 use crate::recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
-use crate::scaling::Slot;
+use crate::scaling::{AmaxGroup, Slot};
 use ottava_tensor::ops::{
     Accumulation, Fp8Output, Operand, Output, Produced, add_bias, bias_gradient, gemm_nt, gemm_nt_plus,
 };
@@ -116,16 +116,20 @@ impl Linear {
             input = match shared_input {
                 Some(shared) => shared,
                 None => {
-                    let slot = build.slots.add(format!("{name}.input"), casts.input);
+                    let slot = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);
                     let cast = OperandCast::new(slot, [fprop, wgrad], false);
                     if build.lora.is_some() { cast.for_adapter() } else { cast }
                 }
             };
             let reads = [fprop, dgrad].map(|product| product != ProductPrecision::High);
             if let Some(copies) = copies_of(reads) {
-                weight.cast_in(build.slots.add(format!("{name}.weight"), casts.weight), copies, build.purpose);
+                weight.cast_in(
+                    build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA),
+                    copies,
+                    build.purpose,
+                );
             }
-            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+            let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
             // The gradient of a bias is a sum of the values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
             if build.lora.is_some() {

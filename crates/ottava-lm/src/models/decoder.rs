@@ -88,6 +88,7 @@ impl Decoder {
         let mut build = Builder::new(device, recipe, purpose);
         build.lora = config.lora.as_ref();
         let stage = Stage::new(&mut build, config, span, table.as_ref())?;
+        build.description.casts = build.slots.amax_groups();
         let scaling = ScalingState::new(device, build.slots)?;
         let kept = match purpose {
             Purpose::Train(kept) => kept,

@@ -1,9 +1,9 @@
 //! The matrices that one collective serves, and where a rank keeps its slices of their weights.
 
-use super::DataParallel;
 use super::reduction::ReduceFormat;
 use super::slices::Slices;
 use super::zero::Zero;
+use super::{DataParallel, Shared};
 use crate::error::{Error, Result};
 use crate::param::scopes::{CODES, GRADIENTS, WEIGHTS};
 use crate::param::{Param, ParamId, Placement, UnitId};
@@ -95,6 +95,7 @@ impl Bucket {
                 "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
             ));
         }
+        let ranks = ranks.sharing(Shared::Slices);
         let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let (name, ids) = (matrices[0].name().to_string(), matrices.iter().map(|param| param.id()).collect());
         let slots = matrices.iter().filter_map(|param| param.cast_slot()).collect();

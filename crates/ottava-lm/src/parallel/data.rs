@@ -1,40 +1,79 @@
-//! The ranks that share the rows of a step, and what they tell each other.
+//! The ranks of a run, what they share, and what they tell each other.
 
 use crate::error::{Error, Result};
-use ottava_tensor::comm::{Group, Stopper, Traffic};
+use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
 use ottava_tensor::{Device, RankFault};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The ranks that share the rows of a step.
+/// What ranks have in common, for [`DataParallel::sharing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// The gradients of a weight, which they sum: ranks with the same part of the model.
+    Gradients,
+    /// The slices of master weights, states, gradients and weights that ZeRO divides among ranks with the same part of the model.
+    Slices,
+    /// The tokens of a step: ranks that count and lose others.
+    Tokens,
+    /// The norm of all gradients, and the casts of all layers: all parts of the model.
+    Model,
+}
+
+impl Shared {
+    fn axes(self) -> &'static [Axis] {
+        match self {
+            Shared::Gradients | Shared::Slices | Shared::Tokens => &[Axis::Data, Axis::Context],
+            Shared::Model => &[Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline],
+        }
+    }
+}
+
+/// The ranks of a run. What concerns all of them, as errors, stops and equal settings, they agree on together; reductions take the ranks that
+/// [share](DataParallel::sharing) something.
 pub struct DataParallel {
-    comm: Group,
+    mesh: Mesh,
 }
 
 impl DataParallel {
     /// One process with all rows.
     pub fn solo() -> DataParallel {
-        DataParallel { comm: Group::solo() }
+        let mesh = Mesh::new(Group::solo(), MeshShape::of_data(1));
+        DataParallel { mesh: mesh.expect("one rank is a mesh of one rank") }
     }
 
-    /// The ranks of `comm`, of which each trains on `device`: several on GPUs by NCCL. From here on until [`DataParallel::finish`] or the
-    /// drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Group::with_gpu`].
-    pub fn new(comm: Group, device: &Device) -> Result<DataParallel> {
-        let comm = match device {
-            Device::Cuda(gpu) => comm.with_gpu(gpu, Error::RANKS)?,
-            Device::Cpu | Device::DryCpu(_) => comm,
+    /// The ranks of `world`, the group of all, in a mesh of `shape`, of which each trains on `device`: several on GPUs by NCCL. From here on
+    /// until [`DataParallel::finish`] or the drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Group::with_gpu`].
+    pub fn new(world: Group, shape: MeshShape, device: &Device) -> Result<DataParallel> {
+        let world = match device {
+            Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
+            Device::Cpu | Device::DryCpu(_) => world,
         };
-        Ok(DataParallel { comm })
+        Ok(DataParallel { mesh: Mesh::new(world, shape)? })
+    }
+
+    /// The ranks that share something with this one, this one included.
+    pub fn sharing(&self, what: Shared) -> &Group {
+        self.mesh.group(what.axes())
+    }
+
+    /// The ranks that differ from this one on `axes` alone, this one included.
+    pub(super) fn group(&self, axes: &[Axis]) -> &Group {
+        self.mesh.group(axes)
+    }
+
+    /// Those of `all`, which has an entry for each rank, that belong to ranks that share something with this one.
+    pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
+        self.sharing(what).ranks().iter().map(|&rank| &all[rank])
     }
 
     /// This process among the ranks.
     pub fn rank(&self) -> usize {
-        self.comm.rank()
+        self.world().rank()
     }
 
     /// The number of ranks.
     pub fn size(&self) -> usize {
-        self.comm.size()
+        self.world().size()
     }
 
     /// Whether this rank writes the run's files: one does, for all.
@@ -42,14 +81,18 @@ impl DataParallel {
         self.rank() == 0
     }
 
-    /// The collectives of this rank.
-    pub(super) fn comm(&self) -> &Group {
-        &self.comm
+    /// This rank among those that read different rows, and the number of them.
+    pub fn rows(&self) -> (usize, usize) {
+        (self.mesh.coordinate(Axis::Data), self.mesh.size(Axis::Data))
+    }
+
+    fn world(&self) -> &Group {
+        self.mesh.world()
     }
 
     /// The numbers of all ranks, by rank.
     pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
-        let all = self.comm.agree(what, bytemuck::cast_slice(&numbers))?;
+        let all = self.world().agree(what, bytemuck::cast_slice(&numbers))?;
         let read = |bytes: Vec<u8>| {
             let numbers =
                 bytes.chunks_exact(8).map(|number| f64::from_ne_bytes(number.try_into().expect("eight bytes")));
@@ -65,13 +108,13 @@ impl DataParallel {
 
     /// The text of the leading rank.
     pub fn follow(&self, what: &str, text: &str) -> Result<String> {
-        let first = self.comm.agree(what, text.as_bytes())?.swap_remove(0);
+        let first = self.world().agree(what, text.as_bytes())?.swap_remove(0);
         String::from_utf8(first).map_err(|_| different(what))
     }
 
     /// The name that the first rank with one has, quoted, and the rank where there are several.
     pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
-        let all = self.comm.agree(what, name.unwrap_or_default().as_bytes())?;
+        let all = self.world().agree(what, name.unwrap_or_default().as_bytes())?;
         let Some((rank, bytes)) = all.into_iter().enumerate().find(|(_, bytes)| !bytes.is_empty()) else {
             return Ok(None);
         };
@@ -81,7 +124,7 @@ impl DataParallel {
 
     /// Errors on all ranks where they have different texts, with both.
     pub fn expect_equal(&self, what: &str, text: &str) -> Result<()> {
-        let all = self.comm.agree(what, text.as_bytes())?;
+        let all = self.world().agree(what, text.as_bytes())?;
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
         let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
         let message = format!(
@@ -92,9 +135,9 @@ impl DataParallel {
         Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
     }
 
-    /// The sums of `numbers` over ranks, which have as many of them.
-    pub fn sum(&self, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
-        let all = self.comm.agree(what, bytemuck::cast_slice(numbers))?;
+    /// The sums of `numbers` over the ranks that are `sharing` them, which have as many.
+    pub fn sum(&self, sharing: Shared, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
+        let all = self.sharing(sharing).agree(what, bytemuck::cast_slice(numbers))?;
         let mut sums = vec![0; numbers.len()];
         for of_rank in all {
             let numbers = of_rank.chunks_exact(size_of::<i64>());
@@ -110,17 +153,17 @@ impl DataParallel {
 
     /// Errors on all ranks, before their hosts wait for their GPUs, unless all have started the same collectives there in `what`.
     pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
-        Ok(self.comm.compare_gpu_calls(what)?)
+        Ok(self.world().compare_gpu_calls(what)?)
     }
 
     /// Passes requests to stop on to all ranks.
     pub fn stopper(&self) -> Stopper {
-        self.comm.stopper()
+        self.world().stopper()
     }
 
     /// Waits for all ranks after their last step. They may leave then in any order.
     pub fn finish(&self) -> Result<()> {
-        Ok(self.comm.finish()?)
+        Ok(self.world().finish()?)
     }
 
     /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words. Where
@@ -128,7 +171,7 @@ impl DataParallel {
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
         let told = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
         let text = serde_json::to_vec(&told).expect("results of ranks are plain data");
-        let all = self.comm.agree(what, &text);
+        let all = self.world().agree(what, &text);
         // Where the group has failed meanwhile, this rank's own error says more.
         mine?;
         let read = |(rank, bytes): (usize, Vec<u8>)| {
@@ -153,7 +196,7 @@ impl DataParallel {
 
     /// Bytes that this rank has sent.
     pub fn traffic(&self) -> Traffic {
-        self.comm.traffic()
+        self.world().traffic()
     }
 }
 

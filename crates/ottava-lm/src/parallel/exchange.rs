@@ -1,6 +1,8 @@
 //! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
 
+use super::amaxes::Amaxes;
 use super::bucket::{Bucket, Stored};
+use super::data::Shared;
 use super::partition::Partition;
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
@@ -60,7 +62,7 @@ impl<'a> Exchange<'a> {
     /// The exchange of a step, from the first micro-batch to the update.
     pub fn of_step(partition: &'a Partition) -> Exchange<'a> {
         let mut exchange = Exchange::of_weights(partition);
-        exchange.reduces = partition.ranks().size() > 1;
+        exchange.reduces = partition.ranks().sharing(Shared::Gradients).size() > 1;
         exchange
     }
 
@@ -77,7 +79,8 @@ impl<'a> Exchange<'a> {
 
     /// Starts to sum the gradients of bucket number `i` over ranks.
     fn reduce(&mut self, i: usize, bucket: &mut Bucket, gradients: Tensor) -> Result<()> {
-        let (ranks, device, dtype) = (self.partition.ranks(), gradients.device().clone(), gradients.dtype());
+        let ranks = self.partition.ranks().sharing(Shared::Gradients);
+        let (device, dtype) = (gradients.device().clone(), gradients.dtype());
         let _scope = device.scope(GRADIENTS);
         let (pending, stage) = match (self.partition.reduction(), self.partition.zero()) {
             (ReduceFormat::Float8 { .. }, _) => {
@@ -87,14 +90,14 @@ impl<'a> Exchange<'a> {
                 };
                 let codes = encode_gradients(&gradients, ranks.size(), bucket.feedback.as_mut(), error)?;
                 let received = Tensor::empty(&device, codes.shape(), codes.dtype())?;
-                (ranks.comm().all_to_all(bucket.name(), &codes, received)?, Stage::Codes)
+                (ranks.all_to_all(bucket.name(), &codes, received)?, Stage::Codes)
             }
             (ReduceFormat::Stored, Zero::Nothing) => {
-                (ranks.comm().all_reduce(bucket.name(), Reduce::Sum, gradients)?, Stage::Sum)
+                (ranks.all_reduce(bucket.name(), Reduce::Sum, gradients)?, Stage::Sum)
             }
             (ReduceFormat::Stored, _) => {
                 let slice = Tensor::empty(&device, &[bucket.slices.slice_len()], dtype)?;
-                (ranks.comm().reduce_scatter(bucket.name(), &gradients, slice)?, Stage::Sum)
+                (ranks.reduce_scatter(bucket.name(), &gradients, slice)?, Stage::Sum)
             }
         };
         self.open.push_back(Reduction { bucket: i, pending, stage, dtype });
@@ -112,7 +115,8 @@ impl<'a> Exchange<'a> {
     /// Waits for the oldest collective of gradients.
     fn settle(&mut self, buckets: &[Bucket]) -> Result<()> {
         let Some(Reduction { bucket: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
-        let (bucket, ranks, arrived) = (&buckets[i], self.partition.ranks(), pending.wait()?);
+        let (bucket, ranks) = (&buckets[i], self.partition.ranks().sharing(Shared::Gradients));
+        let arrived = pending.wait()?;
         let _scope = arrived.device().clone().scope(GRADIENTS);
         let slice = bucket.slices.slice_len();
         let sum = match stage {
@@ -126,7 +130,7 @@ impl<'a> Exchange<'a> {
                     let shape = [ranks.size(), gradient_code_bytes(slice)];
                     let mut all = Tensor::empty(codes.device(), &shape, codes.dtype())?;
                     all.copy_from(ranks.rank(), &codes)?;
-                    let pending = ranks.comm().all_gather(bucket.name(), all)?;
+                    let pending = ranks.all_gather(bucket.name(), all)?;
                     self.open.push_back(Reduction { bucket: i, pending, stage: Stage::CodesOfSum, dtype });
                     return Ok(());
                 }
@@ -144,17 +148,15 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Ends the reductions: each of `params` has its gradient, or that of its slice, and the amaxes of the step are those of all ranks.
+    /// Ends the reductions: each of `params` has its gradient, or that of its slice, and amaxes are those of the ranks that share scales.
     /// Returns the relative error of what this rank sent as FP8 codes, F32 `[1]`.
     pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         if !self.reduces {
             return Ok(None);
         }
-        let comm = self.partition.ranks().comm();
-        let amaxes = scaling.amaxes_mut();
-        let empty = Tensor::empty(amaxes.device(), &[0], DType::F32)?;
-        let merged = comm.all_reduce("amaxes of casts", Reduce::Max, mem::replace(amaxes, empty))?;
-        let vectors = Vectors::reduce(&mut params, comm)?;
+        let ranks = self.partition.ranks();
+        let amaxes = Amaxes::merge(scaling, ranks)?;
+        let vectors = Vectors::reduce(&mut params, ranks.sharing(Shared::Gradients))?;
         let buckets = self.partition.buckets();
         while !self.open.is_empty() {
             self.settle(&buckets)?;
@@ -168,7 +170,7 @@ impl<'a> Exchange<'a> {
                 }
                 continue;
             }
-            let first = self.partition.ranks().rank() * bucket.slices.slice_len();
+            let first = ranks.sharing(Shared::Slices).rank() * bucket.slices.slice_len();
             for (param, matrix) in matrices.into_iter().zip(bucket.slices.matrices()) {
                 let owned = param.slice();
                 if !owned.is_empty() {
@@ -180,7 +182,7 @@ impl<'a> Exchange<'a> {
         }
         drop(buckets);
         vectors.finish(&mut params)?;
-        *amaxes = merged.wait()?;
+        amaxes.finish(scaling)?;
         self.error.take().map(|error| Ok(error.relative()?)).transpose()
     }
 }
@@ -203,7 +205,7 @@ impl Units for Exchange<'_> {
         if !self.partition.divides() {
             return Ok(());
         }
-        let ranks = self.partition.ranks();
+        let ranks = self.partition.ranks().sharing(Shared::Slices);
         for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             let buffer = match mem::take(&mut bucket.weights) {
                 Stored::Buffer(buffer) => buffer,
@@ -218,7 +220,7 @@ impl Units for Exchange<'_> {
                     continue;
                 }
             };
-            self.gathers.insert(i, ranks.comm().all_gather(bucket.name(), buffer)?);
+            self.gathers.insert(i, ranks.all_gather(bucket.name(), buffer)?);
         }
         Ok(())
     }
@@ -318,7 +320,7 @@ struct Vectors(Option<Pending>);
 
 impl Vectors {
     /// Sums the gradients of the vectors among `params` over ranks.
-    fn reduce(params: &mut [&mut Param], comm: &Group) -> Result<Vectors> {
+    fn reduce(params: &mut [&mut Param], group: &Group) -> Result<Vectors> {
         let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.gradient.take())).collect();
         let Some(first) = grads.first() else { return Ok(Vectors(None)) };
         let mut all = Tensor::empty(first.device(), &[grads.iter().map(Tensor::len).sum()], first.dtype())?;
@@ -327,7 +329,7 @@ impl Vectors {
             all.copy_from(start, grad)?;
             start += grad.len();
         }
-        Ok(Vectors(Some(comm.all_reduce("gradients of vectors", Reduce::Sum, all)?)))
+        Ok(Vectors(Some(group.all_reduce("gradients of vectors", Reduce::Sum, all)?)))
     }
 
     /// Gives each its sum.

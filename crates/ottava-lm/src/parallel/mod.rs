@@ -1,5 +1,6 @@
 //! Training on several ranks.
 
+mod amaxes;
 mod bucket;
 mod data;
 mod exchange;
@@ -10,7 +11,7 @@ mod replicas;
 mod slices;
 mod zero;
 
-pub use data::DataParallel;
+pub use data::{DataParallel, Shared};
 pub use exchange::Exchange;
 pub use partition::{BufferBytes, Partition};
 pub use reduction::ReduceFormat;

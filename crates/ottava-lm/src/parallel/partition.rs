@@ -5,10 +5,10 @@
 //! Between steps a rank has the slices that it updates: master weights, moments, and the weights or codes that it will send. Before a block
 //! runs, those of all ranks are gathered: codes, where products read nothing else.
 
-use super::DataParallel;
 use super::bucket::{Bucket, Stored, Writer};
 use super::reduction::ReduceFormat;
 use super::zero::Zero;
+use super::{DataParallel, Shared};
 use crate::error::{Error, Result};
 use crate::mode::Mode;
 use crate::models::Decoder;
@@ -61,7 +61,7 @@ impl Partition {
         values: bool,
     ) -> Result<Partition> {
         let mut buckets = Vec::new();
-        if ranks.size() > 1 {
+        if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {
                 let unit = params[0].id().unit;
@@ -100,7 +100,7 @@ impl Partition {
 
     /// Whether they send FP8 codes of gradients.
     pub fn sends_codes(&self) -> bool {
-        self.ranks.size() > 1 && self.reduction != ReduceFormat::Stored
+        self.ranks.sharing(Shared::Gradients).size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
     /// The buffers that ranks gather and sum for each unit of the model, in the order of forward.
@@ -113,14 +113,14 @@ impl Partition {
                 unit.gathered += bucket.gathered_bytes() as u64;
                 unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
-            unit.reduced += bucket.reduced_bytes(self.reduction, self.ranks.size()) as u64;
+            unit.reduced += bucket.reduced_bytes(self.reduction, self.ranks.sharing(Shared::Gradients).size()) as u64;
         }
         units
     }
 
     /// Whether a rank keeps less than the whole model.
     pub fn divides(&self) -> bool {
-        self.zero > Zero::Nothing && self.ranks.size() > 1
+        self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
 
     /// The buckets.
@@ -134,7 +134,8 @@ impl Partition {
         if !self.divides() {
             return optim::grad_norm(params);
         }
-        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        let ranks = self.ranks.sharing(Shared::Model);
+        let (rank, size) = (ranks.rank(), ranks.size());
         // Vectors are the same on all ranks, and counted once.
         let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
         let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
@@ -142,7 +143,7 @@ impl Partition {
         if !grads.is_empty() {
             sums.copy_from(rank, &sum_of_squares(&grads)?)?;
         }
-        Ok(root_of_sum(&self.ranks.comm().all_gather("gradient norm", sums)?.wait()?)?)
+        Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
     }
 
     /// Updates the weights with reduced gradients, each rank its slices, and casts them for the coming step.
@@ -170,8 +171,8 @@ impl Partition {
         if early > 0 {
             self.update_part(first, 0, optimizer, &mut casts, norm, None)?;
             for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|(_, bucket)| self.is_early(bucket)) {
-                let buffer = bucket.weights.take(self.ranks.rank())?;
-                gathers.push((i, self.ranks.comm().all_gather(bucket.name(), buffer)?));
+                let buffer = bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?;
+                gathers.push((i, self.ranks.sharing(Shared::Slices).all_gather(bucket.name(), buffer)?));
             }
         }
         self.update_part(rest, early, optimizer, &mut casts, norm, amaxes)?;
@@ -220,7 +221,7 @@ impl Partition {
     pub fn begin_step(&self) -> Result<()> {
         for bucket in self.buckets().iter_mut().filter(|bucket| !self.is_early(bucket)) {
             if matches!(bucket.weights, Stored::Gathered(_)) {
-                bucket.weights = Stored::Buffer(bucket.weights.take(self.ranks.rank())?);
+                bucket.weights = Stored::Buffer(bucket.weights.take(self.ranks.sharing(Shared::Slices).rank())?);
             }
         }
         Ok(())
@@ -228,7 +229,7 @@ impl Partition {
 
     /// [`Bucket::begin_write`] of all buckets.
     fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
-        let rank = self.ranks.rank();
+        let rank = self.ranks.sharing(Shared::Slices).rank();
         self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, writer))
     }
 
@@ -266,12 +267,14 @@ impl Partition {
                 params[i].set_scale(amax, casts)?;
             }
         }
-        self.each_bucket(params, |bucket, matrices| bucket.finish_write(matrices, casts, self.ranks.rank(), self.zero))
+        self.each_bucket(params, |bucket, matrices| {
+            bucket.finish_write(matrices, casts, self.ranks.sharing(Shared::Slices).rank(), self.zero)
+        })
     }
 
     /// The maximum over ranks of each of `amaxes`.
     fn largest(&self, what: &str, amaxes: Tensor) -> Result<Tensor> {
-        Ok(self.ranks.comm().all_reduce(what, Reduce::Max, amaxes)?.wait()?)
+        Ok(self.ranks.sharing(Shared::Slices).all_reduce(what, Reduce::Max, amaxes)?.wait()?)
     }
 
     /// The whole weights of `param` in the compute type. All ranks ask for the same ones in the same order.
@@ -283,13 +286,14 @@ impl Partition {
         let find = |bucket: &'_ Bucket| bucket.number_of(param);
         let (bucket, at) =
             buckets.iter().find_map(|bucket| Some((bucket, find(bucket)?))).expect("a sliced parameter is in a bucket");
-        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        let ranks = self.ranks.sharing(Shared::Slices);
+        let (rank, size) = (ranks.rank(), ranks.size());
         let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
         let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.dtype())?;
         let own = param.value()?;
         slices.copy_from(rank * longest, &own.reshape(&[own.len()])?)?;
-        let slices = self.ranks.comm().all_gather(param.name(), slices)?.wait()?;
+        let slices = ranks.all_gather(param.name(), slices)?.wait()?;
         let mut whole = Tensor::empty(slices.device(), &[param.weights.shape().iter().product()], param.dtype())?;
         for (rank, owned) in owned.into_iter().enumerate().filter(|(_, owned)| !owned.is_empty()) {
             whole.copy_from(owned.start, &slices.rows(rank * longest, rank * longest + owned.len())?)?;
@@ -316,6 +320,6 @@ impl MergeCounts for Partition {
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
-        self.ranks.sum("counts of casts", counts)
+        self.ranks.sum(Shared::Model, "counts of casts", counts)
     }
 }

@@ -1,17 +1,19 @@
 //! Whether ranks still hold the same weights and optimizer states.
 
-use super::{DataParallel, Partition};
+use super::{DataParallel, Partition, Shared};
 use crate::error::Result;
 use crate::models::Decoder;
 use crate::optim::{Optimizer, optimizer_tensors};
+use crate::scaling::ScalingState;
 use ottava_tensor::RankFault;
 use ottava_tensor::ops::checksums;
 
 impl Partition {
     /// Errors on all ranks, with the name of the first tensor, where weights, master weights or moments differ that all ranks hold whole:
-    /// everything where nothing is divided, else those of vectors. `when` is the step, as "after step 100".
+    /// everything where nothing is divided, else those of vectors; and where amaxes or scales of casts differ. `when` is the step, as "after
+    /// step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
-        if self.ranks().size() == 1 {
+        if self.ranks().sharing(Shared::Slices).size() == 1 {
             return Ok(());
         }
         let (mut names, mut sums) = (Vec::new(), Vec::new());
@@ -29,14 +31,23 @@ impl Partition {
             names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
             sums.extend(all.to_vec::<i64>()?);
         }
-        self.ranks().expect_same_sums(when, &names, &sums)
+        self.ranks().expect_same_sums(when, &names, &sums)?;
+        self.ranks().compare_scales(model.scaling(), when)
     }
 }
 
 impl DataParallel {
+    /// Errors on all ranks, with the name of the first cast, where its amax in the last step or its scale differ between ranks with the same
+    /// part of the model, as where its [`AmaxGroup`](crate::scaling::AmaxGroup) lacks ranks that divide its tensor.
+    pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
+        let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
+        self.expect_same_sums(when, &names, &scaling.bits()?)
+    }
+
     /// Errors on all ranks with the first of `names` whose number among `sums` differs.
     fn expect_same_sums(&self, when: &str, names: &[String], sums: &[i64]) -> Result<()> {
-        let all = self.comm().agree("checksums of replicas", bytemuck::cast_slice(sums))?;
+        let replicas = self.sharing(Shared::Slices);
+        let all = replicas.agree("checksums of replicas", bytemuck::cast_slice(sums))?;
         let differs = |at: usize| {
             let place = at * size_of::<i64>()..(at + 1) * size_of::<i64>();
             all.iter().position(|other| other.get(place.clone()) != all[0].get(place.clone()))
@@ -45,7 +56,9 @@ impl DataParallel {
             return Ok(());
         };
         let message = format!(
-            "ranks have come apart: {name} of rank {rank} is not that of rank 0 {when}; resume from a checkpoint before, and check the hardware of both"
+            "ranks have come apart: {name} of rank {} is not that of rank {} {when}; resume from a checkpoint before, and check the hardware of both",
+            replicas.ranks()[rank],
+            replicas.ranks()[0]
         );
         Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
     }

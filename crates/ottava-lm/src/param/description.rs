@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::lora::Lora;
 use crate::recipe::{Decision, LinearSite, Recipe};
+use crate::scaling::AmaxGroup;
 use ottava_tensor::ops::AttentionSpec;
 use std::collections::BTreeMap;
 
@@ -23,6 +24,8 @@ pub struct Description {
     pub frozen: usize,
     /// What each attention layer computes, in the order of forward.
     pub attention: Vec<AttentionSpec>,
+    /// The name of each cast, and the ranks that merge its amaxes.
+    pub casts: Vec<(String, AmaxGroup)>,
 }
 
 impl Description {

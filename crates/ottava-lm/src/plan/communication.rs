@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
 use crate::optim::{Kept, optimizer_tensors};
-use crate::parallel::{BufferBytes, Zero};
+use crate::parallel::{BufferBytes, Shared, Zero};
 use crate::param::Param;
 use crate::run::Run;
 use ottava_tensor::comm::Traffic;
@@ -51,7 +51,7 @@ pub struct UnitPlan {
 impl CommunicationPlan {
     /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Takes no memory there.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
-        let ranks = config.parallel.data;
+        let ranks = config.parallel.ranks();
         if ranks <= 1 {
             return Ok(None);
         }
@@ -121,7 +121,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
 /// Masters and moments are read and written, gradients read, and weights written.
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
-    let shares = if divides { run.step.partition().ranks().size() } else { 1 };
+    let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };
     let of_param = |(param, states): (&mut Param, Vec<Kept>)| {
         let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
         let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();

@@ -85,7 +85,7 @@ impl MemoryPlan {
         // Pinned memory is never swapped out.
         let host_available =
             matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
-        let ranks = config.parallel.data.max(1);
+        let ranks = config.parallel.ranks();
         let [own, others] = snapshot;
         let snapshots = own + (ranks.min(GPUS_PER_NODE) - 1) * others;
         let room = match device {
@@ -139,7 +139,8 @@ pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device
     let mut config = config.clone();
     config.training.gradient_accumulation_steps = micro_batches;
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-    let ranks = DataParallel::new(Group::dry(0, config.parallel.data.max(1)), device)?;
+    let size = config.parallel.ranks();
+    let ranks = DataParallel::new(Group::dry(0, size), config.parallel.mesh(size)?, device)?;
     let layout = config.layout();
     // The data are not read here. The capacity is that of documents of 64 tokens; it decides 4 bytes per document.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);

@@ -8,6 +8,7 @@ mod gpu;
 mod inference;
 mod linears;
 mod memory;
+mod mesh;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use gpu::GpuPlan;
 pub use inference::expect_model_fits;
 pub use linears::LinearPlan;
 pub use memory::{MemoryLine, MemoryPlan};
+pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
 pub use resolve::ResolvedRun;
 
 use crate::error::Result;
@@ -49,6 +51,8 @@ pub struct Plan {
     pub choice: Option<String>,
     /// The memory of the run.
     pub memory: MemoryPlan,
+    /// The ranks by axis.
+    pub mesh: MeshPlan,
     /// The communication of each rank, with several ranks.
     pub communication: Option<CommunicationPlan>,
 }
@@ -69,6 +73,7 @@ impl Plan {
             attention: attention::attention(&model, &recipe, config.layout().document_mask, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
+            mesh: MeshPlan::new(config, &model)?,
             communication: CommunicationPlan::new(config, sizes, device)?,
         })
     }

@@ -13,7 +13,7 @@ use crate::recipe::Recipe;
 use crate::recipe::{Precision, RecipeName, WgradBlocks};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::run::Run;
-use ottava_tensor::comm::{Group, Traffic, threads};
+use ottava_tensor::comm::{Group, MeshShape, Traffic, threads};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{DType, Tensor};
 use std::rc::Rc;
@@ -342,7 +342,8 @@ fn memory_that_runs_out_is_explained() {
 
 /// What one of several ranks sends in each step after the first.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
-    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let shape = MeshShape::of_data(comm.size());
+    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
     let mut run = Run::new(config, sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
     run.quantize_weights().unwrap();

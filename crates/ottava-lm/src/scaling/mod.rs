@@ -3,6 +3,7 @@
 //! Casts measure into their slots; histories roll and scales change once per optimizer step, in [`ScalingState::update`], so
 //! micro-batches merge by maximum and every cast of a step reads the same scales.
 
+mod amax_group;
 mod casts;
 mod histogram;
 mod measured;
@@ -10,6 +11,7 @@ mod scales;
 mod state;
 mod values;
 
+pub use amax_group::AmaxGroup;
 pub use casts::{Casts, Recorder};
 pub use histogram::Histogram;
 pub use measured::{CastCounts, CastLosses, CastRecord, MergeCounts, OneRank};

@@ -1,5 +1,6 @@
 //! The scales of the casts of a step: read by casts, changed only by the update.
 
+use super::amax_group::AmaxGroup;
 use crate::error::Result;
 use crate::operand::FrozenScale;
 use crate::recipe::{Cast, FirstStep, Scaling};
@@ -12,7 +13,10 @@ pub struct Slot(usize);
 
 /// Collects the casts of a model while it is built.
 #[derive(Default)]
-pub struct Slots(Vec<(String, Cast)>);
+pub struct Slots {
+    casts: Vec<(String, Cast)>,
+    amax_groups: Vec<AmaxGroup>,
+}
 
 impl Slot {
     /// Its entry in statistics.
@@ -22,10 +26,16 @@ impl Slot {
 }
 
 impl Slots {
-    /// A slot for the cast called `name`.
-    pub fn add(&mut self, name: String, cast: Cast) -> Slot {
-        self.0.push((name, cast));
-        Slot(self.0.len() - 1)
+    /// A slot for the cast called `name`, whose amaxes the ranks of `amax_group` merge.
+    pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup) -> Slot {
+        self.casts.push((name, cast));
+        self.amax_groups.push(amax_group);
+        Slot(self.casts.len() - 1)
+    }
+
+    /// The name of each cast, and the ranks that merge its amaxes.
+    pub fn amax_groups(&self) -> Vec<(String, AmaxGroup)> {
+        self.casts.iter().map(|(name, _)| name.clone()).zip(self.amax_groups.iter().copied()).collect()
     }
 }
 
@@ -79,13 +89,15 @@ impl Delayed {
 /// The scales of all casts of a model, as one step reads them.
 pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
+    /// By slot.
+    amax_groups: Vec<AmaxGroup>,
     /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
 }
 
 impl Scales {
-    pub(super) fn new(device: &Device, Slots(slots): Slots) -> Result<Scales> {
+    pub(super) fn new(device: &Device, Slots { casts: slots, amax_groups }: Slots) -> Result<Scales> {
         let delayed = slots.iter().find_map(|(_, cast)| match cast.scaling {
             Scaling::Delayed { how, window, first_step } => {
                 Some((Delayed { how, first_step, updates: 0, set: None }, window))
@@ -95,7 +107,7 @@ impl Scales {
         let (delayed, window) = delayed.map_or((None, 1), |(delayed, window)| (Some(delayed), window));
         let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
         let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
-        Ok(Scales { slots, arrays, delayed })
+        Ok(Scales { slots, amax_groups, arrays, delayed })
     }
 
     /// The number of casts.
@@ -106,6 +118,11 @@ impl Scales {
     /// True when the model has no FP8 casts.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// The ranks that merge the amaxes of each cast.
+    pub fn amax_groups(&self) -> &[AmaxGroup] {
+        &self.amax_groups
     }
 
     /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).

@@ -81,7 +81,9 @@ impl ScalingState {
     ///
     /// Errors when a scale is missing of a cast whose name ends with `needed`.
     pub fn set_scales(&mut self, by_name: &BTreeMap<String, f32>, needed: &str) -> Result<()> {
-        let Scales { arrays: Some(arrays), delayed: Some(delayed), slots } = &mut self.scales else { return Ok(()) };
+        let Scales { arrays: Some(arrays), delayed: Some(delayed), slots, .. } = &mut self.scales else {
+            return Ok(());
+        };
         let found: Vec<_> = slots.iter().map(|(name, _)| by_name.get(name).copied()).collect();
         let missing = slots.iter().zip(&found).find(|((name, _), scale)| name.ends_with(needed) && scale.is_none());
         if let Some(((name, _), _)) = missing {
@@ -98,6 +100,16 @@ impl ScalingState {
     /// The amax of each slot in this step so far, F32 `[slots]`, for ranks to merge.
     pub fn amaxes_mut(&mut self) -> &mut Tensor {
         &mut self.recorder.statistics.amax
+    }
+
+    /// The bits of amax and scale of each cast in the last finished step, for ranks to compare; reads from the device.
+    pub fn bits(&self) -> Result<Vec<i64>> {
+        let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
+        Ok(amax
+            .iter()
+            .zip(&scale)
+            .map(|(amax, scale)| i64::from(amax.to_bits()) << 32 | i64::from(scale.to_bits()))
+            .collect())
     }
 
     /// Counts an update that was replayed as part of a graph.
@@ -140,7 +152,7 @@ impl ScalingState {
 
     /// The measurements of each cast by all ranks, in the order of the slots; reads from the device.
     pub fn measured(&self, ranks: &dyn MergeCounts) -> Result<Vec<CastRecord>> {
-        let Scales { slots, arrays: Some(arrays), delayed } = &self.scales else { return Ok(Vec::new()) };
+        let Scales { slots, arrays: Some(arrays), delayed, .. } = &self.scales else { return Ok(Vec::new()) };
         let mut counts = Vec::with_capacity(3 * slots.len());
         for counter in self.counts()? {
             let counted = counter.into_iter().zip(slots).enumerate();
@@ -201,7 +213,9 @@ impl ScalingState {
     /// first
     /// step. Errors when histories have another length; a recipe without delayed scaling ignores the arrays.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
-        let Scales { arrays: Some(scales), delayed: Some(delayed), slots } = &mut self.scales else { return Ok(()) };
+        let Scales { arrays: Some(scales), delayed: Some(delayed), slots, .. } = &mut self.scales else {
+            return Ok(());
+        };
         let [window, n] = scales.history.dims("amax history")?;
         let (history, scale, largest) =
             (array("scaling.amax_history")?, array("scaling.scale")?, array("scaling.largest")?);

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
 use crate::optim::Optimizer;
-use crate::parallel::Partition;
+use crate::parallel::{Partition, Shared};
 use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
@@ -96,10 +96,13 @@ impl TrainStep {
             Device::Cuda(_) => Capture::AfterThisStep,
         };
         let mut loss_scale = LossScaleOnDevice { value: 1.0, per_token: Tensor::empty(device, &[1], real)? };
-        loss_scale.set(1.0, micro_batches * tokens * partition.ranks().size())?;
+        loss_scale.set(1.0, micro_batches * tokens * partition.ranks().sharing(Shared::Tokens).size())?;
         let micro_batch = |(inputs, targets)| MicroBatch { inputs, targets, sequences: sequences.clone() };
         Ok(TrainStep {
-            program: Program::step(micro_batches, Reductions::of(partition.ranks().size(), partition.zero())),
+            program: Program::step(
+                micro_batches,
+                Reductions::of(partition.ranks().sharing(Shared::Gradients).size(), partition.zero()),
+            ),
             micro_batches: inputs.into_iter().zip(targets).map(micro_batch).collect(),
             target_tokens: vec![tokens; micro_batches],
             padding: vec![0; micro_batches],
@@ -169,7 +172,9 @@ impl TrainStep {
         let ready = self.capture(precision).ready_for();
         let mine = [mine as f64, padding as f64, f64::from(ready as u8)];
         let all = self.partition.ranks().gather("tokens and launch", mine)?;
-        let [target_tokens, padding] = [0, 1].map(|count| all.iter().map(|of_rank| of_rank[count]).sum::<f64>());
+        let counted =
+            |count: usize| self.partition.ranks().among(Shared::Tokens, &all).map(move |of_rank| of_rank[count]);
+        let [target_tokens, padding] = [0, 1].map(|count| counted(count).sum::<f64>());
         let launch = Launch::agreed(all.iter().map(|&[_, _, ready]| ready));
         if target_tokens == 0.0 {
             let text = "a step has no target token: the loss mask of all its sequences is empty";
@@ -210,13 +215,14 @@ impl TrainStep {
         }
         let read = |error: &Tensor| Ok::<_, Error>(f64::from(error.to_vec::<f32>()?[0]));
         let reduce_error = reduce_error.as_ref().map(read).transpose()?;
-        let loss = all.iter().map(|[loss, _]| loss).sum::<f64>() / target_tokens;
+        let losses = self.partition.ranks().among(Shared::Tokens, &all).map(|[loss, _]| loss);
+        let loss = losses.sum::<f64>() / target_tokens;
         Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error })
     }
 
     /// Tokens of a step, of all ranks.
     fn tokens(&self) -> usize {
-        self.results.losses.len() * self.partition.ranks().size()
+        self.results.losses.len() * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {

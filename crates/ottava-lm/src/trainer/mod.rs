@@ -85,10 +85,11 @@ impl Trainer {
         mut config: RunConfig,
         device: &Device,
         start: &Start,
-        comm: Group,
+        world: Group,
         lock: Option<RunLock>,
     ) -> Result<Trainer> {
-        let ranks = Rc::new(DataParallel::new(comm, device)?);
+        let shape = config.parallel.mesh(world.size())?;
+        let ranks = Rc::new(DataParallel::new(world, shape, device)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
             None if ranks.leads() => RunLock::take(&config.output_dir).map(Some),
@@ -169,7 +170,8 @@ impl Trainer {
         if let Some(scale) = &loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }
-        let rows = RowShare { rank: ranks.rank(), world: ranks.size() };
+        let (rank, world) = ranks.rows();
+        let rows = RowShare { rank, world };
         let batches = BatchLoader::new(dataset.clone(), split, layout, state, rows)?;
         let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);

@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::scaling::Casts;
 use ottava_lm::step::TrainStep;
-use ottava_tensor::comm::{Group, threads};
+use ottava_tensor::comm::{Group, MeshShape, threads};
 use ottava_tensor::ops::{Gradient, UpdatedWeight, WeightCopy, cast};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -101,7 +101,8 @@ impl Rank {
         let (recipe, device) = (recipe(name, Fp8Format::Auto), Device::Cpu);
         let purpose = Purpose::Train(MemoryPolicy::FULL);
         let mut model = Decoder::unloaded(sizes, &recipe, &device, purpose, TOKENS).unwrap();
-        let ranks = Rc::new(DataParallel::new(comm, &device).unwrap());
+        let shape = MeshShape::of_data(comm.size());
+        let ranks = Rc::new(DataParallel::new(comm, shape, &device).unwrap());
         let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
         partition.load(&mut model, weights).unwrap();
         let optimizer = Sgd::new(&model.parameters());

@@ -13,7 +13,7 @@ use ottava_lm::param::{MemoryPolicy, Param, Purpose};
 use ottava_lm::recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_lm::recompute::{Recompute, SavedActivations};
 use ottava_lm::step::TrainStep;
-use ottava_tensor::comm::{Group, Traffic, threads};
+use ottava_tensor::comm::{Group, MeshShape, Traffic, threads};
 use ottava_tensor::ops::{IGNORE_INDEX, gradient_code_bytes};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device};
@@ -67,7 +67,8 @@ fn run_for(
 ) -> Seen {
     let purpose = Purpose::Train(memory);
     let mut model = Decoder::unloaded(sizes, recipe, &Device::Cpu, purpose, 32).unwrap();
-    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let shape = MeshShape::of_data(comm.size());
+    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, reduction, false).unwrap();
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
@@ -245,7 +246,8 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     let sizes = tiny_llama();
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, 32).unwrap();
-    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let shape = MeshShape::of_data(comm.size());
+    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
     partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
     let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
@@ -506,7 +508,8 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
                 let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
                 let purpose = Purpose::Train(MemoryPolicy::FULL);
                 let mut model = Decoder::unloaded(&sizes, &recipe, &Device::Cpu, purpose, TOKENS).unwrap();
-                let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+                let shape = MeshShape::of_data(comm.size());
+                let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
                 let partition = Partition::new(&mut model, ranks.clone(), zero, ReduceFormat::Stored, false).unwrap();
                 partition.load(&mut model, &mut Seeded { std: 0.1 }).unwrap();
                 let mut optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();

@@ -14,7 +14,7 @@ use ottava_lm::param::{MemoryPolicy, Purpose};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
 use ottava_lm::step::TrainStep;
 use ottava_tensor::Device;
-use ottava_tensor::comm::{Group, threads};
+use ottava_tensor::comm::{Group, MeshShape, threads};
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_tensor::testing::values;
 use serde_json::json;
@@ -54,7 +54,8 @@ fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
 /// Losses and norms of two steps of so many micro-batches on each rank, and the weights after them.
 fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     let mut model = model(&tiny_llama());
-    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let shape = MeshShape::of_data(comm.size());
+    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let partition = Partition::new(&mut model, ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false).unwrap();
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-4, weight_decay: 0.1, max_grad_norm: 1.0 };
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();

@@ -9,7 +9,7 @@ use ottava_lm::optim::{AdamWConfig, AdamWOptimizer, Optimizer, optimizer_tensors
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
 use ottava_lm::param::{FolderTensor, Init, MemoryPolicy, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
-use ottava_tensor::comm::{Group, threads};
+use ottava_tensor::comm::{Group, MeshShape, threads};
 use ottava_tensor::{Device, Tensor};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -37,7 +37,8 @@ impl WeightSource for Counted {
 fn build(level: Level, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Partition, usize) {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy { formats: level.formats(), ..MemoryPolicy::FULL });
-    let ranks = Rc::new(DataParallel::new(comm, &Device::Cpu).unwrap());
+    let shape = MeshShape::of_data(comm.size());
+    let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let mut model = Decoder::unloaded(&tiny_llama(), &recipe, &Device::Cpu, purpose, 32).unwrap();
     let partition = Partition::new(&mut model, ranks, zero, ReduceFormat::Stored, false).unwrap();
     let mut weights = Counted { weights: Seeded { std: 0.1 }, read: 0 };

@@ -423,7 +423,8 @@ impl Train {
         let config = formats(&self.settings)?;
         let Job { processes, local, comm } = Role::find(ranks)?.join(&config, None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
-        let ranks = Rc::new(DataParallel::new(comm, &device)?);
+        let shape = config.parallel.mesh(comm.size())?;
+        let ranks = Rc::new(DataParallel::new(comm, shape, &device)?);
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,

@@ -5,7 +5,9 @@ use clap::Args;
 use ottava_lm::config::{DeviceChoice, RunConfig};
 use ottava_lm::data::preview::{Segment, count_targets, preview};
 use ottava_lm::data::{Formatting, Split, Tokenizer, loader, prepare, source};
-use ottava_lm::plan::{CommunicationPlan, GpuPlan, Links, MemoryPlan, Plan, Prediction, ResolvedRun, predict};
+use ottava_lm::plan::{
+    AmaxPlan, AxisPlan, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, Plan, Prediction, ResolvedRun, predict,
+};
 use ottava_lm::step::{Program, Reductions};
 use ottava_lm::{Error, Result};
 use ottava_tensor::Device;
@@ -198,7 +200,7 @@ impl PlanCommand {
         }
         let mut config = RunConfig::load(&self.config, &self.settings)?;
         super::warn_of_settings(&config);
-        config.share(config.parallel.data.max(1))?;
+        config.share(config.parallel.ranks())?;
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
         config.data.train_files.iter().try_for_each(|path| source::check(path))?;
@@ -284,6 +286,7 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
         out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
         out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
+    print_mesh(&plan.mesh);
     print_memory(&plan.memory);
     if let Some(choice) = &plan.choice {
         out!("\n  {choice}");
@@ -307,6 +310,16 @@ fn print_gpu(gpu: &GpuPlan) {
         out!("  kernels that do not run: {missing}");
     }
     out!("");
+}
+
+fn print_mesh(mesh: &MeshPlan) {
+    out!("\nMesh\n\n  {}", mesh.shape);
+    for AxisPlan { axis, ranks } in &mesh.axes {
+        out!("  {}: {ranks}", axis.as_str());
+    }
+    for AmaxPlan { cast, count, over } in &mesh.amaxes {
+        out!("  amaxes of {count} casts of {cast}: the maximum over {over}");
+    }
 }
 
 fn print_memory(memory: &MemoryPlan) {

@@ -229,6 +229,14 @@ fn plan_counts_communication_and_predicts_overlap() {
     for part in ["Memory of rank 0 of 2", "sent by each of 2 ranks", "calls of reduce-scatter", "--step-ms adds"] {
         assert!(text.contains(part), "no {part:?} in: {text}");
     }
+    let mesh = "Mesh\n\n  data 2, context 1, tensor 1, pipeline 1, expert 1\n  data: ranks 0, 1\n";
+    assert!(text.contains(mesh), "{text}");
+    let fp8 = run.succeed(&[&two[..], &["--set", "recipe=fp8-delayed"]].concat());
+    for operand in ["input", "weight", "grad_output"] {
+        assert!(fp8.contains(&format!(" casts of {operand}: the maximum over data x context")), "{fp8}");
+    }
+    let tensor = ["plan", "run.toml", "--set", "parallel.tensor=2"];
+    run.fail(&tensor, 1, &["`parallel.tensor` is 2", "not implemented yet; set it to 1"]);
     let plan = json(&run.succeed(&[&two[..], &["--step-ms", "5", "--json"]].concat()));
     let communication = &plan["communication"];
     assert_eq!((&communication["zero"], communication["units"].as_array().unwrap().len()), (&2.into(), 3));

@@ -679,6 +679,60 @@ fn each_linear_is_named_in_one_file() {
     assert_eq!(planted.iter().map(|(name, files)| (name.as_str(), files.len())).collect::<Vec<_>>(), [("q_proj", 2)]);
 }
 
+/// Collectives of tensors, as they are called.
+const COLLECTIVES: &[&str] = &["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"];
+
+/// The file that may name the group of all ranks, for agreements between hosts.
+const OF_ALL_RANKS: &str = "parallel/data.rs";
+
+/// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than those that share its tensor.
+/// `files` are paths below `src` of `ottava-lm`, each with its code.
+fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (path, code) in files {
+        let (code, path) = (without_tests(code).0, path.display().to_string());
+        let called = |word: &str| {
+            words(&code, word).any(|at| code[..at].ends_with('.') && code[at + word.len()..].starts_with('('))
+        };
+        let may_name_world = path == OF_ALL_RANKS;
+        if called("world") && !may_name_world {
+            problems.push(format!("{path}: names the group of all ranks; ask for the ranks that share the tensor"));
+        }
+        for collective in COLLECTIVES.iter().filter(|collective| called(collective)) {
+            if !path.starts_with("parallel/") || may_name_world {
+                problems.push(format!(
+                    "{path}: calls {collective}, which belongs beside the tensors that ranks divide, in parallel/"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn reductions_take_the_ranks_that_share_a_tensor() {
+    let src = "crates/ottava-lm/src";
+    let sources = files(src, &["rs"]);
+    let sources = sources.iter().filter(|file| !file.path.ends_with("tests.rs"));
+    let below = |file: &'_ File| file.path.strip_prefix(src).expect("a file of src").to_path_buf();
+    let sources: Vec<_> = sources.map(|file| (below(file), file.code.clone())).collect();
+    let problems = world_reductions(sources.iter().map(|(path, code)| (path.as_path(), code.as_str())));
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+    let exchange = "let group = ranks.sharing(Shared::Gradients);\ngroup.all_reduce(name, Reduce::Sum, x)?;";
+    let planted = [
+        ("parallel/exchange.rs", exchange, ""),
+        ("parallel/data.rs", "self.mesh.world().agree(what, text)", ""),
+        ("trainer/mod.rs", "fn f() {}\n#[cfg(test)]\nmod tests {\n    fn f() { mesh.world().barrier(what) }\n}", ""),
+        ("parallel/exchange.rs", "let group = mesh.world();", "parallel/exchange.rs: names the group of all ranks"),
+        ("parallel/data.rs", "self.world().all_reduce(name, Reduce::Max, x)", "parallel/data.rs: calls all_reduce"),
+        ("step/mod.rs", "group.all_gather(name, x)?", "step/mod.rs: calls all_gather"),
+    ];
+    for (path, code, expected) in planted {
+        let problems = world_reductions([(Path::new(path), code)].into_iter()).join("\n");
+        assert!(problems.starts_with(expected) && problems.is_empty() == expected.is_empty(), "{code}: {problems}");
+    }
+}
+
 #[test]
 fn no_file_is_too_long() {
     let files = ["crates", "scripts"].map(|folder| files(folder, &["rs", "cu", "cuh", "py", "sh"]));

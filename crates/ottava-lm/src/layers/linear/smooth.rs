@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::mode::Pass;
 use crate::operand::{FrozenScale, View};
 use crate::param::Builder;
-use crate::scaling::Slot;
+use crate::scaling::{AmaxGroup, Slot};
 use ottava_tensor::ops::{
     CodeCopies, Operand, add_unscaled_columns, column_scales, gemm_nt, scale_columns, unscale_columns,
 };
@@ -40,10 +40,10 @@ impl Linear {
             return Ok((Linear::of(build, config, parts)?, None));
         };
         let name = config.name;
-        let input = build.slots.add(format!("{name}.input"), casts.input);
+        let input = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);
         // The scaled weight depends on the input, so no update can cast it: its cast does not belong to the parameter.
-        let weight = build.slots.add(format!("{name}.weight"), casts.weight);
-        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output);
+        let weight = build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA);
+        let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
         let Parts { weight: own, bias, adapter, .. } = parts;
         let linear = Linear { weight: own, bias, adapter, products, input: OperandCast::NONE, gradient };

@@ -1,0 +1,56 @@
+//! The mesh of a run, and which of its ranks share the scales of casts.
+
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::param::Description;
+use ottava_tensor::comm::{Axis, MeshShape};
+use serde::Serialize;
+
+/// The axes of a run and what ranks share along them.
+#[derive(Clone, Debug, Serialize)]
+pub struct MeshPlan {
+    /// The sizes of the axes.
+    pub shape: MeshShape,
+    /// The axes of several ranks.
+    pub axes: Vec<AxisPlan>,
+    /// The casts of linears by kind and by the ranks that merge their amaxes.
+    pub amaxes: Vec<AmaxPlan>,
+}
+
+/// An axis of several ranks.
+#[derive(Clone, Debug, Serialize)]
+pub struct AxisPlan {
+    /// The axis.
+    pub axis: Axis,
+    /// The ranks of its groups, in words.
+    pub ranks: String,
+}
+
+/// Casts whose amaxes the same ranks merge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AmaxPlan {
+    /// The operand: `input`, `weight` or `grad_output`.
+    pub cast: String,
+    /// The number of casts.
+    pub count: usize,
+    /// The ranks, as "data x context".
+    pub over: String,
+}
+
+impl MeshPlan {
+    /// The mesh of `config` for a `model`.
+    pub(super) fn new(config: &RunConfig, model: &Description) -> Result<MeshPlan> {
+        let shape = config.parallel.mesh(config.parallel.ranks())?;
+        let several = Axis::ALL.into_iter().filter(|&axis| shape.size(axis) > 1);
+        let axes = several.map(|axis| AxisPlan { axis, ranks: shape.describe(axis) }).collect();
+        let mut amaxes: Vec<AmaxPlan> = Vec::new();
+        for (name, group) in &model.casts {
+            let (cast, over) = (name.rsplit('.').next().unwrap_or(name), group.to_string());
+            match amaxes.iter_mut().find(|plan| plan.cast == cast && plan.over == over) {
+                Some(plan) => plan.count += 1,
+                None => amaxes.push(AmaxPlan { cast: cast.into(), count: 1, over }),
+            }
+        }
+        Ok(MeshPlan { shape, axes, amaxes })
+    }
+}
