@@ -32,6 +32,10 @@ impl Link for Dry {
         reply
     }
 
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     fn observe(&self, _: Observer) {}
 
     fn reporter(&self) -> Arc<dyn Reporter> {

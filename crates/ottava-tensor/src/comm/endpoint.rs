@@ -53,11 +53,6 @@ impl Endpoint {
         }
     }
 
-    /// Whether all calls end on this rank.
-    pub fn is_alone(&self) -> bool {
-        self.size == 1 || self.dry
-    }
-
     /// A number for a new group of a rank that is alone.
     pub fn number_group(&self) -> u64 {
         self.groups.fetch_add(1, Ordering::Relaxed) + 1

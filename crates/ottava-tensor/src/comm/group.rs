@@ -84,7 +84,7 @@ impl Group {
     /// [`Group::split`] where `place` gives colour and key of each rank of this group.
     pub(super) fn split_by(&self, name: &str, place: impl Fn(usize) -> (usize, usize)) -> Result<Group> {
         let (endpoint, rank) = (&self.endpoint, self.endpoint.rank);
-        let members = if endpoint.is_alone() {
+        let members = if endpoint.link.is_alone() {
             let places: Vec<_> = (0..self.size()).map(place).collect();
             let own = self.members.divide(&places).into_iter().find(|ranks| ranks.contains(&rank));
             let ranks = own.expect("each rank has a colour");

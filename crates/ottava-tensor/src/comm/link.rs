@@ -22,6 +22,11 @@ pub(super) trait Link: Send + Sync {
     /// Starts call `number` of its channel in `group` with the bytes that the rank contributes. The receiver gets one answer.
     fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply>;
 
+    /// Whether all calls end on this rank, which then numbers its groups.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
     /// Registers an observer of the first fault, which is told at once if there was one.
     fn observe(&self, observer: Observer);
 

@@ -220,8 +220,8 @@ impl Mesh {
         &self.groups[WORLD]
     }
 
-    /// The group of this rank and those that differ from it in their coordinates of `axes` alone, in the order of the job; of this rank alone
-    /// where these axes have one rank. With the expert axis, without data and context, those that share the same experts' replica.
+    /// This rank and those that differ from it in their coordinates of `axes` alone, in the order of the job; this rank alone where these axes
+    /// have one rank. The expert axis, without data and context, gives the ranks that together hold each expert once.
     ///
     /// Panics for the expert axis together with one of data and context, which it subdivides.
     pub fn group(&self, axes: &[Axis]) -> &Group {

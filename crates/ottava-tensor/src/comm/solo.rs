@@ -23,6 +23,10 @@ impl Link for Solo {
         reply
     }
 
+    fn is_alone(&self) -> bool {
+        true
+    }
+
     fn observe(&self, _: Observer) {}
 
     fn reporter(&self) -> Arc<dyn Reporter> {

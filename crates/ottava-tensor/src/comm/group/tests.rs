@@ -68,6 +68,8 @@ fn a_rank_alone_splits_itself() {
     let half = Group::solo().split("half", 3, 1).unwrap();
     assert_eq!((half.rank(), half.size(), half.name()), (0, 1, "half"));
     half.barrier("alone").unwrap();
+    let thread = threads::group(1).swap_remove(0);
+    thread.split("half", 0, 0).unwrap().barrier("alone").unwrap();
     let dry = Group::dry(2, 4);
     assert_eq!(dry.split("all", 1, 1).unwrap().ranks(), [0, 1, 2, 3]);
     let odd = dry.split_by("even", |rank| (rank % 2, 0)).unwrap();
