@@ -1,6 +1,6 @@
 //! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
 
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::{Decoder, DecoderConfig};
@@ -27,21 +27,22 @@ impl Run {
     /// The run of `config` on one of `ranks` for a model of these sizes, with values from `weights`. Its weights are not cast before
     /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
-        config: &RunConfig,
+        config: &ResolvedConfig,
         sizes: &DecoderConfig,
         device: &Device,
         weights: &mut dyn WeightSource,
         ranks: Rc<DataParallel>,
     ) -> Result<Run> {
         let _scope = device.scope("build");
-        let (t, seq_len) = (&config.training, config.data.max_length);
-        let mut model = Decoder::unloaded(sizes, &config.recipe_on(device), device, config.purpose(), seq_len)?;
-        let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
-        let values = !config.precision.high_precision_steps.is_empty();
-        let partition = Partition::new(&mut model, ranks, config.parallel.zero, reduction, values)?;
+        let run = &config.run;
+        let (t, seq_len) = (&run.training, run.data.max_length);
+        let mut model = Decoder::unloaded(sizes, &run.recipe_on(device), device, config.purpose(), seq_len)?;
+        let reduction = run.parallel.reduction(run.optimizer.formats().gradients);
+        let values = !run.precision.high_precision_steps.is_empty();
+        let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;
         let weights_digest = partition.load(&mut model, weights)?;
         let states = device.scope("optimizer states");
-        let optimizer = config.new_optimizer(&model.parameters())?;
+        let optimizer = run.new_optimizer(&model.parameters())?;
         drop(states);
         let (micro_batches, rows) = (t.gradient_accumulation_steps, t.per_device_train_batch_size);
         let step = TrainStep::shared(&model, micro_batches, rows, seq_len, partition)?;

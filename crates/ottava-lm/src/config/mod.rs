@@ -12,6 +12,7 @@ mod memory;
 mod names;
 mod parallel;
 mod precision;
+mod resolved;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -20,4 +21,5 @@ pub use lora::LoraConfig;
 pub use memory::{MemoryConfig, OptimizerConfig};
 pub use parallel::ParallelConfig;
 pub use precision::formats;
+pub use resolved::ResolvedConfig;
 pub use run::{DataConfig, DeviceChoice, GenerationConfig, ModelConfig, RunConfig, TrainingConfig, WeightInit};

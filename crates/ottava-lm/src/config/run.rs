@@ -8,10 +8,9 @@ use super::parallel::ParallelConfig;
 use crate::data::source::{Documents, SourceOptions, formatting};
 use crate::data::{ExcessLength, Formatting, Packing, RowLayout};
 use crate::error::{Error, Result};
-use crate::level::Share;
 use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Schedule, SchedulerType};
-use crate::param::{MemoryPolicy, Param, Purpose};
+use crate::param::Param;
 use crate::recipe::{Precision, Recipe};
 use crate::recompute::Recompute;
 use ottava_tensor::Device;
@@ -616,19 +615,5 @@ impl RunConfig {
     /// Whether FP8 codes of weights are stored for the whole step.
     pub fn weight_codes(&self) -> bool {
         self.memory.weight_codes.unwrap_or(self.optimizer.level.weight_codes())
-    }
-
-    /// The purpose to build the model for. Needs settings without `auto`, as [`ResolvedRun`](crate::plan::ResolvedRun) resolves them.
-    pub fn purpose(&self) -> Purpose {
-        Purpose::Train(MemoryPolicy {
-            formats: self.optimizer.formats(),
-            weight_codes: self.weight_codes(),
-            frozen_values: !self.precision.high_precision_steps.is_empty(),
-            recompute: self.memory.recompute.expect("`auto` is resolved before anything is built"),
-            saved_activations: self.memory.saved_activations,
-            offload_optimizer: Share::of(self.memory.offload_optimizer.expect("resolved as well")),
-            offload_parameters: Share::of(self.memory.offload_parameters.expect("resolved as well")),
-            offload_residuals: self.memory.offload_residuals,
-        })
     }
 }

@@ -3,6 +3,7 @@ use super::names::Known;
 use super::*;
 use crate::error::Result;
 use crate::recipe::Precision;
+use crate::recompute::Recompute;
 use toml::Table;
 
 fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
@@ -293,4 +294,16 @@ fn ranks_share_a_global_batch() {
     assert_eq!(of(8, 4).check_resume(&of(8, 8)).unwrap().len(), 1);
     assert_eq!(of(0, 8).check_resume(&of(8, 8)).unwrap(), []);
     assert!(of(16, 8).check_resume(&of(8, 8)).unwrap_err().to_string().contains("global_batch_size"));
+}
+
+#[test]
+fn a_resolved_configuration_is_saved_with_its_values() {
+    let mut run = RunConfig::default();
+    (run.memory.recompute, run.training.async_save) = (None, None);
+    (run.memory.offload_optimizer, run.memory.offload_parameters) = (None, None);
+    let (recompute, async_save) = (Recompute::Full, false);
+    let (offload_optimizer, offload_parameters) = (0.5, 0.25);
+    let resolved = ResolvedConfig { run, recompute, offload_optimizer, offload_parameters, async_save };
+    let saved = resolved.to_run_config();
+    assert_eq!(ResolvedConfig::fastest(&saved), ResolvedConfig { run: saved, ..resolved });
 }

@@ -1,7 +1,7 @@
 //! Changes that make a run fit a device: settings that take less memory, with their cost.
 
 use super::memory::MemoryPlan;
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::level::Level as OptimizerLevel;
 use crate::models::{Decoder, DecoderConfig};
@@ -49,7 +49,7 @@ struct Level {
     setting: Vec<String>,
     time: f64,
     effect: Effect,
-    apply: Box<dyn Fn(&mut RunConfig)>,
+    apply: Box<dyn Fn(&mut ResolvedConfig)>,
 }
 
 /// Time of a step under a policy over that under [`Recompute::None`]. Llama-2-7B at 8,192 tokens in fp8-delayed on one H200, by
@@ -102,54 +102,54 @@ const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 const PROPOSED: usize = 3;
 
 /// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
-fn offloads(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
-    let now = config.memory.offload_optimizer.unwrap_or(0.0);
+fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Level>> {
+    let now = config.offload_optimizer;
     let shares: Vec<f64> = OFFLOADED.into_iter().filter(|&share| share > now).collect();
     if !matches!(device, Device::Cuda(_)) || shares.is_empty() {
         return Ok(Vec::new());
     }
     let host_bytes = |share: f64| {
         let mut offloaded = config.clone();
-        offloaded.memory.offload_optimizer = Some(share);
+        offloaded.offload_optimizer = share;
         MemoryPlan::new(&offloaded, sizes, device).map(|plan| plan.host_bytes)
     };
     let moved = host_bytes(1.0)?.saturating_sub(host_bytes(0.0)?);
-    let model = Decoder::describe(sizes, &config.recipe_on(device))?;
-    let flops = model.flops_per_token(config.data.max_length) * config.tokens_per_step() as f64;
-    let step = flops / STEP_RATES[usize::from(config.precision.recipe().casts.is_none())];
+    let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
+    let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
+    let step = flops / STEP_RATES[usize::from(config.run.precision.recipe().casts.is_none())];
     let level = |share| Level {
         setting: vec![format!("memory.offload_optimizer = {share}")],
         time: 1.0 + bus_seconds(moved) * (share - now) / step,
         effect: Effect::SameBits,
-        apply: Box::new(move |config: &mut RunConfig| config.memory.offload_optimizer = Some(share)),
+        apply: Box::new(move |config: &mut ResolvedConfig| config.offload_optimizer = share),
     };
     Ok(shares.into_iter().map(level).collect())
 }
 
 /// The settings that can be changed, each with its values from the next one after that of `config` to the one that takes the least memory.
-fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
-    let policy = config.memory.recompute.unwrap_or(Recompute::Full);
-    let exact = config.memory.saved_activations == SavedActivations::Exact;
+fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
+    let (run, policy) = (&config.run, config.recompute);
+    let exact = run.memory.saved_activations == SavedActivations::Exact;
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Level {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
         // Recomputed operands are computed from the saved ones.
         effect: if exact { Effect::SameBits } else { Effect::Precision },
-        apply: Box::new(move |config| config.memory.recompute = Some(other)),
+        apply: Box::new(move |config| config.recompute = other),
     });
-    let codes = (config.weight_codes() && config.precision.recipe().casts.is_some()).then(|| Level {
+    let codes = (run.weight_codes() && run.precision.recipe().casts.is_some()).then(|| Level {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
         effect: Effect::SameBits,
-        apply: Box::new(|config| config.memory.weight_codes = Some(false)),
+        apply: Box::new(|config| config.run.memory.weight_codes = Some(false)),
     });
     let saved = exact.then(|| Level {
         setting: vec!["memory.saved_activations = \"float8\"".into()],
         time: TIME_OF_SAVED_FP8,
         effect: Effect::Precision,
-        apply: Box::new(|config| config.memory.saved_activations = SavedActivations::Float8),
+        apply: Box::new(|config| config.run.memory.saved_activations = SavedActivations::Float8),
     });
-    let training = &config.training;
+    let training = &run.training;
     let (rows, micro_batches) = (training.per_device_train_batch_size, training.gradient_accumulation_steps);
     let halves = (1..=rows.trailing_zeros()).map(|halvings| {
         let (rows, micro_batches) = (rows >> halvings, micro_batches << halvings);
@@ -161,22 +161,22 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
             time: TIME_OF_HALF_BATCH.powi(halvings as i32),
             effect: Effect::OrderOfSums,
             apply: Box::new(move |config| {
-                config.training.per_device_train_batch_size = rows;
-                config.training.gradient_accumulation_steps = micro_batches;
+                config.run.training.per_device_train_batch_size = rows;
+                config.run.training.gradient_accumulation_steps = micro_batches;
             }),
         }
     });
-    let now = LEVELS.iter().position(|(level, _)| *level == config.optimizer.level);
+    let now = LEVELS.iter().position(|(level, _)| *level == run.optimizer.level);
     let narrower = LEVELS.into_iter().skip(now.map_or(LEVELS.len(), |now| now + 1)).map(|(level, time)| Level {
         setting: vec![format!("optimizer.level = \"{}\"", level.as_str())],
         time: time / now.map_or(1.0, |now| LEVELS[now].1),
         effect: Effect::Precision,
-        apply: Box::new(move |config| config.optimizer.level = level),
+        apply: Box::new(move |config| config.run.optimizer.level = level),
     });
     let narrower = narrower.filter(|level| {
         let mut changed = config.clone();
         (level.apply)(&mut changed);
-        changed.expect_formats().is_ok()
+        changed.run.expect_formats().is_ok()
     });
     Ok(vec![
         recompute.collect(),
@@ -190,7 +190,7 @@ fn settings(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Resul
 
 /// Changes that make `config` fit `device`, the fastest first, those that lower precision last; at most three. None contains
 /// all changes of another one. Empty if nothing fits.
-pub fn changes(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
+pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
     // For each setting how far it is changed: 0 is not at all.
     let mut choices: Vec<Vec<usize>> = vec![Vec::new()];

@@ -1,7 +1,7 @@
 //! The communication of a step, from a dry run of one rank.
 
 use super::memory::{dry_run, unlimited};
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
@@ -50,12 +50,12 @@ pub struct UnitPlan {
 
 impl CommunicationPlan {
     /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Takes no memory there.
-    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
-        let ranks = config.parallel.ranks();
+    pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
+        let ranks = config.run.parallel.ranks();
         if ranks <= 1 {
             return Ok(None);
         }
-        let micro_batches = config.training.gradient_accumulation_steps;
+        let micro_batches = config.run.training.gradient_accumulation_steps;
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
         let DryStep { traffic, update_bytes, units } = match micro_batches {
@@ -69,10 +69,10 @@ impl CommunicationPlan {
         };
         Ok(Some(CommunicationPlan {
             ranks,
-            zero: config.parallel.zero,
+            zero: config.run.parallel.zero,
             units,
             micro_batches,
-            tokens: config.tokens_per_step() / ranks as u64,
+            tokens: config.run.tokens_per_step() / ranks as u64,
             traffic,
             update_bytes,
         }))
@@ -87,14 +87,14 @@ struct DryStep {
 }
 
 /// Measures the second step of a dry run, since the first may create buffers that later ones reuse.
-fn step(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
+fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
     let mut run = dry_run(config, sizes, device, micro_batches)?;
     run.quantize_weights()?;
-    run.step(config.training.learning_rate, StepPrecision::Recipe)?;
+    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
     let before = run.step.partition().ranks().traffic();
-    run.step(config.training.learning_rate, StepPrecision::Recipe)?;
+    run.step(config.run.training.learning_rate, StepPrecision::Recipe)?;
     let traffic = run.step.partition().ranks().traffic() - before;
-    let units = units(&run, sizes.layers, config.data.max_length);
+    let units = units(&run, sizes.layers, config.run.data.max_length);
     Ok(DryStep { traffic, update_bytes: update_bytes(&mut run), units })
 }
 

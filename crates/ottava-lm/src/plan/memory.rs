@@ -1,7 +1,7 @@
 //! The memory of a run, from a dry run: its own code on a device that holds no data and accounts for memory.
 
 use crate::checkpoint::{Contents, RandomWeights};
-use crate::config::RunConfig;
+use crate::config::ResolvedConfig;
 use crate::context::Sequences;
 use crate::error::Result;
 use crate::level::Masters;
@@ -9,7 +9,6 @@ use crate::limits;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
 use crate::parallel::DataParallel;
-use crate::recompute::Recompute;
 use crate::run::Run;
 use crate::step::{MicroBatch, Program, ProgramInputs};
 use ottava_tensor::comm::Group;
@@ -64,7 +63,7 @@ pub struct MemoryLine {
 
 impl MemoryPlan {
     /// The plan of `config` for a model of `sizes` on `device`, which may be in a dry run itself. Takes no memory there.
-    pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
+    pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
         let DryRun { build, peak, save, host, snapshot } = DryRun::new(config, sizes, &dry)?;
@@ -85,7 +84,7 @@ impl MemoryPlan {
         // Pinned memory is never swapped out.
         let host_available =
             matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none()).then(|| of_host(&["MemAvailable:"]));
-        let ranks = config.parallel.ranks();
+        let ranks = config.run.parallel.ranks();
         let [own, others] = snapshot;
         let snapshots = own + (ranks.min(GPUS_PER_NODE) - 1) * others;
         let room = match device {
@@ -105,7 +104,7 @@ impl MemoryPlan {
             reserved_bytes: reserved as u64,
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
-            snapshot_bytes: if config.training.async_save == Some(false) { 0 } else { own as u64 },
+            snapshot_bytes: if config.async_save { own as u64 } else { 0 },
             snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {
@@ -135,13 +134,18 @@ const UNLIMITED: usize = 1 << 50;
 const DISTINCT_MICRO_BATCHES: usize = 2;
 
 /// Rank 0 of the run of `config` with so many micro-batches, on a device in a dry run.
-pub(super) fn dry_run(config: &RunConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<Run> {
+pub(super) fn dry_run(
+    config: &ResolvedConfig,
+    sizes: &DecoderConfig,
+    device: &Device,
+    micro_batches: usize,
+) -> Result<Run> {
     let mut config = config.clone();
-    config.training.gradient_accumulation_steps = micro_batches;
-    let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-    let size = config.parallel.ranks();
-    let ranks = DataParallel::new(Group::dry(0, size), config.parallel.mesh(size)?, device)?;
-    let layout = config.layout();
+    config.run.training.gradient_accumulation_steps = micro_batches;
+    let weights = &mut RandomWeights { seed: config.run.seed, device: device.clone() };
+    let size = config.run.parallel.ranks();
+    let ranks = DataParallel::new(Group::dry(0, size), config.run.parallel.mesh(size)?, device)?;
+    let layout = config.run.layout();
     // The data are not read here. The capacity is that of documents of 64 tokens; it decides 4 bytes per document.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
     Run::new(&config, sizes, device, weights, Rc::new(ranks))?.with_documents(documents)
@@ -161,9 +165,9 @@ struct DryRun {
 
 impl DryRun {
     /// Builds the model, evaluates if the run does, runs the steps that differ, and saves, on a device in a dry run.
-    fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
+    fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
-        let (t, seq_len) = (&config.training, config.data.max_length);
+        let (t, seq_len) = (&config.run.training, config.run.data.max_length);
         let rows = t.per_device_train_batch_size;
         let micro_batches = t.gradient_accumulation_steps;
         let mut run = dry_run(config, sizes, device, micro_batches.min(DISTINCT_MICRO_BATCHES))?;
@@ -176,7 +180,7 @@ impl DryRun {
             .collect::<Result<Vec<_>, _>>()?;
         drop(build);
         let build = tracker.take_peak();
-        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.data.val_set_size > 0.0 {
+        let evaluate = |Run { model, step, .. }: &mut Run, precision| match config.run.data.val_set_size > 0.0 {
             true => {
                 let _scope = device.scope("evaluation");
                 let sequences = Sequences::new(device, rows, seq_len)?;
@@ -188,7 +192,7 @@ impl DryRun {
         };
         evaluate(&mut run, StepPrecision::Recipe)?;
         // Later steps reuse what the first left; steps in high precision hold other operands.
-        let some_are_high = !config.precision.high_precision_steps.is_empty();
+        let some_are_high = !config.run.precision.high_precision_steps.is_empty();
         let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
         for precision in kinds.into_iter().flatten() {
             for _ in 0..2 {
@@ -244,16 +248,15 @@ fn of_host(kinds: &[&str]) -> usize {
 }
 
 /// The description of a scope of the dry run.
-fn describe(scope: &str, config: &RunConfig) -> String {
+fn describe(scope: &str, config: &ResolvedConfig) -> String {
     match scope {
-        "weights" if config.optimizer.formats().masters == Masters::Remainder => {
+        "weights" if config.run.optimizer.formats().masters == Masters::Remainder => {
             "weights, with their remainders".into()
         }
-        "weights" => format!("weights, {}", config.precision.recipe().compute),
+        "weights" => format!("weights, {}", config.run.precision.recipe().compute),
         "FP8 codes of weights" => "FP8 codes of weights, with transposes".into(),
         "forward" => {
-            let policy = config.memory.recompute.map_or("auto", Recompute::as_str);
-            format!("saved activations, recompute {policy}")
+            format!("saved activations, recompute {}", config.recompute.as_str())
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),

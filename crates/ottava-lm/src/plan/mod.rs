@@ -61,16 +61,16 @@ impl Plan {
     /// The plan of a run of a model of `sizes` on `device`.
     pub fn new(resolved: &ResolvedRun, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
         let ResolvedRun { config, memory, choice, .. } = resolved;
-        let recipe = config.recipe_on(device);
+        let recipe = config.run.recipe_on(device);
         let model = Decoder::describe(sizes, &recipe)?;
         Ok(Plan {
             parameters: model.parameters,
             frozen: model.frozen,
-            flops_per_token: model.flops_per_token(config.data.max_length),
-            tokens_per_step: config.tokens_per_step(),
+            flops_per_token: model.flops_per_token(config.run.data.max_length),
+            tokens_per_step: config.run.tokens_per_step(),
             linears: linears::linears(&model, &recipe),
             exceptions: model.exceptions(&recipe),
-            attention: attention::attention(&model, &recipe, config.layout().document_mask, device)?,
+            attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
             mesh: MeshPlan::new(config, &model)?,

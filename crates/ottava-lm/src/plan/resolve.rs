@@ -2,7 +2,7 @@
 
 use super::changes::{self, bus_seconds, gib, proposals, time_of};
 use super::memory::MemoryPlan;
-use crate::config::{MemoryConfig, RunConfig};
+use crate::config::{ResolvedConfig, RunConfig};
 use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use crate::recompute::Recompute;
@@ -12,109 +12,35 @@ use ottava_tensor::{Device, Error as TensorError};
 /// A run whose memory is known.
 #[derive(Clone, Debug)]
 pub struct ResolvedRun {
-    /// With the policy that was chosen, where it was left open.
-    pub config: RunConfig,
+    /// The settings, with the values that were chosen for those that are `auto`.
+    pub config: ResolvedConfig,
     /// Its plan.
     pub memory: MemoryPlan,
-    /// The choices for settings that are `auto`, as text.
+    /// What settings that are `auto` have come to, in words.
     pub choice: Option<String>,
     sizes: DecoderConfig,
     device: Device,
 }
 
-/// The field of a setting that is a share of the blocks.
-type ShareIn = fn(&mut MemoryConfig) -> &mut Option<f64>;
-
 impl ResolvedRun {
     /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
     /// that which takes least.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<ResolvedRun> {
-        let plan = |memory: &MemoryConfig| -> Result<(RunConfig, MemoryPlan)> {
-            let config = RunConfig { memory: memory.clone(), ..config.clone() };
-            let memory = MemoryPlan::new(&config, sizes, device)?;
-            Ok((config, memory))
-        };
-        let mut memory = config.memory.clone();
-        let mut policy = *memory.recompute.get_or_insert(Recompute::None);
-        memory.offload_optimizer.get_or_insert(0.0);
-        memory.offload_parameters.get_or_insert(0.0);
-        let mut choices = Vec::new();
-        let mut chosen = plan(&memory)?;
-        let (whole, available) = (gib(chosen.1.peak_bytes), gib(chosen.1.available_bytes));
+        let mut search = Search::new(ResolvedConfig::fastest(config), sizes, device)?;
         if config.memory.recompute.is_none() {
-            for next in Recompute::ALL.into_iter().skip(1) {
-                if !chosen.1.fits {
-                    memory.recompute = Some(next);
-                    (chosen, policy) = (plan(&memory)?, next);
-                }
-            }
-            let slower = (time_of(policy) - 1.0) * 100.0;
-            choices.push(match policy {
-                Recompute::None => {
-                    format!("recompute = \"auto\" is \"none\": tensors take {whole:.1} GiB, {available:.1} GiB available")
-                }
-                policy => format!(
-                    "recompute = \"auto\" is \"{}\", measured to be about {slower:.0} % slower: without it, tensors take {whole:.1} GiB, {available:.1} GiB available",
-                    policy.as_str(),
-                ),
-            });
+            search.choose_recompute()?;
         }
-        let on_gpu = matches!(device, Device::Cuda(_));
-        let shares: [(_, ShareIn); 2] = [
-            ("offload_optimizer", |memory| &mut memory.offload_optimizer),
-            ("offload_parameters", |memory| &mut memory.offload_parameters),
-        ];
-        let mut asked = config.memory.clone();
-        for (key, share_in) in shares.into_iter().filter(|(_, share_in)| share_in(&mut asked).is_none()) {
-            let mut plan_with = |share| {
-                *share_in(&mut memory) = Some(share);
-                plan(&memory)
-            };
-            let (without, host) = (gib(chosen.1.peak_bytes), chosen.1.host_bytes);
-            let mut share = 0.0;
-            if !chosen.1.fits && on_gpu {
-                // The least number of blocks, between one that does not fit and one that does.
-                let (mut too_few, mut enough) = (0, sizes.layers);
-                let share_of = |blocks: usize| blocks as f64 / sizes.layers as f64;
-                chosen = plan_with(1.0)?;
-                while chosen.1.fits && enough - too_few > 1 {
-                    let blocks = (too_few + enough).div_ceil(2);
-                    let tried = plan_with(share_of(blocks))?;
-                    match tried.1.fits {
-                        true => (chosen, enough) = (tried, blocks),
-                        false => too_few = blocks,
-                    }
-                }
-                share = share_of(enough);
-            }
-            *share_in(&mut memory) = Some(share);
-            choices.push(match share > 0.0 {
-                false => format!("{key} = \"auto\" is 0: tensors take {without:.1} GiB, {available:.1} GiB available"),
-                true => {
-                    let moved = chosen.1.host_bytes.saturating_sub(host);
-                    let (moved_gib, milliseconds) = (gib(moved), bus_seconds(moved) * 1000.0);
-                    format!(
-                        "{key} = \"auto\" is {share:.3}: without, tensors take {without:.1} GiB, {available:.1} GiB available. {moved_gib:.1} GiB are offloaded to the host's memory; one transfer of them takes about {milliseconds:.0} ms"
-                    )
-                }
-            });
+        if config.memory.offload_optimizer.is_none() {
+            search.choose_share("offload_optimizer", |config| &mut config.offload_optimizer)?;
         }
-        let offloads =
-            shares.iter().any(|(_, share_in)| *share_in(&mut memory) > Some(0.0)) || memory.offload_residuals;
-        if offloads && !on_gpu {
-            choices.push("offloading changes nothing on the CPU, where there is one memory".into());
+        if config.memory.offload_parameters.is_none() {
+            search.choose_share("offload_parameters", |config| &mut config.offload_parameters)?;
         }
-        let (mut config, mut memory) = chosen;
+        search.note_offloads_without_effect();
         if config.training.async_save.is_none() {
-            config.training.async_save = Some(memory.snapshots_fit);
-            if !memory.snapshots_fit {
-                let bytes = std::mem::take(&mut memory.snapshot_bytes);
-                choices.push(format!(
-                    "async_save = \"auto\" is false: a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks",
-                    gib(bytes)
-                ));
-            }
+            search.choose_async_save();
         }
+        let Search { config, memory, choices, .. } = search;
         let choice = (!choices.is_empty()).then(|| choices.join(". "));
         Ok(ResolvedRun { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
@@ -129,7 +55,7 @@ impl ResolvedRun {
     /// Errors when the run does not fit, with the changes that would make it.
     pub fn expect_fit(&self) -> Result<()> {
         if self.memory.fits {
-            return match self.config.training.async_save == Some(true) && !self.memory.snapshots_fit {
+            return match self.config.async_save && !self.memory.snapshots_fit {
                 false => Ok(()),
                 true => Err(Error::Memory(format!(
                     "`training.async_save` is true, and a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks; set it to \"auto\" or to false",
@@ -185,5 +111,107 @@ impl ResolvedRun {
             gib(measured.reserved),
             gib(*free),
         ))
+    }
+}
+
+/// A search for values of settings that are `auto`, one after the other.
+struct Search<'a> {
+    sizes: &'a DecoderConfig,
+    device: &'a Device,
+    /// With the values chosen so far.
+    config: ResolvedConfig,
+    /// Its plan.
+    memory: MemoryPlan,
+    /// Why these values, a sentence each.
+    choices: Vec<String>,
+}
+
+impl<'a> Search<'a> {
+    fn new(config: ResolvedConfig, sizes: &'a DecoderConfig, device: &'a Device) -> Result<Search<'a>> {
+        let memory = MemoryPlan::new(&config, sizes, device)?;
+        Ok(Search { sizes, device, config, memory, choices: Vec::new() })
+    }
+
+    /// What tensors take and what is available, in GiB.
+    fn peak_and_available(&self) -> (f64, f64) {
+        (gib(self.memory.peak_bytes), gib(self.memory.available_bytes))
+    }
+
+    /// The first policy that fits, else the last one.
+    fn choose_recompute(&mut self) -> Result<()> {
+        let (peak, available) = self.peak_and_available();
+        for policy in Recompute::ALL.into_iter().skip(1) {
+            if !self.memory.fits {
+                self.config.recompute = policy;
+                self.memory = MemoryPlan::new(&self.config, self.sizes, self.device)?;
+            }
+        }
+        let policy = self.config.recompute;
+        let slower = (time_of(policy) - 1.0) * 100.0;
+        self.choices.push(match policy {
+            Recompute::None => {
+                format!("recompute = \"auto\" is \"none\": tensors take {peak:.1} GiB, {available:.1} GiB available")
+            }
+            policy => format!(
+                "recompute = \"auto\" is \"{}\", which was about {slower:.0} % slower where it was measured: without, tensors take {peak:.1} GiB, {available:.1} GiB available",
+                policy.as_str(),
+            ),
+        });
+        Ok(())
+    }
+
+    /// The smallest share of the blocks that fits, for the setting `key`; on a GPU that is too small, all blocks.
+    fn choose_share(&mut self, key: &str, share_in: fn(&mut ResolvedConfig) -> &mut f64) -> Result<()> {
+        let ((peak, available), host) = (self.peak_and_available(), self.memory.host_bytes);
+        if self.memory.fits || !matches!(self.device, Device::Cuda(_)) {
+            self.choices
+                .push(format!("{key} = \"auto\" is 0: tensors take {peak:.1} GiB, {available:.1} GiB available"));
+            return Ok(());
+        }
+        let layers = self.sizes.layers;
+        let share_of = |blocks: usize| blocks as f64 / layers as f64;
+        let plan_with = |search: &Search, blocks| {
+            let mut config = search.config.clone();
+            *share_in(&mut config) = share_of(blocks);
+            MemoryPlan::new(&config, search.sizes, search.device)
+        };
+        // The smallest number of blocks, between one that does not fit and one that does.
+        let (mut too_few, mut enough) = (0, layers);
+        self.memory = plan_with(self, layers)?;
+        while self.memory.fits && enough - too_few > 1 {
+            let blocks = (too_few + enough).div_ceil(2);
+            let tried = plan_with(self, blocks)?;
+            match tried.fits {
+                true => (self.memory, enough) = (tried, blocks),
+                false => too_few = blocks,
+            }
+        }
+        *share_in(&mut self.config) = share_of(enough);
+        let moved = self.memory.host_bytes.saturating_sub(host);
+        let (share, moved_gib, milliseconds) = (share_of(enough), gib(moved), bus_seconds(moved) * 1000.0);
+        self.choices.push(format!(
+            "{key} = \"auto\" is {share:.3}: without, tensors take {peak:.1} GiB, {available:.1} GiB available. {moved_gib:.1} GiB are offloaded to the host's memory; one transfer of them takes about {milliseconds:.0} ms"
+        ));
+        Ok(())
+    }
+
+    fn note_offloads_without_effect(&mut self) {
+        let ResolvedConfig { run, offload_optimizer, offload_parameters, .. } = &self.config;
+        let offloads = *offload_optimizer > 0.0 || *offload_parameters > 0.0 || run.memory.offload_residuals;
+        if offloads && !matches!(self.device, Device::Cuda(_)) {
+            self.choices.push("offloading changes nothing on the CPU, where there is one memory".into());
+        }
+    }
+
+    /// Saves while training continues if there is memory for the snapshot.
+    fn choose_async_save(&mut self) {
+        self.config.async_save = self.memory.snapshots_fit;
+        if !self.memory.snapshots_fit {
+            let bytes = std::mem::take(&mut self.memory.snapshot_bytes);
+            self.choices.push(format!(
+                "async_save = \"auto\" is false: a snapshot of a checkpoint takes {:.1} GiB of the host's memory, which is more than is available for all ranks",
+                gib(bytes)
+            ));
+        }
     }
 }

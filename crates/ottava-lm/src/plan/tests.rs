@@ -3,7 +3,7 @@ use super::*;
 use crate::Error;
 use crate::bench::model;
 use crate::checkpoint::RandomWeights;
-use crate::config::RunConfig;
+use crate::config::{ResolvedConfig, RunConfig};
 use crate::level::{Gradients, Level};
 use crate::mode::StepPrecision;
 use crate::models::Decoder;
@@ -68,7 +68,7 @@ fn plans_are_what_was_measured() {
         (RecipeName::Fp8Delayed, Recompute::Full, true, 63.47, 68.7),
     ] {
         let config = run(recipe, Some(recompute), weight_codes);
-        let plan = MemoryPlan::new(&config, &llama(), &gpu(138.0)).unwrap();
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let [planned_peak, planned_reserved] = [plan.peak_bytes, plan.reserved_bytes].map(|bytes| bytes as f64 / GIB);
         println!("{recipe:?} {recompute:?}: {planned_peak:.2} and {planned_reserved:.2} GiB");
         assert!((planned_peak - peak).abs() < 0.06, "{recipe:?} {recompute:?}: {planned_peak} for {peak}");
@@ -90,7 +90,7 @@ fn plans_of_saved_activations_are_what_was_measured() {
     {
         let mut config = run(RecipeName::Fp8Delayed, Some(recompute), weight_codes);
         config.memory.saved_activations = SavedActivations::Float8;
-        let plan = MemoryPlan::new(&config, &llama(), &gpu(138.0)).unwrap();
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let planned = plan.peak_bytes as f64 / GIB;
         assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
     }
@@ -114,7 +114,7 @@ fn linears_say_which_blocks_their_products_read() {
 fn auto_takes_the_cheapest_policy_that_fits() {
     let chosen = |gib: f64| {
         let resolved = ResolvedRun::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
-        (resolved.config.memory.recompute.unwrap(), resolved.memory.fits, resolved.choice.unwrap())
+        (resolved.config.recompute, resolved.memory.fits, resolved.choice.unwrap())
     };
     // Between what the pool takes under one policy and under the next; in words by the peaks of `plans_are_what_was_measured`.
     for (gib, policy) in
@@ -136,14 +136,14 @@ fn auto_offloads_the_smallest_share_that_fits() {
     let whole = resolved(&config, 100.0).memory;
     assert_eq!(whole.host_bytes, 0);
     config.memory.offload_optimizer = None;
-    assert_eq!(resolved(&config, 100.0).config.memory.offload_optimizer, Some(0.0));
+    assert_eq!(resolved(&config, 100.0).config.offload_optimizer, 0.0);
     // Two moments of two bytes of each weight in the blocks.
     let matrices: usize = block_weights();
     let of_block = 4 * matrices as u64;
     let mut odd = 0;
     for gib in (0..8).map(|i| 69.0 + 0.5 * f64::from(i)) {
         let least = resolved(&config, gib);
-        let (share, host) = (least.config.memory.offload_optimizer.unwrap(), least.memory.host_bytes);
+        let (share, host) = (least.config.offload_optimizer, least.memory.host_bytes);
         assert!(least.memory.fits && share > 0.0 && share < 1.0, "{share}");
         let blocks = (share * 32.0).round() as u64;
         odd += blocks % 2;
@@ -165,12 +165,12 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
     let resolved = |config: &RunConfig, gib: f64| ResolvedRun::new(config, &llama(), &gpu(gib)).unwrap();
     let whole = resolved(&config, 100.0).memory;
     (config.memory.offload_optimizer, config.memory.offload_parameters) = (None, None);
-    let moments = resolved(&config, 40.0).config.memory;
-    assert!(moments.offload_optimizer.is_some_and(|share| share > 0.0) && moments.offload_parameters == Some(0.0));
+    let moments = resolved(&config, 40.0).config;
+    assert!(moments.offload_optimizer > 0.0 && moments.offload_parameters == 0.0);
     let least = resolved(&config, 22.0);
-    let memory = &least.config.memory;
-    assert!(least.memory.fits && memory.offload_optimizer == Some(1.0), "{memory:?}");
-    let blocks = (memory.offload_parameters.unwrap() * 32.0).round() as u64;
+    let chosen = &least.config;
+    assert!(least.memory.fits && chosen.offload_optimizer == 1.0, "{chosen:?}");
+    let blocks = (chosen.offload_parameters * 32.0).round() as u64;
     assert!(blocks > 2 && blocks < 32, "{blocks}");
     let matrices: usize = block_weights();
     let (block, tables) = (matrices as u64, 4096 * 32000 * 2);
@@ -210,7 +210,7 @@ fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
         config.parallel.data = ranks;
         config.parallel.zero = Zero::OptimizerStates;
         let automatic = resolved(&config);
-        assert_eq!(automatic.config.training.async_save, Some(true));
+        assert!(automatic.config.async_save);
         let ratio = automatic.memory.snapshot_bytes as f64 / expected;
         assert!((ratio - 1.0).abs() < 3e-3, "{ranks} ranks: {ratio}");
     }
@@ -231,7 +231,8 @@ fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
 fn offloaded_residuals_leave_at_most_two_on_the_gpu() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
     config.data.max_length = 16 * 4096;
-    let planned = |config: &RunConfig| MemoryPlan::new(config, &llama(), &gpu(138.0)).unwrap();
+    let planned =
+        |config: &RunConfig| MemoryPlan::new(&ResolvedConfig::fastest(config), &llama(), &gpu(138.0)).unwrap();
     let whole = planned(&config);
     config.memory.offload_residuals = true;
     let elsewhere = planned(&config);
@@ -246,7 +247,7 @@ fn offloaded_residuals_leave_at_most_two_on_the_gpu() {
 fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
     let config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
     let found = |gib: f64| {
-        let changes = changes(&config, &llama(), &gpu(gib)).unwrap();
+        let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(gib)).unwrap();
         assert!(changes.iter().all(|change| change.peak_bytes as f64 <= gib * GIB));
         changes.iter().map(|change| change.settings.join(", ")).collect::<Vec<_>>()
     };
@@ -275,7 +276,7 @@ fn changes_that_reduce_precision_are_proposed_last() {
     let mut config = run(RecipeName::Bf16, Some(Recompute::Full), true);
     config.optimizer = RunConfig::default().optimizer;
     config.training.per_device_train_batch_size = 1;
-    let changes = changes(&config, &llama(), &gpu(100.0)).unwrap();
+    let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(100.0)).unwrap();
     let found: Vec<_> = changes.iter().map(|change| (change.settings[0].as_str(), change.effect)).collect();
     let expected =
         [("memory.offload_optimizer = 0.25", Effect::SameBits), ("optimizer.level = \"bf16\"", Effect::Precision)];
@@ -294,7 +295,7 @@ fn changes_are_ordered_by_time_within_each_precision() {
         config.optimizer.level = level;
         config.training.per_device_train_batch_size = 4;
         for gib in [60.0, 90.0, 120.0] {
-            let changes = changes(&config, &llama(), &gpu(gib)).unwrap();
+            let changes = changes(&ResolvedConfig::fastest(&config), &llama(), &gpu(gib)).unwrap();
             let order: Vec<_> = changes.iter().map(|c| (c.effect == Effect::Precision, c.time)).collect();
             assert!(order.is_sorted(), "{gib} GiB: {changes:?}");
         }
@@ -311,7 +312,8 @@ fn memory_that_runs_out_is_explained() {
     let _other = Tensor::empty(&device, &[40 << 30], DType::E4M3).unwrap();
     let mut weights = RandomWeights { seed: 1, device: device.clone() };
     let mut decoder =
-        Decoder::new(&llama(), &config.recipe_on(&device), &device, config.purpose(), 4096, &mut weights).unwrap();
+        Decoder::new(&llama(), &config.recipe_on(&device), &device, resolved.config.purpose(), 4096, &mut weights)
+            .unwrap();
     let Err(error) = config.new_optimizer(&decoder.parameters()).and_then(|mut optimizer| {
         decoder.quantize_weights()?;
         crate::step::TrainStep::new(&decoder, 1, 2, 4096)?.run(
@@ -345,7 +347,7 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
     let shape = MeshShape::of_data(comm.size());
     let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
-    let mut run = Run::new(config, sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
+    let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
     run.quantize_weights().unwrap();
     let mut step = || {
         let before = ranks.traffic();
@@ -379,7 +381,8 @@ fn planned_communication_is_what_ranks_send() {
                 config.training.per_device_train_batch_size = 1;
                 config.training.gradient_accumulation_steps = micro_batches;
                 (config.parallel.data, config.parallel.zero) = (ranks, zero);
-                let plan = CommunicationPlan::new(&config, &sizes, &Device::Cpu).unwrap().unwrap();
+                let plan =
+                    CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap().unwrap();
                 let group = threads::group(ranks).into_iter().map(|comm| {
                     let (config, sizes) = (config.clone(), sizes.clone());
                     thread::spawn(move || sent_in_steps(&config, &sizes, comm))
@@ -394,12 +397,13 @@ fn planned_communication_is_what_ranks_send() {
                 // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
                 config.precision.skip_slow_linears = false;
                 config.memory.offload_optimizer = Some(1.0);
-                let on_gpu = CommunicationPlan::new(&config, &sizes, &gpu(1e-3)).unwrap().unwrap();
+                let on_gpu =
+                    CommunicationPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(1e-3)).unwrap().unwrap();
                 let what = format!("{recipe:?}, {level:?}, {zero:?}, {ranks} ranks, {micro_batches}");
                 assert_eq!(on_gpu.traffic, plan.traffic, "{what}");
             }
         }
     }
     let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
-    assert!(CommunicationPlan::new(&alone, &sizes, &Device::Cpu).unwrap().is_none());
+    assert!(CommunicationPlan::new(&ResolvedConfig::fastest(&alone), &sizes, &Device::Cpu).unwrap().is_none());
 }

@@ -2,7 +2,7 @@
 
 use super::start::{Resumed, build};
 use crate::checkpoint::{AdapterFolder, FolderTemplate, verify_model};
-use crate::config::{RunConfig, WeightInit};
+use crate::config::{ResolvedConfig, RunConfig, WeightInit};
 use crate::data::{RowLayout, Split, TokenDataset, Tokenizer, loader, prepare};
 use crate::error::{Error, Result};
 use crate::models::{DecoderConfig, decoder_config};
@@ -77,29 +77,29 @@ impl Inputs {
 /// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of those. Rows
 /// hold at most `documents` each, or are one.
 pub(super) fn build_run(
-    config: &RunConfig,
+    config: &ResolvedConfig,
     sizes: &DecoderConfig,
     device: &Device,
     resumed: Option<&Resumed>,
     documents: Option<usize>,
     ranks: &Rc<DataParallel>,
 ) -> Result<Run> {
-    let with_lora = sizes.lora.is_some();
-    let init_from = Some(&config.lora.init_from).filter(|path| resumed.is_none() && !path.as_os_str().is_empty());
+    let (with_lora, ResolvedConfig { run, .. }) = (sizes.lora.is_some(), config);
+    let init_from = Some(&run.lora.init_from).filter(|path| resumed.is_none() && !path.as_os_str().is_empty());
     if let Some(folder) = init_from {
         verify_model(folder)?;
     }
     let adapter = resumed.map(|resumed| &resumed.path).or(init_from).filter(|_| with_lora);
     let adapter = adapter.map(|folder| AdapterFolder::open(folder)).transpose()?;
-    let weights = match (resumed.filter(|_| !with_lora), config.model.init) {
+    let weights = match (resumed.filter(|_| !with_lora), run.model.init) {
         (Some(resumed), _) => Some(resumed.path.as_path()),
         (None, WeightInit::Pretrained) => {
-            verify_model(&config.model.path)?;
-            Some(config.model.path.as_path())
+            verify_model(&run.model.path)?;
+            Some(run.model.path.as_path())
         }
         (None, WeightInit::Random) => None,
     };
-    build(weights, adapter, config.seed, device, sizes, |weights| {
+    build(weights, adapter, run.seed, device, sizes, |weights| {
         Run::new(config, sizes, device, weights, ranks.clone())?.with_documents(documents)
     })
 }

@@ -113,10 +113,11 @@ impl Trainer {
         };
         let planned = plan();
         let mut resolved = ranks.together("the plan", planned)?;
-        let is_async = resolved.config.training.async_save == Some(true);
+        let is_async = resolved.config.async_save;
         // All ranks save alike.
         let all = !ranks.any("a rank whose host has no memory for a snapshot", !is_async)?;
-        resolved.config.training.async_save = Some(all);
+        resolved.config.async_save = all;
+        let config = resolved.config.to_run_config();
         resolved.prepare_device();
         if let Some(choice) = &resolved.choice {
             tracing::info!("{choice}");
@@ -124,12 +125,12 @@ impl Trainer {
         // The casts of a run with the same settings.
         let mut saved_casts = None;
         if let (Some(Resumed { progress, .. }), Some(saved)) = (&resumed, saved) {
-            for (key, before, now) in resolved.config.check_resume(&saved)? {
+            for (key, before, now) in config.check_resume(&saved)? {
                 tracing::warn!("`{key}` was {before} when the checkpoint was saved, and is {now} from here on");
             }
-            saved_casts = (saved.precision == resolved.config.precision).then(|| progress.scaling_slots.clone());
+            saved_casts = (saved.precision == config.precision).then(|| progress.scaling_slots.clone());
         }
-        let trainer = Inputs::read(&resolved.config, resumed.as_ref(), &ranks)
+        let trainer = Inputs::read(&config, resumed.as_ref(), &ranks)
             .and_then(|inputs| Trainer::assemble(&resolved, device, inputs, resumed, saved_casts, lock, ranks));
         trainer.map_err(|error| resolved.explain(error))
     }
@@ -144,7 +145,7 @@ impl Trainer {
         lock: Option<RunLock>,
         ranks: Rc<DataParallel>,
     ) -> Result<Trainer> {
-        let config = resolved.config.clone();
+        let config = resolved.config.to_run_config();
         let folder = config.output_dir.clone();
         let Inputs { tokenizer, dataset, split, layout, template, sizes } = inputs;
         let mut loss_scale = config.precision.loss_scaling().map(LossScale::new);
@@ -152,7 +153,7 @@ impl Trainer {
         let (mut step, mut tokens) = (0, 0);
         let mut restored = || -> Result<Run> {
             let documents = layout.max_documents(&dataset, &split);
-            let mut run = build_run(&config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
+            let mut run = build_run(&resolved.config, &sizes, device, resumed.as_ref(), documents, &ranks)?;
             if let Some(Resumed { path, progress }) = &resumed {
                 training::restore(path, progress, &mut run.model, &mut *run.optimizer)?;
                 (step, tokens, state) = (progress.step, progress.tokens, progress.loader);
@@ -175,7 +176,7 @@ impl Trainer {
         let batches = BatchLoader::new(dataset.clone(), split, layout, state, rows)?;
         let max_steps = max_steps(&config, &dataset, &split, &layout);
         let mut saver = Saver::new(checkpoints(&folder), config.training.save_total_limit);
-        if config.training.async_save == Some(true) {
+        if resolved.config.async_save {
             let Run { model, optimizer, step, .. } = &mut run;
             let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
             tracing::info!("host memory for snapshots of checkpoints: {:.2} GiB", bytes as f64 / f64::from(1 << 30));

@@ -4,6 +4,7 @@
 mod settings;
 
 use ottava_lm::bench::model;
+use ottava_lm::config::ResolvedConfig;
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::MemoryPlan;
 use ottava_tensor::Device;
@@ -28,7 +29,7 @@ fn a_run_on_the_cpu_holds_what_was_planned() {
         ..like
     };
     for (name, config) in settings(4, 128) {
-        let planned = MemoryPlan::new(&config, &sizes, &Device::Cpu).unwrap();
+        let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap();
         let before = CountingAllocator::live();
         CountingAllocator::reset_peak();
         steps(&config, &sizes, &Device::Cpu).unwrap();

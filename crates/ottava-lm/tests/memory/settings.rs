@@ -1,7 +1,7 @@
 //! Eleven runs, and what they hold when they are run.
 
 use ottava_lm::checkpoint::RandomWeights;
-use ottava_lm::config::RunConfig;
+use ottava_lm::config::{ResolvedConfig, RunConfig};
 use ottava_lm::level::{Gradients, Level, Masters};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::DecoderConfig;
@@ -78,7 +78,7 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
 /// Takes the first steps of a run.
 pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_lm::Result<()> {
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
-    let mut run = Run::new(config, sizes, device, weights, Rc::new(DataParallel::solo()))?;
+    let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, device, weights, Rc::new(DataParallel::solo()))?;
     run.model.quantize_weights()?;
     for _ in 0..2 {
         run.step(1e-3, StepPrecision::Recipe)?;

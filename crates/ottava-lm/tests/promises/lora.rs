@@ -6,7 +6,7 @@ use crate::setup::{
     recipe, recipes, text, text_batch, tiny_llama,
 };
 use ottava_lm::checkpoint::{AdapterFolder, merge};
-use ottava_lm::config::{LoraConfig, RunConfig, WeightInit};
+use ottava_lm::config::{LoraConfig, ResolvedConfig, RunConfig, WeightInit};
 use ottava_lm::data::Batch;
 use ottava_lm::lora::{Lora, Targets};
 use ottava_lm::mode::StepPrecision;
@@ -209,7 +209,7 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
         config.training.async_save = Some(false);
         config.lora = lora;
         let sizes = DecoderConfig { lora: config.lora.adapters(), hidden: 512, ..tiny_llama() };
-        let plan = MemoryPlan::new(&config, &sizes, &gpu).unwrap();
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu).unwrap();
         let of = |what: &str| plan.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum();
         let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
         (trained, plan.peak_bytes, of("weights, bfloat16"))

@@ -7,6 +7,7 @@ mod settings;
 use crate::resume::{config, write_inputs};
 use ottava_lm::bench::model;
 use ottava_lm::checkpoint::{Verify, latest_complete};
+use ottava_lm::config::ResolvedConfig;
 use ottava_lm::models::DecoderConfig;
 use ottava_lm::plan::MemoryPlan;
 use ottava_lm::recipe::RecipeName;
@@ -25,7 +26,7 @@ fn a_run_on_the_gpu_holds_what_was_planned() {
     let sizes =
         DecoderConfig { channels: 1024, hidden: 2816, layers: 24, heads: 16, kv_heads: 8, head_dim: 64, ..like };
     for (name, config) in settings::settings(4, 1024) {
-        let planned = MemoryPlan::new(&config, &sizes, &device).unwrap();
+        let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &device).unwrap();
         pool.release_memory().unwrap();
         let before = pool.memory().allocated;
         pool.reset_peak_memory();

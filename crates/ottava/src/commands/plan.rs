@@ -227,7 +227,7 @@ impl PlanCommand {
             tracing::warn!("{text}");
         }
         let overlap = plan.communication.as_ref().map(|communication| Overlap::new(communication, self.step_ms));
-        let program = self.program.then(|| Programs::new(&resolved.config));
+        let program = self.program.then(|| Programs::new(&resolved.config.run));
         match self.json {
             true => print_json(&Printed {
                 plan: &plan,
@@ -239,7 +239,7 @@ impl PlanCommand {
                 program: &program,
             }),
             false => {
-                print(&resolved.config, &plan, &formattings, &edges);
+                print(&resolved.config.to_run_config(), &plan, &formattings, &edges);
                 data.iter().for_each(Data::print);
                 if let (Some(plan), Some(overlap)) = (&plan.communication, &overlap) {
                     print_communication(plan, overlap);
