@@ -2,7 +2,7 @@
 
 use super::arguments::{FOLLOWED, MODEL_WORDS, Must, OTHER, OTHER_BEGINNINGS, RULES, Rule, When};
 use crate::convert::torch::TorchFile;
-use crate::convert::torch::pickle::{Id, Node};
+use crate::convert::torch::{Id, Node};
 use crate::error::{Error, Result};
 use crate::models::DecoderConfig;
 use serde_json::{Map, Value, json};

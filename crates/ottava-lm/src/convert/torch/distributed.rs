@@ -3,7 +3,8 @@
 //!
 //! A tensor is divided by a grid and put together here. Chunks are read one at a time, and only the bytes that are needed.
 
-use super::pickle::{Id, MAX_BYTES, Node, Pickle};
+use super::node::{Id, Node};
+use super::pickle::{MAX_BYTES, Pickle};
 use super::{TorchFile, dtype_of, knows};
 use crate::error::{Error, Result};
 use crate::input;

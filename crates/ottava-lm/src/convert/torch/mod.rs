@@ -4,12 +4,15 @@
 //! from their places, one at a time.
 
 pub mod distributed;
+mod machine;
+mod node;
 pub mod pickle;
 
 use crate::error::{Error, Result};
 use crate::input;
+pub use node::{Id, Node};
 use ottava_tensor::DType;
-use pickle::{Id, MAX_BYTES, Node, Pickle};
+use pickle::{MAX_BYTES, Pickle};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
