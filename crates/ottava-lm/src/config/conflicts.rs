@@ -1,5 +1,6 @@
 //! Settings that adapters do not go together with.
 
+use super::problems::Problems;
 use super::{RunConfig, WeightInit};
 use crate::level::Level;
 use crate::lora::Targets;
@@ -8,44 +9,39 @@ use crate::parallel::Zero;
 impl RunConfig {
     /// Sentences about settings with which adapters cannot be trained.
     pub(super) fn lora_problems(&self) -> Vec<String> {
-        let (lora, mut problems) = (&self.lora, Vec::new());
+        let (lora, mut problems) = (&self.lora, Problems::default());
         if lora.r == 0 {
-            return problems;
+            return problems.0;
         }
-        let mut demand = |holds: bool, text: &str| {
-            if !holds {
-                problems.push(text.to_string());
-            }
-        };
-        demand(lora.r <= 4096, "`lora.r` is a rank from 1 to 4096, or 0 to train all weights");
-        demand(lora.lora_alpha.is_finite() && lora.lora_alpha > 0.0, "`lora.lora_alpha` must be above 0");
-        demand(lora.lora_dropout == 0.0, "`lora.lora_dropout` is not 0; dropout is not implemented");
+        problems.demand(lora.r <= 4096, "`lora.r` is a rank from 1 to 4096, or 0 to train all weights");
+        problems.demand(lora.lora_alpha.is_finite() && lora.lora_alpha > 0.0, "`lora.lora_alpha` must be above 0");
+        problems.demand(lora.lora_dropout == 0.0, "`lora.lora_dropout` is not 0; dropout is not implemented");
         let names = match &lora.target_modules {
             Targets::AllLinear => true,
             Targets::Names(names) => !names.is_empty() && names.iter().all(|name| !name.is_empty()),
         };
-        demand(names, "`lora.target_modules` names no linear; write \"all-linear\", or a list of names");
-        demand(
+        problems.demand(names, "`lora.target_modules` names no linear; write \"all-linear\", or a list of names");
+        problems.demand(
             self.model.init == WeightInit::Pretrained,
             "`lora.r` is set, and `model.init` is \"random\"; adapters need the weights of a model folder",
         );
-        demand(
+        problems.demand(
             self.optimizer.formats() == Level::O0.formats(),
             "`lora.r` is set; adapters are trained only at `optimizer.level = \"O0\"`, with its formats",
         );
-        demand(
+        problems.demand(
             self.parallel.zero == Zero::Nothing,
             "`lora.r` is set, and `parallel.zero` is not 0; adapters are not divided",
         );
         let offloads = |share: Option<f64>| share != Some(0.0);
-        demand(
+        problems.demand(
             !offloads(self.memory.offload_optimizer) && !offloads(self.memory.offload_parameters),
             "`lora.r` is set; `memory.offload_optimizer` and `memory.offload_parameters` must be 0, since weights stay on the device",
         );
-        demand(
+        problems.demand(
             !self.precision.smooth_swiglu,
             "`lora.r` is set, and `precision.smooth_swiglu` is true; its products have no adapters",
         );
-        problems
+        problems.0
     }
 }

@@ -12,6 +12,7 @@ mod memory;
 mod names;
 mod parallel;
 mod precision;
+mod problems;
 mod resolved;
 mod run;
 #[cfg(test)]

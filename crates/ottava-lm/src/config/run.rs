@@ -12,17 +12,13 @@ use crate::models::{ConfigFile, DecoderConfig, decoder_config};
 use crate::optim::{AdamWConfig, AdamWOptimizer, Optimizer, Schedule, SchedulerType};
 use crate::param::Param;
 use crate::recipe::{Precision, Recipe};
-use crate::recompute::Recompute;
 use ottava_tensor::Device;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// The most tokens of a micro-batch, whose positions are counted in 32 bits.
-const MAX_TOKENS: usize = i32::MAX as usize;
-
 /// The most sequences of a step. The time of a plan grows with their number, since it proposes other divisions into micro-batches.
-const MAX_SEQUENCES: usize = 1 << 18;
+pub(super) const MAX_SEQUENCES: usize = 1 << 18;
 
 /// A training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -338,117 +334,6 @@ impl RunConfig {
     /// The resolved configuration as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is written without fail")
-    }
-
-    /// Checks that formats of precision and optimizer go together.
-    pub fn expect_formats(&self) -> Result<()> {
-        let problems = self.format_problems();
-        if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
-    }
-
-    fn format_problems(&self) -> Vec<String> {
-        let mut problems = self.precision.problems();
-        problems.extend(self.optimizer.formats().problem(self.precision.recipe().compute));
-        problems
-            .extend(self.parallel.problem(self.optimizer.formats().gradients, self.precision.loss_scaling().is_some()));
-        problems
-    }
-
-    /// All problems of the values, a sentence each.
-    pub(super) fn problems(&self) -> Vec<String> {
-        let mut problems = self.format_problems();
-        problems.extend(self.lora_problems());
-        let mut demand = |holds: bool, text: &str| {
-            if !holds {
-                problems.push(text.to_string());
-            }
-        };
-        let t = &self.training;
-        demand(
-            !self.model.path.as_os_str().is_empty(),
-            "`model.path` is not set: name a model folder, or a config.json for random weights",
-        );
-        demand(!self.data.train_files.is_empty(), "`data.train_files` is empty: name at least one .txt or .jsonl file");
-        demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
-        let counts = [
-            ("data.max_length", self.data.max_length as u64),
-            ("training.per_device_train_batch_size", t.per_device_train_batch_size as u64),
-            ("training.gradient_accumulation_steps", t.gradient_accumulation_steps as u64),
-            ("training.logging_steps", t.logging_steps),
-            ("precision.amax_history_len", self.precision.amax_history_len as u64),
-        ];
-        for (key, count) in counts {
-            demand((1..=1 << 24).contains(&count), &format!("`{key}` is {count}; it is a number from 1 to 16777216"));
-        }
-        demand(
-            t.global_batch_size <= MAX_SEQUENCES,
-            &format!(
-                "`training.global_batch_size` is {}; a step has at most {MAX_SEQUENCES} sequences",
-                t.global_batch_size
-            ),
-        );
-        let sequences = t.per_device_train_batch_size.saturating_mul(t.gradient_accumulation_steps);
-        demand(
-            sequences <= MAX_SEQUENCES,
-            &format!(
-                "`per_device_train_batch_size` times `gradient_accumulation_steps` is {sequences}; \
-                 a step has at most {MAX_SEQUENCES} sequences"
-            ),
-        );
-        let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
-        demand(
-            tokens <= MAX_TOKENS,
-            &format!(
-                "`per_device_train_batch_size` times `max_length` is {tokens}; a micro-batch has at most {MAX_TOKENS} tokens"
-            ),
-        );
-        let steps = [
-            ("training.max_steps", t.max_steps),
-            ("training.warmup_steps", t.warmup_steps),
-            ("training.decay_steps", t.decay_steps),
-            ("generation.max_new_tokens", self.generation.max_new_tokens as u64),
-            ("precision.first_layers_bf16", self.precision.first_layers_bf16 as u64),
-            ("precision.last_layers_bf16", self.precision.last_layers_bf16 as u64),
-            ("precision.loss_scale_window", self.precision.loss_scale_window),
-        ];
-        for (key, count) in steps {
-            demand(count <= 1 << 40, &format!("`{key}` is {count}; it is at most 2^40"));
-        }
-        demand(
-            t.max_steps > 0 || (t.num_train_epochs > 0.0 && t.num_train_epochs.is_finite()),
-            "set `training.max_steps` or `training.num_train_epochs` above 0",
-        );
-        demand(t.learning_rate.is_finite() && t.learning_rate > 0.0, "`training.learning_rate` must be above 0");
-        demand(
-            (0.0..=t.learning_rate).contains(&t.min_learning_rate),
-            "`training.min_learning_rate` lies outside 0 to `learning_rate`",
-        );
-        demand(
-            (0.0..1.0).contains(&t.adam_beta1) && (0.0..1.0).contains(&t.adam_beta2),
-            "`training.adam_beta1` and `adam_beta2` lie in [0, 1)",
-        );
-        let from_zero = |value: f64| value.is_finite() && value >= 0.0;
-        demand(from_zero(t.adam_epsilon) && t.adam_epsilon > 0.0, "`training.adam_epsilon` must be above 0");
-        demand(from_zero(t.weight_decay), "`training.weight_decay` must not be negative or infinite");
-        demand(
-            from_zero(t.max_grad_norm),
-            "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
-        );
-        let shares = [
-            ("offload_optimizer", self.memory.offload_optimizer),
-            ("offload_parameters", self.memory.offload_parameters),
-        ];
-        for (key, share) in shares {
-            let words = format!("`memory.{key}` is a share: from 0 to 1, or \"auto\"");
-            demand(share.is_none_or(|share| (0.0..=1.0).contains(&share)), &words);
-        }
-        demand(
-            !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
-            "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which saves only the inputs of blocks",
-        );
-        demand(from_zero(self.generation.temperature), "`generation.temperature` must not be negative or infinite");
-        demand(self.generation.top_p > 0.0 && self.generation.top_p <= 1.0, "`generation.top_p` lies outside (0, 1]");
-        problems
     }
 
     /// The sizes of the model of `model.path`, with its adapters.
