@@ -73,7 +73,7 @@ impl Plan {
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
             choice: choice.clone(),
             memory: memory.clone(),
-            mesh: MeshPlan::new(config, &model)?,
+            mesh: MeshPlan::new(&config.run, &model)?,
             communication: CommunicationPlan::new(config, sizes, device)?,
         })
     }

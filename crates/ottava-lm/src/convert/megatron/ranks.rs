@@ -1,7 +1,7 @@
 //! Checkpoints of Megatron-LM in the format `torch`: a file of `torch.save` for each rank, `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
 use super::args::Args;
-use super::layout::{EMBEDDING, OUTPUT, Division, Weight, without_wrappers};
+use super::layout::{Division, EMBEDDING, OUTPUT, Weight, without_wrappers};
 use crate::convert::torch::Id;
 use crate::convert::torch::{TorchFile, TorchTensor};
 use crate::error::{Error, Result};
