@@ -1,7 +1,7 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 use super::cast::{OperandCast, SavedOperand};
-use super::sublayer::{BranchOperand, Sublayer};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{HEAD_NORMS, Linear, LinearConfig, Names};
 use crate::context::{Context, PagedPass, Sequences};
 use crate::error::Result;
@@ -52,7 +52,7 @@ pub struct Attention {
 }
 
 /// Saved by [`Attention`].
-pub struct AttentionSaved {
+struct AttentionSaved {
     /// `[T, (H + 2·H_kv)·D]`, rotated, or as projected if heads are normalised; `None` if it is recomputed.
     qkv: Option<Tensor>,
     o: Tensor, /* [T, H·D] */
@@ -207,8 +207,6 @@ impl Attention {
 }
 
 impl Sublayer for Attention {
-    type Saved = AttentionSaved;
-
     fn input(&self) -> OperandCast {
         self.qkv.input()
     }
@@ -217,27 +215,27 @@ impl Sublayer for Attention {
         self.output.gradient()
     }
 
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, AttentionSaved)> {
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let (qkv, o, lse) = self.attend(x, context)?;
         let (y, output) = self.output.forward(o.clone(), residual, context)?;
-        Ok((y, AttentionSaved { qkv, o, lse, output }))
+        Ok((y, SublayerSaved::new(AttentionSaved { qkv, o, lse, output })))
     }
 
-    fn save(&self, x: View, context: &mut Context) -> Result<AttentionSaved> {
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (qkv, o, lse) = self.attend(x, context)?;
         let output = self.output.save(o.clone(), context)?;
-        Ok(AttentionSaved { qkv, o, lse, output })
+        Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
     }
 
     fn backward(
         &mut self,
         dy: ResidualGradient,
-        saved: AttentionSaved,
+        saved: SublayerSaved,
         x: BranchOperand,
         other: Option<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let AttentionSaved { qkv, o, lse, output } = saved;
+        let AttentionSaved { qkv, o, lse, output } = saved.into();
         let lse = lse.expect("training attends without a cache");
         // Q, K and V that were not saved are recomputed after the backward of `o`, so that less is in memory at once.
         let (qkv, columns) = match qkv {

@@ -1,7 +1,7 @@
 //! A residual branch: sublayers with the norms before and after them, and the residual connection.
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
-use super::sublayer::{AnySublayer, BranchOperand, Sublayer, SublayerSaved};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Norm, NormSaved};
 use crate::context::Context;
 use crate::error::Result;
@@ -14,7 +14,7 @@ use ottava_tensor::ops::{SavedActivation, add};
 pub struct Branch {
     /// The norm of the operand that all sublayers read.
     before: Option<Norm>,
-    sublayers: Vec<Box<dyn AnySublayer>>,
+    sublayers: Vec<Box<dyn Sublayer>>,
     /// The norm of the sublayers' sum.
     after: Option<Norm>,
 }

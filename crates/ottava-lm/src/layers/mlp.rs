@@ -3,13 +3,13 @@
 mod activated;
 
 use super::cast::OperandCast;
-use super::sublayer::{BranchOperand, Sublayer};
+use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Names};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::operand::{ResidualGradient, View};
 use crate::param::{Builder, Param, Split};
-use activated::{ActivatedLinear, ActivatedSaved};
+use activated::ActivatedLinear;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Activation;
 
@@ -64,8 +64,6 @@ impl Mlp {
 }
 
 impl Sublayer for Mlp {
-    type Saved = ActivatedSaved;
-
     fn input(&self) -> OperandCast {
         self.gate_up.input()
     }
@@ -74,28 +72,29 @@ impl Sublayer for Mlp {
         self.down.gradient()
     }
 
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, ActivatedSaved)> {
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let hidden = self.gate_up.fprop(&x, None, context)?;
         drop(x);
-        self.down.forward(hidden, residual, context)
+        let (y, saved) = self.down.forward(hidden, residual, context)?;
+        Ok((y, SublayerSaved::new(saved)))
     }
 
-    fn save(&self, x: View, context: &mut Context) -> Result<ActivatedSaved> {
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let hidden = self.gate_up.fprop(&x, None, context)?;
         drop(x);
-        self.down.save(hidden, context)
+        Ok(SublayerSaved::new(self.down.save(hidden, context)?))
     }
 
     fn backward(
         &mut self,
         dy: ResidualGradient,
-        saved: ActivatedSaved,
+        saved: SublayerSaved,
         x: BranchOperand,
         other: Option<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
         let x = x.columns(context)?;
-        let dhidden = self.down.backward(dy, saved, &mut self.gate_up, context)?;
+        let dhidden = self.down.backward(dy, saved.into(), &mut self.gate_up, context)?;
         self.gate_up.backward_views(dhidden, x, other.as_ref(), context)
     }
 

@@ -12,7 +12,7 @@ mod names;
 mod norm;
 mod sublayer;
 
-pub use attention::{Attention, AttentionConfig, AttentionSaved};
+pub use attention::{Attention, AttentionConfig};
 pub use block::{Block, BlockSaved};
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
@@ -22,4 +22,4 @@ pub use linear::{ColumnScales, Linear, LinearConfig, SmoothCasts};
 pub use mlp::{Mlp, MlpConfig};
 pub use names::{HEAD, HEAD_NORMS, LLAMA, Names, Role, TensorRole};
 pub use norm::{Norm, NormConfig, NormSaved};
-pub use sublayer::{AnySublayer, BranchOperand, Sublayer, SublayerSaved};
+pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

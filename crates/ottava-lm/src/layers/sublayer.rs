@@ -13,9 +13,6 @@ use std::any::Any;
 /// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch), from the first linear, which reads the operand, to
 /// the last, which adds the residual connection. One `forward` serves training, recomputation and inference: [`Context`] says which.
 pub trait Sublayer {
-    /// What backward needs, except the operand, which the branch saves.
-    type Saved: 'static;
-
     /// The cast of the operand.
     fn input(&self) -> OperandCast;
 
@@ -23,16 +20,16 @@ pub trait Sublayer {
     fn gradient(&self) -> OperandCast;
 
     /// The function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, Self::Saved)>;
+    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
 
     /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
-    fn save(&self, x: View, context: &mut Context) -> Result<Self::Saved>;
+    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
 
     /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
     fn backward(
         &mut self,
         dy: ResidualGradient,
-        saved: Self::Saved,
+        saved: SublayerSaved,
         x: BranchOperand,
         other: Option<Tensor>,
         context: &mut Context,
@@ -45,76 +42,18 @@ pub trait Sublayer {
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
 }
 
-/// What a [`Sublayer`] of any type saves.
+/// What a [`Sublayer`] saves for its backward, except the operand, which the branch saves.
 pub struct SublayerSaved(Box<dyn Any>);
 
-/// A [`Sublayer`] of any type, as a branch lists them.
-pub trait AnySublayer {
-    /// [`Sublayer::input`].
-    fn input(&self) -> OperandCast;
-
-    /// [`Sublayer::gradient`].
-    fn gradient(&self) -> OperandCast;
-
-    /// [`Sublayer::forward`].
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
-
-    /// [`Sublayer::save`].
-    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
-
-    /// [`Sublayer::backward`].
-    fn backward(
-        &mut self,
-        dy: ResidualGradient,
-        saved: SublayerSaved,
-        x: BranchOperand,
-        other: Option<Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor>;
-
-    /// [`Sublayer::parameters`].
-    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
-
-    /// [`Sublayer::parameters_mut`].
-    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
-}
-
-impl<S: Sublayer> AnySublayer for S {
-    fn input(&self) -> OperandCast {
-        Sublayer::input(self)
+impl SublayerSaved {
+    /// Keeps `saved` for the sublayer that has made it.
+    pub fn new<T: 'static>(saved: T) -> SublayerSaved {
+        SublayerSaved(Box::new(saved))
     }
 
-    fn gradient(&self) -> OperandCast {
-        Sublayer::gradient(self)
-    }
-
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let (y, saved) = Sublayer::forward(self, x, residual, context)?;
-        Ok((y, SublayerSaved(Box::new(saved))))
-    }
-
-    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        Ok(SublayerSaved(Box::new(Sublayer::save(self, x, context)?)))
-    }
-
-    fn backward(
-        &mut self,
-        dy: ResidualGradient,
-        saved: SublayerSaved,
-        x: BranchOperand,
-        other: Option<Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let saved = saved.0.downcast::<S::Saved>().expect("a sublayer gets back what it saved");
-        Sublayer::backward(self, dy, *saved, x, other, context)
-    }
-
-    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        Sublayer::parameters(self, visit);
-    }
-
-    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        Sublayer::parameters_mut(self, visit);
+    /// What the sublayer has saved. Panics if another one asks.
+    pub fn into<T: 'static>(self) -> T {
+        *self.0.downcast().expect("a sublayer gets back what it saved")
     }
 }
 
