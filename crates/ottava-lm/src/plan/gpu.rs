@@ -21,6 +21,8 @@ pub struct GpuPlan {
     pub features: Vec<&'static str>,
     /// Scales of FP8 products.
     pub fp8_products: Vec<String>,
+    /// Bytes of shared memory that a block may use.
+    pub shared_bytes: usize,
     /// Ops whose kernels all run.
     pub kernels: Vec<&'static str>,
     /// A sentence for each op of which kernels do not run.
@@ -40,6 +42,7 @@ impl GpuPlan {
             is_tested: capability.is_tested,
             features: capability.features.iter().map(|feature| feature.name()).collect(),
             fp8_products: capability.fp8_products.iter().map(ToString::to_string).collect(),
+            shared_bytes: capability.shared_bytes,
             kernels: whole.iter().map(|op| op.op).collect(),
             missing: partial
                 .iter()

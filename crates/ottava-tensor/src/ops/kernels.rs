@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(of((8, 0), "add").unsupported, 0);
     }
 
-    /// The first module of each source with each set of needs, on every known GPU that meets them. Needs NVRTC, but no GPU.
+    /// The first module of each source with each set of needs, on every known GPU but Hopper that meets them. Needs NVRTC, but no GPU.
     #[test]
     fn kernels_compile_wherever_their_needs_are_met() {
         let mut modules: Vec<KernelModule> = Vec::new();
@@ -196,7 +196,7 @@ mod tests {
                 modules.push(module);
             }
         }
-        for capability in CAPABILITIES {
+        for capability in CAPABILITIES.iter().filter(|known| known.version != (9, 0)) {
             let met: Vec<_> = modules.iter().copied().filter(|m| capability.lacks(&m.needs()).is_empty()).collect();
             for (module, outcome) in met.iter().zip(compile_all(&met, &arch_of(capability.version))) {
                 match outcome {

@@ -304,6 +304,7 @@ fn print_gpu(gpu: &GpuPlan) {
         gpu.capability.1
     );
     out!("  has {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    out!("  {} KiB of shared memory for a block", gpu.shared_bytes >> 10);
     out!("  FP8 products of cuBLASLt, by scales: {}", list(&gpu.fp8_products));
     out!("  kernels that run: {}", gpu.kernels.join(", "));
     for missing in &gpu.missing {
