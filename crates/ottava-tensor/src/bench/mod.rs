@@ -1,16 +1,19 @@
 //! Timing of ops against hardware limits: memory-bound ops against a copy of the same bytes; products and attention against the rate of
 //! a large product; collectives, alone and beside products. Printed by `ottava bench`.
 
+mod activations;
 mod attention;
 mod comm;
 mod gemm;
 mod kernels;
+mod table;
 mod updates;
 
 pub use attention::{AttentionRow, attention};
 pub use comm::{CollectiveKind, CollectiveRow, CommBench, CommReport, ContentionRow, LinkFit};
 pub use gemm::{Operands, Product, Rates, gemm_milliseconds};
-pub use kernels::{KernelRow, kernels};
+pub use kernels::kernels;
+pub use table::KernelRow;
 
 use crate::{DType, Device, Error, HostTransfer, MemoryKind, Result, Tensor};
 use std::time::Instant;

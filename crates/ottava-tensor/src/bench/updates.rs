@@ -1,10 +1,8 @@
 //! The AdamW update with each storage format of weights, gradients and moments.
 
+use super::table::Table;
 use crate::ops::*;
-use crate::{DType, Device, ExpandedTensor, Granularity, MemoryKind, QuantizedTensor, Result, ScaledTensor, Tensor};
-
-/// Times one op by its name and the bytes it must move.
-type Row<'a> = &'a mut dyn FnMut(&'static str, usize, &mut dyn FnMut() -> Result<()>) -> Result<()>;
+use crate::{DType, ExpandedTensor, Granularity, MemoryKind, QuantizedTensor, Result, ScaledTensor, Tensor};
 
 /// Gradient and moments of an update.
 struct Case {
@@ -33,13 +31,14 @@ impl Case {
 }
 
 /// One row per storage format, for a matrix of `shape`.
-pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
+pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
+    let device = table.device;
     let n = shape[0] * shape[1];
     let mut master = normal(device, &shape, 0.02, 1)?;
     let grad = normal(device, &shape, 1.0, 4)?;
-    row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
-    row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
-    row("checksums", 4 * n, &mut || checksums(&[&grad]).map(drop))?;
+    table.row("cast, F32 to BF16", 6 * n, &mut || cast(&grad, DType::BF16).map(drop))?;
+    table.row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
+    table.row("checksums", 4 * n, &mut || checksums(&[&grad]).map(drop))?;
     let norm = global_norm(&[Gradient::Plain(&grad)])?;
     let how = AdamW {
         learning_rate: 1e-4,
@@ -58,34 +57,34 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
     let (moments, seen) = (plain(DType::F32)?, CastStatistics::new(device, 1)?);
     let mut case = Case { moments, plain: grad, scaled: None, seen, norm, scalars };
     let mut copy = cast(&master, DType::BF16)?;
-    row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
+    table.row("adamw, F32 states and BF16 copy", 30 * n, &mut || {
         case.update(with_stored_copy(&mut master, &mut copy), None)
     })?;
     let scale = Tensor::from_slice(device, &[1], &[64f32])?;
     let mut codes = quantize(&copy, DType::E4M3, &scale, CodeCopies::Both, &mut case.seen, 0)?;
-    row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
+    table.row("adamw, F32 states, BF16 copy, FP8 codes", 32 * n, &mut || {
         case.update(with_stored_copy(&mut master, &mut copy), codes_with_scale(&scale, &mut codes))
     })?;
     case.moments = plain(DType::BF16)?;
     let mut rest = Tensor::zeros(device, &shape, DType::I16)?;
-    row("adamw, BF16 states, BF16 weights and rest, FP8 codes", 22 * n, &mut || {
+    table.row("adamw, BF16 states, BF16 weights and rest, FP8 codes", 22 * n, &mut || {
         case.update(UpdatedWeight::Split { weight: &mut copy, rest: &mut rest }, codes_with_scale(&scale, &mut codes))
     })?;
     drop(rest);
     case.plain = cast(&case.plain, DType::BF16)?;
-    row("adamw, BF16 states, stochastic rounding", 14 * n, &mut || {
+    table.row("adamw, BF16 states, stochastic rounding", 14 * n, &mut || {
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, None)
     })?;
     let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
-    row("adamw, BF16 states, stochastic rounding, amax", 14 * n, &mut || {
+    table.row("adamw, BF16 states, stochastic rounding, amax", 14 * n, &mut || {
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, Some(WeightCast::Amax(&mut amax)))
     })?;
-    row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
+    table.row("adamw, BF16 states, FP8 weight codes", 16 * n, &mut || {
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, codes_with_scale(&scale, &mut codes))
     })?;
     let (granularity, how) = (Granularity::Blocks128x128, CurrentScaling::default());
     let mut blocks = quantize_blocks(&copy, DType::E4M3, granularity, how, CodeCopies::Both, &mut case.seen, 0)?;
-    row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
+    table.row("adamw, BF16 states, FP8 weight codes by 128x128", 16 * n, &mut || {
         let cast = WeightCast::Codes { scale: CastScale::Own(granularity, how), slot: 0, into: &mut blocks };
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, Some(cast))
     })?;
@@ -94,27 +93,27 @@ pub(super) fn rows(device: &Device, shape: [usize; 2], row: Row) -> Result<()> {
         m: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
         v: ExpandedTensor::zeros(device, &shape, MemoryKind::Device)?,
     };
-    row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
+    table.row("adamw, expanded E4M3 states, stochastic rounding", 10 * n, &mut || {
         case.update(UpdatedWeight::Stochastic { weight: &mut copy }, None)
     })?;
-    row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;
+    table.row("scaled, BF16 to E4M3", 5 * n, &mut || scaled(&case.plain, DType::E4M3).map(drop))?;
     case.scaled = Some(scaled(&case.plain, DType::E4M3)?);
     let mut weight = scaled(&master, DType::F16)?;
     drop(master);
-    row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
+    table.row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
     // Read twice: to find the scales, and to update.
     case.moments = plain(DType::F32)?;
-    row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || {
+    table.row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || {
         case.update(with_computed_copy(&mut weight), None)
     })?;
     case.moments = Moments::Scaled {
         m: ScaledTensor::zeros(device, &shape, DType::E4M3, MemoryKind::Device)?,
         v: ScaledTensor::zeros(device, &shape, DType::F16, MemoryKind::Device)?,
     };
-    row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
+    table.row("adamw, E4M3 and F16 states, F16 masters, E4M3 gradient", 17 * n, &mut || {
         case.update(with_computed_copy(&mut weight), None)
     })?;
-    row("adamw, the same and FP8 codes", 19 * n, &mut || {
+    table.row("adamw, the same and FP8 codes", 19 * n, &mut || {
         case.update(with_computed_copy(&mut weight), codes_with_scale(&scale, &mut codes))
     })?;
     Ok(())

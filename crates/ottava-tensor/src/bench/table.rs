@@ -1,0 +1,88 @@
+//! Rows of the benchmark of memory-bound ops, and the tensors of their casts.
+
+use super::{copy_bandwidth, time};
+use crate::ops::*;
+use crate::{DType, Device, Granularity, Result, Tensor};
+
+/// One op at one size.
+#[derive(Clone, Debug)]
+pub struct KernelRow {
+    /// Op and what it writes.
+    pub name: &'static str,
+    /// Bytes that must be read and written once.
+    pub bytes: usize,
+    /// Measured.
+    pub milliseconds: f64,
+    /// Milliseconds of a copy of the same bytes.
+    pub floor_milliseconds: f64,
+}
+
+/// Rows that are timed one after the other.
+pub(super) struct Table<'a> {
+    pub(super) device: &'a Device,
+    iterations: usize,
+    /// Bytes per second of a copy.
+    bandwidth: f64,
+    /// Seed of the last random tensor.
+    seed: u64,
+    pub(super) rows: Vec<KernelRow>,
+}
+
+impl Table<'_> {
+    pub(super) fn new(device: &Device) -> Result<Table<'_>> {
+        let iterations = if matches!(device, Device::Cpu) { 1 } else { 20 };
+        Ok(Table { device, iterations, bandwidth: copy_bandwidth(device)?, seed: 0, rows: Vec::new() })
+    }
+
+    /// Times `op`, which must move `bytes`.
+    pub(super) fn row(&mut self, name: &'static str, bytes: usize, op: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let milliseconds = time(self.device, self.iterations, op)?;
+        let floor_milliseconds = bytes as f64 / self.bandwidth * 1e3;
+        self.rows.push(KernelRow { name, bytes, milliseconds, floor_milliseconds });
+        Ok(())
+    }
+
+    /// Normally distributed values, others in each call.
+    pub(super) fn random(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        self.seed += 1;
+        cast(&normal(self.device, shape, 1.0, self.seed)?, dtype)
+    }
+}
+
+/// What casts read and write beside codes.
+pub(super) struct CastTensors {
+    pub(super) scale: Tensor,
+    pub(super) amax: Tensor,
+    pub(super) seen: CastStatistics,
+    /// Of a second cast in the same op.
+    pub(super) unseen: CastStatistics,
+}
+
+impl CastTensors {
+    pub(super) fn new(device: &Device) -> Result<CastTensors> {
+        let (scale, amax) = (Tensor::from_slice(device, &[1], &[64f32])?, Tensor::zeros(device, &[1], DType::F32)?);
+        Ok(CastTensors { scale, amax, seen: CastStatistics::new(device, 1)?, unseen: CastStatistics::new(device, 1)? })
+    }
+}
+
+/// Bytes of BF16.
+pub(super) fn bf16(elements: usize) -> usize {
+    2 * elements
+}
+
+/// Bytes of activations saved in FP8.
+pub(super) fn compressed(elements: usize) -> usize {
+    elements + elements / 16
+}
+
+/// Codes and their transpose, as training writes them.
+pub(super) fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
+    let scale = CastScale::Given(scale);
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
+}
+
+/// An output with per-row or per-block scales found by the cast.
+pub(super) fn own(granularity: Granularity, statistics: &mut CastStatistics) -> Output<'_> {
+    let scale = CastScale::Own(granularity, CurrentScaling::default());
+    Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
+}
