@@ -111,7 +111,7 @@ impl Place {
     /// The place that the environment `variable` describes; `None` where no launcher started this process, or started it alone.
     ///
     /// Errors where a launcher's variables are incomplete or contradict each other.
-    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name) else { return Ok(None) };
             let parsed = text.trim().parse();
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     fn place(variables: &[(&str, &str)]) -> Result<Option<Place>> {
-        Place::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string()))
+        Place::from_variables(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string()))
     }
 
     fn found(launcher: &'static str, [rank, size, local_rank]: [usize; 3], address: &str) -> Option<Place> {

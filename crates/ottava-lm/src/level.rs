@@ -69,7 +69,7 @@ impl Share {
     pub const NONE: Share = Share(0);
 
     /// The nearest value to `share`, clamped to 0 to 1.
-    pub fn of(share: f64) -> Share {
+    pub fn new(share: f64) -> Share {
         Share((share.clamp(0.0, 1.0) * 1000.0).round() as u32)
     }
 

@@ -136,7 +136,7 @@ impl Capability {
     /// What the GPUs of compute capability `version` have.
     ///
     /// Errors with [`Error::Value`], which lists those that are known, if it is not among them.
-    pub fn of(version: (i32, i32)) -> Result<&'static Capability> {
+    pub fn find(version: (i32, i32)) -> Result<&'static Capability> {
         CAPABILITIES.iter().find(|known| known.version == version).ok_or_else(|| {
             let known = CAPABILITIES.iter().map(|known| format!("{}.{}", known.version.0, known.version.1));
             Error::Value(format!(
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_a_gpu_lacks_is_named() {
-        let of = |version| Capability::of(version).unwrap();
+        let of = |version| Capability::find(version).unwrap();
         assert_eq!(of((8, 9)).lacks(&[Wgmma, Fp8Conversion, Clusters]), [Wgmma, Clusters]);
         assert!(of((9, 0)).lacks(&Feature::ALL).is_empty());
         let message = |version, scales| of(version).expect_fp8_product(scales).unwrap_err().to_string();
@@ -200,7 +200,7 @@ mod tests {
         );
         assert!(message((8, 0), PerTensor).ends_with("capability 8.0, but none"), "{}", message((8, 0), PerTensor));
         of((8, 9)).expect_fp8_product(PerTensor).unwrap();
-        let unknown = Capability::of((7, 5)).unwrap_err().to_string();
+        let unknown = Capability::find((7, 5)).unwrap_err().to_string();
         assert!(
             unknown.starts_with("GPUs of compute capability 7.5 are not supported; those of 8.0, 8.6"),
             "{unknown}"

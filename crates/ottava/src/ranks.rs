@@ -88,7 +88,7 @@ impl Role {
     /// The role that a launcher's variables give to this process, or a command line that asks for `ranks`.
     pub fn find(ranks: usize) -> Result<Role> {
         let variable = |name: &str| std::env::var(name).ok();
-        match Place::of(variable)? {
+        match Place::from_variables(variable)? {
             Some(place) if ranks > 1 && place.launcher != OWN => Err(Error::Config(format!(
                 "{} started this process as rank {} of {}; leave --ranks and --gpus out",
                 place.launcher, place.rank, place.size

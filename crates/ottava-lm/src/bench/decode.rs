@@ -78,7 +78,7 @@ impl DecodeBench {
         let mut decoder = Decoder::new(&sizes, &precision, device, Purpose::Infer, longest, &mut weights)?;
         decoder.quantize_weights()?;
         decoder.scale_by_token()?;
-        let dtype = kv_cache_dtype.of(precision.compute);
+        let dtype = kv_cache_dtype.resolve(precision.compute);
         let (of_weights, of_token) = (weight_bytes(&decoder), decoder.kv_block_bytes(BLOCK_SIZE, dtype) / BLOCK_SIZE);
         let row = |batch: usize, context: usize, new_tokens: usize, mut seconds: Vec<f64>| {
             seconds.sort_by(f64::total_cmp);
@@ -115,8 +115,8 @@ impl DecodeBench {
             let sequence = SequenceTokens { tokens: &tokens[..prompt], new: prompt, blocks: &blocks };
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
             let seconds = self.time(|| {
-                let hidden = decoder.hidden(&InferenceBatch::of(device, &[sequence])?, &mut cache)?;
-                Ok(Scored::of(&decoder, &hidden, &last)?.likeliest.to_vec()?)
+                let hidden = decoder.hidden(&InferenceBatch::padded(device, &[sequence])?, &mut cache)?;
+                Ok(Scored::score(&decoder, &hidden, &last)?.likeliest.to_vec()?)
             })?;
             on_row(row(1, prompt, prompt, seconds));
         }

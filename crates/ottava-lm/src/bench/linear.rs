@@ -126,7 +126,7 @@ pub fn linears(
         for linear in model.block_linears() {
             for &name in recipes {
                 let (recipe, sizes) = (recipe(name), [tokens, linear.outputs, linear.inputs]);
-                let sums = GradFormat::of(gradients, recipe.compute).sums();
+                let sums = GradFormat::for_matrix(gradients, recipe.compute).sums();
                 let products = Product::ALL.map(|product| milliseconds(device, &recipe, product, sizes, sums));
                 let products = products.into_iter().try_fold(0.0, |sum, one| Ok::<_, crate::Error>(sum + one?.0))?;
                 let cast_bytes = recipe.casts.map_or(0, |_| 4 * tokens * (linear.outputs + linear.inputs));

@@ -152,7 +152,7 @@ impl Saver {
     /// Completes the save before, if it is in progress, as [`Saver::finish`], and begins to save a run that has come to `progress`. All ranks
     /// call it together. On the leading rank, `prepare` puts on disk what a checkpoint refers to, and returns the logs that belong into it.
     ///
-    /// Errors on all ranks where the folder cannot be made. Later failures are told by [`Saver::advance`] and [`Saver::finish`].
+    /// Errors on all ranks where the folder cannot be made. Later failures are reported by [`Saver::advance`] and [`Saver::finish`].
     pub fn begin(
         &mut self,
         progress: &Progress,
@@ -272,12 +272,12 @@ impl Saver {
                 let Written { mut writer, slices, mut snapshot } = *task.wait();
                 snapshot.iter_mut().for_each(Snapshot::clear);
                 self.snapshot = snapshot;
-                let told = match slices {
+                let outcome = match slices {
                     // Another rank tells why.
                     Err(Error::Cancelled(_)) => Ok(Default::default()),
                     slices => slices.map(|slices| (writer.take_files(), slices)),
                 };
-                let all = ranks.all("files of a checkpoint", told)?;
+                let all = ranks.all("files of a checkpoint", outcome)?;
                 let (fs, folder, keep) = (self.fs, self.folder.clone(), self.keep);
                 let fields = progress.clone();
                 let complete = move || -> Result<Option<PathBuf>> {

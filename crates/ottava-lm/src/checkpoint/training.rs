@@ -7,7 +7,7 @@ use super::{CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_te
 use crate::data::LoaderState;
 use crate::error::{Error, Result};
 use crate::models::Decoder;
-use crate::optim::{Kept, LossScale, Optimizer, Per, optimizer_tensors};
+use crate::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors};
 use crate::parallel::Partition;
 use crate::param::{FolderLayout, Param, Shard};
 use ottava_tensor::ops::transpose;
@@ -311,7 +311,11 @@ struct Piece {
 
 /// The pieces of a tensor, in its order, which this process has of a parameter, or of a `slice` of one: one per shard that it touches. What
 /// belongs to the whole parameter has the first shard's name.
-fn pieces(shards: &[Shard], slice: &Option<Range<usize>>, Kept { kind, per, tensor }: &Kept) -> Vec<Piece> {
+fn pieces(
+    shards: &[Shard],
+    slice: &Option<Range<usize>>,
+    StateTensor { kind, per, tensor }: &StateTensor,
+) -> Vec<Piece> {
     let info = |shard: &Shard, shape| TensorInfo {
         name: format!("{kind}.{}", shard.tensor.name),
         dtype: tensor.dtype(),

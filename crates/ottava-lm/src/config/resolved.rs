@@ -54,8 +54,8 @@ impl ResolvedConfig {
             frozen_values: !run.precision.high_precision_steps.is_empty(),
             recompute: self.recompute,
             saved_activations: run.memory.saved_activations,
-            offload_optimizer: Share::of(self.offload_optimizer),
-            offload_parameters: Share::of(self.offload_parameters),
+            offload_optimizer: Share::new(self.offload_optimizer),
+            offload_parameters: Share::new(self.offload_parameters),
             offload_residuals: run.memory.offload_residuals,
         })
     }

@@ -52,7 +52,7 @@ pub struct RowShare {
 
 impl RowShare {
     /// All rows for one process.
-    pub const WHOLE: RowShare = RowShare { rank: 0, world: 1 };
+    pub const ALL: RowShare = RowShare { rank: 0, world: 1 };
 }
 
 /// The position of a [`BatchLoader`] in its data, as checkpoints save it; the same on every rank.

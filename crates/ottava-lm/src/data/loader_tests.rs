@@ -34,7 +34,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
     let split = Split::new(40, 5.0).unwrap();
     let expected = stream(&dataset, &split, 9);
     let epoch_tokens = (train_rows(&dataset, &split, &RowLayout::wrapped(16), 9) * 16.0) as usize;
-    let mut loader = loader(&dataset, split, LoaderState::start(9), RowShare::WHOLE);
+    let mut loader = loader(&dataset, split, LoaderState::start(9), RowShare::ALL);
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     while inputs.len() < epoch_tokens * 2 {
         let batch = loader.next_batch(3).unwrap();
@@ -52,7 +52,7 @@ fn rows_cut_the_stream_so_that_each_token_is_a_target_once() {
 fn resuming_after_any_batch_gives_the_same_batches() {
     let dataset = dataset(20);
     let split = Split::new(20, 0.1).unwrap();
-    let shards = [RowShare::WHOLE, RowShare { rank: 1, world: 3 }];
+    let shards = [RowShare::ALL, RowShare { rank: 1, world: 3 }];
     for (layout, shard) in LAYOUTS.into_iter().flat_map(|layout| shards.map(|shard| (layout, shard))) {
         let loader = |state| BatchLoader::new(dataset.clone(), split, layout, state, shard).unwrap();
         let mut unbroken = loader(LoaderState::start(4));
@@ -80,7 +80,7 @@ fn ranks_share_the_rows_of_one_process() {
     let split = Split::new(30, 3.0).unwrap();
     for (layout, world) in LAYOUTS.into_iter().flat_map(|layout| [2, 3, 5].map(|world| (layout, world))) {
         let loader = |shard| BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(1), shard).unwrap();
-        let mut alone = loader(RowShare::WHOLE);
+        let mut alone = loader(RowShare::ALL);
         let mut ranks: Vec<_> = (0..world).map(|rank| loader(RowShare { rank, world })).collect();
         for _ in 0..20 {
             let whole = alone.next_batch(2 * world).unwrap();
@@ -124,7 +124,7 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
         let layout = RowLayout { seq_len: 16, packing, document_mask: true };
         let rows = train_rows(&dataset, &split, &layout, 9) as usize;
         let mut loader =
-            BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(9), RowShare::WHOLE).unwrap();
+            BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(9), RowShare::ALL).unwrap();
         let mut epochs = Vec::new();
         for epoch in 0..2 {
             let mut seen = Vec::new();
@@ -164,7 +164,7 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
     }
     let stream = RowLayout { document_mask: true, ..RowLayout::wrapped(16) };
     let most = stream.max_documents(&dataset, &split).unwrap();
-    let mut loader = BatchLoader::new(dataset.clone(), split, stream, LoaderState::start(9), RowShare::WHOLE).unwrap();
+    let mut loader = BatchLoader::new(dataset.clone(), split, stream, LoaderState::start(9), RowShare::ALL).unwrap();
     for _ in 0..100 {
         let documents = loader.next_batch(1).unwrap().documents.unwrap();
         assert!(documents.len() <= most && documents.iter().sum::<usize>() == 16, "{documents:?}, {most}");
@@ -213,7 +213,7 @@ fn a_place_that_does_not_exist_is_an_error() {
     for (document, offset) in [(8, 0), (u64::MAX, 0), (0, 1000), (0, u64::MAX)] {
         let state = LoaderState { seed: 1, epoch: 0, document, offset };
         let error =
-            BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, RowShare::WHOLE).err().unwrap();
+            BatchLoader::new(dataset.clone(), split, RowLayout::wrapped(16), state, RowShare::ALL).err().unwrap();
         assert!(matches!(&error, Error::Checkpoint(text) if text.contains("does not exist among 8 documents")));
     }
 }

@@ -35,7 +35,7 @@ pub fn preview(
 ) -> Result<Vec<Vec<Segment>>> {
     // Edges are shown whether attention sees them or not.
     let layout = RowLayout { document_mask: true, ..layout };
-    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::WHOLE)?;
+    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::ALL)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
 }
 
@@ -47,7 +47,7 @@ pub fn count_targets(
     seed: u64,
     rows: u64,
 ) -> Result<[u64; 2]> {
-    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::WHOLE)?;
+    let mut loader = BatchLoader::new(dataset.clone(), split, layout, LoaderState::start(seed), RowShare::ALL)?;
     let mut counts = [0, 0];
     for _ in 0..rows {
         interrupt::check("counting targets")?;

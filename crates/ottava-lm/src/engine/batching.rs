@@ -6,7 +6,7 @@ use super::request::{EngineOptions, EngineStats, Event, FinishReason, RequestId,
 use super::sampler;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
-use crate::models::{Decoder, InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
+use crate::models::{Decoder, InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::ops::{Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
 use std::collections::VecDeque;
@@ -66,7 +66,7 @@ impl Engine {
             return Err(Error::Config(format!("the engine's {name} is 0; it is a number from 1 up")));
         }
         let scales_by_token = model.scale_by_token()?;
-        let dtype = kv_cache_dtype.of(model.recipe().compute);
+        let dtype = kv_cache_dtype.resolve(model.recipe().compute);
         let blocks = kv_cache_tokens.div_ceil(BLOCK_SIZE);
         let cache = model.kv_cache(blocks, BLOCK_SIZE, dtype)?;
         let stats = EngineStats { kv_blocks: blocks, ..EngineStats::default() };
@@ -143,8 +143,9 @@ impl Engine {
     fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) =
             plan.into_iter().partition(|&(at, new)| new == 1 && !self.running[at].scores_prompt());
-        let (whole, rest): (Plan, Plan) =
-            rest.into_iter().partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(WHOLE));
+        let (whole, rest): (Plan, Plan) = rest
+            .into_iter()
+            .partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(PREFILL_MULTIPLE));
         let mut passes = vec![(BatchKind::Single, single)];
         passes.extend(whole.into_iter().map(|one| (BatchKind::Mixed, vec![one])));
         passes.push((BatchKind::Mixed, rest));
@@ -159,14 +160,14 @@ impl Engine {
             let scored = self.steps.run(&self.model, &mut self.cache, &tokens)?;
             return self.draw(&scored, plan.iter().zip(0..).map(|(&(at, _), row)| (at, row)));
         }
-        let batch = InferenceBatch::of(self.model.device(), &tokens)?;
+        let batch = InferenceBatch::padded(self.model.device(), &tokens)?;
         let hidden = self.model.hidden(&batch, &mut self.cache)?;
         self.score_prompts(plan, &hidden, events)?;
         let mut drawn = Vec::new();
         for drawing in self.drawing(plan).chunks(LOGIT_ROWS) {
             let rows: Vec<i32> = drawing.iter().map(|&(_, row)| row as i32).collect();
             let rows = self.on_device(&rows)?;
-            let scored = Scored::of(&self.model, &hidden, &rows)?;
+            let scored = Scored::score(&self.model, &hidden, &rows)?;
             drawn.extend(self.draw(&scored, drawing.iter().zip(0..).map(|(&(at, _), row)| (at, row)))?);
         }
         Ok(drawn)
@@ -196,8 +197,8 @@ impl Engine {
                 break;
             }
             let mut new = sequence.pending().min(budget);
-            if matches!(self.model.device(), Device::Cuda(_)) && new > WHOLE {
-                new -= new % WHOLE;
+            if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
+                new -= new % PREFILL_MULTIPLE;
             }
             plan.push((self.running.len(), new));
             budget -= new;

@@ -29,7 +29,7 @@ impl EngineOptions {
             lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
         blocks.sort_unstable_by(|a, b| b.cmp(a));
         let longest = blocks.first().copied().unwrap_or(1);
-        let block_bytes = model.kv_block_bytes(BLOCK_SIZE, kv_cache_dtype.of(model.recipe().compute));
+        let block_bytes = model.kv_block_bytes(BLOCK_SIZE, kv_cache_dtype.resolve(model.recipe().compute));
         let available = available(model.device())? / block_bytes.max(1);
         if longest > available {
             return Err(Error::Memory(format!(

@@ -31,7 +31,7 @@ pub struct Scored {
 
 impl Scored {
     /// The logits of some rows of `hidden`.
-    pub fn of(model: &Decoder, hidden: &Tensor, rows: &Tensor) -> Result<Scored> {
+    pub fn score(model: &Decoder, hidden: &Tensor, rows: &Tensor) -> Result<Scored> {
         let logits = model.logits(hidden, rows)?;
         let likeliest = argmax(&in_f32(&logits)?)?;
         Ok(Scored { logits, likeliest })
@@ -77,7 +77,7 @@ impl DecodeStep {
             (Launch::Capture, Device::Cuda(gpu)) => {
                 let (batch, rows, scored) = (&self.batch, &self.rows, &mut self.scored);
                 let captured = Graph::capture(gpu, || {
-                    *scored = Some(Scored::of(model, &model.hidden(batch, cache)?, rows)?);
+                    *scored = Some(Scored::score(model, &model.hidden(batch, cache)?, rows)?);
                     Ok::<_, crate::Error>(())
                 });
                 match captured {
@@ -93,7 +93,7 @@ impl DecodeStep {
                 }
             }
             (launch, _) => {
-                self.scored = Some(Scored::of(model, &model.hidden(&self.batch, cache)?, &self.rows)?);
+                self.scored = Some(Scored::score(model, &model.hidden(&self.batch, cache)?, &self.rows)?);
                 if launch == Launch::WarmUp {
                     self.capture = Capture::Due;
                 }

@@ -180,7 +180,7 @@ pub enum KvCacheDtype {
 
 impl KvCacheDtype {
     /// The type of the cache of a model that computes in `compute`.
-    pub fn of(self, compute: DType) -> DType {
+    pub fn resolve(self, compute: DType) -> DType {
         match self {
             KvCacheDtype::Auto => compute,
             KvCacheDtype::Bfloat16 => DType::BF16,

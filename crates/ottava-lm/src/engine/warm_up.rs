@@ -3,7 +3,7 @@
 use super::batching::Engine;
 use super::request::{EngineOptions, Request, Sampling};
 use crate::error::Result;
-use crate::models::WHOLE;
+use crate::models::PREFILL_MULTIPLE;
 use ottava_tensor::Device;
 
 /// Tokens drawn in each size: a step that compiles kernels and times products, one that is captured, and one that is replayed.
@@ -22,8 +22,8 @@ impl Engine {
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
         let last_prompt = self.max_model_len().saturating_sub(1);
         // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
-        let whole = (1..=prefill_chunk / WHOLE).map(|count| count * WHOLE);
-        let prompts = whole.chain([prefill_chunk.saturating_add(WHOLE / 2).min(last_prompt)]);
+        let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
+        let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
         for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
             self.run_alike(1, tokens)?;
         }

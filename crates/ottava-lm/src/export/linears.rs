@@ -47,7 +47,7 @@ pub(super) struct Linears {
 
 impl Linears {
     /// Decides about each linear of `source`. `input_scales` are by the name of a linear, fused or not.
-    pub(super) fn of(source: &Source, format: Fp8Format, input_scales: &BTreeMap<String, f32>) -> Result<Linears> {
+    pub(super) fn decide(source: &Source, format: Fp8Format, input_scales: &BTreeMap<String, f32>) -> Result<Linears> {
         let sizes = &source.sizes;
         if sizes.names.transposed {
             return Err(source.config.error(

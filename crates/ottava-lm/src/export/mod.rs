@@ -54,7 +54,7 @@ pub fn export(
 ) -> Result<Report> {
     expect_new_folder(output, &[&source.path])?;
     FolderWeights::check(&source.path, &source.sizes, &source.recipe)?;
-    let linears = format.map(|format| Linears::of(source, format, input_scales).map(|linears| (format, linears)));
+    let linears = format.map(|format| Linears::decide(source, format, input_scales).map(|linears| (format, linears)));
     let Some((format, linears)) = linears.transpose()? else { return write(source, None, output) };
     write(source, Some((format, &linears)), output)
 }

@@ -103,10 +103,10 @@ impl Linear {
     /// Errors when it shares its input with another linear that is not cast like it.
     pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
         let parts = config.build(build, false)?;
-        Linear::of(build, config, parts)
+        Linear::from_parts(build, config, parts)
     }
 
-    fn of(build: &mut Builder, config: LinearConfig, parts: Parts) -> Result<Linear> {
+    fn from_parts(build: &mut Builder, config: LinearConfig, parts: Parts) -> Result<Linear> {
         let LinearConfig { name, shared_input, .. } = config;
         let Parts { mut weight, bias, adapter, fp8, .. } = parts;
         let (mut input, mut gradient) = (OperandCast::NONE, OperandCast::NONE);

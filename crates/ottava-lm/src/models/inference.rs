@@ -35,18 +35,18 @@ pub struct InferenceBatch {
     context_lens: Tensor,
     block_tables: Tensor,
     max_new: usize,
-    /// Whether it is all of one sequence, padded to a multiple of [`WHOLE`]: attention of training is prepared for each size.
+    /// Whether it is all of one sequence, padded to a multiple of [`PREFILL_MULTIPLE`]: attention of training is prepared for each size.
     is_whole: bool,
 }
 
 /// Whole sequences of multiples of this have the attention of training on a GPU.
-pub const WHOLE: usize = 256;
+pub const PREFILL_MULTIPLE: usize = 256;
 
 /// Rows of products for `rows` on `device`: on a GPU one of few numbers, as its products are tuned for each.
 pub fn padded_rows(device: &Device, rows: usize) -> usize {
     match device {
-        Device::Cuda(_) if rows <= WHOLE => rows.next_power_of_two(),
-        Device::Cuda(_) => rows.next_multiple_of(WHOLE),
+        Device::Cuda(_) if rows <= PREFILL_MULTIPLE => rows.next_power_of_two(),
+        Device::Cuda(_) => rows.next_multiple_of(PREFILL_MULTIPLE),
         Device::Cpu | Device::DryCpu(_) => rows,
     }
 }
@@ -103,7 +103,7 @@ impl InferenceBatch {
     }
 
     /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
-    pub fn of(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+    pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
         let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new).sum());
         let most = |of: fn(&SequenceTokens) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
@@ -111,7 +111,7 @@ impl InferenceBatch {
         batch.set(sequences)?;
         // On a CPU both are the same loops.
         if let ([one], Device::Cuda(_)) = (sequences, device) {
-            batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(WHOLE);
+            batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(PREFILL_MULTIPLE);
         }
         Ok(batch)
     }

@@ -20,7 +20,7 @@ pub use cohere::cohere;
 pub use config::ConfigFile;
 pub use decoder::Decoder;
 pub use gpt2::gpt2;
-pub use inference::{InferenceBatch, KvCache, SequenceTokens, WHOLE, padded_rows};
+pub use inference::{InferenceBatch, KvCache, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
 pub use rope::{RopeKind, RopeScaling};
 pub use sizes::{DecoderConfig, Positions};

@@ -1,6 +1,6 @@
 //! AdamW, which casts the new weights in the pass that makes them.
 
-use super::optimizer::{Kept, Optimizer, Per, Updated};
+use super::optimizer::{Optimizer, Per, StateTensor, Updated};
 use super::update::IN_ORDER;
 use crate::error::Result;
 use crate::level::States;
@@ -63,7 +63,7 @@ impl Optimizer for AdamWOptimizer {
         })?)
     }
 
-    fn states(&mut self) -> Vec<Vec<Kept<'_>>> {
+    fn states(&mut self) -> Vec<Vec<StateTensor<'_>>> {
         self.moments.iter_mut().map(kept).collect()
     }
 
@@ -118,7 +118,7 @@ fn zeros(param: &Param) -> Result<Moments> {
     })
 }
 
-fn kept(moments: &mut Moments) -> Vec<Kept<'_>> {
+fn kept(moments: &mut Moments) -> Vec<StateTensor<'_>> {
     use Per::{Element, Group, Parameter};
     let kept = match moments {
         Moments::Plain { m, v } => vec![("m", Element, m), ("v", Element, v)],
@@ -135,5 +135,5 @@ fn kept(moments: &mut Moments) -> Vec<Kept<'_>> {
             ("v_groups", Group, &mut v.groups),
         ],
     };
-    kept.into_iter().map(|(kind, per, tensor)| Kept { kind, per, tensor }).collect()
+    kept.into_iter().map(|(kind, per, tensor)| StateTensor { kind, per, tensor }).collect()
 }

@@ -8,6 +8,6 @@ mod update;
 
 pub use adamw::{AdamWConfig, AdamWOptimizer};
 pub use loss_scale::{LossScale, Overflow};
-pub use optimizer::{Kept, Optimizer, Per, Updated, grad_norm, optimizer_tensors};
+pub use optimizer::{Optimizer, Per, StateTensor, Updated, grad_norm, optimizer_tensors};
 pub use schedule::{Schedule, SchedulerType};
 pub use update::{find_amaxes, update};

@@ -26,7 +26,7 @@ pub trait Optimizer {
     }
 
     /// The states of all parameters, in their order, as checkpoints have them.
-    fn states(&mut self) -> Vec<Vec<Kept<'_>>>;
+    fn states(&mut self) -> Vec<Vec<StateTensor<'_>>>;
 
     /// Whether [`Optimizer::update`] casts the new weights for the products of the next step, as [`Updated::cast`] says. If not, they are
     /// cast after it.
@@ -63,7 +63,7 @@ pub struct Updated<'a, 'p> {
 }
 
 /// A tensor that an optimizer keeps of a parameter.
-pub struct Kept<'a> {
+pub struct StateTensor<'a> {
     /// Its name without that of the parameter.
     pub kind: &'static str,
     /// What its values belong to.
@@ -84,15 +84,15 @@ pub enum Per {
 }
 
 /// The master weights of a parameter, and its `states` from [`Optimizer::states`].
-pub fn optimizer_tensors<'a>(weights: &'a mut Weights, states: Vec<Kept<'a>>) -> Vec<Kept<'a>> {
+pub fn optimizer_tensors<'a>(weights: &'a mut Weights, states: Vec<StateTensor<'a>>) -> Vec<StateTensor<'a>> {
     read_and_optimizer_tensors(weights, states).1
 }
 
 /// The weights as layers read them, where they are kept as such, and [`optimizer_tensors`].
 pub(super) fn read_and_optimizer_tensors<'a>(
     weights: &'a mut Weights,
-    states: Vec<Kept<'a>>,
-) -> (Option<&'a mut Tensor>, Vec<Kept<'a>>) {
+    states: Vec<StateTensor<'a>>,
+) -> (Option<&'a mut Tensor>, Vec<StateTensor<'a>>) {
     use Per::{Element, Parameter};
     let (read, master) = weights.tensors_mut();
     let masters = match master {
@@ -103,7 +103,7 @@ pub(super) fn read_and_optimizer_tensors<'a>(
         }
         Some(Master::Rest(rest)) => vec![("master_rest", Element, rest)],
     };
-    let masters = masters.into_iter().map(|(kind, per, tensor)| Kept { kind, per, tensor });
+    let masters = masters.into_iter().map(|(kind, per, tensor)| StateTensor { kind, per, tensor });
     (read, masters.chain(states).collect())
 }
 

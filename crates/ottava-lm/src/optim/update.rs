@@ -1,7 +1,7 @@
 //! An update of many parameters: in one go what lies on the device, and then, group by group, what is fetched from the host's memory and
 //! written back beside it. New weights are cast by the optimizer, or after it.
 
-use super::optimizer::{Kept, Optimizer, Updated, read_and_optimizer_tensors};
+use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use crate::error::Result;
 use crate::param::Param;
 use crate::scaling::Casts;
@@ -99,7 +99,7 @@ fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Ve
     let of = |updated: &'g mut Updated| {
         let (_, kept) = states.find(|(index, _)| *index == updated.index).expect(IN_ORDER);
         let (read, kept) = read_and_optimizer_tensors(&mut updated.param.weights, kept);
-        read.into_iter().chain(kept.into_iter().map(|Kept { tensor, .. }| tensor)).collect()
+        read.into_iter().chain(kept.into_iter().map(|StateTensor { tensor, .. }| tensor)).collect()
     };
     group.iter_mut().map(of).collect()
 }
@@ -132,10 +132,10 @@ where
     let slice = on_device.len().div_ceil(offloaded.groups.len() + 1).max(1);
     let mut slices = on_device.chunks_mut(slice);
     let mut groups = offloaded.groups.into_iter();
-    let mut next = groups.next().map(|group| Arriving::fetch(optimizer, group)).transpose()?;
+    let mut next = groups.next().map(|group| PrefetchedGroup::fetch(optimizer, group)).transpose()?;
     let mut leaving = VecDeque::new();
-    while let Some(Arriving { mut group, transfer }) = next {
-        next = groups.next().map(|group| Arriving::fetch(optimizer, group)).transpose()?;
+    while let Some(PrefetchedGroup { mut group, transfer }) = next {
+        next = groups.next().map(|group| PrefetchedGroup::fetch(optimizer, group)).transpose()?;
         work(optimizer, slices.next().unwrap_or_default())?;
         transfer.wait()?;
         work(optimizer, &mut group)?;
@@ -184,14 +184,14 @@ impl<'a, 'p> Groups<'a, 'p> {
 }
 
 /// A group that is fetched to the device.
-struct Arriving<'a, 'p> {
+struct PrefetchedGroup<'a, 'p> {
     group: Vec<Updated<'a, 'p>>,
     transfer: HostTransfer,
 }
 
-impl<'a, 'p> Arriving<'a, 'p> {
-    fn fetch(optimizer: &mut dyn Optimizer, mut group: Vec<Updated<'a, 'p>>) -> Result<Arriving<'a, 'p>> {
+impl<'a, 'p> PrefetchedGroup<'a, 'p> {
+    fn fetch(optimizer: &mut dyn Optimizer, mut group: Vec<Updated<'a, 'p>>) -> Result<PrefetchedGroup<'a, 'p>> {
         let transfer = HostTransfer::fetch(tensors(optimizer, &mut group).into_iter().flatten())?;
-        Ok(Arriving { group, transfer })
+        Ok(PrefetchedGroup { group, transfer })
     }
 }

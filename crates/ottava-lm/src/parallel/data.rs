@@ -169,14 +169,14 @@ impl DataParallel {
     /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words. Where
     /// one was stopped by a signal, all are.
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
-        let told = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
-        let text = serde_json::to_vec(&told).expect("results of ranks are plain data");
+        let sent = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
+        let text = serde_json::to_vec(&sent).expect("results of ranks are plain data");
         let all = self.world().agree(what, &text);
         // Where the group has failed meanwhile, this rank's own error says more.
         mine?;
         let read = |(rank, bytes): (usize, Vec<u8>)| {
-            let told: Result<T, (bool, String)> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
-            told.map_err(|(stopped, words)| match stopped {
+            let sent: Result<T, (bool, String)> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
+            sent.map_err(|(stopped, words)| match stopped {
                 true => Error::Cancelled(words),
                 false => Error::Rank { rank, words },
             })
@@ -186,11 +186,11 @@ impl DataParallel {
 
     /// Waits until all ranks have come to an end of `what`, and returns `mine`. Errors as [`DataParallel::all`].
     pub fn together<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
-        let (mine, told) = match mine {
+        let (mine, sent) = match mine {
             Ok(mine) => (Some(mine), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.all(what, told)?;
+        self.all(what, sent)?;
         Ok(mine.expect("an error of this rank was returned"))
     }
 

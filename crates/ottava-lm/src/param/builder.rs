@@ -2,7 +2,7 @@
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
-use super::shard::{FolderTensor, Place, Shard, Split};
+use super::shard::{FolderTensor, Shard, ShardPlace, Split};
 use crate::error::{Error, Result};
 use crate::level::{Formats, Level, Share};
 use crate::lora::Lora;
@@ -99,7 +99,7 @@ pub struct Builder<'a> {
     /// Adapters beside the linears; where there are some, all other parameters are frozen.
     pub lora: Option<&'a Lora>,
     /// This rank among those that divide the tensors of layers.
-    pub place: Place,
+    pub place: ShardPlace,
     /// The place of the next parameter in the model.
     next: ParamId,
 }
@@ -108,7 +108,7 @@ impl<'a> Builder<'a> {
     /// A builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
-        Builder { device, recipe, purpose, slots, description, block: None, lora: None, place: Place::ALONE, next }
+        Builder { device, recipe, purpose, slots, description, block: None, lora: None, place: ShardPlace::ALONE, next }
     }
 
     /// The part of `tensor` that this rank holds, if ranks divide it as `split` says.

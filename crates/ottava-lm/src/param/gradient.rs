@@ -137,7 +137,7 @@ pub enum GradFormat {
 
 impl GradFormat {
     /// The format for a matrix in a model that computes in `compute`. BF16 is for models that compute in BF16.
-    pub fn of(gradients: Gradients, compute: DType) -> GradFormat {
+    pub fn for_matrix(gradients: Gradients, compute: DType) -> GradFormat {
         match (gradients, compute) {
             (Gradients::Bfloat16, DType::BF16) => GradFormat::Plain(DType::BF16),
             (Gradients::Float8, DType::BF16) => GradFormat::Scaled(DType::BF16),

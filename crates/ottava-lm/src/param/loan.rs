@@ -35,13 +35,13 @@ impl Loan {
     }
 
     /// The weight on loan to a parameter.
-    pub(super) fn of(&self, param: ParamId) -> Option<&LoanedWeight> {
+    pub(super) fn get(&self, param: ParamId) -> Option<&LoanedWeight> {
         self.0.iter().find(|(id, _)| *id == param).map(|(_, weight)| weight)
     }
 
     /// The codes on loan to a parameter.
-    pub(super) fn codes_of(&self, param: ParamId) -> Option<&QuantizedTensor> {
-        match self.of(param)? {
+    pub(super) fn codes(&self, param: ParamId) -> Option<&QuantizedTensor> {
+        match self.get(param)? {
             LoanedWeight::Codes(codes) => Some(codes),
             LoanedWeight::Value(_) | LoanedWeight::Stored(_) => None,
         }

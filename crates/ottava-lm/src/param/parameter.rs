@@ -71,9 +71,10 @@ impl Param {
     pub fn matrix(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
         let (format, offloaded) = match build.purpose {
-            Purpose::Train(memory) => {
-                (GradFormat::of(memory.formats.gradients, compute), memory.offload_parameters.covers(build.block))
-            }
+            Purpose::Train(memory) => (
+                GradFormat::for_matrix(memory.formats.gradients, compute),
+                memory.offload_parameters.covers(build.block),
+            ),
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
         let param = Param::with_gradient(build, shards, init, format, build.lora.is_some())?;
@@ -235,7 +236,7 @@ impl Param {
 
     /// The weights as casts read them, own or on loan.
     fn values(&self, loan: &Loan) -> Result<Values> {
-        match loan.of(self.id) {
+        match loan.get(self.id) {
             Some(LoanedWeight::Value(value)) => Ok(value.into()),
             Some(LoanedWeight::Stored(copy)) => self.weights.values_from(Some(copy)),
             Some(LoanedWeight::Codes(_)) | None => self.weights.values_from(None),
@@ -349,7 +350,7 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match cast.codes.as_ref().or(loan.codes_of(self.id)) {
+        match cast.codes.as_ref().or(loan.codes(self.id)) {
             Some(codes) => Ok(codes.clone()),
             None => cast.cast_for_forward(self.values(loan)?, casts),
         }
@@ -368,7 +369,7 @@ impl Param {
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
         let cast = self.cast.as_ref().expect("the weight of an FP8 product has a cast");
-        match cast.codes.as_ref().or(loan.codes_of(self.id)) {
+        match cast.codes.as_ref().or(loan.codes(self.id)) {
             Some(codes) => Ok(codes.clone()),
             None => cast.cast_for_backward(self.values(loan)?, casts),
         }

@@ -71,16 +71,16 @@ impl Split {
 
 /// A rank's place among those that divide the tensors of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ShardPlace {
     /// This rank.
     pub rank: usize,
     /// All of them.
     pub ranks: usize,
 }
 
-impl Place {
+impl ShardPlace {
     /// One rank, which holds all.
-    pub const ALONE: Place = Place { rank: 0, ranks: 1 };
+    pub const ALONE: ShardPlace = ShardPlace { rank: 0, ranks: 1 };
 }
 
 /// The part of a [`FolderTensor`] that this rank holds: a range of indices of one dimension.
@@ -98,7 +98,7 @@ pub struct Shard {
 
 impl Shard {
     /// The shard of the rank at this place, if ranks divide `tensor` as `split` says. `None` if the dimension does not divide evenly.
-    pub fn new(tensor: FolderTensor, split: Split, Place { rank, ranks }: Place) -> Option<Shard> {
+    pub fn new(tensor: FolderTensor, split: Split, ShardPlace { rank, ranks }: ShardPlace) -> Option<Shard> {
         let dim = split.dim().unwrap_or(0);
         let size = tensor.shape[dim];
         let range = match split {
@@ -154,13 +154,13 @@ mod tests {
 
     #[test]
     fn a_whole_tensor_is_one_range() {
-        let shard = Shard::new(tensor(&[5, 7]), Split::None, Place { rank: 3, ranks: 4 }).unwrap();
+        let shard = Shard::new(tensor(&[5, 7]), Split::None, ShardPlace { rank: 3, ranks: 4 }).unwrap();
         assert_eq!((shard.shape(), shard.folder_ranges(3..30)), (vec![5, 7], vec![3..30]));
     }
 
     #[test]
     fn columns_are_a_range_per_row() {
-        let shard = Shard::new(tensor(&[3, 8]), Split::Input, Place { rank: 1, ranks: 2 }).unwrap();
+        let shard = Shard::new(tensor(&[3, 8]), Split::Input, ShardPlace { rank: 1, ranks: 2 }).unwrap();
         assert_eq!(shard.shape(), [3, 4]);
         assert_eq!(shard.folder_ranges(0..12), [4..8, 12..16, 20..24]);
         assert_eq!(shard.folder_ranges(2..5), [6..8, 12..13]);
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn an_uneven_dimension_is_not_divided() {
-        assert_eq!(Shard::new(tensor(&[5, 8]), Split::Output, Place { rank: 0, ranks: 2 }), None);
-        assert_eq!(Shard::new(tensor(&[8, 5]), Split::Input, Place { rank: 0, ranks: 2 }), None);
+        assert_eq!(Shard::new(tensor(&[5, 8]), Split::Output, ShardPlace { rank: 0, ranks: 2 }), None);
+        assert_eq!(Shard::new(tensor(&[8, 5]), Split::Input, ShardPlace { rank: 0, ranks: 2 }), None);
     }
 
     proptest! {
@@ -185,7 +185,7 @@ mod tests {
             };
             let mut seen = vec![0; shape.iter().product()];
             for rank in 0..ranks {
-                let shard = Shard::new(tensor(&shape), split, Place { rank, ranks }).unwrap();
+                let shard = Shard::new(tensor(&shape), split, ShardPlace { rank, ranks }).unwrap();
                 let (elements, cut) = (shard.elements(), cut % (shard.elements() + 1));
                 let mut count = 0;
                 for range in [0..cut, cut..elements].into_iter().flat_map(|part| shard.folder_ranges(part)) {

@@ -5,7 +5,7 @@ use crate::config::ResolvedConfig;
 use crate::error::Result;
 use crate::mode::StepPrecision;
 use crate::models::DecoderConfig;
-use crate::optim::{Kept, optimizer_tensors};
+use crate::optim::{StateTensor, optimizer_tensors};
 use crate::parallel::{BufferBytes, Shared, Zero};
 use crate::param::Param;
 use crate::run::Run;
@@ -122,7 +122,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };
-    let of_param = |(param, states): (&mut Param, Vec<Kept>)| {
+    let of_param = |(param, states): (&mut Param, Vec<StateTensor>)| {
         let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
         let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
         once + 2 * twice

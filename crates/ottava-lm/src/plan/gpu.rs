@@ -32,7 +32,7 @@ pub struct GpuPlan {
 impl GpuPlan {
     /// Errors if the compute capability is not known.
     pub fn new(gpu: &GpuModel) -> Result<GpuPlan> {
-        let capability = Capability::of(gpu.capability)?;
+        let capability = Capability::find(gpu.capability)?;
         let (whole, partial): (Vec<_>, Vec<_>) =
             kernel_support(capability).into_iter().partition(|op| op.unsupported == 0);
         Ok(GpuPlan {

@@ -16,7 +16,7 @@ pub struct Fp8Pays {
 
 impl Fp8Pays {
     /// The rule for these casts: the more passes they make, the larger a linear must be.
-    pub fn of(casts: &LinearCasts) -> Fp8Pays {
+    pub fn for_casts(casts: &LinearCasts) -> Fp8Pays {
         let powers =
             |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
         match (casts.input.granularity, casts.input.scaling) {
@@ -47,7 +47,7 @@ mod tests {
 
     fn rule(recipe: RecipeName) -> Fp8Pays {
         let casts = Precision { recipe, ..Precision::default() }.recipe().casts;
-        Fp8Pays::of(&casts.expect("an FP8 recipe"))
+        Fp8Pays::for_casts(&casts.expect("an FP8 recipe"))
     }
 
     /// Time in FP8 over time in BF16, with recipe, tokens, outputs and inputs.

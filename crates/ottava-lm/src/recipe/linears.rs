@@ -88,7 +88,9 @@ impl Recipe {
                 return Ok(plain(format!("last_layers_bf16 = {last}")));
             }
         }
-        if let Some(tokens) = slow_at.filter(|&tokens| !Fp8Pays::of(&casts).holds(tokens, site.outputs, site.inputs)) {
+        if let Some(tokens) =
+            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(tokens, site.outputs, site.inputs))
+        {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }
         if self.products == Products::HIGH {

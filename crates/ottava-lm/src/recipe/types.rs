@@ -136,7 +136,7 @@ impl Recipe {
         let (Device::Cuda(gpu), Some(LinearCasts { input, weight, grad_output })) = (device, &self.casts) else {
             return Ok(());
         };
-        let (name, capability) = (self.name.as_str(), Capability::of(gpu.capability())?);
+        let (name, capability) = (self.name.as_str(), Capability::find(gpu.capability())?);
         let refuse = |why: String| {
             let instead = capability.fp8_products.last().map_or("bf16", |scales| match scales {
                 Granularity::PerTensor | Granularity::Mx => "fp8-current",

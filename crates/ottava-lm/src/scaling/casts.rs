@@ -28,7 +28,7 @@ impl Recorder {
         Ok(Recorder { statistics, unread, spare_amaxes: Vec::new(), histograms: None })
     }
 
-    fn of(&mut self, measures: bool) -> &mut CastStatistics {
+    fn statistics(&mut self, measures: bool) -> &mut CastStatistics {
         if measures { &mut self.statistics } else { &mut self.unread }
     }
 }
@@ -51,7 +51,7 @@ impl Casts<'_> {
 
     /// The statistics into which casts of this pass measure.
     pub fn statistics(&mut self) -> &mut CastStatistics {
-        self.recorder.of(self.mode.measures())
+        self.recorder.statistics(self.mode.measures())
     }
 
     /// Runs an op that produces an operand and writes the codes of the cast in `slot`. If the scale depends on the value, the op runs
@@ -82,7 +82,7 @@ impl Casts<'_> {
         frozen: &FrozenScale,
         mut op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Produced, QuantizedTensor)> {
-        let other_scale = self.scales.of(other, frozen)?;
+        let other_scale = self.scales.scale(other, frozen)?;
         let own = slot.map(|slot| self.scale_for(slot, |output| op(output, None).map(drop))).transpose()?;
         let Recorder { statistics, unread, .. } = &mut *self.recorder;
         let (format, scale) = (self.scales.format(other), other_scale.of_cast());
@@ -108,7 +108,7 @@ impl Casts<'_> {
                 self.own_scale(slot, amax)?
             }
         };
-        Ok((self.scales.of(slot, &frozen)?, frozen))
+        Ok((self.scales.scale(slot, &frozen)?, frozen))
     }
 
     /// Recomputes an operand of [`Casts::produce`] with its scale, without measuring it again.
@@ -119,7 +119,7 @@ impl Casts<'_> {
         copies: CodeCopies,
         op: impl FnOnce(Output) -> Result<Produced>,
     ) -> Result<QuantizedTensor> {
-        let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);
+        let (format, scale) = (self.scales.format(slot), self.scales.scale(slot, frozen)?);
         let statistics = &mut self.recorder.unread;
         let to = Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() };
         Ok(codes_of(op(Output::Fp8(to))?))
@@ -192,8 +192,8 @@ impl Casts<'_> {
         copies: CodeCopies,
         measures: bool,
     ) -> Result<QuantizedTensor> {
-        let (format, scale) = (self.scales.format(slot), self.scales.of(slot, frozen)?);
-        let statistics = self.recorder.of(measures);
+        let (format, scale) = (self.scales.format(slot), self.scales.scale(slot, frozen)?);
+        let statistics = self.recorder.statistics(measures);
         x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
     }
 
@@ -206,7 +206,7 @@ impl Casts<'_> {
         dtype: DType,
         into: &mut QuantizedTensor,
     ) -> Result<()> {
-        match self.scales.of(slot, frozen)?.of_cast() {
+        match self.scales.scale(slot, frozen)?.of_cast() {
             ops::CastScale::Given(scale) => {
                 Ok(ops::quantize_rounded_into(x, dtype, scale, into, self.statistics(), slot.index())?)
             }
@@ -222,7 +222,7 @@ impl Casts<'_> {
         x: &Tensor,
         into: &mut QuantizedTensor,
     ) -> Result<()> {
-        let scale = self.scales.of(slot, frozen)?;
+        let scale = self.scales.scale(slot, frozen)?;
         Ok(ops::quantize_into(x, scale.of_cast(), into, self.statistics(), slot.index())?)
     }
 }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use ottava_tensor::Device;
 
-    fn of(values: &[f32]) -> Histogram {
+    fn count(values: &[f32]) -> Histogram {
         let bytes: Vec<u8> = values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
         let mut histogram = Histogram::default();
         let x = Tensor::from_bytes(&Device::Cpu, &[values.len()], DType::BF16, &bytes).unwrap();

@@ -162,7 +162,7 @@ impl Scales {
     }
 
     /// The scale of a cast in `slot`: `frozen` if that holds one, else the known one.
-    pub(super) fn of(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
+    pub(super) fn scale(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
         match (frozen.scale(), self.known(slot)?) {
             (Some(own), _) => Ok(Scale::Given(own.clone())),
             (None, Some(known)) => Ok(known),

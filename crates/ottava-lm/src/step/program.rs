@@ -74,7 +74,7 @@ pub enum Reductions {
 
 impl Reductions {
     /// Those of a step of so many ranks, which divide as `zero` says.
-    pub fn of(ranks: usize, zero: Zero) -> Reductions {
+    pub fn for_step(ranks: usize, zero: Zero) -> Reductions {
         match (ranks, zero) {
             (..=1, _) => Reductions::Never,
             (_, Zero::Nothing | Zero::OptimizerStates) => Reductions::Last,

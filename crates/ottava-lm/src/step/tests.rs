@@ -33,7 +33,7 @@ fn problem(stages: usize, micro_batches: usize, actions: &[Action]) -> String {
 fn the_programs_of_runs_are_valid() {
     for micro_batches in 1..5 {
         for (ranks, zero) in [1, 2, 8].into_iter().flat_map(|ranks| Zero::ALL.map(|zero| (ranks, zero))) {
-            let program = Program::step(micro_batches, Reductions::of(ranks, zero));
+            let program = Program::step(micro_batches, Reductions::for_step(ranks, zero));
             program.check(1, micro_batches).unwrap();
             assert_eq!(program.reduces(), ranks > 1);
         }
@@ -51,7 +51,7 @@ fn the_last_micro_batch_reduces_unless_ranks_keep_slices_of_gradients() {
         (2, Zero::Gradients, [true, true, true]),
         (2, Zero::Weights, [true, true, true]),
     ] {
-        let program = Program::step(3, Reductions::of(ranks, zero));
+        let program = Program::step(3, Reductions::for_step(ranks, zero));
         let reduces = |action: &Action| match action {
             Action::Backward { reduces, .. } => Some(*reduces),
             _ => None,

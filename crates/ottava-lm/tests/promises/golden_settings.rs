@@ -219,7 +219,7 @@ fn every_setting_launches_the_recorded_work() {
             .map(|(name, recipe)| (name, launches(&recipe, MemoryPolicy::FULL, StepPrecision::Recipe))),
     );
     let offloaded =
-        MemoryPolicy { offload_optimizer: Share::of(1.0), offload_parameters: Share::of(0.5), ..MemoryPolicy::FULL };
+        MemoryPolicy { offload_optimizer: Share::new(1.0), offload_parameters: Share::new(0.5), ..MemoryPolicy::FULL };
     seen.insert("offloaded".into(), launches(&named(RecipeName::Fp8Delayed), offloaded, StepPrecision::Recipe));
     let residuals = MemoryPolicy { recompute: Recompute::Full, offload_residuals: true, ..MemoryPolicy::FULL };
     seen.insert(

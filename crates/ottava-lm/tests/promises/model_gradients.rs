@@ -42,7 +42,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn of(seen: &Gradients, reference: &Gradients) -> Comparison {
+    fn compare(seen: &Gradients, reference: &Gradients) -> Comparison {
         let norm = |gradients: &Gradients| gradients.iter().map(|(_, g)| dot(g, g)).sum::<f64>().sqrt();
         let pairs = || seen.iter().zip(reference).map(|((name, a), (_, b))| (name.clone(), a, b));
         let cosines =
@@ -103,7 +103,7 @@ fn fp8_gradients_point_where_those_in_bf16_do() {
         let reference = two_steps(&recipe(RecipeName::Bf16, Fp8Format::Hybrid), &device);
         for (name, recipe) in fp8_recipes_on(&device) {
             for (step, (seen, reference)) in two_steps(&recipe, &device).iter().zip(&reference).enumerate() {
-                let comparison = Comparison::of(seen, reference);
+                let comparison = Comparison::compare(seen, reference);
                 eprintln!("{name} on {device}, step {step}: {comparison:.4?}");
                 comparison.check().unwrap_or_else(|problem| panic!("{name} on {device}, step {step}: {problem}"));
             }
@@ -126,7 +126,7 @@ fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
                 let seen = two_steps_with(&recipe, &device, kept);
                 for (step, (seen, reference)) in seen.iter().zip(&reference).enumerate() {
                     let what = format!("{name} on {device}, float8, {}, step {step}", recompute.as_str());
-                    let comparison = Comparison::of(seen, reference);
+                    let comparison = Comparison::compare(seen, reference);
                     eprintln!("{what}: {comparison:.4?}");
                     let checked = match recipe.casts {
                         None => comparison.within(0.002, 0.999, 0.99..=1.005),
@@ -143,7 +143,7 @@ fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
 fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
     let reference = two_steps(&recipe(RecipeName::Bf16, Fp8Format::Hybrid), &Device::Cpu);
     let seen = two_steps(&unscaled_gradients(DType::E4M3), &Device::Cpu);
-    let comparison = Comparison::of(&seen[0], &reference[0]);
+    let comparison = Comparison::compare(&seen[0], &reference[0]);
     eprintln!("{comparison:.4?}");
     assert!(comparison.norms < 0.97 && comparison.check().is_err(), "{comparison:?}");
 }
@@ -204,7 +204,7 @@ fn a_dgrad_of_two_percent_too_much_or_too_little_is_noticed() {
         let [right, _] = two_steps(&recipe, &Device::Cpu);
         assert!(with_dgrad_times(1.0, &recipe) == right, "{name}: the parts are the model");
         for factor in [1.02, 1.0 / 1.02] {
-            let comparison = Comparison::of(&with_dgrad_times(factor, &recipe), &reference);
+            let comparison = Comparison::compare(&with_dgrad_times(factor, &recipe), &reference);
             eprintln!("{name}, dgrad times {factor:.4}: {comparison:.4?}");
             assert!(comparison.check().is_err(), "{name}, dgrad times {factor}: {comparison:?}");
         }

@@ -7,7 +7,7 @@ use ottava_lm::checkpoint::{FolderTemplate, FolderWeights, Progress, Saver, trai
 use ottava_lm::data::{Batch, LoaderState};
 use ottava_lm::mode::StepPrecision;
 use ottava_lm::models::{Decoder, DecoderConfig, decoder_config};
-use ottava_lm::optim::{Kept, Optimizer, Per, Updated};
+use ottava_lm::optim::{Optimizer, Per, StateTensor, Updated};
 use ottava_lm::parallel::{DataParallel, Partition, ReduceFormat, Zero};
 use ottava_lm::param::{MemoryPolicy, Param, Purpose, WeightSource};
 use ottava_lm::recipe::{Fp8Format, RecipeName};
@@ -57,8 +57,8 @@ impl Optimizer for Sgd {
         Ok(())
     }
 
-    fn states(&mut self) -> Vec<Vec<Kept<'_>>> {
-        let kept = |tensor| vec![Kept { kind: "velocity", per: Per::Element, tensor }];
+    fn states(&mut self) -> Vec<Vec<StateTensor<'_>>> {
+        let kept = |tensor| vec![StateTensor { kind: "velocity", per: Per::Element, tensor }];
         self.velocities.iter_mut().map(kept).collect()
     }
 

@@ -27,7 +27,7 @@ struct Limits {
 }
 
 impl Fit {
-    fn of(seen: &[f64], exact: &[f64]) -> Fit {
+    fn compare(seen: &[f64], exact: &[f64]) -> Fit {
         Fit { slope: dot(seen, exact) / dot(exact, exact), error: relative_error(seen, exact) }
     }
 
@@ -138,7 +138,7 @@ const KINDS: [&str; 5] = ["gaussian", "heavy-tailed", "student-t", "one-outlier"
 
 /// Whether all three products of `recipe` are within their limits of the exact ones; the first that is not, in words.
 fn check(recipe: &Recipe, seen: &[Vec<f64>; 3], exact: &[Vec<f64>; 3]) -> Result<[Fit; 3], String> {
-    let fits = [0, 1, 2].map(|i| Fit::of(&seen[i], &exact[i]));
+    let fits = [0, 1, 2].map(|i| Fit::compare(&seen[i], &exact[i]));
     for (i, fit) in fits.iter().enumerate() {
         fit.check(&limits(recipe, i)).map_err(|problem| format!("{}: {problem}", PRODUCTS[i]))?;
     }

@@ -284,7 +284,7 @@ pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<i32>) {
 
 /// Logits of the `new` last ones of `tokens` of the sequence in `cache`.
 pub fn next_logits(decoder: &Decoder, (cache, blocks): &mut (KvCache, Vec<i32>), tokens: &[u32], new: usize) -> Tensor {
-    let batch = InferenceBatch::of(decoder.device(), &[SequenceTokens { tokens, new, blocks }]).expect("memory");
+    let batch = InferenceBatch::padded(decoder.device(), &[SequenceTokens { tokens, new, blocks }]).expect("memory");
     let hidden = decoder.hidden(&batch, cache).expect("forward runs");
     let rows: Vec<i32> = (0..new as i32).collect();
     decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")

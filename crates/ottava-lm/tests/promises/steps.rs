@@ -231,7 +231,7 @@ fn where_tensors_are_kept_changes_no_bit() {
                 at(Level::Coat),
             ] {
                 let here = run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe);
-                let [half, all] = [0.5, 1.0].map(Share::of);
+                let [half, all] = [0.5, 1.0].map(Share::new);
                 for there in [
                     MemoryPolicy { offload_optimizer: half, ..kept },
                     MemoryPolicy { offload_optimizer: all, ..kept },
@@ -257,7 +257,7 @@ fn where_tensors_are_kept_changes_no_bit() {
 #[test]
 fn amaxes_found_before_the_update_change_no_bit() {
     for device in devices() {
-        let kept = MemoryPolicy { offload_optimizer: Share::of(0.5), ..at(Level::O3) };
+        let kept = MemoryPolicy { offload_optimizer: Share::new(0.5), ..at(Level::O3) };
         let [together, apart] = [false, true].map(|apart| {
             let (sizes, recipe) = (tiny_llama(), recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
             let (purpose, weights) = (Purpose::Train(kept), &mut Seeded { std: 0.1 });

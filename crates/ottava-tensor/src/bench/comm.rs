@@ -104,7 +104,7 @@ pub struct LinkFit {
 
 impl LinkFit {
     /// Fits pairs of bytes that each rank sends and seconds; `None` for fewer than two sizes.
-    fn of(kind: CollectiveKind, points: &[(f64, f64)]) -> Option<LinkFit> {
+    fn fit(kind: CollectiveKind, points: &[(f64, f64)]) -> Option<LinkFit> {
         // Minimises the sum of ((latency + slope · x) / t - 1)².
         let sum = |of: fn(f64, f64) -> f64| points.iter().map(|&(x, t)| of(x, t)).sum::<f64>();
         let (a, b, c) = (sum(|_, t| 1.0 / (t * t)), sum(|x, t| x / (t * t)), sum(|x, t| x * x / (t * t)));
@@ -277,7 +277,7 @@ impl CommBench {
                 rows.push(row);
                 points.push((sent, milliseconds * 1e-3));
             }
-            fits.extend(LinkFit::of(kind, &points));
+            fits.extend(LinkFit::fit(kind, &points));
         }
         let product_dtype = if matches!(device, Device::Cpu) { DType::BF16 } else { DType::E4M3 };
         let product = Fprop::random(device, self.product, product_dtype)?;
@@ -373,14 +373,14 @@ mod tests {
     fn a_line_is_found_again() {
         let line = |x: f64| 50e-6 + x / 265e9;
         let points: Vec<_> = [1e6, 4e6, 16e6, 64e6].map(|x| (x, line(x))).to_vec();
-        let fit = LinkFit::of(CollectiveKind::AllGather, &points).unwrap();
+        let fit = LinkFit::fit(CollectiveKind::AllGather, &points).unwrap();
         assert!((fit.latency_seconds / 50e-6 - 1.0).abs() < 1e-6, "{fit:?}");
         assert!((fit.bytes_per_second / 265e9 - 1.0).abs() < 1e-6 && fit.residual < 1e-6, "{fit:?}");
         let off: Vec<_> = points.iter().enumerate().map(|(i, &(x, t))| (x, t * [1.1, 0.9][i % 2])).collect();
-        let fit = LinkFit::of(CollectiveKind::AllGather, &off).unwrap();
+        let fit = LinkFit::fit(CollectiveKind::AllGather, &off).unwrap();
         assert!(fit.residual > 0.05 && fit.residual < 0.15, "{fit:?}");
-        assert_eq!(LinkFit::of(CollectiveKind::AllGather, &points[..1]), None);
-        assert_eq!(LinkFit::of(CollectiveKind::AllGather, &[]), None);
+        assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &points[..1]), None);
+        assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &[]), None);
     }
 
     #[test]

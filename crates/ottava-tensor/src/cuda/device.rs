@@ -357,7 +357,7 @@ impl Gpu {
             Some(module) => module.clone(),
             None => {
                 let (gpu, version) = (&self.context.name, self.context.capability);
-                module_key.expect_on(Capability::of(version)?, gpu)?;
+                module_key.expect_on(Capability::find(version)?, gpu)?;
                 let cubin = self.cubins.get(&module_key)?;
                 let module = Arc::new(Module::load(&self.context, &cubin, kernel.source.name)?);
                 kernels.modules.insert(module_key, module.clone());

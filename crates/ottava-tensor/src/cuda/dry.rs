@@ -201,7 +201,7 @@ mod tests {
     fn gpus_are_known_by_name_and_by_capability() {
         for name in GPUS.iter().map(|gpu| gpu.0).chain(["nvidia h200", "rtx4090", "L40s"]) {
             let model = GpuModel::named(name).unwrap();
-            crate::Capability::of(model.capability).unwrap();
+            crate::Capability::find(model.capability).unwrap();
         }
         assert_eq!(GpuModel::named("H200").unwrap(), GpuModel::h200());
         let message = GpuModel::named("V100").unwrap_err().to_string();

@@ -72,7 +72,7 @@ impl CudaDevice {
                 dry.trace
                     .add(|| describe_kernel(kernel, grid, block, args, |address| lock(self.pool()).offset(address)));
                 if !grid.contains(&0) {
-                    kernel.module().expect_on(Capability::of(self.capability())?, self.name())?;
+                    kernel.module().expect_on(Capability::find(self.capability())?, self.name())?;
                     lock(&dry.workload).add_kernel(kernel.module());
                 }
                 return Ok(());
@@ -106,7 +106,7 @@ impl CudaDevice {
     /// The addresses name live memory of this device, of the sizes of the spec.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         for scales in spec.fp8_scales() {
-            Capability::of(self.capability())?.expect_fp8_product(scales)?;
+            Capability::find(self.capability())?.expect_fp8_product(scales)?;
         }
         let Backend::Gpu(gpu) = self.backend() else {
             self.trace(|| describe_gemm(spec));

@@ -19,7 +19,7 @@ const LARGEST: f32 = 8.807_355;
 
 impl Curve {
     /// The curve of a group of `values`.
-    pub fn of(values: &[f32]) -> Curve {
+    pub fn fit(values: &[f32]) -> Curve {
         if values.iter().any(|v| !v.is_finite()) {
             return Curve { step: f32::NAN, power: 1.0, middle: 0.0 };
         }
@@ -112,7 +112,7 @@ mod tests {
             let values: Vec<f32> = (0..128)
                 .map(|i| (if i % 3 == 0 { -1.0 } else { 1.0 }) * (range * (i as f32 / 127.0 - 0.5)).exp2())
                 .collect();
-            let curve = Curve::of(&values);
+            let curve = Curve::fit(&values);
             let (mut codes, mut back) = (vec![E4M3(0); 128], vec![0f32; 128]);
             curve.encode(&values, &mut codes);
             curve.decode(&codes, &mut back);
@@ -132,7 +132,7 @@ mod tests {
     fn zeros_are_exact_and_non_finite_values_decode_to_nan() {
         let (mut codes, mut back) = (vec![E4M3(1); 3], vec![7f32; 3]);
         let round = |values: &[f32], codes: &mut [E4M3], back: &mut [f32]| {
-            let curve = Curve::of(values);
+            let curve = Curve::fit(values);
             curve.encode(values, codes);
             curve.decode(codes, back);
             curve

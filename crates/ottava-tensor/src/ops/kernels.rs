@@ -174,10 +174,12 @@ mod tests {
     #[test]
     fn support_lists_what_a_gpu_lacks() {
         let of = |version, op: &str| {
-            let support = kernel_support(Capability::of(version).unwrap());
+            let support = kernel_support(Capability::find(version).unwrap());
             support.into_iter().find(|support| support.op == op).unwrap()
         };
-        assert!(kernel_support(Capability::of((9, 0)).unwrap()).iter().all(|op| op.unsupported == 0 && op.modules > 0));
+        assert!(
+            kernel_support(Capability::find((9, 0)).unwrap()).iter().all(|op| op.unsupported == 0 && op.modules > 0)
+        );
         assert_eq!(of((8, 9), "argmax").lacks, [Feature::Clusters, Feature::EarlyStart]);
         let gemm = of((10, 0), "gemm");
         assert_eq!((gemm.modules, gemm.unsupported, gemm.lacks), (6, 3, vec![Feature::Wgmma]));

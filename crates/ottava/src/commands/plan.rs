@@ -160,7 +160,7 @@ struct Programs {
 
 impl Programs {
     fn new(config: &RunConfig) -> Programs {
-        let reductions = Reductions::of(config.parallel.data.max(1), config.parallel.zero);
+        let reductions = Reductions::for_step(config.parallel.data.max(1), config.parallel.zero);
         let step = Program::step(config.training.gradient_accumulation_steps, reductions);
         Programs { step, evaluation: Program::evaluation() }
     }

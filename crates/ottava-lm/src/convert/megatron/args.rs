@@ -18,7 +18,7 @@ pub struct Args<'a> {
 
 impl<'a> Args<'a> {
     /// The arguments in the dictionary `state` of a file, if it has some.
-    pub fn of(file: &'a TorchFile, state: Id) -> Option<Args<'a>> {
+    pub fn read(file: &'a TorchFile, state: Id) -> Option<Args<'a>> {
         let args = file.pickle.get(state, "args").map(|args| Args { file, args });
         args.filter(|args| args.value("num_layers").is_some_and(|value| value.is_number()))
     }

@@ -85,7 +85,7 @@ impl Distributed {
         // An object is a list with one entry per writer.
         let root = file.pickle.root();
         let state = file.pickle.items(root).and_then(|states| states.first().copied()).unwrap_or(root);
-        Args::of(file, state)
+        Args::read(file, state)
     }
 
     /// Rows of the table of tokens.

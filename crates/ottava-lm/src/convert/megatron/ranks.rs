@@ -78,7 +78,7 @@ impl Ranks {
     /// The arguments of the run, if the checkpoint has some.
     pub fn args(&self) -> Option<Args<'_>> {
         let file = &self.stages[0][0].file;
-        Args::of(file, file.pickle.root())
+        Args::read(file, file.pickle.root())
     }
 
     /// Rows of the table of tokens.

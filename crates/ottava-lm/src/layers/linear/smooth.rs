@@ -37,7 +37,7 @@ impl Linear {
     pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
         let parts = config.build(build, true)?;
         let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {
-            return Ok((Linear::of(build, config, parts)?, None));
+            return Ok((Linear::from_parts(build, config, parts)?, None));
         };
         let name = config.name;
         let input = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);

@@ -100,7 +100,7 @@ impl<'a> Chunk<'a> {
             Chunk::Expanded(codes, groups) => {
                 let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_mut(3));
                 for (from, (codes, group)) in from.chunks(ExpandedTensor::GROUP).zip(codes) {
-                    let curve = Curve::of(from);
+                    let curve = Curve::fit(from);
                     curve.encode(from, codes);
                     group.copy_from_slice(&[curve.step, curve.power, curve.middle]);
                 }

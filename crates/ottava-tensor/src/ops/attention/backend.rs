@@ -221,7 +221,7 @@ impl Row {
     /// A sentence for the first thing that `device` lacks, or the first condition that `case` does not meet.
     fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
         if let Device::Cuda(gpu) = device
-            && let [lack, ..] = Capability::of(gpu.capability())?.lacks(self.needs)[..]
+            && let [lack, ..] = Capability::find(gpu.capability())?.lacks(self.needs)[..]
         {
             return Ok(Some(format!("{} needs {lack}, which this GPU does not have", self.name)));
         }

@@ -25,7 +25,7 @@ pub(super) fn gemm(
             Addend::Tensor(c) => out.copy_from(0, c),
         };
     }
-    if let Some(product) = Skinny::of(gpu, a, b, [m, n], out.dtype()) {
+    if let Some(product) = Skinny::plan(gpu, a, b, [m, n], out.dtype()) {
         return product.enqueue(gpu, out, addend);
     }
     let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
@@ -130,7 +130,7 @@ struct Skinny {
 
 impl Skinny {
     /// `a · bᵀ` `[m, n]` in `out`, if this is a product of few rows in inference, of types and addresses that the kernel takes.
-    fn of(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Skinny> {
+    fn plan(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Skinny> {
         let (Ok(((x, false), (_, k))), Ok((y, false))) =
             (a.matrix("").and_then(|x| Ok((x, a.size("")?))), b.matrix(""))
         else {

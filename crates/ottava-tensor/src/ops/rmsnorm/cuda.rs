@@ -252,7 +252,7 @@ pub(super) fn norm_backward(
     dbias: Option<&mut Tensor>,
     amax: Option<&mut Tensor>,
 ) -> Result<()> {
-    let kind = NormKind::of(from.statistics);
+    let kind = NormKind::from_statistics(from.statistics);
     let [tokens, channels] = from.dy.dims("norm_backward: dy")?;
     let threads = launch::row_threads(channels, 8);
     let at_once = (1024 / threads as usize).min(MOST_PARTS);

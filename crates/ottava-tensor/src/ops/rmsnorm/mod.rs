@@ -23,7 +23,7 @@ pub enum NormKind {
 
 impl NormKind {
     /// The kind that has these statistics.
-    fn of(statistics: &Tensor) -> NormKind {
+    fn from_statistics(statistics: &Tensor) -> NormKind {
         if statistics.shape().len() == 2 { NormKind::Layer } else { NormKind::Rms }
     }
 
@@ -158,7 +158,7 @@ pub fn norm_backward(
 ) -> Result<Tensor> {
     let x = &x.into();
     let [tokens, channels] = x.dims("norm_backward: x")?;
-    let kind = NormKind::of(statistics);
+    let kind = NormKind::from_statistics(statistics);
     dy.expect("norm_backward: dy", &[tokens, channels])?;
     expect_compute("norm_backward: dy", dy)?;
     dy.expect_dtype("norm_backward: dy", &[x.dtype()])?;

@@ -28,7 +28,9 @@ pub(super) fn sample(logits: &Tensor, draws: &mut Draws, tokens: &mut Tensor, lo
         }
         let found = match how.top_k {
             1 => likeliest(&row),
-            top_k => Candidates::of(&row, how.scale, how.least).cut(top_k as usize, how.top_p).token_at(how.uniform),
+            top_k => {
+                Candidates::select(&row, how.scale, how.least).cut(top_k as usize, how.top_p).token_at(how.uniform)
+            }
         };
         *token = found as i32;
         *logprob = log_softmax(plain, found);
@@ -74,7 +76,7 @@ fn weight(x: f32) -> u64 {
 struct Candidates(Vec<(usize, u64, f32)>);
 
 impl Candidates {
-    fn of(row: &[f32], scale: f32, least: u64) -> Candidates {
+    fn select(row: &[f32], scale: f32, least: u64) -> Candidates {
         let largest = largest(row);
         let all = row.iter().enumerate().map(|(column, &x)| (column, weight((x - largest) * scale), x));
         Candidates(all.filter(|&(_, weight, _)| weight > 0 && weight >= least).collect())
