@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn a_whole_tensor_is_one_range() {
         let shard = Shard::new(tensor(&[5, 7]), Split::None, ShardPlace { rank: 3, ranks: 4 }).unwrap();
-        assert_eq!((shard.shape(), shard.folder_ranges(3..30)), (vec![5, 7], vec![3..30]));
+        assert_eq!(shard.shape(), [5, 7]);
+        assert_eq!(shard.folder_ranges(3..30).as_slice(), std::slice::from_ref(&(3..30)));
     }
 
     #[test]

@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn amax_and_percentile_are_those_of_the_sorted_values() {
         let values: Vec<f32> = (0..1000).map(|i| if i % 2 == 0 { 1.0 + (i / 10) as f32 } else { -0.5 }).collect();
-        let histogram = of(&values);
+        let histogram = count(&values);
         let mut sorted: Vec<f32> = values.iter().map(|v| v.abs()).collect();
         sorted.sort_by(f32::total_cmp);
         assert_eq!(histogram.amax().unwrap(), 100.0);
@@ -87,10 +87,10 @@ mod tests {
             assert_eq!(histogram.percentile(share), sorted[index], "{share}");
         }
         assert_eq!(
-            (of(&[]).amax().unwrap(), of(&[]).percentile(0.5), of(&[0.0, -0.0]).amax().unwrap()),
+            (count(&[]).amax().unwrap(), count(&[]).percentile(0.5), count(&[0.0, -0.0]).amax().unwrap()),
             (0.0, 0.0, 0.0)
         );
-        assert!(of(&[1.0, f32::INFINITY]).amax().is_err() && of(&[1.0, f32::NAN]).amax().is_err());
+        assert!(count(&[1.0, f32::INFINITY]).amax().is_err() && count(&[1.0, f32::NAN]).amax().is_err());
     }
 
     #[test]
@@ -103,9 +103,9 @@ mod tests {
                 f64::from(E4M3::from_f32(v * scale).to_f32() / scale - v).powi(2)
             };
             let expected: f64 = values.iter().map(error).sum();
-            assert!((of(&values).squared_error(largest) / expected - 1.0).abs() < 1e-12, "{largest}");
+            assert!((count(&values).squared_error(largest) / expected - 1.0).abs() < 1e-12, "{largest}");
         }
         // Values beyond the largest are cut to it.
-        assert!((of(&[100.0]).squared_error(50.0) - 2500.0).abs() < 1e-2);
+        assert!((count(&[100.0]).squared_error(50.0) - 2500.0).abs() < 1e-2);
     }
 }
