@@ -56,7 +56,6 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("convert", 6),
             ("data", 6),
             ("engine", 6),
-            ("generate", 6),
             ("optim", 6),
             ("parallel", 6),
             ("report", 6),

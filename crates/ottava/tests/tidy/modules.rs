@@ -300,6 +300,16 @@ fn modules_of(krate: &str) -> Modules {
 }
 
 #[test]
+fn floors_name_modules_that_exist() {
+    for (krate, floors) in FLOORS {
+        let modules = modules_of(krate);
+        let exists = |entry: &str| modules.0.keys().any(|module| module.join("/") == entry);
+        let stale: Vec<_> = floors.iter().map(|(entry, _)| *entry).filter(|entry| !exists(entry)).collect();
+        assert!(stale.is_empty(), "{krate} has no {stale:?}");
+    }
+}
+
+#[test]
 fn files_import_from_their_floor_or_below() {
     let crates: Vec<_> = FLOORS.iter().map(|(krate, floors)| (*krate, modules_of(krate), *floors)).collect();
     let mut problems = Vec::new();
