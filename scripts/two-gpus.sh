@@ -232,7 +232,7 @@ if wants faults; then
     # A rank that says nothing for so long counts as lost.
     drill stopped-rank-1 STOP 1 5 "error: rank 1 (pid" 35 'trained stopped-rank-1 40' --set silence_timeout=20
     # Its process is not given up, so the deadline of collectives ends the job: that of the hub, or of the wait for the GPU.
-    drill late-rank-1 STOP 1 5 "did not come to\\|has waited" 35 'trained late-rank-1 40' --set silence_timeout=600 --set collective_timeout=15
+    drill late-rank-1 STOP 1 5 "did not call\\|has waited" 35 'trained late-rank-1 40' --set silence_timeout=600 --set collective_timeout=15
     arguments no-rank-1
     timeout -k 5 60 env RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29711 CUDA_VISIBLE_DEVICES=0 \
         "$bin/ottava" "${train[@]}" "${one[@]}" --set max_steps=1 --set join_timeout=15 >"$out/no-rank-1.log" 2>&1

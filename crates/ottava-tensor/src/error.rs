@@ -114,7 +114,7 @@ pub enum RankFault {
     Lost,
     /// Ranks called different collectives.
     Desync,
-    /// A rank that lives did not come to a collective within a limit, or its GPU did not end its work.
+    /// A live rank did not call a collective within a limit, or its GPU did not finish its work.
     Late,
     /// The group did not form: a rank is missing, or the ranks do not belong together.
     Rendezvous,

@@ -56,7 +56,7 @@ impl DataParallel {
             return Ok(());
         };
         let message = format!(
-            "ranks have come apart: {name} of rank {} is not that of rank {} {when}; resume from a checkpoint before, and check the hardware of both",
+            "ranks have diverged: {name} of rank {} differs from that of rank {} {when}; resume from an earlier checkpoint, and check the hardware of both",
             replicas.ranks()[rank],
             replicas.ranks()[0]
         );

@@ -209,7 +209,7 @@ impl TrainStep {
         {
             let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
             return Err(Error::NonFinite(format!(
-                "ranks have come apart: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
+                "ranks have diverged: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
                 self.partition.ranks().rank()
             )));
         }
@@ -245,7 +245,7 @@ impl TrainStep {
             }
             captured => {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
-                tracing::warn!("steps are not captured as CUDA graphs, each kernel is launched by itself: {reason}");
+                tracing::warn!("steps are not captured as CUDA graphs, kernels are launched one by one: {reason}");
                 *self.capture(precision) = Capture::Never;
                 model.parameters().into_iter().for_each(|param| param.gradient.clear());
                 self.partition.begin_step()?;

@@ -528,10 +528,10 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
         });
         for message in group.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {
             assert!(
-                message.starts_with("ranks have come apart: `model.layers.") && message.contains(flipped),
+                message.starts_with("ranks have diverged: `model.layers.") && message.contains(flipped),
                 "{message}"
             );
-            assert!(message.contains("of rank 2 is not that of rank 0 after step 7"), "{message}");
+            assert!(message.contains("of rank 2 differs from that of rank 0 after step 7"), "{message}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a rank asks of a group: one collective or message with its name, type and size.
+//! A call of a rank in a group: one collective or message with its name, type and size.
 
 use super::members::Members;
 use crate::dtype::DType;
@@ -8,15 +8,15 @@ use std::fmt;
 /// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum, added in rank order in F32 (F64 for F64) and rounded once. F64, F32, F16 and BF16. On GPUs NCCL chooses the order and
-    /// may round in between; sums of two ranks have the same bits.
+    /// Their sum, added in rank order in F32 (F64 for F64) and rounded once, for F64, F32, F16 and BF16. On GPUs, NCCL determines the order
+    /// and may round partial sums; sums over two ranks have the same bits as on the CPU.
     Sum,
-    /// The largest; NaN if any is NaN. F64, F32, I64 and I32. On GPUs floats must be NaN or not negative, without a sign bit, as amaxes
-    /// are: they are compared as integers, which keeps NaN where NCCL's maximum would lose it.
+    /// The largest value, or NaN if any is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes: they are
+    /// compared as integers, which keeps NaN, while NCCL's floating-point maximum would lose it.
     Max,
 }
 
-/// A kind of collective, with the argument that all ranks must share, or one side of a message. Ranks are numbered as in the job.
+/// A kind of collective with the argument that must be equal on all ranks, or one side of a message. Ranks have their numbers in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     AllGather,
@@ -31,7 +31,7 @@ pub(super) enum Op {
     Receive { from: usize },
 }
 
-/// Calls that are numbered on their own: the collectives of a group, or the messages from one of its ranks to another.
+/// A separately numbered sequence of calls: the collectives of a group, or the messages from one of its ranks to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Channel {
     /// The number of the group.
@@ -40,15 +40,15 @@ pub(super) struct Channel {
     pub pair: Option<(usize, usize)>,
 }
 
-/// One call of a rank. All ranks of a channel must make [fitting](Call::fits) ones in the same order.
+/// One call of a rank. All ranks of a channel must make [matching](Call::fits) calls in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Call {
     pub op: Op,
-    /// The tensor or unit that it serves, for messages.
+    /// The tensor or unit, for error messages.
     pub name: String,
     /// Type of the elements; `None` for calls without tensors.
     pub dtype: Option<DType>,
-    /// Elements of the whole buffer, which all ranks together send or receive.
+    /// Elements of the whole buffer, the union over all ranks.
     pub elements: usize,
 }
 
@@ -74,14 +74,14 @@ impl Call {
         Channel { group: group.id, pair }
     }
 
-    /// Whether a rank may make this call where another rank of the channel makes `other`.
+    /// Whether this call matches the call `other` of another rank of the channel.
     pub fn fits(&self, other: &Call) -> bool {
         let is_message = |call: &Call| matches!(call.op, Op::Send { .. } | Op::Receive { .. });
         let ops_fit = self.op == other.op || is_message(self) && is_message(other);
         ops_fit && (&self.name, self.dtype, self.elements) == (&other.name, other.dtype, other.elements)
     }
 
-    /// What `rank` must call where `other` makes this call.
+    /// The call that `rank` must make if rank `other` makes this call.
     pub fn counterpart(&self, rank: usize, other: usize) -> Call {
         let op = match self.op {
             Op::Send { to } if to == rank => Op::Receive { from: other },
@@ -107,7 +107,7 @@ impl Call {
         }
     }
 
-    /// Kind and name, as "all_gather `layers.3`".
+    /// Kind and name, for example "all_gather `layers.3`".
     pub fn title(&self) -> String {
         format!("{} `{}`", self.kind(), self.name)
     }
@@ -123,7 +123,7 @@ impl Call {
         format!("{}{peer}, {kind} {number}{group}", self.title())
     }
 
-    /// Checks type and size against its `group`; the error is a sentence.
+    /// Checks type, size and peer for `group`; the error is a sentence.
     pub fn check(&self, group: &Members) -> Result<(), String> {
         let size = group.ranks.len();
         let among = |accepted: &[DType]| match self.dtype {
@@ -162,7 +162,7 @@ impl Call {
         self.elements * self.dtype.map_or(0, DType::size)
     }
 
-    /// Bytes that `rank` contributes in a group of `size`; `None` where any number may come.
+    /// Bytes that `rank` contributes in a group of `size`; `None` if any number is allowed.
     pub fn sent_bytes(&self, rank: usize, size: usize) -> Option<usize> {
         match self.op {
             Op::AllGather => Some(self.buffer_bytes() / size),
@@ -176,7 +176,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// All that ranks must agree on, as "reduce_scatter `layers.3` of 512 bfloat16 to float32".
+    /// Everything that must be equal on all ranks, for example "reduce_scatter `layers.3` of 512 bfloat16 to float32".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.title())?;
         if let Some(dtype) = self.dtype {

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 impl Group {
-    /// Collects the slices of all ranks, in place: of `size · n` elements of any type, rank `r` has `r·n..(r+1)·n` before, and
-    /// all have all of them after.
+    /// Gathers the slices of all ranks, in place. `buffer` has `size · n` elements of any type; before the call rank `r` has elements
+    /// `r·n..(r+1)·n`, after it every rank has all elements.
     pub fn all_gather(&self, name: &str, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllGather, name, &buffer)?;
         if is_elsewhere(&buffer) {
@@ -33,8 +33,8 @@ impl Group {
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
-    /// Reduces `buffer` element by element over all ranks, in place. A sum has the bits of [`Group::reduce_scatter`] to the same
-    /// type followed by [`Group::all_gather`].
+    /// Reduces `buffer` elementwise over all ranks, in place. A sum is bit-identical to [`Group::reduce_scatter`] to the same type followed
+    /// by [`Group::all_gather`].
     pub fn all_reduce(&self, name: &str, reduce: Reduce, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllReduce(reduce), name, &buffer)?;
         if is_elsewhere(&buffer) {
@@ -44,8 +44,8 @@ impl Group {
         Ok(self.pending(call, bytes, None, buffer))
     }
 
-    /// Sends slice `r` of `input` to rank `r`: slice `s` of `output` becomes slice `r` of the `input` of rank `s`. Both have
-    /// `size · n` elements of the same type, which may be any.
+    /// Sends slice `r` of `input` to rank `r`: slice `s` of `output` becomes slice `r` of the `input` of rank `s`. Both have `size · n`
+    /// elements of the same type; any type.
     pub fn all_to_all(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllToAll, name, input)?;
         self.check_output(&call, &output, input.len())?;

@@ -1,4 +1,4 @@
-//! The arithmetic of collectives: from the bytes of all ranks to what each receives. One definition for all backends.
+//! The arithmetic of collectives: computes what each rank receives from the bytes of all ranks. One definition for all CPU backends.
 
 use super::call::{Call, Op, Reduce};
 use crate::dtype::DType;
@@ -40,7 +40,7 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
             let slices = (0..size).flat_map(|to| parts.iter().map(move |from| &from[to * slice..(to + 1) * slice]));
             (slices.collect::<Vec<_>>().concat(), true)
         }
-        // The root alone sends bytes.
+        // Only the root sends bytes.
         Op::Broadcast { .. } => (parts.iter().find(|part| !part.is_empty()).cloned().unwrap_or_default(), false),
         Op::Barrier => (Vec::new(), false),
         Op::Agree => (pack(parts), false),
@@ -53,7 +53,7 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
     (0..size).map(|rank| Bytes { all: all.clone(), range: start(rank)..start(rank) + bytes }).collect()
 }
 
-/// Of a sender, which has all bytes and receives none, and a receiver.
+/// The answers to a sender, which contributes all bytes and receives none, and to a receiver.
 fn message(parts: &[Vec<u8>]) -> Vec<Bytes> {
     [Vec::new(), parts[0].clone()].map(Bytes::from).into()
 }
@@ -116,7 +116,7 @@ fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     parts.iter().flat_map(|part| [&(part.len() as u64).to_le_bytes(), part.as_slice()].concat()).collect()
 }
 
-/// The byte strings of a packed buffer; `None` if it is cut short.
+/// The byte strings of a packed buffer; `None` if it is truncated.
 pub(super) fn unpack(mut packed: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     while !packed.is_empty() {

@@ -1,4 +1,4 @@
-//! One rank of a job whose other ranks do not exist, for plans.
+//! A dry run of one rank of a job, for plans; the other ranks do not exist.
 
 use super::call::{Call, Op};
 use super::combine::{Bytes, combine};
@@ -12,7 +12,7 @@ use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-/// All ranks of a group send what this one sends, and messages are zeros.
+/// Every rank of a group counts as sending what this rank sends; received messages are zeros.
 struct Dry {
     rank: usize,
 }
@@ -44,8 +44,8 @@ impl Link for Dry {
 }
 
 impl Group {
-    /// Rank `rank` of a group of `size` for a dry run: tensors are those of a device in a dry run, nothing is sent, and
-    /// [`Group::traffic`] counts what would be.
+    /// Rank `rank` of a group of `size` for a dry run: tensors are on a device in a dry run, and nothing is sent; [`Group::traffic`] counts
+    /// what would be sent.
     pub fn dry(rank: usize, size: usize) -> Group {
         let mut endpoint = Endpoint::new(rank, size, Box::new(Dry { rank }), Limits::default());
         endpoint.dry = true;

@@ -1,4 +1,4 @@
-//! What a rank has once, for all its groups.
+//! The state that all groups of a rank share.
 
 use super::history::History;
 use super::limits::Limits;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// This rank's end of its job, shared by all its groups. The last of them leaves the job.
+/// This rank's connection to its job, shared by all its groups. Dropping the last group leaves the job.
 pub(super) struct Endpoint {
     /// Ends the process when the job fails. Dropped before `link` leaves the job.
     watch: Mutex<Option<Watch>>,
@@ -18,21 +18,22 @@ pub(super) struct Endpoint {
     /// This rank among all ranks of the job, and their number.
     pub rank: usize,
     pub size: usize,
-    /// Whether the other ranks do not exist.
+    /// Whether this is a dry run, in which other ranks do not exist.
     pub dry: bool,
     pub history: Arc<History>,
     traffic: Mutex<Traffic>,
     limits: Limits,
-    /// Groups that this rank has numbered.
+    /// The number of groups that this rank has numbered itself.
     groups: AtomicU64,
 }
 
-/// Passes a request to stop on to all ranks of a job, from any thread, also when this rank has left it.
+/// Forwards stop requests to all ranks of a job, from any thread; a no-op after this rank has left the job.
 #[derive(Clone)]
 pub struct Stopper(Arc<dyn Reporter>);
 
 impl Stopper {
-    /// Requests all ranks to stop: each is told by [`process::Supervisor::request_stop`](super::process::Supervisor::request_stop).
+    /// Requests all ranks to stop; each is notified through
+    /// [`process::Supervisor::request_stop`](super::process::Supervisor::request_stop).
     pub fn request(&self) {
         self.0.stop();
     }
@@ -53,7 +54,7 @@ impl Endpoint {
         }
     }
 
-    /// A number for a new group of a rank that is alone.
+    /// A number for a new group, if no other rank exists.
     pub fn number_group(&self) -> u64 {
         self.groups.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -85,7 +86,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Watches `device` too, and the job if it is not watched yet.
+    /// Also watches `device`; starts the watch if there is none.
     pub fn watch_gpu(&self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<()> {
         if self.watched().is_none() {
             self.watch(exit_code, || {})?;
@@ -94,7 +95,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends the watch: no work waits for other ranks any more.
+    /// Ends the watch, since no work waits for other ranks any more.
     pub fn disarm(&self) {
         self.watched().iter().for_each(Watch::disarm);
     }

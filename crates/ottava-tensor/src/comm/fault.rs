@@ -1,4 +1,4 @@
-//! Why the ranks of a job cannot go on. The first fault is final: every later call of every rank reports it, in whatever group.
+//! Why the ranks of a job cannot continue. The first fault is final: every later call of every rank, in every group, reports it.
 
 use crate::error::{Error, RankFault};
 use std::fs;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// A rank ended or was silent for a limit: the rank and its process, which of the two, and what else is known of its end.
+    /// A rank ended, or was `silent` for this time: the rank, its process, and `details` of its end.
     Lost { rank: usize, process: String, silent: Option<Duration>, details: Option<String> },
     /// Ranks called different collectives; the sentence names both sides.
     Desync(String),
-    /// A rank that lives did not come to a collective, or waits for its GPU; the sentence names who waits where.
+    /// A live rank did not call a collective in time, or waits too long for its GPU; the sentence names the ranks and the call.
     Late(String),
 }
 
@@ -20,7 +20,7 @@ impl Fault {
         Fault::Lost { rank, process: process.into(), silent: None, details: None }
     }
 
-    /// The error of what `during` names; `recent` are the last collectives of the rank that reports it.
+    /// The error of the work that `during` names; `recent` are the last collectives of the rank that reports it.
     pub fn error(&self, during: &str, recent: Vec<String>) -> Error {
         let (fault, message) = match self {
             Fault::Lost { rank, process, silent, details } => {
@@ -38,7 +38,7 @@ impl Fault {
     }
 }
 
-/// "rank 1", "ranks 1, 3", "ranks 4 to 7" or, of many without a pattern, "ranks 0, 8, 16 and 61 others".
+/// "rank 1", "ranks 1, 3", "ranks 4 to 7", or for many without a pattern, "ranks 0, 8, 16 and 61 others".
 pub(super) fn list_ranks(ranks: &[usize]) -> String {
     /// The most runs that are listed.
     const LISTED: usize = 16;
@@ -54,7 +54,7 @@ pub(super) fn list_ranks(ranks: &[usize]) -> String {
     format!("rank{} {list}{others}", if ranks.len() == 1 { "" } else { "s" })
 }
 
-/// This process, as "pid 4242 on host x".
+/// This process, for example "pid 4242 on host x".
 pub(super) fn this_process() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "unknown" } else { host.trim() };

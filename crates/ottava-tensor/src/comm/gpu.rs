@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GPU of a rank, and its communicator in a group.
 ///
-/// Each group has a communicator of its own, from a new id: `ncclCommSplit` needs all ranks of the parent, also those of groups that never
-/// send a tensor of a GPU. A rank enqueues the calls of all its communicators in one stream, in the order in which it makes them.
+/// Each group has its own communicator, created from a new id: `ncclCommSplit` would need all ranks of the parent, including those of
+/// groups that never send GPU tensors. A rank enqueues the calls of all its communicators in one stream, in the order in which it makes
+/// them.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
     /// `None` until the first call.
@@ -18,7 +19,7 @@ impl Gpu {
         Gpu { device, communicator: Mutex::default() }
     }
 
-    /// That of a group split off a group with this one.
+    /// For a group that is split from a group with this GPU.
     pub fn of_split(&self) -> Gpu {
         Gpu::new(self.device.clone())
     }

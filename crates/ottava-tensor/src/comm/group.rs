@@ -1,4 +1,4 @@
-//! One rank's membership in a group.
+//! One rank's handle of a group.
 
 use super::call::{Call, Channel, Op};
 use super::combine::unpack;
@@ -19,27 +19,27 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// The calls of a rank's GPU by channel.
+/// The GPU calls of a rank, by channel.
 type Calls = Vec<(Channel, GpuCalls)>;
 
 /// One rank's membership in a group.
 ///
-/// A rank may be in several groups of its job, which [`Group::split`] makes. They share connections, deadlines, the counters of
-/// [`Group::traffic`] and the first fault, which ends the calls of all of them. Dropping the last one leaves the job, which ends the calls of
-/// the other ranks with an error.
+/// A rank may be in several groups, which [`Group::split`] returns. All groups of a rank share connections, deadlines and the counters of
+/// [`Group::traffic`]. The first fault of a job ends the calls of all groups with an error. When a rank drops its last group it leaves the
+/// job, and calls of other ranks that need it return an error.
 ///
-/// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]; in a group of one on any device. `name` is the tensor or unit that a
-/// call serves, the same on all ranks, for messages. A call starts when it is made and ends in [`Pending::wait`](super::Pending::wait), which
-/// returns the tensor that it writes; several may be in progress. Tensors that are written must have no other views.
+/// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]; in a group of one rank, on any device. `name` names the tensor or unit in
+/// error messages and must be the same on all ranks. A call starts immediately; [`Pending::wait`](super::Pending::wait) waits for its end
+/// and returns the tensor that it wrote. Several calls may be in progress. Tensors that are written must have no other views.
 ///
-/// Calls error with [`Error::Placement`] for tensors elsewhere and with [`Error::Value`] for types and sizes that do not
-/// fit; those are found before anything is sent. They and their `wait` error with [`Error::Ranks`] when the job has failed.
+/// Calls error with [`Error::Placement`] for tensors on another device and with [`Error::Value`] for unsupported types and sizes, before
+/// anything is sent. Calls and `wait` error with [`Error::Ranks`] if the job has failed.
 pub struct Group {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) members: Arc<Members>,
     /// This rank in the group.
     rank: usize,
-    /// Calls with GPU tensors, of several ranks.
+    /// For calls with GPU tensors; `None` for one rank.
     pub(super) gpu: Option<Gpu>,
 }
 
@@ -55,12 +55,12 @@ impl Group {
         self.rank
     }
 
-    /// Ranks of the group.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.members.ranks.len()
     }
 
-    /// The name that [`Group::split`] was given, for messages; `world` for the group of all ranks.
+    /// The name given to [`Group::split`], for error messages; `world` for the group of all ranks.
     pub fn name(&self) -> &str {
         &self.members.name
     }
@@ -70,13 +70,13 @@ impl Group {
         &self.members.ranks
     }
 
-    /// Divides the group: ranks that give the same `colour` form a group, ordered by `key` and then by their rank here. All ranks of this
-    /// group call it together; those of one colour give the same `name`. This is `MPI_Comm_split`.
+    /// Divides the group, like `MPI_Comm_split`: ranks with the same `colour` form a group, ordered by `key` and then by their rank in this
+    /// group. All ranks of this group must call it; ranks of one colour give the same `name`.
     ///
-    /// A group with GPUs makes groups with the same GPUs. The NCCL communicator of each is made in its first call with GPU tensors, which must
-    /// not be captured in a graph.
+    /// The new groups use the same GPUs. The NCCL communicator of each is created in its first call with GPU tensors, which must not be
+    /// captured in a graph.
     ///
-    /// In a dry run the other ranks are taken to give the same colour and key.
+    /// In a dry run, all other ranks count as having the same colour and key.
     pub fn split(&self, name: &str, colour: usize, key: usize) -> Result<Group> {
         self.split_by(name, |_| (colour, key))
     }
@@ -103,18 +103,18 @@ impl Group {
         Ok(Group { endpoint: endpoint.clone(), members: Arc::new(members), rank, gpu })
     }
 
-    /// Calls and bytes sent by this rank in all its groups since the start or the last reset.
+    /// The calls of this rank in all its groups, and the bytes it sent, since the start or the last reset.
     pub fn traffic(&self) -> Traffic {
         *self.endpoint.traffic()
     }
 
-    /// Sets the counters of [`Group::traffic`] to zero and returns what they were.
+    /// Resets the counters of [`Group::traffic`] and returns their values.
     pub fn reset_traffic(&self) -> Traffic {
         mem::take(&mut *self.endpoint.traffic())
     }
 
-    /// The last 64 calls of this rank in all its groups, oldest first, as "17: all_gather `layers.3` of 512 bfloat16" or "3 of group `tensor`:
-    /// barrier `save`".
+    /// The last 64 calls of this rank in all its groups, oldest first, for example "17: all_gather `layers.3` of 512 bfloat16" or "3 of
+    /// group `tensor`: barrier `save`".
     pub fn recent(&self) -> Vec<String> {
         self.endpoint.history.recent()
     }
@@ -124,7 +124,7 @@ impl Group {
         self.start(Call::control(Op::Barrier, what), Vec::new()).wait().map(drop)
     }
 
-    /// The `bytes` of all ranks, in rank order; for small data of the host, such as decisions. Lengths may differ.
+    /// Returns the `bytes` of all ranks, in rank order, for small host data such as decisions. Lengths may differ.
     pub fn agree(&self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let reply = self.start(Call::control(Op::Agree, what), bytes.to_vec()).wait()?;
         let parts = unpack(&reply).filter(|parts| parts.len() == self.size());
@@ -132,9 +132,9 @@ impl Group {
             .ok_or_else(|| self.desync(format!("agree `{what}` gave something else than {} byte strings", self.size())))
     }
 
-    /// Errors on all ranks unless their GPUs have started the same collectives and messages since the last call, in all groups; `what` is the
-    /// work that they belong to. To be called on the group of all ranks, before the host waits for that work: NCCL does not compare calls, and
-    /// waits for ever where they differ. Without GPUs nothing is compared, since all calls are.
+    /// Errors on all ranks if the collectives and messages that their GPUs have started since the last comparison, in all groups, differ;
+    /// `what` names the work in the error. Call it on the group of all ranks before the host waits for that work: NCCL does not compare
+    /// calls, and hangs if they differ. Without GPUs this is a no-op, since every CPU call is compared.
     pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
         if self.gpu.is_none() { Ok(()) } else { self.compare_calls_so_far(what) }
     }
@@ -152,27 +152,27 @@ impl Group {
         Err(fault.error(what, self.recent()))
     }
 
-    /// Passes requests to stop on to all ranks of the job.
+    /// A handle that forwards stop requests to all ranks of the job.
     pub fn stopper(&self) -> Stopper {
         self.endpoint.stopper()
     }
 
-    /// From here on until [`Group::finish`] or until this rank leaves its job, a fault calls `notify` and, if the main thread has not left
-    /// two seconds later, ends this process with `exit_code`, its sentence on standard error: the main thread may wait for a GPU for
-    /// ever, or compute for long. For ranks that are processes.
+    /// Starts a thread that handles faults until [`Group::finish`] or until this rank leaves its job. After a fault it calls `notify`. If
+    /// the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the fault
+    /// to standard error and ends the process with `exit_code`. For ranks that are processes.
     pub fn watch(&self, exit_code: u8, notify: impl Fn() + Send + 'static) -> Result<()> {
         self.endpoint.watch(exit_code, notify)
     }
 
-    /// Waits until all ranks have called it, after their last call in any group: they may leave then in any order. A later fault no longer ends
-    /// this process. To be called on the group of all ranks.
+    /// Waits until all ranks have called it. Afterwards ranks may leave the job in any order, and a fault no longer ends this process. Call
+    /// it on the group of all ranks, after the last call in any group.
     pub fn finish(&self) -> Result<()> {
         self.barrier("the end")?;
         self.endpoint.disarm();
         Ok(())
     }
 
-    /// The call over `buffer`, checked.
+    /// A checked call on `buffer`.
     pub(super) fn call(&self, op: Op, name: &str, buffer: &Tensor) -> Result<Call> {
         let call = Call { op, name: name.into(), dtype: Some(buffer.dtype()), elements: buffer.len() };
         self.check_device(&call.title(), buffer)?;
@@ -180,7 +180,7 @@ impl Group {
         Ok(call)
     }
 
-    /// The rank of the job that is `rank` of this group; an error begins with `what`.
+    /// The number in the job of rank `rank` of this group; an error begins with `what`.
     pub(super) fn rank_of(&self, rank: usize, what: impl Fn() -> String) -> Result<usize> {
         let size = self.size();
         let error = || Error::Value(format!("{} rank {rank}: the group has {size} ranks", what()));
@@ -216,12 +216,12 @@ impl Group {
     }
 }
 
-/// Whether a tensor is not on the CPU.
+/// Whether a tensor is on another device than the CPU.
 pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     !matches!(tensor.device(), Device::Cpu)
 }
 
-/// The first channel in which the calls of its ranks differ, in words; `all` has the calls of each of `ranks`.
+/// Describes the first channel in which the calls of its ranks differ; `all` has the calls of each of `ranks`.
 fn difference(ranks: &[usize], all: &[BTreeMap<Channel, GpuCalls>]) -> Option<String> {
     let of_rank: BTreeMap<_, _> = ranks.iter().zip(all).collect();
     all.iter().flatten().find_map(|(channel, calls)| {

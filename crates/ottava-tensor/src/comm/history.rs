@@ -1,4 +1,4 @@
-//! The last calls of a rank, for messages, and a digest of those of its GPU, which ranks compare.
+//! The last calls of a rank, for error messages, and a digest of its GPU calls, which ranks compare.
 
 use super::call::{Call, Channel};
 use super::members::Members;
@@ -22,16 +22,16 @@ struct State {
     gpu_calls: BTreeMap<Channel, GpuCalls>,
 }
 
-/// The calls of a GPU in one channel since they were last compared between ranks. Those of the channel's ranks must be equal.
+/// The GPU calls of a rank in one channel since the last comparison. They must be equal on all ranks of the channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GpuCalls {
     /// The ranks that must make them.
     pub ranks: Vec<usize>,
-    /// The channel in words, to follow a number of calls.
+    /// The description of the channel, which follows the number of calls.
     pub of: String,
     count: u64,
     last: String,
-    /// Of all calls in order.
+    /// Hash of all calls in order.
     digest: u64,
 }
 
@@ -40,12 +40,12 @@ impl GpuCalls {
         GpuCalls { ranks, of, count: 0, last: String::new(), digest: 0 }
     }
 
-    /// Those of a rank that has made none of `others`.
+    /// The calls of a rank that has made none in the channel of `others`.
     pub fn none(others: &GpuCalls) -> GpuCalls {
         GpuCalls::new(others.ranks.clone(), others.of.clone())
     }
 
-    /// As "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…".
+    /// For example "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…".
     pub fn describe(&self) -> String {
         let GpuCalls { count, of, last, digest, .. } = self;
         match count {
@@ -73,7 +73,7 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives `call` of `rank` the next number of its channel, from 1 on, and runs `start` before any other call gets one. Returns
+    /// Gives `call` of `rank` the next number in its channel, counting from 1, and runs `start` before another call gets a number. Returns
     /// [`Call::numbered`].
     pub fn record<T>(&self, group: &Members, rank: usize, call: &Call, start: impl FnOnce(u64) -> T) -> (String, T) {
         let mut state = self.lock();
@@ -87,8 +87,8 @@ impl History {
         (numbered, start(number))
     }
 
-    /// Remembers a call of `rank` that its GPU makes. It gets no number, because ranks that replay a graph do not call what is in it, and
-    /// ranks count alike.
+    /// Records a GPU call of `rank`. It gets no number, because the calls within a replayed graph are not made again, and numbers must be
+    /// equal on all ranks.
     pub fn note(&self, group: &Members, rank: usize, call: &Call) {
         let mut state = self.lock();
         let of = if group.id == 0 { String::new() } else { format!(", group `{}`", group.name) };
@@ -98,25 +98,25 @@ impl History {
             None => GpuCalls::new(group.ranks.clone(), format!("collectives{group}")),
             Some((from, to)) => GpuCalls::new(vec![from, to], format!("messages from rank {from} to rank {to}{group}")),
         });
-        // Both sides of a message are described alike.
+        // Both sides of a message have the same description.
         let described = call.counterpart(channel.pair.map_or(rank, |(_, to)| to), rank);
         let mut digest = DefaultHasher::new();
         (calls.digest, described.to_string()).hash(&mut digest);
         (calls.count, calls.last, calls.digest) = (calls.count + 1, described.to_string(), digest.finish());
     }
 
-    /// The calls of the GPU since the last time.
+    /// Takes the GPU calls since the last comparison.
     pub fn take_gpu_calls(&self) -> Vec<(Channel, GpuCalls)> {
         mem::take(&mut self.lock().gpu_calls).into_iter().collect()
     }
 
-    /// The last numbered call, as "barrier `save`, collective 17".
+    /// The last numbered call, for example "barrier `save`, collective 17".
     pub fn last(&self) -> Option<String> {
         self.lock().last_numbered.clone()
     }
 
-    /// The last calls, oldest first, as "17: barrier `save`", "3 of group `tensor`: barrier `save`" or "GPU: all_gather `layers.3` of 512
-    /// bfloat16".
+    /// The last calls, oldest first, for example "17: barrier `save`", "3 of group `tensor`: barrier `save`" or "GPU: all_gather `layers.3`
+    /// of 512 bfloat16".
     pub fn recent(&self) -> Vec<String> {
         self.lock().recent.iter().cloned().collect()
     }

@@ -1,6 +1,6 @@
-//! Where the calls of all ranks meet, in all groups: collects each collective or message, compares the calls, combines the data and answers.
+//! Collects the calls of all ranks in all groups: compares the calls of each collective or message, combines their data and answers.
 //!
-//! `threads` shares one hub; in `process` rank 0 has it, and feeds it what the other ranks send.
+//! The ranks of `threads` share one hub; in `process`, rank 0 has the hub and passes it the messages of other ranks.
 
 use super::call::{Channel, Op};
 use super::combine::{Bytes, combine};
@@ -14,26 +14,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Told of the first fault; as restricted as a [`Sink`](super::round::Sink).
+/// Called with the first fault; restricted like a [`Sink`](super::round::Sink).
 pub(super) type Observer = Box<dyn Fn(&Fault) + Send>;
 
-/// Told of the first request to stop; as restricted as a [`Sink`](super::round::Sink).
+/// Called on the first stop request; restricted like a [`Sink`](super::round::Sink).
 pub(super) type StopObserver = Box<dyn Fn() + Send>;
 
-/// How often the hub compares open collectives with their deadline, at most.
+/// The longest time between checks of the deadlines of open collectives.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Hub {
-    /// Ranks of this process: those below.
+    /// Ranks below this number are in this process.
     local: usize,
     state: Mutex<State>,
 }
 
 struct State {
     ranks: Vec<Member>,
-    /// By their numbers.
+    /// By number.
     groups: BTreeMap<u64, Arc<Members>>,
-    /// Calls that not all ranks of their channel have made yet, by number.
+    /// Open calls, which not all ranks of the channel have made yet, by number.
     rounds: BTreeMap<(Channel, u64), Round>,
     fault: Option<Fault>,
     observers: Vec<Observer>,
@@ -41,19 +41,19 @@ struct State {
     stop_observers: Vec<StopObserver>,
 }
 
-/// What is known of a rank.
+/// The state of a rank.
 struct Member {
-    /// Its process, for messages.
+    /// Its process, for error messages.
     process: String,
     /// Its last call, as [`Call::numbered`](super::call::Call::numbered).
     last: Option<String>,
-    /// Its reports of progress, and when their number last grew or it last made a call.
+    /// Its number of progress reports, and the time of the last report or call.
     reports: u64,
     active: Instant,
 }
 
 impl Hub {
-    /// A hub for ranks in `processes`, of which the first `local` are this one.
+    /// A hub for the ranks in `processes`; the first `local` ranks are in this process.
     pub fn new(processes: Vec<String>, local: usize) -> Hub {
         let member = |process| Member { process, last: None, reports: 0, active: Instant::now() };
         let ranks: Vec<_> = processes.into_iter().map(member).collect();
@@ -74,22 +74,22 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names the process of `rank`.
+    /// Sets the process name of `rank`.
     pub fn introduce(&self, rank: usize, process: String) {
         self.lock().ranks[rank].process = process;
     }
 
-    /// `rank` has reported progress so many times.
+    /// Records the number of progress reports of `rank`.
     pub fn progress(&self, rank: usize, reports: u64) {
         self.lock().progress(rank, reports);
     }
 
-    /// Registers an observer of a coming fault.
+    /// Registers an observer of a future fault.
     pub fn observe(&self, observer: Observer) {
         self.lock().observers.push(observer);
     }
 
-    /// Registers an observer of the first fault, which is told at once if there was one.
+    /// Registers an observer of the first fault; calls it at once if there was one.
     pub fn observe_any(&self, observer: Observer) {
         let mut state = self.lock();
         match &state.fault {
@@ -98,7 +98,7 @@ impl Hub {
         }
     }
 
-    /// Registers an observer of a request to stop, which is told at once if there was one.
+    /// Registers an observer of a stop request; calls it at once if there was one.
     pub fn observe_stop(&self, observer: StopObserver) {
         let mut state = self.lock();
         if state.stop {
@@ -108,7 +108,7 @@ impl Hub {
         }
     }
 
-    /// Passes a request to stop on to all ranks, once.
+    /// Forwards the first stop request to all ranks.
     pub fn stop(&self) {
         let mut state = self.lock();
         if !mem::replace(&mut state.stop, true) {
@@ -121,7 +121,7 @@ impl Hub {
         self.lock().fault.clone()
     }
 
-    /// `rank` ended, or was silent for that time. `details` say what else is known of its end. Fails the job.
+    /// Fails the job, because `rank` ended or was silent for that time. `details` add what is known about its end.
     pub fn lose(&self, rank: usize, silent: Option<Duration>, details: Option<String>) {
         let mut state = self.lock();
         let process = state.ranks[rank].process.clone();
@@ -133,8 +133,8 @@ impl Hub {
         self.lock().fail(fault);
     }
 
-    /// Fails the job when a rank does not come to a call for `limit` after another one, and makes no progress either. Checked by a
-    /// thread that ends with the hub.
+    /// Starts a thread that fails the job if a rank neither enters an open call nor reports progress within `limit`. The thread ends with
+    /// the hub.
     pub fn enforce(self: &Arc<Self>, limit: Duration) {
         let (hub, pause) = (Arc::downgrade(self), (limit / 8).min(LONGEST_PAUSE));
         let check = move || {
@@ -158,7 +158,7 @@ impl Hub {
         }
     }
 
-    /// Adds an arrival to round `number` of its channel in `group`. The last rank to come computes the result for all.
+    /// Adds an arrival to round `number` of its channel in `group`. The last rank to arrive computes the result for all.
     pub fn submit(&self, arrival: Arrival, group: u64, number: u64) {
         let mut state = self.lock();
         if let Some(fault) = &state.fault {
@@ -190,7 +190,7 @@ impl Hub {
         } else {
             drop(state);
             let results = combine(&call, &parts);
-            // Locked, so that a rank that leaves after its answer is not reported before the others have theirs.
+            // The hub stays locked, so that a rank that leaves after its answer is not reported before the others have theirs.
             state = self.lock();
             results
         };
@@ -209,7 +209,7 @@ impl State {
         }
     }
 
-    /// Makes the groups of a split of `group`, and answers its members with the number and ranks of their own one.
+    /// Makes the groups of a split of `group`, and answers each member with the number and ranks of its new group.
     fn divide(&mut self, group: &Members, name: &str, parts: &[Vec<u8>]) -> Vec<Bytes> {
         let places: Vec<_> = parts.iter().map(|part| members::decode_place(part)).collect();
         let mut answers = BTreeMap::new();
@@ -222,12 +222,12 @@ impl State {
         group.ranks.iter().filter_map(|rank| answers.remove(rank)).collect()
     }
 
-    /// Whether `rank` waits in a call.
+    /// Whether `rank` waits in an open call.
     fn waits(&self, rank: usize) -> bool {
         self.rounds.values().any(|round| round.holds(rank))
     }
 
-    /// Ranks that wait for each other: for each, none that it waits for can go on.
+    /// The ranks that wait for each other: every rank that they wait for is one of them.
     fn deadlocked(&self) -> BTreeSet<usize> {
         let mut stuck: BTreeSet<_> = (0..self.ranks.len()).filter(|&rank| self.waits(rank)).collect();
         loop {
@@ -241,8 +241,8 @@ impl State {
         }
     }
 
-    /// The oldest open call whose missing ranks have made no progress for `limit`. A rank that waits elsewhere, for one that can go on, is not
-    /// at fault.
+    /// The fault of the oldest open call whose missing ranks have made no progress for `limit`. A rank that waits in another call for a
+    /// rank that can continue is not at fault.
     fn late(&self, limit: Duration) -> Option<Fault> {
         let mut overdue: Vec<_> = self.rounds.values().filter(|round| round.began.elapsed() > limit).collect();
         if overdue.is_empty() {
@@ -258,21 +258,21 @@ impl State {
         })
     }
 
-    /// Names the `late` ranks of a round, and those that wait for them.
+    /// Names the `late` ranks of a round and the ranks that wait for them.
     fn describe(&self, round: &Round, late: &[usize], limit: Duration) -> String {
         let first = round.came().next().expect("a round begins with an arrival");
         let describe = |&rank: &usize| {
             let Member { process, last, .. } = &self.ranks[rank];
-            let last = last.as_ref().map_or("its first".into(), |last| format!("its last was {last}"));
+            let last = last.as_ref().map_or("its first call".into(), |last| format!("its last was {last}"));
             let call = first.call.counterpart(rank, first.rank).numbered(round.number, &round.group);
-            format!("rank {rank} ({process}) did not come to {call} ({last}) within {limit:?}")
+            format!("rank {rank} ({process}) did not call {call} ({last}) within {limit:?}")
         };
         let late: Vec<_> = late.iter().map(describe).collect();
         let came: Vec<_> = round.came().map(|arrival| arrival.rank).collect();
         let wait = match first.call.op {
             Op::Send { .. } => "has sent it",
-            _ if came.len() == 1 => "waits there",
-            _ => "wait there",
+            _ if came.len() == 1 => "is waiting",
+            _ => "are waiting",
         };
         format!("{}; {} {wait}", late.join("; "), list_ranks(&came))
     }

@@ -11,12 +11,13 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(5);
 /// How long ranks wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Until all ranks have joined.
+    /// Time within which all ranks must join.
     pub join: Duration,
-    /// Until a rank whose process sends nothing counts as lost. Processes send four heartbeats in that time, or more, whatever they compute.
+    /// Time without messages after which a rank counts as lost. Processes send at least four heartbeats in this time, also while they
+    /// compute.
     pub silence: Duration,
-    /// Until a rank that lives, but neither comes to a collective nor [reports progress](super::report_progress), fails the group; and until
-    /// a GPU that does not end its work does. Much longer than a step.
+    /// Time after which the job fails if a live rank neither calls an open collective nor [reports progress](super::report_progress), or if
+    /// a host still waits for its GPU. Much longer than a step.
     pub collective: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What a backend does: carries the calls of one rank to its job.
+//! The interface of a backend, which carries the calls of one rank to its job.
 
 use super::call::Call;
 use super::fault::Fault;
@@ -8,33 +8,33 @@ use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// Reports of a rank that other threads than its main one may send.
+/// Reports of a rank that any thread may send.
 pub(super) trait Reporter: Send + Sync {
-    /// Passes a request to stop on to all ranks of the job.
+    /// Forwards a stop request to all ranks of the job.
     fn stop(&self);
 
     /// Fails the job.
     fn fail(&self, fault: Fault);
 }
 
-/// The way from one rank to its job, for all its groups. Dropping it leaves the job.
+/// The connection of one rank to its job, for all its groups. Dropping it leaves the job.
 pub(super) trait Link: Send + Sync {
-    /// Starts call `number` of its channel in `group` with the bytes that the rank contributes. The receiver gets one answer.
+    /// Starts call `number` of its channel in `group` with the bytes that the rank contributes. The returned receiver gets one answer.
     fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply>;
 
-    /// Whether all calls end on this rank, which then numbers its groups.
+    /// Whether calls involve no other rank; the rank then numbers its groups itself.
     fn is_alone(&self) -> bool {
         false
     }
 
-    /// Registers an observer of the first fault, which is told at once if there was one.
+    /// Registers an observer of the first fault; calls it at once if there was one.
     fn observe(&self, observer: Observer);
 
-    /// Sends reports; lives on when this rank has left its job, and does nothing then.
+    /// Sends reports. It may outlive this rank's membership, and is then a no-op.
     fn reporter(&self) -> Arc<dyn Reporter>;
 }
 
-/// Of a job without other ranks.
+/// The reporter of a job without other ranks: a no-op.
 pub(super) struct NoReporter;
 
 impl Reporter for NoReporter {

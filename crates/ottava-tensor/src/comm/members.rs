@@ -1,9 +1,9 @@
-//! Which ranks of a job are in a group, and how messages name them.
+//! The ranks of a group, and how error messages name them.
 
 use super::fault::list_ranks;
 use std::fmt;
 
-/// The ranks of a group. Ranks are numbered as in the job, here and in all messages.
+/// The ranks of a group, by their numbers in the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Members {
     /// The number of the group in its job; 0 for the group of all ranks.
@@ -19,13 +19,13 @@ impl Members {
         Members { id: 0, name: "world".into(), ranks: (0..size).collect() }
     }
 
-    /// The rank in the group of a rank of the job.
+    /// The number in the group of a rank of the job.
     pub fn place(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|&member| member == rank)
     }
 
-    /// The groups of a split in which member `i` gives `places[i]`, a colour and a key: by colour, each in the order of keys and then of this
-    /// group.
+    /// The groups of a split in which member `i` gives colour and key `places[i]`: one group per colour, ordered by key and then by rank in
+    /// this group.
     pub fn divide(&self, places: &[(usize, usize)]) -> Vec<Vec<usize>> {
         let mut sorted: Vec<_> = places.iter().copied().zip(self.ranks.iter().copied()).collect();
         sorted.sort_by_key(|&(place, _)| place);
@@ -33,12 +33,12 @@ impl Members {
         groups.map(|group| group.iter().map(|&(_, rank)| rank).collect()).collect()
     }
 
-    /// What the hub tells a member: number and ranks.
+    /// The hub's answer to a member: the number and the ranks of its group.
     pub fn encode(&self) -> Vec<u8> {
         encode([self.id].into_iter().chain(self.ranks.iter().map(|&rank| rank as u64)))
     }
 
-    /// The group that the hub calls so; `None` for another message.
+    /// Reads the hub's answer; `None` if it is malformed.
     pub fn decode(name: &str, bytes: &[u8]) -> Option<Members> {
         let mut numbers = decode(bytes);
         let id = numbers.next()?;
@@ -46,7 +46,7 @@ impl Members {
     }
 }
 
-/// What a rank sends for a split: its colour and key.
+/// The message of a rank in a split: its colour and key.
 pub(super) fn encode_place((colour, key): (usize, usize)) -> Vec<u8> {
     encode([colour as u64, key as u64])
 }
@@ -66,7 +66,7 @@ fn decode(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 impl fmt::Display for Members {
-    /// " of group `tensor` (ranks 4 to 7)", to follow the number of a call; nothing for the group of all ranks.
+    /// " of group `tensor` (ranks 4 to 7)", appended to the number of a call; empty for the group of all ranks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.id == 0 { Ok(()) } else { write!(f, " of group `{}` ({})", self.name, list_ranks(&self.ranks)) }
     }

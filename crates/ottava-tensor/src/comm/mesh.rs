@@ -1,7 +1,7 @@
 //! The axes of parallel training, and the groups of ranks along them.
 //!
-//! Ranks are numbered with the tensor axis fastest, then context, data and pipeline, as in Megatron-LM by default: what communicates most is
-//! closest. Ranks that differ only in their coordinates of some axes form a group.
+//! Ranks are numbered with the tensor axis fastest, then context, data and pipeline, as in Megatron-LM by default: ranks that communicate
+//! most are closest. Ranks that differ only in their coordinates of some axes form a group.
 
 use super::fault::list_ranks;
 use super::group::Group;
@@ -13,10 +13,10 @@ use std::fmt;
 #[cfg(test)]
 mod tests;
 
-/// The groups that [`MeshShape::describe`] lists.
+/// The number of groups that [`MeshShape::describe`] lists.
 const LISTED: usize = 4;
 
-/// What ranks divide among each other.
+/// An axis of the mesh: what its ranks divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
@@ -28,7 +28,7 @@ pub enum Axis {
     Tensor,
     /// Layers.
     Pipeline,
-    /// Experts of a layer. Subdivides data x context, so it is no further factor of the number of ranks.
+    /// Experts of a layer. Subdivides data x context, so it does not multiply the number of ranks.
     Expert,
 }
 
@@ -54,24 +54,24 @@ impl Axis {
 
 /// The sizes of the axes. The job has data · context · tensor · pipeline ranks.
 ///
-/// As in Megatron-LM, the expert axis subdivides the ranks of data x context: consecutive ones of them, with context faster than data, hold
-/// different experts, and `data · context / expert` ranks hold the same ones.
+/// As in Megatron-LM, the expert axis subdivides the ranks of data x context, numbered with context fastest: `expert` consecutive ranks
+/// hold different experts, and `data · context / expert` ranks hold the same experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshShape {
-    /// Ranks that share the rows of a step.
+    /// Ranks that divide the rows of a step.
     pub data: usize,
-    /// Ranks that share the tokens of a row.
+    /// Ranks that divide the tokens of a row.
     pub context: usize,
-    /// Ranks that share each matrix.
+    /// Ranks that divide each matrix.
     pub tensor: usize,
-    /// Ranks that share the layers.
+    /// Ranks that divide the layers.
     pub pipeline: usize,
-    /// Ranks that share the experts.
+    /// Ranks that divide the experts.
     pub expert: usize,
 }
 
 impl fmt::Display for MeshShape {
-    /// As "data 2, context 1, tensor 4, pipeline 1, expert 1".
+    /// For example "data 2, context 1, tensor 4, pipeline 1, expert 1".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Axis::ALL.map(|axis| format!("{} {}", axis.as_str(), self.size(axis))).join(", "))
     }
@@ -113,7 +113,7 @@ impl MeshShape {
         Ok(())
     }
 
-    /// Where `rank` lies on an axis.
+    /// The coordinate of `rank` on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let (of_tensor, of_context) = (rank / self.tensor, rank / self.tensor / self.context);
         match axis {
@@ -125,7 +125,7 @@ impl MeshShape {
         }
     }
 
-    /// The groups of ranks that differ in their coordinates of `axes` alone. See [`Mesh::group`].
+    /// The groups of ranks that differ only in their coordinates of `axes`. See [`Mesh::group`].
     pub fn groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
         let set = self.set(axes);
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -135,7 +135,7 @@ impl MeshShape {
         groups.into_values().collect()
     }
 
-    /// The groups along an axis, as "ranks 0, 1; ranks 2, 3", the first four of them.
+    /// The first four groups along an axis, for example "ranks 0, 1; ranks 2, 3".
     pub fn describe(&self, axis: Axis) -> String {
         let groups = self.groups(&[axis]);
         let mut listed: Vec<_> = groups.iter().take(LISTED).map(|ranks| list_ranks(ranks)).collect();
@@ -159,7 +159,7 @@ impl MeshShape {
         }
     }
 
-    /// A number that the ranks of a group along the axes of `set` share.
+    /// A number that identifies the group of `rank` along the axes of `set`.
     fn colour(&self, rank: usize, set: u8) -> usize {
         let fixed = |axis: Axis| if set & axis.bit() == 0 { self.coordinate(rank, axis) } else { 0 };
         let rows = match set & Axis::Expert.bit() {
@@ -170,14 +170,14 @@ impl MeshShape {
     }
 }
 
-/// The groups of a rank by set of axes.
+/// The groups of a rank, by set of axes.
 pub struct Mesh {
     shape: MeshShape,
-    /// The group of all ranks, and those that are split from it.
+    /// The group of all ranks, and the groups that are split from it.
     groups: Vec<Group>,
     /// The group of each set of axes.
     by_set: BTreeMap<u8, usize>,
-    /// The group of no axis.
+    /// The group for the empty set of axes.
     alone: Group,
 }
 
@@ -185,8 +185,8 @@ pub struct Mesh {
 const WORLD: usize = 0;
 
 impl Mesh {
-    /// The mesh of the ranks of `world`, the group of all ranks of a job, which all call it together. Splits `world` for each set of axes with
-    /// other ranks than other sets, so not for the data axis alone.
+    /// The mesh of `world`, the group of all ranks of a job, which must all call it. Splits `world` for each set of axes whose groups
+    /// differ from those of other sets; with data parallelism alone, no split is needed.
     ///
     /// Errors with [`Error::Value`] when `shape` does not have the ranks of `world`, and as [`Group::split`].
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
@@ -220,10 +220,10 @@ impl Mesh {
         &self.groups[WORLD]
     }
 
-    /// This rank and those that differ from it in their coordinates of `axes` alone, in the order of the job; this rank alone where these axes
-    /// have one rank. The expert axis, without data and context, gives the ranks that together hold each expert once.
+    /// The ranks that differ from this rank only in their coordinates of `axes`, this rank included, in the order of the job. The expert
+    /// axis, without data and context, gives the ranks that together hold each expert once.
     ///
-    /// Panics for the expert axis together with one of data and context, which it subdivides.
+    /// Panics for the expert axis together with only one of data and context, since it subdivides both.
     pub fn group(&self, axes: &[Axis]) -> &Group {
         self.by_set.get(&self.shape.set(axes)).map_or(&self.alone, |&index| &self.groups[index])
     }
@@ -238,13 +238,13 @@ impl Mesh {
         self.shape.size(axis)
     }
 
-    /// Where this rank lies on an axis.
+    /// The coordinate of this rank on an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.shape.coordinate(self.world().rank(), axis)
     }
 }
 
-/// All sets of axes that [`Mesh::group`] takes and that differ, smaller ones first.
+/// All different sets of axes that [`Mesh::group`] accepts, smaller sets first.
 fn sets() -> Vec<Vec<Axis>> {
     let of = |bits: u8| Axis::ALL.into_iter().filter(|axis| bits & axis.bit() != 0).collect::<Vec<_>>();
     let rows = Axis::Data.bit() | Axis::Context.bit();

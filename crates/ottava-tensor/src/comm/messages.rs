@@ -1,7 +1,7 @@
-//! Messages from one rank of a group to another.
+//! Point-to-point messages between ranks of a group.
 //!
-//! They are matched by sender, receiver and order, and compared like collectives. A sender does not wait: what it sends on the CPU waits in
-//! the hub, which fails the job when the receiver does not come within [`Limits::collective`](super::Limits::collective).
+//! Messages are matched by sender, receiver and order, and compared like collectives. A send on the CPU does not block: the hub buffers the
+//! data, and fails the job if the receiver does not receive it within [`Limits::collective`](super::Limits::collective).
 
 use super::call::{Call, Op};
 use super::group::{Group, is_elsewhere};
@@ -15,8 +15,8 @@ mod tests;
 impl Group {
     /// Sends `tensor`, of any type, to rank `to` of the group, which calls [`Group::receive`] or [`Group::exchange`].
     ///
-    /// Errors with [`Error::Value`] when `to` is this rank. Where the receiver expects another name, type or size, the later calls of both
-    /// error. On GPUs, where a send waits for its receive, two ranks that send to each other call [`Group::exchange`].
+    /// Errors with [`Error::Value`] when `to` is this rank. If the receiver expects another name, type or size, later calls of both ranks
+    /// error. On GPUs a send waits for its receive, so two ranks that send to each other must call [`Group::exchange`].
     pub fn send(&self, name: &str, to: usize, tensor: &Tensor) -> Result<Pending> {
         let call = self.message(name, |to| Op::Send { to }, to, tensor)?;
         if is_elsewhere(tensor) {
@@ -26,7 +26,7 @@ impl Group {
         Ok(Pending { progress: Progress::Done, output: tensor.clone(), _input: None })
     }
 
-    /// Receives from rank `from` of the group what that [sends](Group::send), into `tensor`.
+    /// Receives the tensor that rank `from` of the group [sends](Group::send) into `tensor`.
     ///
     /// Errors as [`Group::send`].
     pub fn receive(&self, name: &str, from: usize, tensor: Tensor) -> Result<Pending> {
@@ -37,8 +37,8 @@ impl Group {
         Ok(Pending { progress: Progress::Sent(self.start(call, Vec::new())), output: tensor, _input: None })
     }
 
-    /// Sends `input` to rank `to` and receives `output` from rank `from`, at once, so that ranks that exchange tensors do not wait for each
-    /// other's receive. Sizes may differ. Both ranks may be this one, which copies then.
+    /// Sends `input` to rank `to` and receives `output` from rank `from`, at the same time, so that ranks that exchange tensors do not
+    /// deadlock. Sizes may differ. If both ranks are this rank, it copies.
     ///
     /// Errors as [`Group::send`].
     pub fn exchange(&self, name: &str, to: usize, input: &Tensor, from: usize, mut output: Tensor) -> Result<Pending> {

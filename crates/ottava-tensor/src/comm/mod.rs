@@ -1,17 +1,19 @@
-//! Groups of ranks: their collectives, and messages between two of them.
+//! Groups of ranks: collectives, and point-to-point messages.
 //!
-//! A [`Group`] is one rank's membership in a group. A job begins as one group of all ranks: [`Group::solo`] has one rank, in
-//! [`threads::group`] ranks are threads, in [`process::join`] they are processes connected by TCP, and [`Group::dry`] counts for a plan.
-//! [`Group::split`] makes further groups of its ranks, and [`Mesh`] those of the axes of parallel training.
+//! A [`Group`] is one rank's handle of a group. A job begins with one group of all ranks: [`Group::solo`] has one rank; the ranks of
+//! [`threads::group`] are threads; those of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
+//! [`Group::split`] divides a group, and [`Mesh`] has a group for each set of axes of parallel training.
 //!
 //! All ranks of a group call the same collectives in the same order. Each call carries its number, kind, name, type and size; if those
-//! differ between ranks, all get an error that names both sides. Messages are compared in the same way. If a rank ends, open and later calls
-//! of the others end with an error that names it, in whatever group: a job has one fault. Errors number ranks as in the job.
+//! differ between ranks, all get an error that names both sides. Messages are compared in the same way. If a rank ends, open and later
+//! calls of all other ranks, in every group, return an error that names it: a job has one fault. Errors give ranks their numbers in the
+//! job.
 //!
-//! Sums are added in rank order in F32 (F64 for F64) and rounded once, so that a result depends neither on timing nor on the backend.
+//! Sums are added in rank order in F32 (F64 for F64) and rounded once, so results depend neither on timing nor on the backend.
 //!
 //! [`Group::with_gpu`] adds calls with GPU tensors by NCCL. They overlap with the compute stream, can be captured in a
-//! [`Graph`](crate::cuda::Graph), and are not compared between ranks: that would cost more than the collective. Their sums are NCCL's.
+//! [`Graph`](crate::cuda::Graph), and are not compared when they are made, which would cost more than the collective;
+//! [`Group::compare_gpu_calls`] compares a digest later. Their sums are NCCL's.
 
 mod call;
 mod collectives;

@@ -14,17 +14,17 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// Bytes per rank of the first collectives: NCCL connects ranks differently for small and large ones.
+/// Bytes per rank of the first collectives: NCCL uses different connections for small and large collectives.
 const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
 
 impl Group {
-    /// Gives the group, and those that are [split](Group::split) from it later, collectives of GPU tensors; `device` is this rank's GPU, and each rank calls it with its own. Collectives of CPU
-    /// tensors, barriers and agreements stay as they are. A group of one and a dry rank send nothing, and are returned unchanged.
+    /// Enables collectives of GPU tensors in this group and in groups that are later [split](Group::split) from it. Each rank calls it with
+    /// its own GPU as `device`. Collectives of CPU tensors, barriers and agreements do not change. A group of one rank and a dry run send
+    /// nothing and are returned unchanged.
     ///
-    /// Returns after one collective of each kind, so that NCCL's memory is allocated; it is taken from
-    /// [`CudaDevice::usable_memory`].
+    /// Runs one collective of each kind, so that NCCL allocates its memory, which reduces [`CudaDevice::usable_memory`].
     ///
-    /// Where the group is not [watched](Group::watch) yet, it is from here on, with `exit_code`.
+    /// Starts [`Group::watch`] with `exit_code` if it has not been started.
     ///
     /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
     pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Group> {
@@ -37,7 +37,7 @@ impl Group {
         Ok(self)
     }
 
-    /// This rank's communicator, made in the first call, which all ranks of the group make together; `None` without GPUs.
+    /// This rank's communicator, created in the first call, which all ranks of the group must make; `None` without GPUs.
     fn communicator(&self) -> Result<Option<Arc<NcclComm>>> {
         let Some(gpu) = &self.gpu else { return Ok(None) };
         if let Some(comm) = &*gpu.communicator() {
@@ -62,11 +62,11 @@ impl Group {
         Ok(Some(comm))
     }
 
-    /// The id of the group's rank 0. Without NCCL on any rank, all ranks error before any waits for another in NCCL.
+    /// The id of the group's rank 0. If any rank has no NCCL, all ranks error before any of them waits in NCCL.
     fn share_id(&self) -> Result<NcclId> {
         let own =
             if self.rank() == 0 { NcclId::new().map(|id| id.0.to_vec()) } else { require_nccl().map(|()| Vec::new()) };
-        // The id, nothing, or a problem after a zero.
+        // The id, nothing, or an error message after a zero byte.
         let sent = own.as_ref().map_or_else(|e| format!("\0{e}").into_bytes(), |id| [&[1], id.as_slice()].concat());
         let all = self.agree("NCCL's id", &sent)?;
         own?;
@@ -86,7 +86,7 @@ impl Group {
         }
     }
 
-    /// One collective of each kind with slices of `bytes`, and waits for them.
+    /// Runs one collective of each kind with slices of `bytes`, and waits for them.
     fn connect(&self, device: &Device, bytes: usize) -> Result<()> {
         let zeros = |dtype: DType, slices: usize| Tensor::zeros(device, &[slices * bytes / dtype.size()], dtype);
         for dtype in [DType::F32, DType::BF16] {
@@ -127,7 +127,7 @@ impl Group {
         Ok(Pending { progress, output, _input: input.cloned() })
     }
 
-    /// Starts checked messages of tensors that are not on the CPU, which is not this rank's alone.
+    /// Starts checked messages of tensors that are not on the CPU.
     pub(super) fn start_messages_on_gpu(
         &self,
         sent: Option<(&Call, &Tensor)>,
@@ -139,7 +139,7 @@ impl Group {
         let [to, from] = calls.map(|call| call.and_then(|call| self.peer(call)));
         let mut output = received.map(|(_, tensor)| tensor);
         let progress = match self.communicator()? {
-            // A group of one has no messages, and a dry rank sends none.
+            // A group of one rank and a dry run send no messages.
             None => Progress::Done,
             Some(nccl) => {
                 let message = |address, bytes, peer| Some(Message { address, bytes, peer }).filter(|_| bytes > 0);
@@ -160,7 +160,7 @@ impl Group {
         Ok(Pending { progress, output, _input: input })
     }
 
-    /// The other rank of a message, numbered as in the group.
+    /// The number in the group of the other rank of a message.
     fn peer(&self, call: &Call) -> Option<usize> {
         match call.op {
             Op::Send { to: peer } | Op::Receive { from: peer } => self.members.place(peer),
@@ -168,19 +168,19 @@ impl Group {
         }
     }
 
-    /// Remembers and counts a call of the GPU.
+    /// Records and counts a GPU call.
     fn note(&self, call: &Call) {
         self.endpoint.history.note(&self.members, self.endpoint.rank, call);
         self.endpoint.traffic().count(call, self.size());
     }
 
-    /// Whether this group has calls with the tensors of `gpu`.
+    /// Whether this group supports tensors of `gpu`.
     pub(super) fn has_gpu(&self, gpu: &Arc<CudaDevice>) -> bool {
         self.gpu.as_ref().is_some_and(|own| Arc::ptr_eq(&own.device, gpu))
     }
 }
 
-/// NCCL's function for `call`, and what it gets.
+/// NCCL's function for `call`, and its arguments.
 fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut Tensor) -> (&'static str, Collective) {
     let size = ranks.len();
     let (bytes, elements, dtype) = (call.buffer_bytes(), call.elements, output.dtype());
@@ -193,7 +193,7 @@ fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut
             ("ncclReduceScatter", Collective::ReduceScatter { input, output: buffer, slice, dtype })
         }
         Op::AllReduce(reduce) => {
-            // NCCL's maximum of floats loses NaN. Those without sign are ordered as their bits are, NaN last.
+            // NCCL's floating-point maximum loses NaN. Floats without sign bit have the order of their bits, with NaN last.
             let (op, dtype) = match (reduce, dtype) {
                 (Reduce::Sum, dtype) => (NcclOp::Sum, dtype),
                 (Reduce::Max, DType::F32) => (NcclOp::Max, DType::I32),

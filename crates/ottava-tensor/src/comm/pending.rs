@@ -9,7 +9,7 @@ use crate::tensor::Tensor;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// A started call: its answer, and what its errors name.
+/// A started call: the receiver of its answer, and its name for errors.
 pub(super) struct Started {
     /// [`Call::numbered`](super::call::Call::numbered).
     pub call: String,
@@ -39,18 +39,18 @@ impl Started {
     }
 }
 
-/// How far a call is.
+/// The state of a call.
 pub(super) enum Progress {
     /// Sent to the job; the answer has the bytes of the output.
     Sent(Started),
     /// Enqueued on the GPU, after which the output is written.
     Gpu(Transfer),
-    /// Ended, or left to the job.
+    /// Ended, or dropped before its end.
     Done,
 }
 
-/// A collective or message in progress, with its tensors. [`Pending::wait`] ends it. Dropping it discards the result on this rank alone;
-/// later work of a GPU still waits for it.
+/// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping it discards the result on this rank
+/// only; later GPU work still waits for it.
 #[must_use = "the call ends in wait()"]
 pub struct Pending {
     // Dropped first: compute must wait for a collective before its tensors are freed.
@@ -61,11 +61,11 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits until all ranks have called the collective, or the sender of a message has, and returns the tensor that was written. On a GPU the
-    /// host does not wait, but later work of the GPU does. A send returns the tensor that it was given, and waits on GPUs alone.
+    /// Waits for the collective or message and returns the tensor that was written. A send returns its input; on the CPU it does not wait
+    /// for the receiver. On a GPU the host does not wait, but later GPU work does.
     ///
-    /// Errors with [`Error::Ranks`] when a rank is lost or calls another collective; not on a GPU, where
-    /// [`Group::with_gpu`](super::Group::with_gpu) says what happens then.
+    /// On the CPU, errors with [`Error::Ranks`] if a rank is lost or calls another collective. For GPUs see
+    /// [`Group::with_gpu`](super::Group::with_gpu).
     pub fn wait(self) -> Result<Tensor> {
         let Pending { progress, mut output, _input } = self;
         match progress {

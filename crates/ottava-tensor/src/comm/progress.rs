@@ -1,7 +1,8 @@
-//! Whether this process makes progress while other ranks wait for it.
+//! Progress reports of a process while other ranks wait for it.
 //!
 //! A collective has a deadline ([`Limits::collective`](super::Limits::collective)), but work before it may take hours: tokenizing, hashing,
-//! writing a checkpoint. Such work reports progress, which heartbeats carry to rank 0, and the deadline of a rank starts anew with each report.
+//! writing a checkpoint. Such work reports progress; heartbeats carry the reports to rank 0, and each report restarts the deadline of its
+//! rank.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +13,7 @@ pub fn report_progress() {
     REPORTS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Reports of this process so far.
+/// The number of reports of this process so far.
 pub(super) fn reports() -> u64 {
     REPORTS.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! One call of all ranks of a channel, while some have not come.
+//! An open call: some ranks of its channel have not made it yet.
 
 use super::call::{Call, Channel, Op};
 use super::combine::Bytes;
@@ -13,7 +13,7 @@ pub(super) type Reply = Result<Bytes, Fault>;
 /// Delivers an answer. Called with the hub locked, so it must neither block nor call the hub.
 pub(super) type Sink = Box<dyn FnOnce(Reply) + Send>;
 
-/// A call of a rank, with the bytes that it contributes and the way of its answer.
+/// A call of a rank, with the bytes that it contributes and the sink of its answer.
 pub(super) struct Arrival {
     pub rank: usize,
     pub call: Call,
@@ -27,7 +27,7 @@ pub(super) struct Round {
     pub number: u64,
     /// The ranks of the channel.
     ranks: Vec<usize>,
-    /// When the first rank came.
+    /// When the first rank made the call.
     pub began: Instant,
     /// By place among `ranks`.
     pub arrivals: Vec<Option<Arrival>>,
@@ -53,7 +53,7 @@ impl Round {
         self.ranks.iter().zip(&self.arrivals).filter(|(_, arrival)| arrival.is_none()).map(|(&rank, _)| rank)
     }
 
-    /// Whether `rank` has come, and can do nothing before the others have: a sender can.
+    /// Whether `rank` has made the call and waits for the others; a sender does not wait.
     pub fn holds(&self, rank: usize) -> bool {
         self.came().any(|arrival| arrival.rank == rank && !matches!(arrival.call.op, Op::Send { .. }))
     }

@@ -1,4 +1,4 @@
-//! A job of one rank, whose collectives end at once.
+//! A job of one rank, whose collectives complete immediately.
 
 use super::call::Call;
 use super::combine::combine;

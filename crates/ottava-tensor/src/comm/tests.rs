@@ -371,8 +371,8 @@ fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
                 assert_eq!(
                     error.to_string(),
                     format!(
-                        "rank {absent} ({process}) did not come to all_reduce `loss`, collective 2 \
-                         (its last was barrier `first`, collective 1) within 800ms; {waiting} wait there"
+                        "rank {absent} ({process}) did not call all_reduce `loss`, collective 2 \
+                         (its last was barrier `first`, collective 1) within 800ms; {waiting} are waiting"
                     )
                 );
             }

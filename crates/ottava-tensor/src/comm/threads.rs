@@ -52,9 +52,10 @@ impl Drop for Local {
     }
 }
 
-/// The groups of all of `size` ranks, in rank order, each to be moved to a thread of its own.
+/// The groups of `size` ranks, in rank order; move each to its own thread.
 ///
-/// When one and its splits are dropped, as by a panic of its thread, open and later collectives of the others end with an error.
+/// If a group and its splits are dropped, for example because their thread panics, open and later collectives of the other ranks return an
+/// error.
 ///
 /// ```
 /// use ottava_tensor::comm::{Reduce, threads};
@@ -75,7 +76,7 @@ pub fn group(size: usize) -> Vec<Group> {
     group_within(size, Limits::default())
 }
 
-/// [`group`] with these limits. All ranks report progress as one, since they are one process.
+/// [`group`] with these limits. A progress report counts for all ranks, since they are one process.
 pub fn group_within(size: usize, limits: Limits) -> Vec<Group> {
     let hub = Arc::new(Hub::new(vec![this_process(); size], size));
     hub.enforce(limits.collective);

@@ -45,11 +45,11 @@ impl Mul<u64> for Sent {
 
 /// What one rank sends in all its groups, by kind of call.
 ///
-/// Bytes are what a collective of `W` ranks itself has to move, whatever the backend: a ring or a direct exchange sends (W - 1) / W of the
-/// buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
+/// Bytes are those that a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
+/// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
 /// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
-/// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, (W - 1) / W of it on average. Each call is rounded down to
-/// bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
+/// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is
+/// rounded down to whole bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// All-gathers.
@@ -123,7 +123,7 @@ impl Add for Traffic {
 impl Sub for Traffic {
     type Output = Traffic;
 
-    /// What was sent since the reading `before`.
+    /// The difference to the earlier reading `before`.
     fn sub(self, before: Traffic) -> Traffic {
         self.zip(before, Sent::sub)
     }

@@ -1,9 +1,9 @@
 //! Ends this process when its job fails and its main thread does not notice.
 //!
-//! NCCL's kernels wait for ever for a rank that has ended, and the thread that synchronises with them never returns. So a thread
-//! watches the job's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and
-//! drops its groups; then it reports the fault itself and ends the process. It also fails the job when a GPU does not end its work
-//! within [`Limits::collective`](super::Limits::collective).
+//! NCCL's kernels wait forever for a rank that has ended, and a thread that synchronises with them never returns. So another thread watches
+//! the job's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and drops its
+//! groups; then it reports the fault itself and ends the process. It also fails the job if the host waits for its GPU longer than
+//! [`Limits::collective`](super::Limits::collective).
 
 use super::fault::{Fault, this_process};
 use super::history::History;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long the main thread has to report a fault itself.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
-/// How often the thread looks for how long the GPU has been waited for.
+/// The time between checks of how long the host has waited for its GPU.
 const PAUSE: Duration = Duration::from_secs(1);
 
 enum Event {
@@ -31,17 +31,17 @@ enum Event {
 /// A running watch. Dropping it ends the watch.
 pub(super) struct Watch(Sender<Event>);
 
-/// What a watch does.
+/// The settings of a watch.
 pub(super) struct Orders {
     /// This rank.
     pub rank: usize,
-    /// How long its GPU may take for its work.
+    /// The longest time that the host may wait for its GPU.
     pub limit: Duration,
-    /// How long the main thread has to notice a fault.
+    /// The time that the main thread has to handle a fault.
     pub grace: Duration,
-    /// Told of the first fault at once.
+    /// Called at once after the first fault.
     pub notify: Box<dyn Fn() + Send>,
-    /// Ends the process with the first fault, if its main thread has not noticed it.
+    /// Ends the process with the first fault if the main thread has not handled it.
     pub end: Box<dyn FnOnce(Error) + Send>,
 }
 
@@ -75,19 +75,19 @@ impl Watch {
         Ok(Watch(sender))
     }
 
-    /// Also looks for how long the host waits for `device`.
+    /// Also watches how long the host waits for `device`.
     pub fn add_gpu(&self, device: Arc<CudaDevice>) {
-        // The thread has ended where the group failed.
+        // The thread has ended if the job failed.
         let _ = self.0.send(Event::Gpu(device));
     }
 
-    /// Ends the watch: no work waits for other ranks any more.
+    /// Ends the watch, since no work waits for other ranks any more.
     pub fn disarm(&self) {
         let _ = self.0.send(Event::Disarm);
     }
 }
 
-/// The first fault; `None` when the watch ends. Calls `late` once a GPU has been waited for longer than `limit`.
+/// Waits for the first fault; `None` when the watch ends. Calls `late` once if the host waits for a GPU longer than `limit`.
 fn first_fault(events: &Receiver<Event>, limit: Duration, mut late: impl FnMut(Duration)) -> Option<Fault> {
     let mut gpu: Option<Arc<CudaDevice>> = None;
     let mut reported = false;
@@ -207,11 +207,11 @@ mod tests {
             let message = process.errors();
             assert!(
                 message.contains(
-                    ") did not come to barrier `second`, collective 2 (its last was barrier `first`, collective 1)"
+                    ") did not call barrier `second`, collective 2 (its last was barrier `first`, collective 1)"
                 ),
                 "{message}"
             );
-            assert!(message.contains(" within 3s; ranks 0, 2 wait there"), "{message}");
+            assert!(message.contains(" within 3s; ranks 0, 2 are waiting"), "{message}");
         }
     }
 

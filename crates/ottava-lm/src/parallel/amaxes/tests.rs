@@ -108,7 +108,7 @@ fn a_cast_with_a_wrong_group_is_named_on_all_ranks() {
             let message = compared.expect_err("scales differ").to_string();
             let tensor = rank % shape.tensor;
             let expected = format!(
-                "ranks have come apart: `layers.1.input` (amax and scale) of rank {} is not that of rank {tensor} after step 1",
+                "ranks have diverged: `layers.1.input` (amax and scale) of rank {} differs from that of rank {tensor} after step 1",
                 tensor + shape.tensor
             );
             assert!(message.contains(&expected), "{shape}, rank {rank}: {message}");

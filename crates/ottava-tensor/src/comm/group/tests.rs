@@ -131,9 +131,9 @@ fn a_rank_that_a_waiting_rank_waits_for_is_the_one_that_is_late() {
             .to_string()
         });
         for error in errors {
-            assert!(error.starts_with("rank 2 (pid ") && error.contains("did not come to barrier `second`"), "{error}");
+            assert!(error.starts_with("rank 2 (pid ") && error.contains("did not call barrier `second`"), "{error}");
             assert!(error.contains("collective 1 of group `high` (ranks 1, 2) (its last was split `high`"), "{error}");
-            assert!(error.ends_with("; rank 1 waits there"), "{error}");
+            assert!(error.ends_with("; rank 1 is waiting"), "{error}");
         }
     }
 }
@@ -147,7 +147,7 @@ fn ranks_that_wait_for_each_other_are_named() {
             first.barrier("a").and_then(|()| second.barrier("a")).unwrap_err().to_string()
         });
         for error in errors {
-            assert!(error.contains("did not come to barrier `a`, collective "), "{error}");
+            assert!(error.contains("did not call barrier `a`, collective "), "{error}");
             assert!(error.contains("its last was barrier `a`, collective "), "{error}");
             assert!(error.contains("rank 0") && error.contains("rank 1") && error.contains("group `other`"), "{error}");
         }

@@ -217,13 +217,13 @@ fn a_partner_that_never_comes_is_named_with_who_waits_for_it() {
             assert_eq!(errors.len(), 3, "{what}");
             let (missed, waits) = match what {
                 "send" | "exchange" => ("receive `x` from rank 2, message 1", "has sent it"),
-                "receive" => ("send `x` to rank 2, message 1", "waits there"),
-                _ => ("split `x4`, collective 1", "waits there"),
+                "receive" => ("send `x` to rank 2, message 1", "is waiting"),
+                _ => ("split `x4`, collective 1", "is waiting"),
             };
             for (rank, error) in errors {
                 assert!(matches!(error, Error::Ranks { fault: RankFault::Late, .. }), "{what}, {rank}: {error}");
                 let expected = format!(
-                    "rank 3 ({}) did not come to {missed} of group `pair` (ranks 2, 3) (its last was split `pair`, \
+                    "rank 3 ({}) did not call {missed} of group `pair` (ranks 2, 3) (its last was split `pair`, \
                      collective 1) within 800ms; rank 2 {waits}",
                     this_process()
                 );
@@ -243,7 +243,10 @@ fn a_partner_that_waits_in_another_call_is_named_with_both_calls() {
             let message = error.to_string();
             assert!(matches!(error, Error::Ranks { fault: RankFault::Late, .. }), "{what}, rank {rank}: {message}");
             assert!(message.contains("rank 2"), "{what}, rank {rank}: {message}");
-            assert!(message.contains("rank 3") || message.contains(", 3 wait there"), "{what}, rank {rank}: {message}");
+            assert!(
+                message.contains("rank 3") || message.contains(", 3 are waiting"),
+                "{what}, rank {rank}: {message}"
+            );
             assert!(message.contains("barrier `elsewhere`"), "{what}, rank {rank}: {message}");
             assert!(message.contains("of group `pair` (ranks 2, 3)"), "{what}, rank {rank}: {message}");
         }
@@ -258,7 +261,7 @@ fn two_ranks_that_receive_from_each_other_are_named() {
     });
     for error in errors {
         assert!(
-            error.contains("did not come to send `x` to rank ") && error.contains("its last was receive `x`"),
+            error.contains("did not call send `x` to rank ") && error.contains("its last was receive `x`"),
             "{error}"
         );
     }

@@ -1,4 +1,4 @@
-//! A rank other than 0: joins rank 0, sends its calls there and receives the answers.
+//! A rank other than 0: joins rank 0, sends it calls and receives the answers.
 
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
@@ -27,20 +27,20 @@ use std::{mem, slice};
 /// Time between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Time between looks at requests to stop.
+/// Time between checks for stop requests.
 const CHECK: Duration = Duration::from_millis(100);
 
 /// Longest time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How much later than rank 0 this rank gives up, so that it hears which rank is missing.
+/// How much later than rank 0 this rank gives up, so that rank 0 can tell it which rank is missing.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Calls {
     /// Requests so far.
     requests: u64,
-    /// Those without an answer, by number.
+    /// Requests without an answer, by number.
     open: BTreeMap<u64, Sender<Reply>>,
     fault: Option<Fault>,
     observers: Vec<Observer>,
@@ -55,7 +55,7 @@ impl Open {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request and returns its number; after a fault it is answered at once, and has none.
+    /// Adds a request and returns its number; after a fault, answers it at once and returns `None`.
     fn add(&self, answer: Sender<Reply>) -> Option<u64> {
         let mut state = self.lock();
         if let Some(fault) = &state.fault {
@@ -165,7 +165,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
             Event::Message(Kind::Heartbeat, _) => return,
             Event::Message(Kind::Stop, _) => return supervisor.request_stop(),
             Event::Message(Kind::Fault, body) => match decode_fault(&body) {
-                // It may overtake rank 0's decision, which comes in any case: a rank that was refused ends at once.
+                // This may arrive before rank 0's decision, which is sent in any case: a rank that was rejected ends at once.
                 Some(fault) => return calls.fail(fault),
                 None => None,
             },
@@ -206,7 +206,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
     Ok(Group::world(Endpoint::new(rank, size, Box::new(Client { open, connection }), limits)))
 }
 
-/// A connection to rank 0 that both sides have proved, and rank 0's process. Tries again while rank 0 does not listen yet.
+/// An authenticated connection to rank 0, and rank 0's process. Retries until rank 0 listens.
 fn reach(rendezvous: &Rendezvous) -> Result<(TcpStream, String), String> {
     let address = &rendezvous.address;
     let deadline = Instant::now() + rendezvous.limits.join;
@@ -227,7 +227,7 @@ fn reach(rendezvous: &Rendezvous) -> Result<(TcpStream, String), String> {
         }
         match error.kind() {
             ErrorKind::PermissionDenied => {
-                return Err(format!("rank 0 at {address} has another secret than rank {}", rendezvous.rank));
+                return Err(format!("rank 0 at {address} has a different secret from rank {}", rendezvous.rank));
             }
             ErrorKind::InvalidData => {
                 return Err(format!("the process at {address} is not rank 0 of this version of Ottava"));

@@ -1,4 +1,4 @@
-//! A connection between two known ranks: one thread reads, another writes, and sends heartbeats while there is nothing else to send.
+//! A connection between two known ranks: one thread reads; another writes, and sends heartbeats when there is nothing else to send.
 
 use super::frame::{self, Kind, LIMIT};
 use crate::comm::limits::Limits;
@@ -15,7 +15,7 @@ use std::{io, thread};
 /// How long a rank that leaves waits until the others have read its last messages.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How often it looks.
+/// Time between its checks.
 const POLL: Duration = Duration::from_millis(1);
 
 /// A message to send: its kind, the head of its body, and data that other messages may share.
@@ -32,7 +32,7 @@ impl Outgoing {
     }
 }
 
-/// What the reader tells of the other rank.
+/// What the reader reports of the other rank.
 pub(super) enum Event {
     /// It sent a message, such as a heartbeat with its reports of progress.
     Message(Kind, Vec<u8>),
@@ -52,7 +52,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Starts the threads over a connected stream. `handle` gets each event and the queue for answers.
     ///
-    /// The other rank counts as lost when nothing came from it for [`Limits::silence`]; this rank sends four heartbeats in that time.
+    /// The other rank counts as lost if it sends nothing for [`Limits::silence`]; this rank sends four heartbeats in that time.
     pub fn open(
         stream: TcpStream,
         limits: Limits,
@@ -72,13 +72,13 @@ impl Connection {
                     Err(_) => break Event::Ended,
                 }
             };
-            // The other rank waits for this after its `Bye`, and `handle` may wait for the end of its process. A failure means that it is gone
-            // already.
+            // The other rank waits for the end of the stream after its `Bye`, and `handle` may wait for the end of its process. An error
+            // means that it has already ended.
             let _ = input.shutdown(Shutdown::Both);
             handle(last, &answers);
         })?;
         let writer = thread::Builder::new().name("comm writer".into()).spawn(move || {
-            // The reader notices what a failed write means.
+            // The reader detects and reports the cause of a failed write.
             let _ = write_all(output, &outgoing, limits.heartbeat());
         })?;
         Ok(Connection { stream, queue, threads: vec![reader, writer] })
@@ -89,13 +89,13 @@ impl Connection {
         self.queue.clone()
     }
 
-    /// Enqueues a message. If the other rank is gone, its reader has said so.
+    /// Enqueues a message. If the other rank has ended, the reader has reported it.
     pub fn send(&self, message: Outgoing) {
         let _ = self.queue.send(message);
     }
 }
 
-/// Sends what is queued, and heartbeats, until the `Bye`.
+/// Sends queued messages and heartbeats until the `Bye`.
 fn write_all(mut stream: TcpStream, outgoing: &Receiver<Outgoing>, interval: Duration) -> io::Result<()> {
     loop {
         let message = match outgoing.recv_timeout(interval) {
@@ -112,7 +112,7 @@ fn write_all(mut stream: TcpStream, outgoing: &Receiver<Outgoing>, interval: Dur
     }
 }
 
-/// Sends what is queued and a `Bye` on all connections, and waits up to two seconds until the other ranks have read it.
+/// Sends queued messages and a `Bye` on all connections, and waits up to two seconds until the other ranks have read them.
 pub(super) fn finish(connections: &[Connection]) {
     for connection in connections {
         connection.send(Outgoing::new(Kind::Bye, Vec::new()));

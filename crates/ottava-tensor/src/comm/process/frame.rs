@@ -17,20 +17,20 @@ pub(super) const LIMIT: u64 = 64 << 30;
 /// Memory reserved before the first byte of a body arrives.
 const RESERVED: u64 = 1 << 20;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Rank 0 to a new connection: its challenge.
     Challenge,
-    /// The answer: who the rank is, with proof.
+    /// The answer: the rank, its identity and its proof.
     Hello,
-    /// Rank 0 knows the secret too.
+    /// Rank 0's proof of the secret.
     Accepted,
     /// The proof was wrong.
     Denied,
     /// All ranks have joined.
     Welcome,
-    /// The group does not form; the body says why.
+    /// The group cannot be formed; the body has the reason.
     Refused,
     /// The sender is alive; the body counts its reports of progress.
     Heartbeat,
@@ -72,7 +72,7 @@ pub(super) fn write(stream: &mut impl Write, kind: Kind, parts: &[&[u8]]) -> io:
     parts.iter().try_for_each(|part| stream.write_all(part))
 }
 
-/// Reads a message; [`ErrorKind::InvalidData`] if it is none, or if its body is longer than `limit`.
+/// Reads a message; [`ErrorKind::InvalidData`] if it is malformed, or if its body is longer than `limit`.
 pub(super) fn read(stream: &mut impl Read, limit: u64) -> io::Result<(Kind, Vec<u8>)> {
     let invalid = |message: &str| io::Error::new(ErrorKind::InvalidData, message);
     let mut header = [0; HEADER];

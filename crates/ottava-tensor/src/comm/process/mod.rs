@@ -21,7 +21,8 @@ use super::group::Group;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 
-/// Lets this process, which may be stopped (SIGSTOP), go on when the thread that started it ends, so that it notices and ends too.
+/// Has the system continue this process, if it is stopped (SIGSTOP), when the thread that started it ends, so that it detects this and ends
+/// too.
 pub fn wake_with_parent() {
     // SAFETY: asks for a signal that does nothing to a process that runs.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
@@ -36,9 +37,9 @@ pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
 
 /// Joins the group of `rendezvous`. Returns when all ranks have joined.
 ///
-/// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks when one is missing at
-/// [`Limits::join`], ends, or differs in size or identity; the message names it. A rank with another secret gets that error alone.
-/// Errors with [`Error::Io`] when rank 0 cannot listen at the address.
+/// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks if a rank has not joined within
+/// [`Limits::join`], ends, or differs in size or identity; the message names it. A rank with a different secret is the only one to get that
+/// error. Errors with [`Error::Io`] when rank 0 cannot listen at the address.
 pub fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let Rendezvous { rank, size, ref address, .. } = *rendezvous;
     if rank >= size {

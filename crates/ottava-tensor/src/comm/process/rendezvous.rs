@@ -10,40 +10,41 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a process needs to join its group. All but `rank` is the same on all ranks.
+/// The settings with which a process joins its group. All except `rank` are the same on all ranks.
 pub struct Rendezvous {
     /// This rank, from 0 to `size - 1`.
     pub rank: usize,
     /// Ranks of the group.
     pub size: usize,
-    /// `host:port` at which rank 0 listens: on that interface alone, so `127.0.0.1:port` if all ranks are on one host.
+    /// `host:port` at which rank 0 listens, on that interface only: `127.0.0.1:port` if all ranks are on one host.
     pub address: String,
-    /// Known to the ranks of this job alone. Processes with another secret are refused. Never sent or logged.
+    /// The secret of this job. Processes with a different secret are rejected. Never sent or logged.
     pub secret: Vec<u8>,
     /// Names and values, such as hashes of program, configuration and data, that must be the same on all ranks. At most 60 KiB.
     pub identity: Vec<(String, String)>,
     /// How long ranks wait for each other.
     pub limits: Limits,
-    /// What the program that starts the group knows of it.
+    /// Callbacks into the program that starts the group.
     pub supervisor: Arc<dyn Supervisor>,
 }
 
-/// What the program that a rank runs in knows of its job.
+/// Callbacks into the program of a rank.
 pub trait Supervisor: Send + Sync {
-    /// Asked several times a second until all ranks have joined; an error, a sentence, ends the rendezvous of this rank.
+    /// Called several times a second until all ranks have joined; an error (a sentence) ends the rendezvous of this rank.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Whether this process was asked to stop. Asked until all ranks have joined; a stop ends the rendezvous of all ranks.
+    /// Whether this process was asked to stop. Called until all ranks have joined; a stop ends the rendezvous of all ranks.
     fn stop_requested(&self) -> bool {
         false
     }
 
-    /// Told when another rank was asked to stop, from any thread.
+    /// Called, from any thread, when another rank was asked to stop.
     fn request_stop(&self) {}
 
-    /// Asked by rank 0 when another rank is lost: what is known of its end, as "it was killed by signal 9, and its log is rank-1.log".
+    /// Called by rank 0 when another rank is lost; returns what is known about its end, for example "it was killed by signal 9, and its log
+    /// is rank-1.log".
     fn describe_end(&self, rank: usize) -> Option<String> {
         let _ = rank;
         None
@@ -64,7 +65,7 @@ impl Rendezvous {
     }
 }
 
-/// A stream whose reads and writes end at a deadline, so that a stranger cannot hold a thread by sending slowly.
+/// A stream whose reads and writes have a deadline, so that an unknown peer cannot block a thread by sending slowly.
 struct Until<'a>(&'a TcpStream, Instant);
 
 impl Until<'_> {
@@ -100,7 +101,7 @@ fn expect(stream: &mut Until, kind: Kind) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Rank 0's side: who is at the other end of `stream`. [`ErrorKind::PermissionDenied`] for another secret.
+/// Rank 0's side: identifies the peer of `stream`. [`ErrorKind::PermissionDenied`] for a different secret.
 pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io::Result<Hello> {
     let mut until = Until(stream, deadline);
     let ours = random_bytes()?;
@@ -119,8 +120,8 @@ pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io
     Ok(hello)
 }
 
-/// The other side: introduces `hello` to rank 0 and returns rank 0's process. [`ErrorKind::UnexpectedEof`] if rank 0 closed the
-/// connection before its challenge, [`ErrorKind::PermissionDenied`] if either side has another secret.
+/// The other side: introduces `hello` to rank 0 and returns rank 0's process. [`ErrorKind::UnexpectedEof`] if rank 0 closed the connection
+/// before its challenge, [`ErrorKind::PermissionDenied`] if the secrets differ.
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], hello: &Hello, deadline: Instant) -> io::Result<String> {
     let mut until = Until(stream, deadline);
     let theirs = expect(&mut until, Kind::Challenge)?;

@@ -1,4 +1,4 @@
-//! Rank 0: gathers the other ranks, then feeds their calls to the hub.
+//! Rank 0: accepts the other ranks, then passes their calls to the hub.
 
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
@@ -22,19 +22,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest time in which a connection must prove that it is a rank.
+/// Time within which a connection must authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Unproven connections beyond the number of ranks; further ones are closed, and ranks among them try again.
+/// Unauthenticated connections allowed beyond the number of ranks; further connections are closed, and ranks among them retry.
 const STRANGERS: usize = 64;
 
-/// How long rank 0 waits for further ranks when the group cannot form, so that they hear why.
+/// How long rank 0 waits for further ranks when the group cannot be formed, to send them the reason.
 const LATECOMERS: Duration = Duration::from_secs(1);
 
-/// How often rank 0 tells who is missing.
+/// Time between reports of the missing ranks.
 pub(super) const NOTICE: Duration = Duration::from_secs(10);
 
-/// How often rank 0 looks for connections.
+/// Time between checks for connections.
 const POLL: Duration = Duration::from_millis(5);
 
 /// Rank 0's membership.
@@ -70,11 +70,11 @@ struct Gathering<'a> {
     hub: Arc<Hub>,
     hellos: BTreeMap<usize, Hello>,
     connections: Vec<Connection>,
-    /// Connections with a wrong secret.
+    /// The number of connections with a wrong secret.
     denied: usize,
 }
 
-/// Gathers the ranks of `rendezvous` at `listener`.
+/// Accepts the ranks of `rendezvous` at `listener`.
 pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
     let own = rendezvous.hello();
     let mut processes = vec!["not joined".to_string(); rendezvous.size];
@@ -103,7 +103,7 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<G
 }
 
 impl Gathering<'_> {
-    /// Returns when all ranks have joined; the error says why they do not form a group.
+    /// Returns when all ranks have joined; the error is the reason why they do not form a group.
     fn gather(&mut self, listener: &TcpListener) -> Result<(), String> {
         let Rendezvous { size, limits, ref secret, ref supervisor, .. } = *self.rendezvous;
         let mut deadline = Instant::now() + limits.join;
@@ -153,7 +153,7 @@ impl Gathering<'_> {
         }
     }
 
-    /// Whether a rank was asked to stop, in words. Passes the request on to all.
+    /// A sentence if a rank was asked to stop. Forwards the request to all ranks.
     fn stopped(&self) -> Option<String> {
         self.rendezvous.supervisor.stop_requested().then(|| {
             self.hub.stop();
@@ -161,7 +161,7 @@ impl Gathering<'_> {
         })
     }
 
-    /// The rank that was lost since it joined, in words.
+    /// A sentence about the rank that was lost since it joined.
     fn lost(&self) -> Option<String> {
         self.hub.fault().map(|fault| fault.error("the rendezvous", Vec::new()).to_string())
     }
@@ -171,7 +171,7 @@ impl Gathering<'_> {
         let missing: Vec<_> = (0..self.rendezvous.size).filter(|rank| !self.hellos.contains_key(rank)).collect();
         let denied = match self.denied {
             0 => String::new(),
-            denied => format!("; {denied} connections had another secret"),
+            denied => format!("; {denied} connections had a different secret"),
         };
         (list_ranks(&missing), denied)
     }
@@ -186,7 +186,7 @@ impl Gathering<'_> {
         tracing::info!("rank 0 listens at {local}{reach}, and waits for {missing}{denied}");
     }
 
-    /// Adds a process that has proved the secret. The error is why it does not belong to the group; it will be told, too.
+    /// Adds an authenticated process. The error is the reason why it does not belong to the group; the process is also told.
     fn add(&mut self, hello: Hello, stream: TcpStream) -> Result<(), String> {
         let (rank, limits) = (hello.rank, self.rendezvous.limits);
         let failed = |e: io::Error| format!("rank 0 cannot serve rank {rank}: {e}");
@@ -215,7 +215,7 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// Why a process does not fit into the group.
+    /// The reason why a process does not belong to the group.
     fn misfit(&self, hello: &Hello) -> Option<String> {
         let (size, Hello { rank, process, .. }) = (self.rendezvous.size, hello);
         if hello.size != size || *rank >= size {
@@ -226,7 +226,7 @@ impl Gathering<'_> {
     }
 }
 
-/// Checks a new connection in a thread of its own; false if there is none.
+/// Checks a new connection in its own thread; false if there is none.
 fn check_soon(
     stream: TcpStream,
     secret: Arc<[u8]>,
@@ -242,7 +242,7 @@ fn check_soon(
     thread::Builder::new().name("comm handshake".into()).spawn(check).is_ok()
 }
 
-/// Passes a message of `rank` to the hub; `None` for one that only rank 0 sends, or with another content.
+/// Passes a message of `rank` to the hub; `None` if only rank 0 may send it or its content is malformed.
 fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgoing>) -> Option<()> {
     match kind {
         Kind::Heartbeat => hub.progress(rank, Fields(body).number()?),
@@ -255,7 +255,7 @@ fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgo
             let answer = move |reply: Reply| {
                 if let Ok(bytes) = reply {
                     let data = Some((bytes.all, bytes.range));
-                    // If the rank is gone, its reader has said so.
+                    // If the rank has ended, its reader has reported it.
                     let _ = queue.send(Outgoing { kind: Kind::Result, head: request.to_le_bytes().to_vec(), data });
                 }
             };
@@ -266,7 +266,7 @@ fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgo
     Some(())
 }
 
-/// The first entry of the identities that differs, with its values by rank.
+/// Describes the first entry of the identities that differs, with its values by rank.
 fn difference(hellos: &BTreeMap<usize, Hello>) -> Option<String> {
     let names = hellos.values().flat_map(|hello| hello.identity.iter().map(|(name, _)| name));
     names.into_iter().find_map(|name| {

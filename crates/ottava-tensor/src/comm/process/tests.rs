@@ -243,10 +243,10 @@ fn another_secret_is_refused() {
         }
     });
     assert!(
-        messages[0].starts_with("rank 1 did not join") && messages[0].ends_with("had another secret"),
+        messages[0].starts_with("rank 1 did not join") && messages[0].ends_with("had a different secret"),
         "{messages:?}"
     );
-    assert!(messages[1].ends_with("has another secret than rank 1"), "{messages:?}");
+    assert!(messages[1].ends_with("has a different secret from rank 1"), "{messages:?}");
 }
 
 #[test]

@@ -27,12 +27,12 @@ fn dtype_code(dtype: DType) -> u8 {
     DTYPES.iter().position(|known| *known == dtype).expect("all types are listed") as u8
 }
 
-/// Who a rank is, as it says to rank 0.
+/// The identity that a rank sends to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub rank: usize,
     pub size: usize,
-    /// As "pid 4242 on host x".
+    /// For example "pid 4242 on host x".
     pub process: String,
     pub identity: Vec<(String, String)>,
 }
@@ -63,10 +63,10 @@ impl Hello {
     }
 }
 
-/// A call as its rank sends it to rank 0.
+/// A call in the form in which a rank sends it to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CallHead {
-    /// The answer has this number.
+    /// The number of its answer.
     pub request: u64,
     /// The number of the group.
     pub group: u64,
