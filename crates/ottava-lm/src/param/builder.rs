@@ -1,4 +1,4 @@
-//! The context in which layers are built, and where they record themselves.
+//! The context in which layers are built and record themselves.
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
@@ -25,31 +25,31 @@ pub enum Init {
     Uniform(f32),
 }
 
-/// A source of weights, which each process asks for what it holds.
+/// A source of weights; each process reads the elements that it stores.
 pub trait WeightSource {
     /// The values of `elements` of the flat `tensor`, F32 `[n]`, on any device; a source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
 }
 
-/// What a model is built for.
+/// The purpose of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Training, with this memory policy.
     Train(MemoryPolicy),
-    /// Inference: weights alone.
+    /// Inference: only weights are stored.
     Infer,
 }
 
-/// What training stores, in which format and where.
+/// The memory policy of training: what is stored, in which format and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPolicy {
     /// Formats of master weights, gradients and moments.
     pub formats: Formats,
-    /// Whether FP8 codes of weights are stored for a step. Otherwise each product casts the weight that it reads.
+    /// Whether FP8 codes of weights are stored between updates. Otherwise each product casts the weight that it reads.
     pub weight_codes: bool,
-    /// Whether frozen weights whose products read codes are stored in the compute type too, for steps in high precision.
+    /// Whether frozen weights are stored in the compute type in addition to codes, for steps in high precision.
     pub frozen_values: bool,
-    /// Which activations forward saves.
+    /// Which activations backward recomputes.
     pub recompute: Recompute,
     /// Format of saved inputs of norms and SwiGLU.
     pub saved_activations: SavedActivations,
@@ -96,11 +96,11 @@ pub struct Builder<'a> {
     pub description: Description,
     /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
-    /// Adapters beside the linears; where there are some, all other parameters are frozen.
+    /// Adapters of the linears; if set, all other parameters are frozen.
     pub lora: Option<&'a Lora>,
-    /// This rank among those that divide the tensors of layers.
+    /// This rank's place among the ranks that divide the tensors of layers.
     pub place: ShardPlace,
-    /// The place of the next parameter in the model.
+    /// The id of the next parameter.
     next: ParamId,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Builder<'a> {
         Builder { device, recipe, purpose, slots, description, block: None, lora: None, place: ShardPlace::ALONE, next }
     }
 
-    /// The part of `tensor` that this rank holds, if ranks divide it as `split` says.
+    /// The part of `tensor` that this rank holds if ranks divide it by `split`.
     pub fn shard(&self, tensor: FolderTensor, split: Split) -> Result<Shard> {
         let uneven = || {
             let (name, shape, ranks) = (&tensor.name, &tensor.shape, self.place.ranks);

@@ -10,7 +10,7 @@ use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 
 /// The cast of a weight.
 pub(super) struct WeightCast {
-    /// Where its scale and statistics are.
+    /// The slot of its scale and statistics.
     pub slot: Slot,
     /// The copies that products read.
     pub copies: CodeCopies,
@@ -33,7 +33,7 @@ impl WeightCast {
         WeightCast { slot, copies, codes, stores_codes, replaces_value, frozen, amax }
     }
 
-    /// Casts `weights` for the coming step.
+    /// Casts `weights` for the next step.
     pub fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
         let _scope = weights.device().scope(CODES);
         let value = weights.value()?;
@@ -49,7 +49,7 @@ impl WeightCast {
         Ok(())
     }
 
-    /// Repeats the one scale of the codes for each row, for products with an operand that has a scale per row. No code changes.
+    /// Replaces the scale of the codes by one equal scale per row, for products whose other operand has a scale per row. No code changes.
     pub fn repeat_scale(&mut self) -> Result<()> {
         // Casts in each product have scales per row of their own.
         self.frozen = FrozenScale::default();
@@ -74,7 +74,7 @@ impl WeightCast {
         Ok(next)
     }
 
-    /// What an update writes of the cast in its own pass: the codes, or the amax for a cast after it.
+    /// What the update itself writes: the codes, or the amax for a cast after it.
     pub fn in_update<'a>(&'a mut self, next: &'a Option<NextCast>) -> Option<ops::WeightCast<'a>> {
         let scale = match next {
             Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
@@ -103,7 +103,7 @@ impl WeightCast {
         }
     }
 
-    /// New codes of `values` for fprop, which are measured.
+    /// Casts and measures `values` for fprop.
     pub fn cast_for_forward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
         casts.quantize(self.slot, &self.frozen, values, CodeCopies::Rows)
     }

@@ -1,4 +1,4 @@
-//! What a model is made of, recorded while it is built: the one source of plans, benchmarks and warnings.
+//! The layers of a model, recorded while it is built: the only source of plans, benchmarks and warnings.
 
 use crate::error::Result;
 use crate::lora::Lora;
@@ -7,30 +7,30 @@ use crate::scaling::AmaxGroup;
 use ottava_tensor::ops::AttentionSpec;
 use std::collections::BTreeMap;
 
-/// The linears of a model with what its recipe does with them, its parameters, and the work of a token.
+/// The linears of a model with the recipe's decisions, its parameters, and its attention layers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
     /// The linears of the blocks, in the order in which they were built.
     pub linears: Vec<(LinearSite, Decision)>,
     /// The output head: a product too, but never cast.
     pub head: Option<LinearSite>,
-    /// Names of weights that exceptions may name although no recipe casts them.
+    /// Names of weights that `high_precision_layers` may match although no recipe casts them.
     pub fixed: Vec<String>,
-    /// A sentence for each key of `config.json` that is not followed.
+    /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
     /// Trained values.
     pub parameters: usize,
-    /// Values beside them that are not trained.
+    /// Frozen values.
     pub frozen: usize,
     /// What each attention layer computes, in the order of forward.
     pub attention: Vec<AttentionSpec>,
-    /// The name of each cast, and the ranks that merge its amaxes.
+    /// The name of each cast, and the ranks that share its scale.
     pub casts: Vec<(String, AmaxGroup)>,
 }
 
 impl Description {
-    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product, or four beside
-    /// adapters, where the gradients of adapters alone are computed, and causal attention; recomputation and norms are not counted.
+    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product (four per frozen
+    /// weight, which has no gradient), and causal attention; recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs).sum();
@@ -47,8 +47,8 @@ impl Description {
         self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
     }
 
-    /// The name of the linear whose cast of an input the one at `site` reads: its own, or in a block whose sublayers are `parallel` and read one
-    /// norm, that of the first.
+    /// The name of the linear that owns the cast of the input of the linear at `site`: itself or, in a block whose `parallel` sublayers
+    /// read one norm, the linear of the first sublayer.
     pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
@@ -68,7 +68,7 @@ impl Description {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// How many linears are cast, if a run with the same settings that saved `casts`, its casts by name, had another number.
+    /// A sentence if the run that saved `casts` (names of casts) had the same settings but cast another number of linears.
     pub fn difference(&self, casts: &[String]) -> Option<String> {
         let saved = casts.iter().filter(|name| name.ends_with(".input")).count();
         let here = self.linears.iter().filter(|(_, decision)| decision.fp8.is_some()).count();

@@ -8,11 +8,11 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
-/// The gradient of the loss by a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
+/// The gradient of a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
 pub struct Gradient {
     sum: Option<Grad>,
     format: GradFormat,
-    /// Memory for the next sum, if ranks want it there.
+    /// Memory for the next sum: its part of the buffer that ranks reduce.
     place: Option<Tensor>,
 }
 
@@ -37,7 +37,7 @@ impl Gradient {
         self.sum = None;
     }
 
-    /// Replaces the sum, as by that of all ranks.
+    /// Replaces the sum, for example by the sum over ranks.
     pub fn set(&mut self, sum: Grad) {
         self.sum = Some(sum);
     }
@@ -50,17 +50,17 @@ impl Gradient {
         }
     }
 
-    /// Stores the gradient in the type in which products add to it, because it is added to those of other ranks before its cast.
+    /// Stores the gradient in the type in which products add to it, because ranks add their gradients before a cast.
     pub fn keep_sums(&mut self) {
         self.format = GradFormat::Plain(self.format.sums());
     }
 
-    /// Makes the next gradient in `memory`, of its shape and type.
+    /// The next gradient is written to `memory`, which has its shape and type.
     pub fn place(&mut self, memory: Tensor) {
         self.place = Some(memory);
     }
 
-    /// Whether there is a gradient, or memory for one.
+    /// Whether there is a gradient or memory for one.
     pub fn has_memory(&self) -> bool {
         self.sum.is_some() || self.place.is_some()
     }
@@ -179,7 +179,8 @@ impl Grad {
         })
     }
 
-    /// `a · bᵀ`, plus the gradient so far, which is `None` for the first product of a step; that one is written to `place`, if there is one.
+    /// `a · bᵀ` plus the gradient so far. For the first product of a step, the gradient is `None`, and the result is written to `place` if
+    /// given.
     pub fn plus_product(
         grad: Option<Grad>,
         place: Option<Tensor>,

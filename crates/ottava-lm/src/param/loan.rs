@@ -1,4 +1,4 @@
-//! Weights that a unit reads from elsewhere for one pass: gathered from ranks, or copied from host memory.
+//! Weights that are lent to a unit for one pass: gathered from ranks, or copied from host memory.
 
 use super::id::ParamId;
 use ottava_tensor::{QuantizedTensor, Tensor};
@@ -7,9 +7,9 @@ use ottava_tensor::{QuantizedTensor, Tensor};
 #[derive(Default)]
 pub struct Loan(Vec<(ParamId, LoanedWeight)>);
 
-/// A weight for the time of a pass.
+/// A weight lent for one pass.
 pub enum LoanedWeight {
-    /// As [`Param::value`](super::Param::value) gives it.
+    /// In the form of [`Param::value`](super::Param::value).
     Value(Tensor),
     /// A copy of [`Weights::read_from`](super::Weights::read_from).
     Stored(Tensor),

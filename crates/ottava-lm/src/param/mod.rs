@@ -1,4 +1,4 @@
-//! Trained tensors, what they are built from, and what a model records of itself while it is built.
+//! Parameters, the builder that creates them, and the description that a model records while it is built.
 
 mod builder;
 mod cast;

@@ -21,7 +21,7 @@ use std::ops::Range;
 /// A parameter of a layer.
 pub struct Param {
     id: ParamId,
-    /// What it holds of the tensors of a model folder, stacked along the first dimension.
+    /// The parts of tensors of a model folder that it holds, stacked along the first dimension.
     pub shards: Vec<Shard>,
     /// The weights.
     pub weights: Weights,
@@ -34,9 +34,9 @@ pub struct Param {
     /// The memory of master weights and moments.
     pub states_memory: MemoryKind,
     placement: Placement,
-    /// What this process updates; `None` for all.
+    /// The elements that this process updates; `None` for all.
     slice: Option<Slice>,
-    /// Whether it is never updated, so that it has no gradient, no master weights and no moments.
+    /// Whether it is frozen: it has no gradient, no master weights and no moments.
     frozen: bool,
     init: Init,
 }
@@ -46,9 +46,9 @@ pub struct Param {
 pub enum Placement {
     /// In memory of the device.
     Device,
-    /// In host memory, from where each pass copies them.
+    /// In host memory; each pass copies them to the device.
     Host,
-    /// Divided among ranks, from where each pass gathers them.
+    /// Divided among ranks; each pass gathers them.
     Gathered,
 }
 
@@ -81,7 +81,7 @@ impl Param {
         Ok(Param { placement: if offloaded { Placement::Host } else { Placement::Device }, ..param })
     }
 
-    /// A matrix of an adapter, which is trained beside frozen weights.
+    /// A matrix of an adapter, which is trained while other weights are frozen.
     pub fn adapter(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, false)
@@ -127,8 +127,8 @@ impl Param {
         Ok(Param { id, shards, weights, gradient, cast, formats, states_memory, placement, slice, frozen, init })
     }
 
-    /// Loads what this process has of the weights. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that share the
-    /// parameter.
+    /// Loads the weights that this process stores. `largest` returns the maximum of an amax, F32 `[1]`, over the processes that have slices
+    /// of the parameter.
     ///
     /// Errors when `source` has no such tensor or cannot read it.
     pub fn load(
@@ -161,12 +161,12 @@ impl Param {
         }
     }
 
-    /// [`Param::load`] by the only process that holds the parameter.
+    /// [`Param::load`] for a parameter that is not divided among processes.
     pub fn load_whole(&mut self, source: &mut dyn WeightSource) -> Result<()> {
         self.load(source, &mut |_, amax| Ok(amax))
     }
 
-    /// Where `elements` of the flat parameter are: shards, and ranges of the flat tensors that they are parts of.
+    /// The shards that contain `elements` of the flat parameter, with the ranges of their flat tensors.
     fn pieces(&self, elements: Range<usize>) -> Vec<(usize, Range<usize>)> {
         let (mut pieces, mut start) = (Vec::new(), 0);
         for (i, shard) in self.shards.iter().enumerate() {
@@ -185,7 +185,7 @@ impl Param {
         self.init
     }
 
-    /// Its place in the model.
+    /// Its id.
     pub fn id(&self) -> ParamId {
         self.id
     }
@@ -200,12 +200,12 @@ impl Param {
         self.placement == Placement::Host && self.weights.read_from().memory_kind() == MemoryKind::Host
     }
 
-    /// Whether an optimizer updates it; not so beside adapters.
+    /// Whether an optimizer updates it; false if it is frozen.
     pub fn is_trained(&self) -> bool {
         !self.frozen
     }
 
-    /// Whether it has rows and columns; norms and biases do not.
+    /// Whether it is a matrix; norms and biases are vectors.
     pub fn is_matrix(&self) -> bool {
         self.weights.shape().len() > 1
     }
@@ -229,12 +229,12 @@ impl Param {
         self.weights.value()
     }
 
-    /// [`Param::value`], or the weights on loan.
+    /// [`Param::value`], or the lent weights.
     pub fn read(&self, loan: &Loan) -> Result<Tensor> {
         self.values(loan)?.plain()
     }
 
-    /// The weights as casts read them, own or on loan.
+    /// The weights in the form that casts read, stored or lent.
     fn values(&self, loan: &Loan) -> Result<Values> {
         match loan.get(self.id) {
             Some(LoanedWeight::Value(value)) => Ok(value.into()),
@@ -243,7 +243,7 @@ impl Param {
         }
     }
 
-    /// Whether forward reads what is stored, and makes no values or codes of its own.
+    /// Whether forward reads only stored tensors, and computes no weights or codes itself.
     pub fn is_stored(&self) -> bool {
         match &self.cast {
             Some(cast) => cast.codes.is_some(),
@@ -263,7 +263,7 @@ impl Param {
         self.gradient.plain_mut(self.weights.device(), self.weights.shape())
     }
 
-    /// [`Param::grad_mut`], or `unread` zeros where it is frozen, for an op that computes the gradient in any case.
+    /// [`Param::grad_mut`], or zeros in `unread` if it is frozen, for an op that always computes the gradient.
     pub fn grad_or_unread<'a>(&'a mut self, unread: &'a mut Option<Tensor>) -> Result<&'a mut Tensor> {
         match self.frozen {
             true => Ok(unread.insert(self.gradient.zeros(self.weights.device(), self.weights.shape())?)),
@@ -283,9 +283,8 @@ impl Param {
         self.gradient.add(self.weights.device(), self.weights.shape(), add)
     }
 
-    /// Makes FP8 products read `copies` of this matrix, cast in `slot`, in a model built for `purpose`. Offloaded weights store no codes:
-    /// an
-    /// update would have to write back both.
+    /// Sets the cast of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
+    /// store no codes, since an update would have to write back both.
     pub fn cast_in(&mut self, slot: Slot, copies: CodeCopies, purpose: Purpose) {
         let (copies, stores_codes, keeps_value) = match purpose {
             Purpose::Train(memory) => {
@@ -305,19 +304,19 @@ impl Param {
         self.cast.as_ref().map(|cast| cast.slot.index())
     }
 
-    /// Casts the weight for the coming step. Call it whenever weights or scales have changed; once for a frozen weight, which the codes may
-    /// replace.
+    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; once for a frozen weight, which the
+    /// codes may replace.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), |cast| cast.quantize(&mut self.weights, casts))
     }
 
-    /// Repeats the one scale of the codes for each row, for products with an operand that has a scale per row. No code changes.
+    /// Replaces the scale of the codes by one equal scale per row, for products whose other operand has a scale per row. No code changes.
     pub fn repeat_scale(&mut self) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), WeightCast::repeat_scale)
     }
 
-    /// Prepares an update, and returns how to cast the new weights. `None` if they are not cast, or by each product, or of a slice after the
-    /// update.
+    /// Prepares an update, and returns how the update casts the new weights. `None` if they are not cast, or cast by each product, or if a
+    /// slice is cast after the update.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<Option<NextCast>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         let next = cast.begin_update(casts)?;
@@ -327,7 +326,7 @@ impl Param {
         }))
     }
 
-    /// What an optimizer reads and writes: the weights, their cast in the same pass, and the gradient.
+    /// What an optimizer reads and writes: the weights, their fused cast, and the gradient.
     pub fn for_update<'a>(
         &'a mut self,
         next: &'a Option<NextCast>,
@@ -337,7 +336,7 @@ impl Param {
         Ok((weights.for_update(), cast, gradient.get().expect("backward has run").read()))
     }
 
-    /// Casts updated weights whose scales depend on them.
+    /// Casts updated weights whose scales depend on their amax.
     pub fn finish_update(&mut self, casts: &mut Casts) -> Result<()> {
         match (&mut self.cast, &self.slice) {
             (Some(cast), None) => cast.finish_update(&self.weights, casts),
@@ -345,7 +344,7 @@ impl Param {
         }
     }
 
-    /// The codes that fprop reads: stored, on loan, or new ones, which are measured.
+    /// The codes that fprop reads: stored, lent, or cast and measured now.
     ///
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
@@ -356,7 +355,7 @@ impl Param {
         }
     }
 
-    /// Measures the weight for a fprop that reads its value, if a cast for fprop would have measured it.
+    /// Measures the weight for an fprop that reads its value, if a cast for fprop would have measured it.
     pub fn measure_for_forward(&self, loan: &Loan, casts: &mut Casts) -> Result<()> {
         match &self.cast {
             Some(cast) if !cast.stores_codes => casts.measure(cast.slot, &self.read(loan)?),
@@ -364,7 +363,7 @@ impl Param {
         }
     }
 
-    /// The codes that dgrad reads: stored, on loan, or new ones.
+    /// The codes that dgrad reads: stored, lent, or cast now.
     ///
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
@@ -375,12 +374,12 @@ impl Param {
         }
     }
 
-    /// The seed of stochastic rounding: from the name, so that it does not depend on what else a process holds.
+    /// The seed of stochastic rounding: a hash of the name, so that it does not depend on the other parameters of a process.
     pub fn seed(&self) -> u64 {
         name_hash(0, self.name())
     }
 
-    /// The first tensor's name, for messages.
+    /// The name of the first tensor, for error messages.
     pub fn name(&self) -> &str {
         &self.shards[0].tensor.name
     }

@@ -1,11 +1,11 @@
-//! Which part of a tensor of a model folder a parameter holds.
+//! The part of a tensor of a model folder that a parameter holds.
 
 use std::ops::Range;
 
 /// A tensor of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderTensor {
-    /// Its name, as `model.layers.0.self_attn.q_proj.weight`.
+    /// Its name, for example `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
     /// Its shape in memory: `[outputs, inputs]` for a linear.
     pub shape: Vec<usize>,
@@ -45,14 +45,15 @@ impl FolderTensor {
     }
 }
 
-/// How the ranks of an axis divide a tensor of a layer. Layers say it when they are built; the builder makes the [`Shard`].
+/// How ranks divide a tensor of a layer. A layer gives it when it is built; [`Builder::shard`](super::Builder::shard) returns the
+/// [`Shard`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Each rank holds all of it: norms, biases of [`Split::Input`] linears.
+    /// Not divided: norms, biases of [`Split::Input`] linears.
     None,
     /// By outputs, the first dimension: Q, K, V, gate and up, and their biases.
     Output,
-    /// By inputs, the second dimension: the linears that follow those.
+    /// By inputs, the second dimension: the linears that read their outputs.
     Input,
     /// By tokens of the vocabulary, the first dimension: embedding and head.
     Vocabulary,
@@ -74,12 +75,12 @@ impl Split {
 pub struct ShardPlace {
     /// This rank.
     pub rank: usize,
-    /// All of them.
+    /// The number of ranks.
     pub ranks: usize,
 }
 
 impl ShardPlace {
-    /// One rank, which holds all.
+    /// A single rank, which holds all elements.
     pub const ALONE: ShardPlace = ShardPlace { rank: 0, ranks: 1 };
 }
 
@@ -92,12 +93,12 @@ pub struct Shard {
     pub split: Split,
     /// The divided dimension; 0 if it is whole.
     pub dim: usize,
-    /// The indices of that dimension that are here.
+    /// The indices of that dimension that this rank holds.
     pub range: Range<usize>,
 }
 
 impl Shard {
-    /// The shard of the rank at this place, if ranks divide `tensor` as `split` says. `None` if the dimension does not divide evenly.
+    /// The shard of the rank at `place` if ranks divide `tensor` by `split`. `None` if the dimension does not divide evenly.
     pub fn new(tensor: FolderTensor, split: Split, ShardPlace { rank, ranks }: ShardPlace) -> Option<Shard> {
         let dim = split.dim().unwrap_or(0);
         let size = tensor.shape[dim];
@@ -109,22 +110,21 @@ impl Shard {
         Some(Shard { tensor, split, dim, range })
     }
 
-    /// The shape of what is here.
+    /// The shape of the shard.
     pub fn shape(&self) -> Vec<usize> {
         let mut shape = self.tensor.shape.clone();
         shape[self.dim] = self.range.len();
         shape
     }
 
-    /// Elements of what is here.
+    /// The number of elements of the shard.
     pub fn elements(&self) -> usize {
         self.shape().iter().product()
     }
 
-    /// Where `elements` of what is here, counted in row-major order, are in the flat whole tensor: ranges in ascending order that do not
-    /// touch each other.
+    /// The ranges of the flat whole tensor that `elements` of the shard, counted in row-major order, are in: ascending and not adjacent.
     pub fn folder_ranges(&self, elements: Range<usize>) -> Vec<Range<usize>> {
-        // Runs of neighbours: all indices of the divided dimension that are here, times all behind it.
+        // Contiguous runs: the shard's indices of the divided dimension times all later dimensions.
         let inner: usize = self.tensor.shape[self.dim + 1..].iter().product();
         let (run, stride) = (self.range.len() * inner, self.tensor.shape[self.dim] * inner);
         let mut ranges: Vec<Range<usize>> = Vec::new();

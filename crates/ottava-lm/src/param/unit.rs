@@ -1,10 +1,10 @@
-//! Units of a model: parameters that a pass needs together. Where their weights come from, and where their gradients go.
+//! Units of a model, whose parameters a pass reads together: where their weights come from, and where their gradients go.
 
 use super::id::UnitId;
 use super::{Loan, Param};
 use crate::error::Result;
 
-/// What a pass does with weights.
+/// How a pass reads weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Products read them by rows.
@@ -13,22 +13,22 @@ pub enum Direction {
     Backward,
 }
 
-/// Brings the weights of units to this process, and takes their gradients.
+/// Fetches the weights of units, and receives their gradients.
 pub trait Units {
-    /// Starts to bring the weights of a unit.
+    /// Starts to fetch the weights of a unit.
     fn start(&mut self, unit: UnitId) -> Result<()>;
 
-    /// The weights of parameters of one unit, which was started; nothing for those that this process has.
+    /// Waits for the weights of a unit that was started. The loan has no entry for parameters that this process stores.
     fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Loan>;
 
-    /// Backward is about to add to the gradients of these parameters of a unit.
+    /// Called before backward adds to the gradients of these parameters of a unit.
     fn begin_gradients(&mut self, params: &mut [&mut Param]) -> Result<()>;
 
-    /// Backward has added all that this micro-batch adds to the gradients of a unit.
+    /// Called after backward of a micro-batch has added to all gradients of a unit.
     fn end_gradients(&mut self, params: &mut [&mut Param]) -> Result<()>;
 }
 
-/// Units whose weights and gradients this process has as a whole.
+/// Units whose weights and gradients this process stores whole.
 pub struct Resident;
 
 impl Units for Resident {

@@ -1,4 +1,4 @@
-//! The weights of a parameter: those that an optimizer updates, and those that layers read.
+//! The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read.
 
 use super::scopes::{MASTERS, WEIGHTS};
 use crate::error::Result;
@@ -7,9 +7,10 @@ use crate::scaling::Values;
 use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled, scaled_by, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
-/// The weights of a parameter: those that an optimizer updates, and those that layers read. Both are missing until [`Weights::fill`].
+/// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
+/// [`Weights::fill`].
 pub struct Weights {
-    /// Of the whole parameter, of which `value` and `master` may be a slice.
+    /// The shape of the whole parameter; `value` and `master` may be a slice of it.
     shape: Vec<usize>,
     device: Device,
     /// The type in which layers read the weights.
@@ -18,15 +19,15 @@ pub struct Weights {
     masters: Masters,
     /// Whether the master is stored in host memory.
     offloads_master: bool,
-    /// Whether `value` is dropped if an F16 master can give it.
+    /// Whether `value` is not stored if it can be computed from an F16 master.
     drops_value: bool,
     /// The weights that layers read; `None` if they are computed from the master on demand.
     value: Option<Tensor>,
-    /// `None` if `value` is updated, or nothing is trained.
+    /// `None` if the optimizer updates `value`, or the parameter is frozen.
     master: Option<Master>,
 }
 
-/// Master weights: what an optimizer updates, more precise than what layers read.
+/// Master weights, which an optimizer updates, more precise than the weights that layers read.
 pub enum Master {
     /// F32.
     Full(Tensor),
@@ -37,7 +38,7 @@ pub enum Master {
 }
 
 impl Weights {
-    /// Weights of this shape, read in `dtype`, with a master if `masters` asks for one.
+    /// Weights of this shape, read in `dtype`, with master weights in the format `masters`.
     pub fn new(device: &Device, shape: &[usize], dtype: DType, masters: Masters) -> Weights {
         Weights {
             shape: shape.to_vec(),
@@ -56,17 +57,17 @@ impl Weights {
         self.masters
     }
 
-    /// What the memory of the F32 values for [`Weights::fill`] is counted as: they may become the master.
+    /// The scope for the memory of the F32 values passed to [`Weights::fill`], which may become the master.
     pub(super) fn scope_of_full(&self) -> &'static str {
         if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { WEIGHTS }
     }
 
-    /// Stores F32 values `full`: of the whole parameter, or of a slice of it, for which `amax` is that of the whole if the master has a
-    /// scale. Of a slice, weights that a master on the device can give are not stored.
+    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is that of the whole
+    /// parameter. For a slice, weights that can be computed from a master on the device are not stored.
     pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, is_slice: bool) -> Result<()> {
         let (device, dtype) = (self.device.clone(), self.dtype);
         let _scope = device.scope(WEIGHTS);
-        // Ranks with slices gather what the master on their device gives.
+        // Ranks with slices compute the weights from the master and gather them.
         let is_gathered = is_slice && !self.offloads_master;
         let (value, mut master) = match self.masters {
             Masters::Float16 => {
@@ -107,13 +108,13 @@ impl Weights {
         self.value.is_some() || self.master.is_some()
     }
 
-    /// Will store the master, if there is one, in host memory.
+    /// Stores the master, if there is one, in host memory from [`Weights::fill`] on.
     pub fn offload_master(&mut self) {
         self.offloads_master = true;
     }
 
-    /// Stores the weights that layers read in `place` from the coming update on, if the master makes them and they are not stored; else
-    /// gives it back.
+    /// The next update writes the weights that layers read to `place`, if they are computed from the master and not stored; else returns
+    /// `place`.
     pub fn write_value_to(&mut self, place: Tensor) -> Option<Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(_) | Master::Scaled(_)), None) => {
@@ -124,7 +125,7 @@ impl Weights {
         }
     }
 
-    /// The F32 master that makes the weights that layers read, where those are not stored.
+    /// The F32 master, if the weights that layers read are computed from it and not stored.
     pub fn unrounded(&self) -> Option<&Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(master)), None) => Some(master),
@@ -142,12 +143,12 @@ impl Weights {
         self.values_from(None)?.plain()
     }
 
-    /// Whether layers read a stored tensor, and not one that each forward makes of the master.
+    /// Whether layers read a stored tensor rather than one that each forward computes from the master.
     pub fn is_stored(&self) -> bool {
         self.value.is_some()
     }
 
-    /// The weights as casts read them, with the device `copy` of [`Weights::read_from`] where that is in host memory.
+    /// The weights in the form that casts read, with the device `copy` of [`Weights::read_from`] if that is in host memory.
     pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
         Ok(match (&self.value, &self.master) {
@@ -160,17 +161,18 @@ impl Weights {
         })
     }
 
-    /// Sets the weights that layers read and leaves the master: for finite differences.
+    /// Sets the weights that layers read, but not the master; for finite differences.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
     }
 
-    /// Will not store the weights that layers read if an F16 master can give them: products read FP8 codes, and casts read the master.
+    /// Does not store the weights that layers read if they can be computed from an F16 master: products read FP8 codes, and casts read the
+    /// master.
     pub fn drop_value(&mut self) {
         self.drops_value = true;
     }
 
-    /// Drops frozen weights that codes replace: nothing reads them any more.
+    /// Drops frozen weights that codes replace, since nothing reads them any more.
     pub fn drop_frozen(&mut self) {
         self.value = None;
     }
@@ -195,7 +197,7 @@ impl Weights {
         (self.value.as_mut(), self.master.as_mut())
     }
 
-    /// The weights that layers read, or the master that gives them.
+    /// The weights that layers read, or the master from which they are computed.
     fn read_mut(&mut self) -> &mut Tensor {
         match (&mut self.value, &mut self.master) {
             (Some(value), _) => value,
@@ -204,7 +206,7 @@ impl Weights {
         }
     }
 
-    /// The weights that layers read, or the master that gives them.
+    /// The weights that layers read, or the master from which they are computed.
     pub fn read_from(&self) -> &Tensor {
         match (&self.value, &self.master) {
             (Some(value), _) => value,
@@ -213,7 +215,7 @@ impl Weights {
         }
     }
 
-    /// Moves the weights that layers read, or the master that gives them, to host memory.
+    /// Moves the weights that layers read, or the master from which they are computed, to host memory.
     pub fn offload_read(&mut self) -> Result<()> {
         let read = self.read_mut();
         *read = read.to_host_memory()?;

@@ -1,5 +1,6 @@
-//! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU the second step of each kind is captured as a CUDA graph, and
-//! later ones are replayed. Ranks launch each step alike: NCCL wants a collective captured on all of them or on none.
+//! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU, the second step of each precision is captured as a CUDA
+//! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
+//! or on none.
 
 mod program;
 mod run;
@@ -21,26 +22,26 @@ use ottava_tensor::cuda::Graph;
 use ottava_tensor::ops::{IGNORE_INDEX, cast, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// The tensors that all steps of a run share, and the captured steps.
+/// The program of a step, the tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
     program: Program,
     micro_batches: Vec<MicroBatch>,
-    /// By micro-batch: targets that are not ignored.
+    /// Targets that are not ignored, by micro-batch.
     target_tokens: Vec<usize>,
-    /// By micro-batch: inputs of no document.
+    /// Padding tokens, by micro-batch.
     padding: Vec<usize>,
     results: Results,
-    /// Of steps by the recipe, and of steps in high precision, so that alternating throws none away.
+    /// One capture for steps by the recipe and one for steps in high precision, so that alternating between them discards neither.
     captures: [Capture; 2],
     loss_scale: LossScaleOnDevice,
-    /// The ranks that share a step, with equal numbers of rows.
+    /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
 }
 
-/// The factor of the loss of a step, whose inverse the update applies, so that gradients do not vanish in FP16.
+/// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
 struct LossScaleOnDevice {
     value: f64,
-    /// `value / tokens`, in the real type, `[1]`: backward reads it there, so a captured step never has a stale one.
+    /// `value / tokens`, `[1]`, F32 (F64 for F64). Backward reads it from device memory, so a replayed step uses the current value.
     per_token: Tensor,
 }
 
@@ -53,26 +54,26 @@ impl LossScaleOnDevice {
     }
 }
 
-/// What a step has come to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
     /// Mean loss per target token, before the update.
     pub loss: f64,
-    /// Tokens of documents that all ranks have read; padding is none.
+    /// Tokens that all ranks have read, without padding.
     pub tokens: u64,
-    /// Global norm of the gradients, before clipping. Where it is not finite, no weight was changed.
+    /// Global norm of the gradients, before clipping. If it is not finite, no weight was changed.
     pub grad_norm: f64,
-    /// Of the gradients that this rank sent as FP8 codes: the norm of what their casts lost, over their norm.
+    /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of those gradients.
     pub reduce_error: Option<f64>,
 }
 
 impl TrainStep {
-    /// Steps of one rank, of so many micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps of one rank, of `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, micro_batches: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
         TrainStep::shared(model, micro_batches, rows, seq_len, Partition::solo())
     }
 
-    /// Steps that the ranks of `partition` share, each with so many micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Steps of the ranks of `partition`, each with `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn shared(
         model: &Decoder,
         micro_batches: usize,
@@ -113,7 +114,7 @@ impl TrainStep {
         })
     }
 
-    /// The same, with rows that hold several documents, at most `max_documents` each.
+    /// The same steps, with rows of at most `max_documents` documents each.
     pub fn with_documents(mut self, max_documents: usize) -> Result<TrainStep> {
         for MicroBatch { sequences, .. } in &mut self.micro_batches {
             let Sequences { batch, seq_len, positions, .. } = &*sequences;
@@ -122,17 +123,17 @@ impl TrainStep {
         Ok(self)
     }
 
-    /// How the ranks of its steps divide the model.
+    /// The ranks of a step, and how they divide the model.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
 
-    /// The same, always launched call by call.
+    /// The same steps, never captured as a CUDA graph.
     pub fn eager(self) -> TrainStep {
         TrainStep { captures: [Capture::Never, Capture::Never], ..self }
     }
 
-    /// Multiplies the loss of the coming steps, before its gradients are computed.
+    /// Sets the factor of the loss in later steps.
     pub fn set_loss_scale(&mut self, loss_scale: f64) -> Result<()> {
         match loss_scale == self.loss_scale.value {
             true => Ok(()),
@@ -140,7 +141,7 @@ impl TrainStep {
         }
     }
 
-    /// Loads a micro-batch for the coming step.
+    /// Loads a micro-batch for the next step.
     pub fn load(&mut self, micro_batch: usize, batch: &Batch) -> Result<()> {
         let MicroBatch { inputs, targets, sequences } = &mut self.micro_batches[micro_batch];
         inputs.write_bytes(bytemuck::cast_slice(&batch.inputs))?;
@@ -157,10 +158,10 @@ impl TrainStep {
 
     /// Runs the step on the loaded micro-batches, and waits for it.
     ///
-    /// Backward divides the loss by all tokens of the step, and the update multiplies by tokens over target tokens. So the gradients that
-    /// casts measure do not depend on how many targets are ignored, and without ignored targets the factor is exactly 1.
+    /// Backward divides the loss by the number of all tokens of the step, and the update multiplies by tokens / target tokens. So the
+    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1.
     ///
-    /// Errors with [`Error::NoTargets`] on all ranks when all targets are ignored; nothing has changed then.
+    /// Errors with [`Error::NoTargets`] on all ranks, without changing anything, when all targets are ignored.
     pub fn run(
         &mut self,
         model: &mut Decoder,
@@ -220,7 +221,7 @@ impl TrainStep {
         Ok(StepResult { loss, tokens: self.tokens() as u64 - padding as u64, grad_norm, reduce_error })
     }
 
-    /// Tokens of a step, of all ranks.
+    /// Tokens of a step over all ranks, padding included.
     fn tokens(&self) -> usize {
         self.results.losses.len() * self.partition.ranks().sharing(Shared::Tokens).size()
     }
@@ -229,8 +230,8 @@ impl TrainStep {
         &mut self.captures[usize::from(precision == StepPrecision::High)]
     }
 
-    /// Captures the step and replays it. Nothing else is in flight: a step holds all its micro-batches from forward to update. Where a rank
-    /// cannot capture, all launch this step and later ones call by call.
+    /// Captures the step and replays it. Nothing else is in flight, since a step contains all its micro-batches from forward to update. If
+    /// a rank cannot capture the step, all ranks launch this step and later ones without graphs.
     fn record(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is captured") };
         // Frees an earlier graph.
@@ -261,8 +262,8 @@ impl TrainStep {
         program.run(std::slice::from_mut(model), &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
 
-    /// The first parameter whose gradient is not finite, after a step whose gradients were not: the step's micro-batches are run
-    /// once more, since an update leaves no gradients behind.
+    /// The first parameter whose gradient is not finite, after a step whose norm was not finite. Runs forward and backward of the step's
+    /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let TrainStep { micro_batches, loss_scale, partition, .. } = self;
         let inputs = ProgramInputs { micro_batches, loss_scale: Some(&loss_scale.per_token), precision, partition };

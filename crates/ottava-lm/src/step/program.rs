@@ -10,25 +10,25 @@ use std::fmt::{self, Display};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub enum Action {
-    /// Forward of a stage, which reads the token ids of the micro-batch or what the stage before it has returned.
+    /// Forward of a stage. It reads the token ids of the micro-batch or the output of the preceding stage.
     Forward {
         /// The stage.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// The losses after forward of the last stage; in training with their gradient, which backward starts from.
+    /// The losses, after forward of the last stage; in training also their gradient, from which backward starts.
     Loss {
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Backward of a stage, which consumes what its forward has saved and adds to the gradients of its parameters.
+    /// Backward of a stage. It consumes the activations that forward saved, and adds to the gradients of the stage's parameters.
     Backward {
         /// The stage.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
-        /// Whether the gradients of each unit start to be reduced over ranks as soon as this backward has added to them.
+        /// Whether it starts to reduce the gradients of each unit over ranks as soon as it has added to them.
         reduces: bool,
     },
     /// Copies the losses to the results of the step.
@@ -36,11 +36,11 @@ pub enum Action {
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Waits for the reductions that backward has started, and reduces the gradients of vectors and the amaxes of casts.
+    /// Waits for the reductions that backward has started, and reduces the gradients of norms and biases and the amaxes of casts.
     Reduce,
     /// The norm of all gradients.
     Norm,
-    /// Moves scales, clips the gradients, updates and casts the weights, and drops the gradients.
+    /// Updates scales, clips the gradients, updates and casts the weights, and drops the gradients.
     Update,
 }
 
@@ -64,7 +64,7 @@ impl Display for Action {
 /// The micro-batches whose backward reduces gradients over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reductions {
-    /// None: there is one rank, or gradients stay where they are made.
+    /// None: there is one rank, or gradients stay on their rank.
     Never,
     /// The last one, after all have been added.
     Last,
@@ -73,7 +73,7 @@ pub enum Reductions {
 }
 
 impl Reductions {
-    /// Those of a step of so many ranks, which divide as `zero` says.
+    /// The reductions of a step on `ranks` ranks with ZeRO stage `zero`.
     pub fn for_step(ranks: usize, zero: Zero) -> Reductions {
         match (ranks, zero) {
             (..=1, _) => Reductions::Never,
@@ -87,7 +87,7 @@ impl Reductions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Program {
-    /// What its forwards are for: [`Pass::Training`] with backward, or [`Pass::Evaluation`].
+    /// The purpose of its forward passes: [`Pass::Training`], or [`Pass::Evaluation`] without backward.
     #[serde(skip)]
     pub pass: Pass,
     /// The actions.
@@ -128,8 +128,8 @@ impl Program {
         self.actions.contains(&Action::Reduce)
     }
 
-    /// Errors with [`Error::Program`], the action and the reason, unless all actions can run in this order in a process that has so many
-    /// stages, each of which runs each of so many micro-batches once.
+    /// Errors with [`Error::Program`], the action and the reason, unless a process with `stages` stages can run all actions in this order,
+    /// each stage running each of `micro_batches` micro-batches once.
     pub fn check(&self, stages: usize, micro_batches: usize) -> Result<()> {
         let mut check = Check {
             pass: self.pass,
@@ -154,7 +154,7 @@ impl Display for Program {
     }
 }
 
-/// A micro-batch through a model of one stage.
+/// Forward, loss and backward of a micro-batch in a model of one stage.
 fn both_ways(micro_batch: usize, reduces: bool) -> [Action; 3] {
     let stage = 0;
     [
@@ -164,27 +164,27 @@ fn both_ways(micro_batch: usize, reduces: bool) -> [Action; 3] {
     ]
 }
 
-/// How far a micro-batch is.
+/// The progress of a micro-batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// So many stages have run forward.
+    /// The number of stages that have run forward.
     Forward(usize),
-    /// The loss is computed, and backward of so many stages is left.
+    /// The loss is computed; the number of stages whose backward is left.
     Backward(usize),
 }
 
-/// A program as far as it has been followed.
+/// The state after the actions that were checked so far.
 struct Check {
     pass: Pass,
     /// By micro-batch.
     phases: Vec<Phase>,
     /// By micro-batch: whether its losses are stored.
     stored: Vec<bool>,
-    /// By stage: whether backward has added to its gradients since they were last reduced.
+    /// By stage: whether the last backward did not reduce its gradients.
     unreduced: Vec<bool>,
     /// Whether a backward has started reductions.
     reduces: bool,
-    /// The last action that concerns all micro-batches.
+    /// The last action of the step's end.
     last: Option<Action>,
 }
 
@@ -260,7 +260,7 @@ impl Check {
         }
     }
 
-    /// An action that concerns all micro-batches.
+    /// An action of the step's end, after all micro-batches.
     fn end_step(&mut self, action: Action) -> Result<(), String> {
         if self.pass != Pass::Training {
             return Err("an evaluation has no gradients".into());
@@ -311,7 +311,7 @@ impl Check {
         }
     }
 
-    /// How far a micro-batch is that the action continues.
+    /// The phase of the micro-batch of an action.
     fn phase(&self, micro_batch: usize) -> Result<Phase, String> {
         if let Some(last) = self.last {
             return Err(format!("it comes after: {last}"));

@@ -1,4 +1,4 @@
-//! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in here waits for the device or reads from it.
+//! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in this file waits for the device or reads from it.
 
 use super::program::{Action, Program};
 use crate::context::Sequences;
@@ -10,13 +10,13 @@ use crate::optim::Optimizer;
 use crate::parallel::{Exchange, Partition};
 use ottava_tensor::{Device, Tensor};
 
-/// What is loaded of a micro-batch.
+/// A micro-batch on the device.
 pub struct MicroBatch {
     /// I32 `[T]`.
     pub inputs: Tensor,
     /// I32 `[T]`.
     pub targets: Tensor,
-    /// How its tokens lie.
+    /// Positions, and boundaries of documents.
     pub sequences: Sequences,
 }
 
@@ -38,29 +38,29 @@ impl MicroBatch {
     }
 }
 
-/// What a program reads beside the model.
+/// The inputs of a program, apart from the model.
 pub struct ProgramInputs<'a> {
     /// The micro-batches, by number.
     pub micro_batches: &'a [MicroBatch],
-    /// The factor of the losses whose gradients backward computes, F32 `[1]` (F64 for F64); an evaluation has none.
+    /// The factor of the losses of which backward computes the gradient, F32 `[1]` (F64 for F64); `None` for an evaluation.
     pub loss_scale: Option<&'a Tensor>,
-    /// What products read.
+    /// The precision of products.
     pub precision: StepPrecision,
     /// The ranks that run the program, and how they divide the model.
     pub partition: &'a Partition,
 }
 
-/// What a step leaves on the device.
+/// The results of a step, on the device.
 pub struct Results {
     /// `[micro-batches, T]`.
     pub(super) losses: Tensor,
     /// F32 `[1]`.
     pub(super) norm: Tensor,
-    /// F32 `[1]`, of steps whose gradients ranks send as FP8 codes.
+    /// F32 `[1]`, if ranks send gradients as FP8 codes.
     pub(super) reduce_error: Option<Tensor>,
 }
 
-/// What a program reads and writes that ends in an update.
+/// What the actions at the end of a step read and write.
 pub struct StepEnd<'a> {
     /// What updates the weights.
     pub optimizer: &'a mut dyn Optimizer,
@@ -69,10 +69,11 @@ pub struct StepEnd<'a> {
 }
 
 impl Program {
-    /// Enqueues all actions on `stages`, the parts of the model that this process has; `end` is needed where results are stored. Returns the
-    /// losses `[T]` that no action stored, in the order of the micro-batches.
+    /// Enqueues all actions on `stages`, the parts of the model that this process has. `end` is required for actions that store losses,
+    /// reduce or update. Returns the losses `[T]` that no action stored, in the order of the micro-batches.
     ///
-    /// Errors with [`Error::Program`] before anything runs where [`Program::check`] refuses the program, or where it needs what is not given.
+    /// Errors with [`Error::Program`], before anything runs, if [`Program::check`] rejects the program or an input that it needs is
+    /// missing.
     pub fn run(&self, stages: &mut [Decoder], inputs: &ProgramInputs, mut end: Option<StepEnd>) -> Result<Vec<Tensor>> {
         self.check(stages.len(), inputs.micro_batches.len())?;
         let is_given = |action: &Action| match action {
@@ -112,22 +113,22 @@ impl Program {
     }
 }
 
-/// Why a slot has what an action takes from it.
+/// Why a slot contains what an action takes from it.
 const CHECKED: &str = "the program was checked";
 
-/// What a micro-batch in flight keeps between actions.
+/// The tensors of a micro-batch in flight between actions.
 #[derive(Default)]
 struct Slot {
-    /// What the last forward returned, for the next stage or the loss.
+    /// The output of the last forward, for the next stage or the loss.
     activation: Option<Tensor>,
-    /// What forward of each stage has saved for its backward.
+    /// The activations that forward of each stage saved for its backward.
     saved: Vec<StageSaved>,
     /// The gradient from which the next backward starts.
     gradient: Option<Tensor>,
     losses: Option<Tensor>,
 }
 
-/// A program that runs.
+/// The state of a running program.
 struct Execution<'a> {
     pass: Pass,
     stages: &'a mut [Decoder],

@@ -1,4 +1,4 @@
-//! A parameter of which a process updates a slice, and others the rest.
+//! A parameter of which this process updates a slice and other ranks the rest.
 
 use super::{Param, Placement, Slice};
 use crate::error::{Error, Result};
@@ -11,10 +11,10 @@ use ottava_tensor::{DType, ExpandedTensor, QuantizedTensor, Tensor};
 use std::ops::Range;
 
 impl Param {
-    /// Will hold the master weights of `elements` alone, counted over the flat parameter from a multiple of 128 on: this process updates
-    /// them, others the rest. With `codes`, products read nothing but the codes of its cast. To be called before [`Param::load`].
+    /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128: this process updates
+    /// them, other ranks the rest. With `codes`, products read only the codes of its cast. Must be called before [`Param::load`].
     ///
-    /// Errors for moments whose groups do not divide rows.
+    /// Errors if groups of moments do not divide rows evenly.
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
@@ -28,7 +28,7 @@ impl Param {
         Ok(())
     }
 
-    /// Whether products read nothing of this parameter but codes with one scale, of rows and of columns, that are stored for a step.
+    /// Whether products read only stored codes of this parameter, by rows and by columns, with one scale.
     pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
         let [rows, columns] = self.weights.shape() else { return Ok(false) };
         let whole = |n: &usize| n.is_multiple_of(QuantizedTensor::PAD);
@@ -40,8 +40,7 @@ impl Param {
         })
     }
 
-    /// The amax of this process's slice, if the scale of the coming cast follows from the new weights: as the update has found it, or
-    /// found now.
+    /// The amax of this process's slice, if the scale of the next cast depends on the new weights: measured by the update, or now.
     pub fn slice_amax(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
         let Some(cast) = &mut self.cast else { return Ok(None) };
         cast.frozen = FrozenScale::default();
@@ -56,7 +55,7 @@ impl Param {
         Ok(Some(amax))
     }
 
-    /// Takes the scale of the coming cast from the `amax` of the whole parameter.
+    /// Computes the scale of the next cast from the `amax` of the whole parameter.
     pub fn set_scale(&mut self, amax: Tensor, casts: &mut Casts) -> Result<()> {
         let cast = self.cast.as_mut().expect("it has an amax for its cast");
         cast.frozen.replace(casts.own_scale(cast.slot, amax)?)?;
@@ -70,8 +69,8 @@ impl Param {
         casts.scales.format(self.cast.as_ref().expect("it is read as codes").slot)
     }
 
-    /// Casts this process's slice with the one scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. Of an
-    /// empty slice the scale alone means something.
+    /// Casts this process's slice with the scale of the parameter, as a matrix of any shape, into an earlier cast or a new one. For an
+    /// empty slice, only the scale is valid.
     pub fn quantize_slice(&self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
         const PAD: usize = QuantizedTensor::PAD;
         let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
@@ -103,7 +102,7 @@ impl Param {
         }
     }
 
-    /// Whether the coming update can cast this process's slice in the same pass.
+    /// Whether the next update can cast this process's slice in the same pass.
     pub fn is_cast_by_update(&self, casts: &Casts) -> Result<bool> {
         let Some(cast) =
             self.cast.as_ref().filter(|_| self.slice.as_ref().is_some_and(|slice| slice.is_cast_by_update))
@@ -113,17 +112,17 @@ impl Param {
         Ok(matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_)))
     }
 
-    /// Has the coming update write the codes of this process's slice to `into`, where [`Param::is_cast_by_update`].
+    /// The next update writes the codes of this process's slice to `into`; requires [`Param::is_cast_by_update`].
     pub fn write_codes_to(&mut self, into: QuantizedTensor) {
         self.cast.as_mut().expect("it is cast by the update").codes = Some(into);
     }
 
-    /// What was written by [`Param::write_codes_to`].
+    /// The codes of [`Param::write_codes_to`].
     pub fn take_codes(&mut self) -> Option<QuantizedTensor> {
         self.cast.as_mut().and_then(|cast| cast.codes.take())
     }
 
-    /// Has the coming update write the weights that layers read to `place`, or gives it back where they are part of what is updated.
+    /// The next update writes the weights that layers read to `place`; returns `place` if the optimizer updates these weights themselves.
     pub fn write_value_to(&mut self, place: Tensor) -> Result<Option<Tensor>> {
         let shaped = place.reshape(&self.update_shape())?;
         drop(place);
@@ -136,7 +135,7 @@ impl Param {
         self.weights.set_value(whole);
     }
 
-    /// Codes `[R, C]` of the whole parameter that were cast with the scale of `slice`, and their transpose where it is wanted.
+    /// The cast of the whole parameter from codes `[R, C]` with the scale of `slice`, and their transpose if requested.
     pub fn gathered_codes(&self, codes: Tensor, slice: &QuantizedTensor, transposes: bool) -> Result<QuantizedTensor> {
         let [rows, columns] = self.weights.shape() else { unreachable!("only matrices are cast") };
         let codes = codes.reshape(&[*rows, *columns])?;
@@ -145,7 +144,7 @@ impl Param {
         Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
     }
 
-    /// Whether this process has a slice of the master weights and moments, which may be empty, and not all of them.
+    /// Whether this process has only a slice, which may be empty, of the master weights and moments.
     pub fn is_sliced(&self) -> bool {
         self.slice.is_some()
     }
@@ -171,7 +170,7 @@ impl Param {
         const GROUP: usize = ExpandedTensor::GROUP;
         let elements = slice.elements.len();
         match self.formats.states {
-            // A row is the least that a block of threads works on.
+            // A thread block processes at least one row.
             States::Coat => {
                 let width = (0..=8).rev().map(|power| GROUP << power).find(|width| elements.is_multiple_of(*width));
                 let width = width.unwrap_or(GROUP);
@@ -183,7 +182,7 @@ impl Param {
     }
 }
 
-/// Rows of a matrix of `elements`, a multiple of 256, of which a cast makes good tiles.
+/// The number of rows of a matrix of `elements`, a multiple of 256, that a cast divides into efficient tiles.
 fn matrix_rows(elements: usize) -> usize {
     const PAD: usize = QuantizedTensor::PAD;
     (4..=12).rev().map(|power| 1 << power).find(|rows| elements.is_multiple_of(rows * PAD)).unwrap_or(PAD)
