@@ -1,4 +1,4 @@
-//! AdamW, which casts the new weights in the pass that makes them.
+//! AdamW, fused with the cast of the new weights.
 
 use super::optimizer::{Optimizer, Per, StateTensor, Updated};
 use super::update::IN_ORDER;
@@ -20,7 +20,7 @@ pub struct AdamWConfig {
     pub epsilon: f64,
     /// Share of matrices removed per unit of learning rate.
     pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm; 0 leaves them alone.
+    /// Gradients are clipped to this global norm; 0 turns clipping off.
     pub max_grad_norm: f64,
 }
 
@@ -87,7 +87,7 @@ impl Optimizer for AdamWOptimizer {
     }
 }
 
-/// The parameters of `group` with their `moments`, which are those of all.
+/// The parameters of `group` with their moments; `moments` has those of all parameters.
 fn parameters<'g>(
     config: &AdamWConfig,
     moments: &'g mut [Moments],

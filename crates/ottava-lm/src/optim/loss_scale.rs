@@ -1,5 +1,5 @@
-//! The loss scale of FP16 training: gradients are those of a multiple of the loss, so that small ones do not underflow. Micikevicius et
-//! al. 2018, arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
+//! The loss scale of FP16 training: the loss is multiplied by it, so that small gradients do not underflow. Micikevicius et al. 2018,
+//! arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
 
 use crate::recipe::LossScaling;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The loss scale of a run, a power of two times its initial value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    /// The factor of the loss in the coming step.
+    /// The factor of the loss in the next step.
     pub scale: f64,
     /// Consecutive steps with finite gradients.
     pub good_steps: u64,

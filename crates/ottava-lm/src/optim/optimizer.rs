@@ -1,4 +1,4 @@
-//! What an optimizer is: states by parameter, and an update of parameters whose tensors are on the device.
+//! The interface of optimizers: states by parameter, and an update of parameters whose tensors are on the device.
 
 use crate::error::Result;
 use crate::param::{Grad, Master, Param, Weights};
@@ -8,39 +8,38 @@ use ottava_tensor::ops::global_norm;
 
 /// Updates the weights of a model from their gradients.
 ///
-/// Parameters are numbered in the order of the model. Of each, a process has the whole or a slice, and the states of the same elements:
-/// tensors of [`Param::update_shape`]. An optimizer knows one process; ranks give it reduced gradients.
+/// Parameters are numbered in the order of the model. A process updates the whole of a parameter or a slice, and has the states of the same
+/// elements, with the shape [`Param::update_shape`]. An optimizer does not deal with ranks: its gradients are already reduced.
 pub trait Optimizer {
     /// Updates done so far.
     fn steps(&self) -> u64;
 
-    /// Takes over the count of a checkpoint.
+    /// Sets the number of updates, from a checkpoint.
     fn set_steps(&mut self, steps: u64);
 
-    /// Counts a step and sets its scalars, before any of its work is enqueued. Gradients will contain the factor `gradient_scale`.
+    /// Counts a step and sets its scalars, before its work is enqueued. Gradients contain the factor `gradient_scale`.
     fn begin_step(&mut self, learning_rate: f64, gradient_scale: f64) -> Result<()>;
 
-    /// Takes a step back whose gradients were not finite, so that it changed nothing.
+    /// Undoes the count of a step that changed nothing because its gradients were not finite.
     fn skip_step(&mut self) {
         self.set_steps(self.steps() - 1);
     }
 
-    /// The states of all parameters, in their order, as checkpoints have them.
+    /// The states of all parameters, in the order of the model, for checkpoints.
     fn states(&mut self) -> Vec<Vec<StateTensor<'_>>>;
 
-    /// Whether [`Optimizer::update`] casts the new weights for the products of the next step, as [`Updated::cast`] says. If not, they are
-    /// cast after it.
+    /// Whether [`Optimizer::update`] casts the new weights as [`Updated::cast`] says. If not, they are cast after it.
     fn fuses_casts(&self) -> bool {
         false
     }
 
-    /// The number of amaxes that the update of a parameter has to know before it writes anything.
+    /// The number of amaxes that the update of a parameter needs before it writes.
     fn amaxes_of(&self, _param: &Param) -> usize {
         0
     }
 
-    /// Raises [`Updated::amaxes`] to what [`Optimizer::update`] is about to store of the elements that this process has. Changes nothing
-    /// else.
+    /// Computes the amaxes of what [`Optimizer::update`] will store, over the elements that this process updates, and merges them into
+    /// [`Updated::amaxes`] by maximum. Changes nothing else.
     fn find_amaxes(&mut self, _group: &mut [Updated], _norm: &Tensor) -> Result<()> {
         Ok(())
     }
@@ -58,28 +57,28 @@ pub struct Updated<'a, 'p> {
     pub index: usize,
     /// F32 `[n]`, if [`Optimizer::amaxes_of`] is `n` and not 0.
     pub amaxes: Option<&'a mut Tensor>,
-    /// How the update casts the new weights, if it does.
+    /// How the update casts the new weights; `None` if it does not.
     pub cast: Option<NextCast>,
 }
 
-/// A tensor that an optimizer keeps of a parameter.
+/// A tensor of an optimizer for one parameter.
 pub struct StateTensor<'a> {
-    /// Its name without that of the parameter.
+    /// Its name, without the name of the parameter.
     pub kind: &'static str,
-    /// What its values belong to.
+    /// What one of its values belongs to.
     pub per: Per,
     /// The values of the parameter, or of a slice of it.
     pub tensor: &'a mut Tensor,
 }
 
-/// What a value of an optimizer's tensor belongs to.
+/// What one value of an optimizer's tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
     /// An element of the parameter.
     Element,
-    /// A group of [`GROUP`](ottava_tensor::ExpandedTensor::GROUP) elements of a row, which has three.
+    /// A group of [`GROUP`](ottava_tensor::ExpandedTensor::GROUP) elements of a row, which has three values.
     Group,
-    /// The whole parameter, so that all its slices have the same.
+    /// The whole parameter, so all its slices have the same value.
     Parameter,
 }
 
@@ -88,7 +87,7 @@ pub fn optimizer_tensors<'a>(weights: &'a mut Weights, states: Vec<StateTensor<'
     read_and_optimizer_tensors(weights, states).1
 }
 
-/// The weights as layers read them, where they are kept as such, and [`optimizer_tensors`].
+/// The weights that layers read, if they are stored, and [`optimizer_tensors`].
 pub(super) fn read_and_optimizer_tensors<'a>(
     weights: &'a mut Weights,
     states: Vec<StateTensor<'a>>,

@@ -37,7 +37,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The learning rate of `step`, counted from 1. No step is wasted on a rate of 0: the first one warms up already, and a decay, which
+    /// The learning rate of `step`, counted from 1. No step has a rate of 0: the warm-up begins with the first step, and a decay, which
     /// starts at the peak, would reach the minimum one step after the last. After the warm-up, rates are those of transformers.
     pub fn at(&self, step: u64) -> f64 {
         if step <= self.warmup_steps {

@@ -1,5 +1,5 @@
-//! An update of many parameters: in one go what lies on the device, and then, group by group, what is fetched from the host's memory and
-//! written back beside it. New weights are cast by the optimizer, or after it.
+//! Updates all parameters: those on the device, and in groups those that are fetched from host memory and written back, overlapped with
+//! updates. New weights are cast by the optimizer, or after it.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use crate::error::Result;
@@ -8,11 +8,11 @@ use crate::scaling::Casts;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
 use std::collections::VecDeque;
 
-/// The amaxes that [`update`] would find of the elements that this process has, F32, in the order of `params`; `None` without any. Changes
-/// nothing else.
+/// The amaxes that [`update`] needs, over the elements that this process updates: F32, in the order of `params`; `None` if there are none.
+/// Changes nothing else.
 ///
-/// Where the elements are slices, the maximum over all of a parameter's slices is that of the whole. What lies in the host's memory is
-/// fetched for it, and again for the update.
+/// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched for this, and
+/// again for the update.
 pub fn find_amaxes(optimizer: &mut dyn Optimizer, params: &mut [&mut Param], norm: &Tensor) -> Result<Option<Tensor>> {
     let mut amaxes = zero_amaxes(optimizer, params)?;
     if amaxes.is_empty() {
@@ -24,10 +24,10 @@ pub fn find_amaxes(optimizer: &mut dyn Optimizer, params: &mut [&mut Param], nor
     Ok(Some(Tensor::join(amaxes)?))
 }
 
-/// One update of `params`, of which the first is number `start` of the model, with gradients of the global `norm`; a norm that is not finite
-/// changes no weight. The new weights are cast for the products of the next step.
+/// Updates `params`, the first of which is parameter number `start` of the model, with gradients of the global `norm`, and casts the new
+/// weights for the next step. If the norm is not finite, no weight changes.
 ///
-/// `amaxes` are those of [`find_amaxes`] for whole parameters of which these are slices. Without them they are found here.
+/// `amaxes` are those of [`find_amaxes`], reduced over the slices of each parameter; without them they are computed here.
 pub fn update(
     optimizer: &mut dyn Optimizer,
     params: &mut [&mut Param],
@@ -78,7 +78,7 @@ fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor
     Ok(amaxes.split(&places.collect::<Vec<_>>())?)
 }
 
-/// The parameters of which this process updates something, of which the first is number `start`.
+/// Those of `params` of which this process updates at least one element; the first of `params` is number `start`.
 fn updated<'a, 'p>(
     optimizer: &dyn Optimizer,
     params: &'a mut [&'p mut Param],
@@ -93,7 +93,7 @@ fn updated<'a, 'p>(
     with_amaxes.filter(|updated| !updated.param.slice().is_empty()).collect()
 }
 
-/// All tensors of each of `group`, weights and states, wherever they lie.
+/// All tensors of each parameter of `group`, weights and states, on the device or in host memory.
 fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Vec<Vec<&'g mut Tensor>> {
     let mut states = optimizer.states().into_iter().enumerate();
     let of = |updated: &'g mut Updated| {
@@ -104,10 +104,11 @@ fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Ve
     group.iter_mut().map(of).collect()
 }
 
-/// What an optimizer that looks for the states of each parameter of a group may rely on.
+/// Why an optimizer finds the states of each parameter of a group in one pass.
 pub(super) const IN_ORDER: &str = "the parameters of a group are in the order of the model";
 
-/// Runs `work` on all parameters, in groups: those of which something lies in the host's memory are fetched before, and then they `leave`.
+/// Runs `work` on all parameters. Those with tensors in host memory are fetched in groups, and `leave` writes each group back or discards
+/// it.
 fn in_groups<'a, 'p>(
     optimizer: &mut dyn Optimizer,
     mut all: Vec<Updated<'a, 'p>>,
@@ -157,20 +158,19 @@ fn discard(optimizer: &mut dyn Optimizer, mut group: Vec<Updated>) -> Result<Hos
     Ok(HostTransfer::default())
 }
 
-/// Parameters of which something lies in the host's memory, in groups that are fetched at once.
+/// Parameters with tensors in host memory, in groups that are fetched together.
 #[derive(Default)]
 struct Groups<'a, 'p> {
     groups: Vec<Vec<Updated<'a, 'p>>>,
-    /// In the last group.
+    /// Bytes of the last group.
     bytes: usize,
 }
 
 impl<'a, 'p> Groups<'a, 'p> {
-    /// Bytes that are fetched at once, where a single parameter has no more: enough that starting copies costs nothing, and few enough
-    /// that two groups on the device are little.
+    /// Bytes of a group, unless a single parameter has more: large enough to amortize the start of copies, and small enough for several
+    /// groups on the device.
     const BYTES: usize = 256 << 20;
-    /// Groups that are written back while another one is updated. Groups are not of one size: with a single one the bus would wait for
-    /// large ones.
+    /// Groups that may be in write-back while another is updated. Groups differ in size; with one, transfers would wait for large groups.
     const LEAVING: usize = 2;
 
     fn push(&mut self, updated: Updated<'a, 'p>, bytes: usize) {
@@ -183,7 +183,7 @@ impl<'a, 'p> Groups<'a, 'p> {
     }
 }
 
-/// A group that is fetched to the device.
+/// A group that is being fetched to the device.
 struct PrefetchedGroup<'a, 'p> {
     group: Vec<Updated<'a, 'p>>,
     transfer: HostTransfer,

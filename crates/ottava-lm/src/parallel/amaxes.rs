@@ -1,4 +1,4 @@
-//! Merges the amaxes of a step over the ranks that share scales, and compares them.
+//! Reduces the amaxes of a step over the ranks that share scales.
 
 use super::DataParallel;
 use crate::error::Result;
@@ -10,10 +10,10 @@ use std::mem;
 #[cfg(test)]
 mod tests;
 
-/// The amaxes of a step on their way.
+/// Reductions of the amaxes of a step, in progress.
 pub(super) struct Amaxes(Vec<Merge>);
 
-/// Amaxes of slots that the same ranks share.
+/// The reduction of the slots that the same ranks share.
 struct Merge {
     slots: Slots,
     pending: Pending,
@@ -25,7 +25,7 @@ enum Slots {
 }
 
 impl Amaxes {
-    /// Starts one maximum over each group of ranks that share scales. Those of all casts in one group, which is usual, need no copy.
+    /// Starts one maximum per group of ranks that share scales. If all casts have the same group, the usual case, no copy is needed.
     pub(super) fn merge(scaling: &mut ScalingState, ranks: &DataParallel) -> Result<Amaxes> {
         let mut groups: Vec<(&Group, Vec<usize>)> = Vec::new();
         for (slot, group) in scaling.scales().amax_groups().iter().enumerate() {
@@ -54,7 +54,7 @@ impl Amaxes {
         Ok(Amaxes(merges))
     }
 
-    /// Waits for them, and puts them back.
+    /// Waits for the reductions, and writes the results back.
     pub(super) fn finish(self, scaling: &mut ScalingState) -> Result<()> {
         let amaxes = scaling.amaxes_mut();
         for Merge { slots, pending } in self.0 {

@@ -1,4 +1,4 @@
-//! The matrices that one collective serves, and where a rank keeps its slices of their weights.
+//! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
 
 use super::reduction::ReduceFormat;
 use super::slices::Slices;
@@ -11,41 +11,41 @@ use crate::scaling::Casts;
 use ottava_tensor::ops::gradient_code_bytes;
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
-/// Matrices of a block, of the embedding or of the head in one flat buffer, which one collective serves: all that are read in the same way.
+/// Matrices of a block, of the embedding or of the head that are read in the same way, in one flat buffer for one collective.
 pub(super) struct Bucket {
     /// The unit of the model.
     pub(super) unit: UnitId,
-    /// The first matrix, for messages and the order of collectives.
+    /// The name of the first matrix, for error messages and the order of collectives.
     name: String,
     /// The matrices, in the order of the buffer.
     matrices: Vec<ParamId>,
     pub(super) slices: Slices,
-    /// Whether the matrices are read as codes, and not as values.
+    /// Whether products read the matrices as codes rather than values.
     codes: bool,
     /// The slots of their casts.
     slots: Vec<usize>,
-    /// Bytes of a gathered element, and type of gradients.
+    /// Bytes of a gathered element, and the type of gradients.
     element: usize,
     gradients: DType,
-    /// Between and within steps: what is kept of the weights.
+    /// The stored part of the weights, between and within steps.
     pub(super) weights: Stored,
-    /// Of codes: the cast of this rank's slice of each matrix, without the codes.
+    /// If codes are gathered: the cast of this rank's slice of each matrix, without the codes.
     pub(super) casts: Vec<Option<QuantizedTensor>>,
-    /// What casts of gradients have lost, BF16, if it is added to those of the next step.
+    /// The errors of casts of gradients, BF16, if they are added to the gradients of the next step.
     pub(super) feedback: Option<Tensor>,
-    /// During an update: by matrix, the part of the memory of `weights` that the update does not write.
+    /// During an update: by matrix, the part of the memory of `weights` that the optimizer does not write.
     unwritten: Vec<Option<Tensor>>,
-    /// During an update of which this rank does nothing: that memory.
+    /// During an update in which this rank has no elements of the bucket: the memory of `weights`.
     untouched: Option<Tensor>,
 }
 
-/// The weights or codes of a bucket, as a rank keeps them.
+/// The weights or codes of a bucket that a rank stores.
 #[derive(Default)]
 pub(super) enum Stored {
-    /// Nothing is divided, or a gather has the buffer.
+    /// None: nothing is divided, or a gather owns the buffer.
     #[default]
     None,
-    /// The buffer, of which this rank's slice holds.
+    /// The whole buffer, of which only this rank's slice is valid.
     Buffer(Tensor),
     /// The buffer of gathered matrices, by matrix.
     Gathered(Vec<Tensor>),
@@ -53,19 +53,19 @@ pub(super) enum Stored {
     Slice(Tensor),
 }
 
-/// What writes to the memory that a unit hands out.
+/// What writes to the memory of a unit in [`Bucket::begin_write`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writer {
-    /// The casts and copies of [`Unit::collect`] alone.
+    /// Only the casts and copies of [`Unit::collect`].
     Cast,
     /// An update, which writes weights.
     Update,
-    /// An update that casts the weights which it writes.
+    /// An update that also casts the weights that it writes.
     CastingUpdate,
 }
 
 impl Stored {
-    /// The buffer or slice, whose other parts need not hold.
+    /// Takes the buffer or slice; other parts of the buffer may be invalid.
     pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
         match std::mem::take(self) {
             Stored::Gathered(parts) => Ok(Tensor::join(parts)?),
@@ -76,12 +76,12 @@ impl Stored {
 }
 
 impl Bucket {
-    /// For messages and the order of collectives.
+    /// The name, for error messages and the order of collectives.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// A bucket of `matrices` of a `unit`, of which each rank keeps a slice if `zero` says so.
+    /// A bucket of `matrices` of a `unit`; with a `zero` stage of 1 or more, each rank stores a slice.
     pub(super) fn new(
         unit: UnitId,
         mut matrices: Vec<&mut Param>,
@@ -138,12 +138,12 @@ impl Bucket {
         self.slices.padded_len() * self.element
     }
 
-    /// Whether those are FP8 codes.
+    /// Whether the buffer has FP8 codes.
     pub(super) fn gathers_codes(&self) -> bool {
         self.codes
     }
 
-    /// Whether each rank casts its slices of the matrix whose cast is number `slot`.
+    /// Whether each rank casts its slice of the matrix whose cast has this `slot`.
     pub(super) fn casts_slices_in(&self, slot: usize) -> bool {
         self.codes && self.slots.contains(&slot)
     }
@@ -161,14 +161,14 @@ impl Bucket {
         self.matrices.iter().position(|id| *id == param.id())
     }
 
-    /// The matrices among `params`, in the order of the bucket; `None` if they are of other buckets.
+    /// Those of `params` that are in this bucket, in its order; `None` if there are none.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
         let found: Vec<_> = params.iter_mut().filter(|param| self.number_of(param).is_some()).collect();
         (!found.is_empty()).then_some(found)
     }
 
-    /// Divides the memory of this rank's slices by matrix. An update writes there what it can; [`Bucket::finish_write`] writes the rest and
-    /// joins the memory.
+    /// Splits the memory of this rank's slice by matrix, so that an update writes to it directly where possible; [`Bucket::finish_write`]
+    /// writes the rest and joins the memory.
     pub(super) fn begin_write(
         &mut self,
         matrices: &mut [&mut Param],
@@ -216,7 +216,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Ends [`Bucket::begin_write`]: this rank's slices are where they will be gathered.
+    /// Ends [`Bucket::begin_write`]; this rank's slice is then complete in the buffer that is gathered.
     pub(super) fn finish_write(
         &mut self,
         matrices: &mut [&mut Param],

@@ -1,4 +1,4 @@
-//! The ranks of a run, what they share, and what they tell each other.
+//! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
 use crate::error::{Error, Result};
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
@@ -6,16 +6,16 @@ use ottava_tensor::{Device, RankFault};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What ranks have in common, for [`DataParallel::sharing`].
+/// What the ranks of a group share, for [`DataParallel::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// The gradients of a weight, which they sum: ranks with the same part of the model.
+    /// The gradients of a weight, which are summed over ranks with the same part of the model.
     Gradients,
-    /// The slices of master weights, states, gradients and weights that ZeRO divides among ranks with the same part of the model.
+    /// What ZeRO divides among ranks with the same part of the model: master weights, states, gradients and weights.
     Slices,
-    /// The tokens of a step: ranks that count and lose others.
+    /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
     Tokens,
-    /// The norm of all gradients, and the casts of all layers: all parts of the model.
+    /// All parts of the model: the norm of all gradients, and the casts of all layers.
     Model,
 }
 
@@ -28,8 +28,8 @@ impl Shared {
     }
 }
 
-/// The ranks of a run. What concerns all of them, as errors, stops and equal settings, they agree on together; reductions take the ranks that
-/// [share](DataParallel::sharing) something.
+/// The ranks of a run. All ranks agree on errors, stops and equal settings; reductions of tensors use the group of ranks that
+/// [share](DataParallel::sharing) them.
 pub struct DataParallel {
     mesh: Mesh,
 }
@@ -41,8 +41,9 @@ impl DataParallel {
         DataParallel { mesh: mesh.expect("one rank is a mesh of one rank") }
     }
 
-    /// The ranks of `world`, the group of all, in a mesh of `shape`, of which each trains on `device`: several on GPUs by NCCL. From here on
-    /// until [`DataParallel::finish`] or the drop, a lost rank may end a process on a GPU with [`Error::RANKS`]; see [`Group::with_gpu`].
+    /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
+    /// Until [`DataParallel::finish`] or the drop, the loss of a rank may end the process of another rank that uses a GPU, with exit code
+    /// [`Error::RANKS`]; see [`Group::with_gpu`].
     pub fn new(world: Group, shape: MeshShape, device: &Device) -> Result<DataParallel> {
         let world = match device {
             Device::Cuda(gpu) => world.with_gpu(gpu, Error::RANKS)?,
@@ -51,22 +52,22 @@ impl DataParallel {
         Ok(DataParallel { mesh: Mesh::new(world, shape)? })
     }
 
-    /// The ranks that share something with this one, this one included.
+    /// The ranks that share `what` with this rank, this rank included.
     pub fn sharing(&self, what: Shared) -> &Group {
         self.mesh.group(what.axes())
     }
 
-    /// The ranks that differ from this one on `axes` alone, this one included.
+    /// The ranks that differ from this rank only in their coordinates of `axes`, this rank included.
     pub(super) fn group(&self, axes: &[Axis]) -> &Group {
         self.mesh.group(axes)
     }
 
-    /// Those of `all`, which has an entry for each rank, that belong to ranks that share something with this one.
+    /// The entries of `all`, which has one per rank, of the ranks that share `what` with this rank.
     pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])
     }
 
-    /// This process among the ranks.
+    /// The number of this rank.
     pub fn rank(&self) -> usize {
         self.world().rank()
     }
@@ -76,12 +77,12 @@ impl DataParallel {
         self.world().size()
     }
 
-    /// Whether this rank writes the run's files: one does, for all.
+    /// Whether this rank writes the run's files; true on rank 0 only.
     pub fn leads(&self) -> bool {
         self.rank() == 0
     }
 
-    /// This rank among those that read different rows, and the number of them.
+    /// This rank's coordinate on the data axis, and the size of that axis: ranks that read different rows.
     pub fn rows(&self) -> (usize, usize) {
         (self.mesh.coordinate(Axis::Data), self.mesh.size(Axis::Data))
     }
@@ -90,7 +91,7 @@ impl DataParallel {
         self.mesh.world()
     }
 
-    /// The numbers of all ranks, by rank.
+    /// Gathers `numbers` of all ranks, by rank.
     pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
         let all = self.world().agree(what, bytemuck::cast_slice(&numbers))?;
         let read = |bytes: Vec<u8>| {
@@ -101,18 +102,18 @@ impl DataParallel {
         all.into_iter().map(read).collect()
     }
 
-    /// Whether the flag is set on any rank.
+    /// Whether `flag` is set on any rank.
     pub fn any(&self, what: &str, flag: bool) -> Result<bool> {
         Ok(self.gather(what, [f64::from(flag)])?.iter().any(|[flag]| *flag != 0.0))
     }
 
-    /// The text of the leading rank.
+    /// Returns the `text` of rank 0.
     pub fn follow(&self, what: &str, text: &str) -> Result<String> {
         let first = self.world().agree(what, text.as_bytes())?.swap_remove(0);
         String::from_utf8(first).map_err(|_| different(what))
     }
 
-    /// The name that the first rank with one has, quoted, and the rank where there are several.
+    /// The `name` of the first rank that has one, quoted, with the rank if there are several.
     pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
         let all = self.world().agree(what, name.unwrap_or_default().as_bytes())?;
         let Some((rank, bytes)) = all.into_iter().enumerate().find(|(_, bytes)| !bytes.is_empty()) else {
@@ -122,7 +123,7 @@ impl DataParallel {
         Ok(Some(if self.size() > 1 { format!("`{name}` on rank {rank}") } else { format!("`{name}`") }))
     }
 
-    /// Errors on all ranks where they have different texts, with both.
+    /// Errors on all ranks if their texts differ, with two of them.
     pub fn expect_equal(&self, what: &str, text: &str) -> Result<()> {
         let all = self.world().agree(what, text.as_bytes())?;
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
@@ -135,7 +136,7 @@ impl DataParallel {
         Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
     }
 
-    /// The sums of `numbers` over the ranks that are `sharing` them, which have as many.
+    /// The elementwise sums of `numbers` over the ranks that are `sharing` them.
     pub fn sum(&self, sharing: Shared, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
         let all = self.sharing(sharing).agree(what, bytemuck::cast_slice(numbers))?;
         let mut sums = vec![0; numbers.len()];
@@ -151,28 +152,28 @@ impl DataParallel {
         Ok(sums)
     }
 
-    /// Errors on all ranks, before their hosts wait for their GPUs, unless all have started the same collectives there in `what`.
+    /// Errors on all ranks if their GPUs have started different collectives in `what`. Call it before the host waits for its GPU.
     pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
         Ok(self.world().compare_gpu_calls(what)?)
     }
 
-    /// Passes requests to stop on to all ranks.
+    /// A handle that forwards stop requests to all ranks.
     pub fn stopper(&self) -> Stopper {
         self.world().stopper()
     }
 
-    /// Waits for all ranks after their last step. They may leave then in any order.
+    /// Waits for all ranks after their last step. Then they may leave in any order.
     pub fn finish(&self) -> Result<()> {
         Ok(self.world().finish()?)
     }
 
-    /// What each rank has come to, by rank. Errors on all ranks where one has failed: there with its error, elsewhere with its words. Where
-    /// one was stopped by a signal, all are.
+    /// Exchanges the results of all ranks, by rank. If one rank has failed, all ranks error: that rank with its own error, the others with
+    /// its message. If a signal stopped one rank, all return [`Error::Cancelled`].
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
         let sent = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
         let text = serde_json::to_vec(&sent).expect("results of ranks are plain data");
         let all = self.world().agree(what, &text);
-        // Where the group has failed meanwhile, this rank's own error says more.
+        // If the group has also failed, this rank's own error is more informative.
         mine?;
         let read = |(rank, bytes): (usize, Vec<u8>)| {
             let sent: Result<T, (bool, String)> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
@@ -184,7 +185,7 @@ impl DataParallel {
         all?.into_iter().enumerate().map(read).collect()
     }
 
-    /// Waits until all ranks have come to an end of `what`, and returns `mine`. Errors as [`DataParallel::all`].
+    /// Waits until all ranks have finished `what`, and returns `mine`. Errors as [`DataParallel::all`].
     pub fn together<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
         let (mine, sent) = match mine {
             Ok(mine) => (Some(mine), Ok(())),
@@ -194,7 +195,7 @@ impl DataParallel {
         Ok(mine.expect("an error of this rank was returned"))
     }
 
-    /// Bytes that this rank has sent.
+    /// The calls of this rank and the bytes that it sent.
     pub fn traffic(&self) -> Traffic {
         self.world().traffic()
     }

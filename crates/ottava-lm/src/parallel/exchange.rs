@@ -1,4 +1,4 @@
-//! What ranks exchange in a pass: slices of weights before a unit runs, and gradients while backward makes them.
+//! Communication of a pass: gathers of weights before a unit runs, and reductions of gradients during backward.
 
 use super::amaxes::Amaxes;
 use super::bucket::{Bucket, Stored};
@@ -18,36 +18,36 @@ use ottava_tensor::{DType, Tensor};
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 
-/// The weights of a pass on their way to this rank, and the gradients of a step on their way from it.
+/// The gathers of weights and reductions of gradients of a pass that are in progress.
 ///
-/// The matrices of a bucket have their gradients in one buffer. When a backward that reduces has added to it, it is summed over ranks: whole
-/// where every rank updates everything, else by slices, each for the rank that updates it. FP8 codes are exchanged by slices, added, and
-/// where every rank updates everything cast once more and gathered.
+/// The gradients of a bucket's matrices are in one buffer. After a backward that reduces has added to it, it is all-reduced if every rank
+/// updates everything (ZeRO stage 0), else reduce-scattered to the ranks that update the slices. FP8 codes are exchanged by slices in an
+/// all-to-all and added; in stage 0 the sum is cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
     /// Gathers in progress, by bucket.
     gathers: HashMap<usize, Pending>,
-    /// Whether gradients are reduced, and not left where they are made.
+    /// Whether gradients are reduced over ranks.
     reduces: bool,
-    /// Whether the reductions start in the backward that runs.
+    /// Whether the current backward starts the reductions.
     reduces_now: bool,
     open: VecDeque<Reduction>,
     /// Sums by bucket: a buffer, or this rank's slice of it.
     sums: Vec<Option<Tensor>>,
-    /// Of gradients that are exchanged as FP8 codes.
+    /// The cast errors of gradients that are sent as FP8 codes.
     error: Option<CodingError>,
 }
 
-/// The gradients of a bucket on their way.
+/// The reduction of a bucket's gradients in progress.
 struct Reduction {
     bucket: usize,
     pending: Pending,
     stage: Stage,
-    /// Type of the sum.
+    /// The type of the sum.
     dtype: DType,
 }
 
-/// What a collective brings.
+/// The result of a collective.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The sum.
@@ -66,18 +66,18 @@ impl<'a> Exchange<'a> {
         exchange
     }
 
-    /// The exchange of passes whose gradients, if they have any, stay on their rank.
+    /// The exchange of passes without reductions: gradients stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
         let (gathers, open, sums) = (HashMap::new(), VecDeque::new(), Vec::new());
         Exchange { partition, gathers, reduces: false, reduces_now: false, open, sums, error: None }
     }
 
-    /// Whether the coming backward starts to reduce the gradients of each unit to which it has added.
+    /// Sets whether the next backward starts to reduce the gradients of each unit to which it has added.
     pub fn reduce_after_backward(&mut self, reduces: bool) {
         self.reduces_now = reduces;
     }
 
-    /// Starts to sum the gradients of bucket number `i` over ranks.
+    /// Starts the reduction of the gradients of bucket number `i`.
     fn reduce(&mut self, i: usize, bucket: &mut Bucket, gradients: Tensor) -> Result<()> {
         let ranks = self.partition.ranks().sharing(Shared::Gradients);
         let (device, dtype) = (gradients.device().clone(), gradients.dtype());
@@ -104,7 +104,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Collectives that each bucket's gradients take.
+    /// The number of collectives for the gradients of a bucket.
     fn stages(&self) -> usize {
         match (self.partition.reduction(), self.partition.zero()) {
             (ReduceFormat::Float8 { .. }, Zero::Nothing) => 2,
@@ -148,8 +148,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Ends the reductions: each of `params` has its gradient, or that of its slice, and amaxes are those of the ranks that share scales.
-    /// Returns the relative error of what this rank sent as FP8 codes, F32 `[1]`.
+    /// Finishes the reductions: each of `params` gets its reduced gradient, or that of its slice, and amaxes are reduced over the ranks
+    /// that share scales. Returns the relative error of the gradients that this rank sent as FP8 codes, F32 `[1]`.
     pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         if !self.reduces {
             return Ok(None);
@@ -188,11 +188,11 @@ impl<'a> Exchange<'a> {
 }
 
 impl Drop for Exchange<'_> {
-    /// Puts back what a pass that failed did not fetch.
+    /// Puts back the buffers of gathers that a failed pass did not wait for.
     fn drop(&mut self) {
         let mut buckets = self.partition.buckets();
         for (bucket, gather) in self.gathers.drain() {
-            // A failure of the group is reported by what failed before.
+            // A failure of the group was already reported by the pass.
             if let (Ok(buffer), false) = (gather.wait(), self.partition.zero() == Zero::Weights) {
                 buckets[bucket].weights = Stored::Buffer(buffer);
             }
@@ -273,7 +273,7 @@ impl Units for Exchange<'_> {
             let _scope = device.scope(GRADIENTS);
             let mut buffer = Tensor::empty(&device, &[bucket.slices.padded_len()], dtype)?;
             if self.partition.sends_codes() {
-                // Groups of values with one scale may end in padding.
+                // Groups of values with one scale may extend into padding.
                 for gap in bucket.slices.padding() {
                     buffer.copy_from(gap.start, &Tensor::zeros(&device, &[gap.len()], dtype)?)?;
                 }
@@ -298,7 +298,7 @@ impl Units for Exchange<'_> {
             self.reduce(i, bucket, gradients)?;
             due += stages;
         }
-        // One bucket at a time is in each stage: more would only hold memory.
+        // Each stage of the exchange has one bucket at a time; more would only take memory.
         for _ in 0..due {
             if self.open.len() > stages {
                 self.settle(&buckets)?;
@@ -315,11 +315,11 @@ fn plain(grad: Option<Grad>) -> Tensor {
     }
 }
 
-/// The gradients of all vectors on their way, in one buffer.
+/// The reduction of the gradients of all vectors, in one buffer.
 struct Vectors(Option<Pending>);
 
 impl Vectors {
-    /// Sums the gradients of the vectors among `params` over ranks.
+    /// Starts to sum the gradients of the vectors among `params` over ranks.
     fn reduce(params: &mut [&mut Param], group: &Group) -> Result<Vectors> {
         let grads: Vec<_> = Vectors::of(params).map(|param| plain(param.gradient.take())).collect();
         let Some(first) = grads.first() else { return Ok(Vectors(None)) };
@@ -332,7 +332,7 @@ impl Vectors {
         Ok(Vectors(Some(group.all_reduce("gradients of vectors", Reduce::Sum, all)?)))
     }
 
-    /// Gives each its sum.
+    /// Waits for the sum, and gives each vector its part.
     fn finish(self, params: &mut [&mut Param]) -> Result<()> {
         let Some(pending) = self.0 else { return Ok(()) };
         let (all, mut start) = (pending.wait()?, 0);

@@ -1,4 +1,4 @@
-//! Loading a model that ranks divide: each reads what it keeps.
+//! Loading a model that ranks divide: each rank reads only what it stores.
 
 use super::{Partition, Shared};
 use crate::error::Result;
@@ -10,15 +10,15 @@ use ottava_tensor::ops::checksums;
 use ottava_tensor::{Device, Tensor};
 use std::ops::Range;
 
-/// First elements of a divided tensor that all ranks digest.
+/// The number of first elements of a divided tensor that all ranks hash.
 const DIGESTED: usize = 1024;
 
 impl Partition {
-    /// Loads what this rank keeps of the weights of `model`: slices of the matrices that ranks divide, so that building a model takes no more
-    /// memory than training it.
+    /// Loads the weights of `model` that this rank stores. Of matrices that ranks divide it reads only its slices, so loading takes no more
+    /// memory than training.
     ///
-    /// Returns a digest of what all ranks read alike, 0 for one rank: whole tensors, and the first elements of divided ones. Ranks with
-    /// other weights have another digest.
+    /// Returns a digest of the elements that all ranks read: whole tensors, and the first elements of divided tensors; 0 for one rank.
+    /// Ranks that loaded different weights have different digests.
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };
@@ -35,11 +35,11 @@ impl Partition {
     }
 }
 
-/// Weights, digested while they are read.
+/// A source that hashes weights while they are read.
 struct Digested<'a> {
     weights: &'a mut dyn WeightSource,
     sum: u64,
-    /// Whether all ranks read what is read now.
+    /// Whether all ranks read the current tensor whole.
     is_whole: bool,
 }
 
@@ -52,7 +52,7 @@ impl Digested<'_> {
         Ok(())
     }
 
-    /// Adds the first elements of the tensors of `param`.
+    /// Hashes the first elements of the tensors of `param`.
     fn add_first(&mut self, param: &Param) -> Result<()> {
         for shard in &param.shards {
             let first = 0..shard.tensor.elements().min(DIGESTED);

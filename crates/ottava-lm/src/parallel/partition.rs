@@ -1,9 +1,9 @@
-//! ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): which rank keeps and updates which part of a model's matrices.
+//! ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): the parts of a model's matrices that each rank stores and updates.
 //!
-//! Each rank trains the whole model on rows of its own. Vectors (norms, biases) are so small that every rank updates all of them.
+//! Each rank trains the whole model on its own rows. Vectors (norms and biases) are small, so every rank updates all of them.
 //!
-//! Between steps a rank has the slices that it updates: master weights, moments, and the weights or codes that it will send. Before a block
-//! runs, those of all ranks are gathered: codes, where products read nothing else.
+//! Between steps a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
+//! are gathered from all ranks, as codes if products read only codes.
 
 use super::bucket::{Bucket, Stored, Writer};
 use super::reduction::ReduceFormat;
@@ -22,14 +22,14 @@ use std::cell::{RefCell, RefMut};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes of the buffers of a part of a model that ranks exchange.
+/// Bytes that ranks exchange for a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferBytes {
-    /// What ranks gather.
+    /// Bytes of the buffer that ranks gather.
     pub gathered: u64,
-    /// What of that are FP8 codes, whose transpose each rank makes.
+    /// Bytes of FP8 codes among them, which each rank transposes.
     pub codes: u64,
-    /// Gradients that ranks sum.
+    /// Bytes of the buffer of gradients that ranks reduce.
     pub reduced: u64,
 }
 
@@ -43,14 +43,14 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// One rank, which has all.
+    /// A single rank, which stores everything.
     pub fn solo() -> Partition {
         let (ranks, buckets) = (Rc::new(DataParallel::solo()), RefCell::default());
         Partition { ranks, zero: Zero::Nothing, reduction: ReduceFormat::Stored, buckets }
     }
 
-    /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is made. Gradients are sent as `reduction`. Where
-    /// `values` is set, steps in high precision read the weights of FP8 products too.
+    /// Divides `model` among `ranks`, before its weights are loaded and its optimizer is created. Gradients are sent in the format
+    /// `reduction`. Set `values` if steps in high precision also read the weights of FP8 products.
     ///
     /// Errors with [`Error::Config`] for formats and placements of weights that cannot be divided.
     pub fn new(
@@ -88,22 +88,22 @@ impl Partition {
         &self.ranks
     }
 
-    /// What they divide.
+    /// The ZeRO stage.
     pub fn zero(&self) -> Zero {
         self.zero
     }
 
-    /// How they send gradients.
+    /// The format in which ranks send gradients.
     pub(super) fn reduction(&self) -> ReduceFormat {
         self.reduction
     }
 
-    /// Whether they send FP8 codes of gradients.
+    /// Whether ranks send gradients as FP8 codes.
     pub fn sends_codes(&self) -> bool {
         self.ranks.sharing(Shared::Gradients).size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
-    /// The buffers that ranks gather and sum for each unit of the model, in the order of forward.
+    /// The bytes that ranks gather and reduce for each unit of the model, in the order of forward.
     pub fn buffer_bytes(&self) -> Vec<BufferBytes> {
         let mut units: Vec<BufferBytes> = Vec::new();
         for bucket in self.buckets().iter() {
@@ -118,7 +118,7 @@ impl Partition {
         units
     }
 
-    /// Whether a rank keeps less than the whole model.
+    /// Whether ranks divide anything (ZeRO stage 1 or more).
     pub fn divides(&self) -> bool {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
@@ -128,15 +128,15 @@ impl Partition {
         self.buckets.borrow_mut()
     }
 
-    /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, of another order than
-    /// that of one rank.
+    /// The global norm of the reduced gradients of `params`, F32 `[1]`, on all ranks. The sum of squares is F64, and its order differs from
+    /// that on one rank.
     pub fn grad_norm(&self, params: &[&mut Param]) -> Result<Tensor> {
         if !self.divides() {
             return optim::grad_norm(params);
         }
         let ranks = self.ranks.sharing(Shared::Model);
         let (rank, size) = (ranks.rank(), ranks.size());
-        // Vectors are the same on all ranks, and counted once.
+        // Vectors are replicated, and counted once.
         let counted = params.iter().filter(|param| param.is_sliced() || rank == 0);
         let grads: Vec<_> = counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect();
         let mut sums = Tensor::zeros(params[0].weights.device(), &[size], DType::F64)?;
@@ -146,10 +146,10 @@ impl Partition {
         Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
     }
 
-    /// Updates the weights with reduced gradients, each rank its slices, and casts them for the coming step.
+    /// Updates the weights with reduced gradients, each rank its slices, and casts them for the next step.
     pub fn update(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, norm: &Tensor) -> Result<()> {
         let (mut params, scaling) = model.parameters_and_scaling();
-        // Scales move on first, so that new weights are cast by them.
+        // Scales are updated first, so that new weights are cast with the new scales.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
         let amaxes = match self.divides() {
@@ -158,7 +158,8 @@ impl Partition {
         };
         let of_whole = |amaxes| self.largest("amaxes of master weights and moments", amaxes);
         let amaxes = amaxes.map(of_whole).transpose()?;
-        // What the next forward begins with comes first, and is gathered while the rest is updated; amaxes are those of all at once.
+        // The parameters that the next forward reads first are updated first, and gathered while the rest is updated. The amaxes of all
+        // parameters are reduced together.
         let is_early = |param: &&mut Param| {
             self.buckets().iter().any(|bucket| self.is_early(bucket) && bucket.number_of(param).is_some())
         };
@@ -183,7 +184,7 @@ impl Partition {
         Ok(())
     }
 
-    /// Updates `params`, of which the first is number `start` of the model, and casts them.
+    /// Updates and casts `params`, the first of which is parameter number `start` of the model.
     fn update_part(
         &self,
         params: &mut [&mut Param],
@@ -199,12 +200,13 @@ impl Partition {
         self.finish_write(params, casts)
     }
 
-    /// Whether the update gathers a bucket for the next forward: the embedding and the first block, whose gathers no earlier block hides.
+    /// Whether the update starts the gather of a bucket for the next forward: the embedding and the first block, whose gathers no earlier
+    /// block can hide.
     fn is_early(&self, bucket: &Bucket) -> bool {
         bucket.unit < UnitId(2) && matches!(self.zero, Zero::OptimizerStates | Zero::Gradients)
     }
 
-    /// Casts all weights with the current scales, as [`Decoder::quantize_weights`] does for a model of one rank.
+    /// Casts all weights with the current scales, like [`Decoder::quantize_weights`] on one rank.
     pub fn quantize_weights(&self, model: &mut Decoder) -> Result<()> {
         if !self.divides() {
             return model.quantize_weights();
@@ -216,8 +218,8 @@ impl Partition {
         scaling.forget_losses()
     }
 
-    /// Forgets what an evaluation has gathered, before a step: a captured step gathers the same each time. What the last update has gathered
-    /// stays.
+    /// Drops the weights that an evaluation has gathered, before a step, since a captured step always runs the same gathers. Weights that
+    /// the last update gathered stay.
     pub fn begin_step(&self) -> Result<()> {
         for bucket in self.buckets().iter_mut().filter(|bucket| !self.is_early(bucket)) {
             if matches!(bucket.weights, Stored::Gathered(_)) {
@@ -233,7 +235,7 @@ impl Partition {
         self.each_bucket(params, |bucket, matrices| bucket.begin_write(matrices, casts, rank, self.zero, writer))
     }
 
-    /// Runs `work` on each bucket that ranks divide and that has matrices among `params`, with those.
+    /// Runs `work` on each divided bucket that has matrices among `params`, with these matrices.
     fn each_bucket(
         &self,
         params: &mut [&mut Param],
@@ -249,7 +251,7 @@ impl Partition {
         Ok(())
     }
 
-    /// Finds the scales of the coming casts, and writes the slices where they will be gathered.
+    /// Computes the scales of the next casts, and writes the slices to the buffers that are gathered.
     fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<()> {
         let mut amaxes = Vec::new();
         for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
@@ -277,7 +279,7 @@ impl Partition {
         Ok(self.ranks.sharing(Shared::Slices).all_reduce(what, Reduce::Max, amaxes)?.wait()?)
     }
 
-    /// The whole weights of `param` in the compute type. All ranks ask for the same ones in the same order.
+    /// The whole weights of `param` in the compute type. All ranks must call it for the same parameters in the same order.
     pub fn value(&self, param: &Param) -> Result<Tensor> {
         if !param.is_sliced() {
             return param.value();
@@ -301,7 +303,7 @@ impl Partition {
         whole.reshape(param.weights.shape()).map_err(Error::from)
     }
 
-    /// Makes the model whole on every rank, for inference: it can no longer be trained.
+    /// Gathers the whole model on every rank, for inference. It can no longer be trained.
     pub fn gather(&self, model: &mut Decoder) -> Result<()> {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;
@@ -313,7 +315,8 @@ impl Partition {
 
 impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
-        // Inputs and gradients are those of a rank's rows, codes that ranks gather those of its slices; all cast other weights whole.
+        // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
+        // whole.
         self.ranks.leads()
             || !name.ends_with(".weight")
             || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot))

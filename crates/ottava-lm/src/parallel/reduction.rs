@@ -1,15 +1,15 @@
 //! The format in which ranks send gradients to each other.
 
-/// The format in which ranks send gradients of matrices to each other. Those of norms and biases are always sent in
-/// the type in which backward adds them.
+/// The format in which ranks send gradients of matrices to each other. Those of norms and biases are always sent in the type in which
+/// backward accumulates them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReduceFormat {
-    /// The type in which backward adds them.
+    /// The type in which backward accumulates them.
     #[default]
     Stored,
     /// E4M3 codes with a scale for each 128 values, added in F32.
     Float8 {
-        /// Whether a rank keeps what a cast has lost, and adds it to the gradients that it sends next.
+        /// Whether a rank stores the cast errors and adds them to the gradients that it sends next.
         feedback: bool,
     },
 }

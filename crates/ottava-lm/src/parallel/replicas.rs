@@ -1,4 +1,4 @@
-//! Whether ranks still hold the same weights and optimizer states.
+//! Checks that replicas of weights, optimizer states and scales are equal on all ranks.
 
 use super::{DataParallel, Partition, Shared};
 use crate::error::Result;
@@ -9,9 +9,9 @@ use ottava_tensor::RankFault;
 use ottava_tensor::ops::checksums;
 
 impl Partition {
-    /// Errors on all ranks, with the name of the first tensor, where weights, master weights or moments differ that all ranks hold whole:
-    /// everything where nothing is divided, else those of vectors; and where amaxes or scales of casts differ. `when` is the step, as "after
-    /// step 100".
+    /// Errors on all ranks, with the name of the first tensor that differs between ranks: weights, master weights and moments that all
+    /// ranks store whole (all of them in ZeRO stage 0, else those of norms and biases), or amaxes and scales of casts. `when` names the
+    /// step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Slices).size() == 1 {
             return Ok(());
@@ -26,7 +26,7 @@ impl Partition {
             let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
-            // Scales of offloaded tensors are on the GPU, the tensors themselves in the host's memory: one device all the same.
+            // Offloaded tensors are in host memory and their scales on the GPU; both count as the same device.
             let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
             names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
             sums.extend(all.to_vec::<i64>()?);
@@ -37,14 +37,14 @@ impl Partition {
 }
 
 impl DataParallel {
-    /// Errors on all ranks, with the name of the first cast, where its amax in the last step or its scale differ between ranks with the same
-    /// part of the model, as where its [`AmaxGroup`](crate::scaling::AmaxGroup) lacks ranks that divide its tensor.
+    /// Errors on all ranks, with the name of the first cast whose amax in the last step or whose scale differs between ranks with the same
+    /// part of the model; for example because its [`AmaxGroup`](crate::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
         let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
         self.expect_same_sums(when, &names, &scaling.bits()?)
     }
 
-    /// Errors on all ranks with the first of `names` whose number among `sums` differs.
+    /// Errors on all ranks with the first of `names` whose checksum in `sums` differs.
     fn expect_same_sums(&self, when: &str, names: &[String], sums: &[i64]) -> Result<()> {
         let replicas = self.sharing(Shared::Slices);
         let all = replicas.agree("checksums of replicas", bytemuck::cast_slice(sums))?;

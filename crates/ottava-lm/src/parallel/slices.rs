@@ -1,13 +1,13 @@
-//! Which rank owns which elements of the matrices of a unit: pure arithmetic, the same on every rank.
+//! The division of a unit's matrices into slices, one per rank: pure arithmetic, the same on every rank.
 //!
-//! A unit (a block, the embedding, the head) is a flat buffer in which each matrix starts at a multiple of [`GRANULE`] elements. It is cut
-//! into equal slices, one per rank, so that one gather and one reduction serve the unit, and slices balance whatever the shapes are. Cuts
-//! lie at multiples of [`GRANULE`], so that a group of 128 elements with one scale is never divided where rows are multiples of it, and
-//! the elements between two cuts form a matrix of 16 rows and more, which tensor ops ask for.
+//! A unit (a block, the embedding, the head) is a flat buffer in which each matrix starts at a multiple of [`GRANULE`] elements. The buffer
+//! is cut into equal slices, one per rank, so that one gather and one reduction serve the unit and slices are balanced for all shapes. Cuts
+//! are at multiples of [`GRANULE`]: so no group of 128 elements with one scale is divided if rows are multiples of 128, and each slice of a
+//! matrix can be reshaped to at least 16 rows, as tensor ops require.
 
 use std::ops::Range;
 
-/// Elements between two possible cuts, and between possible starts of matrices.
+/// Cuts, and starts of matrices, are at multiples of this number of elements.
 pub const GRANULE: usize = 256;
 
 /// The matrices of a unit in a flat buffer, cut into one slice per rank.
@@ -21,7 +21,7 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Slices for `ranks` ranks of matrices of these numbers of elements. Panics without ranks.
+    /// Slices of matrices with these numbers of elements, for `ranks` ranks. Panics if `ranks` is 0.
     pub fn new(lengths: impl IntoIterator<Item = usize>, ranks: usize) -> Slices {
         let mut end = 0;
         let place = |length| {
@@ -48,14 +48,14 @@ impl Slices {
         &self.matrices
     }
 
-    /// What lies between the matrices in the buffer, and behind the last one.
+    /// The gaps between the matrices in the buffer, and after the last one.
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
         let starts = self.matrices.iter().skip(1).map(|matrix| matrix.start).chain([self.padded_len()]);
         let gaps = self.matrices.iter().zip(starts).map(|(matrix, next)| matrix.end..next);
         gaps.filter(|gap| !gap.is_empty())
     }
 
-    /// The elements of each matrix in the slice of `rank`, counted from the start of the matrix; empty ranges for those without any.
+    /// The elements of each matrix in the slice of `rank`, counted from the start of the matrix; an empty range for a matrix without any.
     pub fn owned(&self, rank: usize) -> Vec<Range<usize>> {
         let slice = rank * self.slice..(rank + 1) * self.slice;
         let of = |matrix: &Range<usize>| {

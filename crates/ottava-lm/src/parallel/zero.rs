@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What ranks divide among each other instead of keeping all of it.
+/// A ZeRO stage: what ranks divide instead of replicating it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Zero {
@@ -11,9 +11,9 @@ pub enum Zero {
     Nothing,
     /// Master weights and moments, and gradients once all micro-batches of a step have been added.
     OptimizerStates,
-    /// Gradients of each micro-batch, too.
+    /// Also gradients between micro-batches.
     Gradients,
-    /// Weights and their codes, too: a unit's are gathered for each forward and each backward.
+    /// Also weights and their codes; those of a unit are gathered for each forward and each backward.
     Weights,
 }
 

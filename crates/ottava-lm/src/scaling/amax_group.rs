@@ -1,25 +1,25 @@
-//! Which ranks share the scale of a cast.
+//! The ranks that share the scale of a cast.
 
 use ottava_tensor::comm::Axis;
 use std::fmt;
 
-/// The ranks whose amaxes make the scale of a cast: at least those that divide its tensor, since they read each other's codes or add what
-/// they make of them.
+/// The ranks that reduce their amaxes to one scale: at least the ranks that divide the tensor, since they read each other's codes or add
+/// products of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AmaxGroup {
-    /// Each rank by itself.
+    /// Each rank has its own scale.
     Own,
-    /// The ranks that differ in their coordinates of these axes alone.
+    /// The ranks that differ only in their coordinates of these axes.
     Over(&'static [Axis]),
 }
 
 impl AmaxGroup {
-    /// Of activations and gradients, whose rows and tokens these axes divide, and of weights, whose slices they divide under ZeRO.
+    /// For activations and gradients, whose rows and tokens these axes divide, and for weights, which ZeRO divides over them.
     pub const DATA: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context]);
 }
 
 impl fmt::Display for AmaxGroup {
-    /// As "data x context".
+    /// For example "data x context".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AmaxGroup::Own => f.write_str("each rank by itself"),

@@ -9,7 +9,7 @@ use crate::operand::FrozenScale;
 use ottava_tensor::ops::{self, CastStatistics, CodeCopies, Fp8Output, Output, Produced};
 use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
-/// Statistics into which casts measure.
+/// The statistics that casts write.
 pub struct Recorder {
     /// The statistics of the run.
     pub(super) statistics: CastStatistics,
@@ -17,7 +17,7 @@ pub struct Recorder {
     unread: CastStatistics,
     /// Cleared F32 `[1]`, to be reused.
     spare_amaxes: Vec<Tensor>,
-    /// Histograms of values that are measured without a cast, by slot, if they are asked for.
+    /// Histograms of values that are measured without a cast, by slot, if enabled.
     pub(super) histograms: Option<Vec<Histogram>>,
 }
 
@@ -49,14 +49,13 @@ impl Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
     }
 
-    /// The statistics into which casts of this pass measure.
+    /// The statistics that casts of this pass write.
     pub fn statistics(&mut self) -> &mut CastStatistics {
         self.recorder.statistics(self.mode.measures())
     }
 
     /// Runs an op that produces an operand and writes the codes of the cast in `slot`. If the scale depends on the value, the op runs
-    /// twice,
-    /// for the amax and for the codes. Also returns the op's other results.
+    /// twice: for the amax, and for the codes. Also returns the op's other results.
     pub fn produce<T>(
         &mut self,
         slot: Slot,
@@ -71,10 +70,9 @@ impl Casts<'_> {
         Ok((codes_of(codes), frozen, rest))
     }
 
-    /// Runs an op that produces one operand, for the cast in `slot`, and recomputes another one: its transposed codes, for the cast in
-    /// `other`,
-    /// by its scale `frozen`. Returns what the op produced (the value if `slot` is `None`) and those codes. For backward, which always
-    /// measures.
+    /// Runs an op that produces one operand, for the cast in `slot`, and recomputes another operand: its transposed codes, for the cast in
+    /// `other`, with its scale `frozen`. Returns the op's result (the value if `slot` is `None`) and these codes. For backward, which
+    /// always measures.
     pub fn produce_and_recast(
         &mut self,
         slot: Option<Slot>,
@@ -99,7 +97,7 @@ impl Casts<'_> {
         Ok((made, codes.expect("it was asked for")))
     }
 
-    /// The scale of what an op is about to produce; `measure` runs the op for the amax if the scale needs it.
+    /// The scale for the result of an op; `measure` runs the op for the amax if the scale depends on it.
     fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, FrozenScale)> {
         let frozen = match self.amax_for(slot)? {
             None => FrozenScale::default(),
@@ -144,7 +142,7 @@ impl Casts<'_> {
         }
     }
 
-    /// The scale of `x` if it follows from its own values; empty otherwise.
+    /// The scale of `x` if it depends on the values of `x`; empty otherwise.
     pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<FrozenScale> {
         match self.amax_for(slot)? {
             None => Ok(FrozenScale::default()),
@@ -162,7 +160,7 @@ impl Casts<'_> {
         Ok(FrozenScale::own(scale))
     }
 
-    /// Casts a value by a scale from [`Casts::freeze`], and measures it.
+    /// Casts a value with a scale from [`Casts::freeze`], and measures it.
     pub fn quantize(
         &mut self,
         slot: Slot,
@@ -173,7 +171,7 @@ impl Casts<'_> {
         self.cast(slot, frozen, x.into(), copies, self.mode.measures())
     }
 
-    /// Casts a value again by the scale it had in this step, without measuring it.
+    /// Casts a value again with its scale in this step, without measuring it.
     pub fn requantize(
         &mut self,
         slot: Slot,
@@ -197,7 +195,7 @@ impl Casts<'_> {
         x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
     }
 
-    /// [`Casts::quantize_into`] of F32 values that are rounded to `dtype` first, by one scale.
+    /// [`Casts::quantize_into`] of F32 values that are first rounded to `dtype`, with one scale.
     pub fn quantize_rounded_into(
         &mut self,
         slot: Slot,

@@ -7,7 +7,7 @@ use ottava_tensor::{DType, Tensor};
 /// Absolute values of BF16, in ascending order: their bits without the sign.
 const VALUES: usize = 1 << 15;
 
-/// How often each absolute value of BF16 occurred; not rounded, so that what is computed from it is exact.
+/// The count of each absolute value of BF16. There is one bin per value, so results are exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram(Vec<u64>);
 
@@ -27,7 +27,7 @@ impl Histogram {
         Ok(())
     }
 
-    /// The absolute values that occurred, in ascending order, with their numbers.
+    /// The absolute values that occurred, in ascending order, with their counts.
     fn values(&self) -> impl DoubleEndedIterator<Item = (f32, u64)> {
         let value = |bits: usize| f32::from_bits((bits as u32) << 16);
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(move |(bits, count)| (value(bits), *count))
@@ -54,7 +54,7 @@ impl Histogram {
         found.map_or(0.0, |(value, _)| value)
     }
 
-    /// The sum of squared errors of a cast to E4M3 by the scale `448 / largest`, where larger values saturate.
+    /// The sum of squared errors of a cast to E4M3 with the scale `448 / largest`; larger values saturate.
     pub fn squared_error(&self, largest: f32) -> f64 {
         let scale = 448.0 / largest;
         let error = |value: f32| f64::from(E4M3::from_f32(value * scale).to_f32() / scale - value);
@@ -105,7 +105,7 @@ mod tests {
             let expected: f64 = values.iter().map(error).sum();
             assert!((count(&values).squared_error(largest) / expected - 1.0).abs() < 1e-12, "{largest}");
         }
-        // Values beyond the largest are cut to it.
+        // Values beyond the largest are clamped to it.
         assert!((count(&[100.0]).squared_error(50.0) - 2500.0).abs() < 1e-2);
     }
 }

@@ -6,13 +6,13 @@ use ottava_tensor::{DType, Device, Tensor};
 /// The measurements of one cast.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CastRecord {
-    /// The cast, as `model.layers.0.mlp.down_proj.input`.
+    /// The name of the cast, for example `model.layers.0.mlp.down_proj.input`.
     pub name: String,
     /// Largest finite value of its format.
     pub largest: f32,
     /// Largest absolute value in the last step, ignoring NaN.
     pub amax: f32,
-    /// The scale of the last step; `None` if it followed from the tensors of the step.
+    /// The scale of the last step; `None` if it depended on the tensors of the step.
     pub scale: Option<f32>,
     /// Counts since the model was built.
     pub counts: CastCounts,
@@ -25,7 +25,7 @@ pub struct CastCounts {
     pub elements: i64,
     /// Elements beyond the largest finite value after scaling.
     pub saturated: i64,
-    /// Elements that became zero without being zero.
+    /// Nonzero elements that became zero.
     pub underflowed: i64,
     /// Steps with an infinite amax.
     pub non_finite: i64,
@@ -42,13 +42,13 @@ pub struct CastLosses {
     pub non_finite: Vec<String>,
 }
 
-/// How ranks merge what each of them counts.
+/// How the counts of ranks are added.
 pub trait MergeCounts {
-    /// Whether this rank counts the elements of the cast called `name`, number `slot`: where ranks cast the same weight alike, one of them
-    /// does.
+    /// Whether this rank counts the elements of the cast called `name`, number `slot`. If all ranks cast the same weight, only one of them
+    /// counts.
     fn counts(&self, slot: usize, name: &str) -> bool;
 
-    /// The sums of counts over ranks.
+    /// Sums counts over ranks.
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>>;
 }
 

@@ -1,7 +1,7 @@
 //! The scaling state of a run: one slot per cast, kept in a few plain tensors with names.
 //!
-//! Casts measure into their slots; histories roll and scales change once per optimizer step, in [`ScalingState::update`], so
-//! micro-batches merge by maximum and every cast of a step reads the same scales.
+//! Casts write statistics to their slots; amaxes of micro-batches are merged by maximum. Histories roll and scales change once per
+//! optimizer step, in [`ScalingState::update`], so every cast of a step reads the same scales.
 
 mod amax_group;
 mod casts;

@@ -26,14 +26,14 @@ impl Slot {
 }
 
 impl Slots {
-    /// A slot for the cast called `name`, whose amaxes the ranks of `amax_group` merge.
+    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`.
     pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup) -> Slot {
         self.casts.push((name, cast));
         self.amax_groups.push(amax_group);
         Slot(self.casts.len() - 1)
     }
 
-    /// The name of each cast, and the ranks that merge its amaxes.
+    /// The name of each cast, and the ranks that share its scale.
     pub fn amax_groups(&self) -> Vec<(String, AmaxGroup)> {
         self.casts.iter().map(|(name, _)| name.clone()).zip(self.amax_groups.iter().copied()).collect()
     }
@@ -41,13 +41,13 @@ impl Slots {
 
 /// How the new weights of an update will be cast.
 pub enum NextCast {
-    /// By a known scale, F32 `[1]`.
+    /// With a known scale, F32 `[1]`.
     Known(Tensor),
-    /// By current scaling, from their amax.
+    /// With current scaling, from their amax.
     Measured,
-    /// By scales per block of 128x128, which the update computes.
+    /// With scales per block of 128x128, which the update computes.
     Blocks(CurrentScaling),
-    /// By scales that a cast of the finished weights computes.
+    /// With scales that a cast after the update computes.
     Later,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Delayed {
     pub(super) first_step: FirstStep,
     /// Updates so far; before the first, scales are not used.
     pub(super) updates: u64,
-    /// Where scales are set and never updated: which casts have one.
+    /// If scales are set and never updated: the casts that have one.
     pub(super) set: Option<Vec<bool>>,
 }
 
@@ -120,7 +120,7 @@ impl Scales {
         self.slots.is_empty()
     }
 
-    /// The ranks that merge the amaxes of each cast.
+    /// The ranks that share the scale of each cast.
     pub fn amax_groups(&self) -> &[AmaxGroup] {
         &self.amax_groups
     }
@@ -161,7 +161,7 @@ impl Scales {
         }
     }
 
-    /// The scale of a cast in `slot`: `frozen` if that holds one, else the known one.
+    /// The scale of a cast in `slot`: `frozen` if it has a scale, else the known scale.
     pub(super) fn scale(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
         match (frozen.scale(), self.known(slot)?) {
             (Some(own), _) => Ok(Scale::Given(own.clone())),

@@ -16,9 +16,9 @@ pub struct ScalingState {
     scales: Scales,
     recorder: Recorder,
     last_step: LastStep,
-    /// [`ScalingState::counts`] when losses were last asked for.
+    /// [`ScalingState::counts`] at the last call of [`ScalingState::losses`].
     counted: [Vec<i64>; 3],
-    /// Updates with an infinity, by slot, when losses were last asked for.
+    /// Updates with an infinity, by slot, at the last call of [`ScalingState::losses`].
     counted_non_finite: Vec<i64>,
 }
 
@@ -45,8 +45,8 @@ impl ScalingState {
         &self.scales
     }
 
-    /// Gives each row of an operand a scale of its own where tensors are scaled by their own amax, so that no row depends on others.
-    /// Returns whether any was.
+    /// Replaces scales per tensor from the tensor's own amax by scales per row, so that no row depends on another. Returns whether any cast
+    /// had such a scale.
     pub fn scale_rows(&mut self) -> bool {
         self.scales.scale_rows()
     }
@@ -67,7 +67,7 @@ impl ScalingState {
         Ok(())
     }
 
-    /// Counts the values that passes in high precision measure from here on, which are BF16.
+    /// Starts to record histograms of the BF16 values that passes in high precision measure.
     pub fn record_histograms(&mut self) {
         self.recorder.histograms = Some(vec![Histogram::default(); self.scales.len()]);
     }
@@ -77,9 +77,9 @@ impl ScalingState {
         self.names().into_iter().zip(self.recorder.histograms.take().into_iter().flatten()).collect()
     }
 
-    /// Sets scales of casts with delayed scaling, by their names, for a model that is not trained. The others scale by their own amax.
+    /// Sets scales of casts with delayed scaling, by name, for a model that is not trained. Other casts use current scaling.
     ///
-    /// Errors when a scale is missing of a cast whose name ends with `needed`.
+    /// Errors if a cast whose name ends with `needed` has no scale.
     pub fn set_scales(&mut self, by_name: &BTreeMap<String, f32>, needed: &str) -> Result<()> {
         let Scales { arrays: Some(arrays), delayed: Some(delayed), slots, .. } = &mut self.scales else {
             return Ok(());
@@ -97,12 +97,12 @@ impl ScalingState {
         Ok(())
     }
 
-    /// The amax of each slot in this step so far, F32 `[slots]`, for ranks to merge.
+    /// The amax of each slot in this step so far, F32 `[slots]`, which ranks reduce.
     pub fn amaxes_mut(&mut self) -> &mut Tensor {
         &mut self.recorder.statistics.amax
     }
 
-    /// The bits of amax and scale of each cast in the last finished step, for ranks to compare; reads from the device.
+    /// The bits of amax and scale of each cast in the last finished step, which ranks compare; reads from the device.
     pub fn bits(&self) -> Result<Vec<i64>> {
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
         Ok(amax
@@ -125,12 +125,12 @@ impl ScalingState {
         Ok([saturated.to_vec()?, underflowed.to_vec()?, elements.to_vec()?])
     }
 
-    /// Leaves what was counted so far out of the next [`ScalingState::losses`].
+    /// Excludes the counts so far from the next [`ScalingState::losses`].
     pub fn forget_losses(&mut self) -> Result<()> {
         self.losses(&OneRank).map(drop)
     }
 
-    /// The losses of casts since the last call, of all ranks.
+    /// The losses of casts since the last call, over all ranks.
     pub fn losses(&mut self, ranks: &dyn MergeCounts) -> Result<CastLosses> {
         let counts = self.counts()?;
         let before = std::mem::replace(&mut self.counted, counts);
@@ -150,7 +150,7 @@ impl ScalingState {
         Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
     }
 
-    /// The measurements of each cast by all ranks, in the order of the slots; reads from the device.
+    /// The measurements of each cast over all ranks, in the order of the slots; reads from the device.
     pub fn measured(&self, ranks: &dyn MergeCounts) -> Result<Vec<CastRecord>> {
         let Scales { slots, arrays: Some(arrays), delayed, .. } = &self.scales else { return Ok(Vec::new()) };
         let mut counts = Vec::with_capacity(3 * slots.len());
@@ -160,7 +160,7 @@ impl ScalingState {
         }
         let counts = ranks.sum(&counts)?;
         let of = |counter: usize, slot: usize| counts[counter * slots.len() + slot];
-        // Found from amaxes of all ranks.
+        // Computed from amaxes of all ranks.
         let non_finite = arrays.non_finite.to_vec::<i64>()?;
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
         // In a first step casts use current scaling.
@@ -209,9 +209,8 @@ impl ScalingState {
 
     /// Restores arrays of [`ScalingState::arrays`] from a run whose slots are called `names`.
     ///
-    /// Each cast takes the state saved under its name. If there is none, because its linear was in high precision, the coming step is a
-    /// first
-    /// step. Errors when histories have another length; a recipe without delayed scaling ignores the arrays.
+    /// Each cast takes the state saved under its name. If there is none, because its linear was in high precision, the next step counts as
+    /// its first step. Errors if histories have another length; a recipe without delayed scaling ignores the arrays.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), slots, .. } = &mut self.scales else {
             return Ok(());
