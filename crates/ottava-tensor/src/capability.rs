@@ -1,33 +1,33 @@
-//! What GPUs have, by compute capability, as NVIDIA documents it (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types usage"); what
-//! kernels need is compared with it before a launch.
+//! Capabilities of GPUs by compute capability, from NVIDIA's documents (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types
+//! usage"). The needs of kernels are checked against them before a launch.
 
 use crate::error::{Error, Result};
 use crate::granularity::Granularity;
 use std::fmt;
 
-/// Something that a kernel or a product may need beyond what all GPUs of [`CAPABILITIES`] have.
+/// A feature that a kernel or a product may need and that not all GPUs of [`CAPABILITIES`] have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
-    /// Minimum and maximum of absolute values with the sign of both operands, of pairs of bfloat16 (`min.xorsign.abs`).
+    /// Minimum and maximum of the absolute values of pairs of bfloat16, with the product of the operands' signs (`min.xorsign.abs`).
     SignedMinimum,
     /// Conversions between FP8 and wider types (`cvt` of `e4m3x2` and `e5m2x2`).
     Fp8Conversion,
-    /// Comparisons of pairs of bfloat16 that give pairs (`set.bf16x2`).
+    /// Comparisons of pairs of bfloat16 whose results are pairs (`set.bf16x2`).
     PairComparison,
     /// Clusters of blocks that read each other's shared memory.
     Clusters,
-    /// Kernels that start before the one before them ends (`griddepcontrol`).
+    /// Kernels that start before their predecessor ends (`griddepcontrol`).
     EarlyStart,
-    /// Copies of tensor boxes to shared memory by the copy engine of a multiprocessor, TMA (`cp.async.bulk.tensor`).
+    /// Copies of tensor boxes to shared memory by TMA (`cp.async.bulk.tensor`).
     BulkCopies,
-    /// Such a copy to the shared memory of several blocks of a cluster.
+    /// A TMA copy to the shared memory of several blocks of a cluster.
     Multicast,
-    /// Products by four warps with operands in shared memory (`wgmma`).
+    /// Products of a warp group with operands in shared memory (`wgmma`).
     Wgmma,
 }
 
 impl Feature {
-    /// All of them.
+    /// All features.
     pub const ALL: [Feature; 8] = [
         Feature::SignedMinimum,
         Feature::Fp8Conversion,
@@ -39,7 +39,7 @@ impl Feature {
         Feature::Wgmma,
     ];
 
-    /// Its name in messages.
+    /// Its name in error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Feature::SignedMinimum => "signed minima of bfloat16",
@@ -60,27 +60,27 @@ impl fmt::Display for Feature {
     }
 }
 
-/// What the GPUs of one compute capability have. All have products of bfloat16 and float16 on tensor cores.
+/// The capabilities of GPUs of one compute capability. All have products of bfloat16 and float16 on tensor cores.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Compute capability, major and minor.
     pub version: (i32, i32),
     /// The name of the architecture.
     pub architecture: &'static str,
-    /// What they have beyond compute capability 8.0.
+    /// Features beyond compute capability 8.0.
     pub features: &'static [Feature],
-    /// The scales of operands with which cuBLASLt has FP8 products.
+    /// The granularities of scales for which cuBLASLt has FP8 products.
     pub fp8_products: &'static [Granularity],
     /// Bytes of shared memory that a block may use.
     pub shared_bytes: usize,
-    /// Whether this project's tests and benchmarks have run on one.
+    /// Whether this project's tests and benchmarks have run on such a GPU.
     pub is_tested: bool,
 }
 
 use Feature::{BulkCopies, Clusters, EarlyStart, Fp8Conversion, Multicast, PairComparison, SignedMinimum, Wgmma};
 use Granularity::{Blocks1x128, Blocks128x128, MixedBlocks, Mx, PerRow, PerTensor};
 
-/// The compute capabilities that are known here.
+/// All supported compute capabilities, in ascending order.
 pub const CAPABILITIES: &[Capability] = &[
     Capability {
         version: (8, 0),
@@ -133,9 +133,9 @@ pub const CAPABILITIES: &[Capability] = &[
 ];
 
 impl Capability {
-    /// What the GPUs of compute capability `version` have.
+    /// The capabilities of GPUs of compute capability `version`.
     ///
-    /// Errors with [`Error::Value`], which lists those that are known, if it is not among them.
+    /// Errors with [`Error::Value`], which lists the supported ones, if it is not supported.
     pub fn find(version: (i32, i32)) -> Result<&'static Capability> {
         CAPABILITIES.iter().find(|known| known.version == version).ok_or_else(|| {
             let known = CAPABILITIES.iter().map(|known| format!("{}.{}", known.version.0, known.version.1));
@@ -148,7 +148,7 @@ impl Capability {
         })
     }
 
-    /// Those of `needs` that these GPUs lack.
+    /// The features among `needs` that these GPUs lack.
     pub fn lacks(&self, needs: &[Feature]) -> Vec<Feature> {
         needs.iter().copied().filter(|need| !self.features.contains(need)).collect()
     }
@@ -161,9 +161,11 @@ impl Capability {
         let known: Vec<_> = self.fp8_products.iter().map(Granularity::to_string).collect();
         let known = match known.is_empty() {
             true => "none".to_string(),
-            false => format!("those with {} scales", known.join("; ")),
+            false => known.join("; "),
         };
-        Err(Error::Value(format!("cuBLASLt has no FP8 products with {scales} scales on {self}, but {known}")))
+        Err(Error::Value(format!(
+            "cuBLASLt has no FP8 products with {scales} scales on {self}; supported scales: {known}"
+        )))
     }
 }
 
@@ -195,10 +197,14 @@ mod tests {
         let message = |version, scales| of(version).expect_fp8_product(scales).unwrap_err().to_string();
         assert_eq!(
             message((9, 0), Mx),
-            "cuBLASLt has no FP8 products with mx scales on Hopper GPUs of compute capability 9.0, but those with per-tensor; per-row; 1x128; \
-             128x128; 1x128, transposed 128x128 scales"
+            "cuBLASLt has no FP8 products with mx scales on Hopper GPUs of compute capability 9.0; supported scales: per-tensor; per-row; 1x128; \
+             128x128; 1x128, transposed 128x128"
         );
-        assert!(message((8, 0), PerTensor).ends_with("capability 8.0, but none"), "{}", message((8, 0), PerTensor));
+        assert!(
+            message((8, 0), PerTensor).ends_with("capability 8.0; supported scales: none"),
+            "{}",
+            message((8, 0), PerTensor)
+        );
         of((8, 9)).expect_fp8_product(PerTensor).unwrap();
         let unknown = Capability::find((7, 5)).unwrap_err().to_string();
         assert!(

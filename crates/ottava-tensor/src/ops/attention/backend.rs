@@ -1,4 +1,4 @@
-//! Which implementation of attention serves which spec on which device: a table, which attention and `ottava plan` read.
+//! The choice of an attention backend by spec and device, from a table that attention and `ottava plan` read.
 
 use super::{AttentionInput, AttentionSpec};
 use crate::{Capability, DType, Device, Error, Feature, Result};
@@ -16,31 +16,31 @@ pub enum AttentionBackend {
     Paged,
 }
 
-/// Where keys and values are.
+/// The location of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySource {
-    /// In the rows of the queries, in one tensor.
+    /// In one tensor with the queries, in the same rows.
     Fused,
-    /// In other tensors, for the tokens of the queries.
+    /// In other tensors, for the same tokens as the queries.
     Separate,
-    /// In rows of other tokens than those of the queries.
+    /// For other tokens than the queries.
     OtherTokens,
     /// In a paged cache.
     Cache,
 }
 
-/// All that backends differ in about a call of attention.
+/// The properties of a call of attention that decide its backend.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCase<'a> {
-    /// What is computed.
+    /// The attention that is computed.
     pub spec: &'a AttentionSpec,
     /// The type of queries.
     pub dtype: DType,
     /// Whether there are boundaries of documents.
     pub documents: bool,
-    /// Where keys and values are.
+    /// The location of keys and values.
     pub keys: KeySource,
-    /// Whether all rows and first heads begin at multiples of eight elements, where the sizes of heads do.
+    /// Whether all rows and first heads begin at multiples of eight elements; also true if head sizes are not multiples of eight.
     pub is_aligned: bool,
 }
 
@@ -74,9 +74,9 @@ impl<'a> AttentionCase<'a> {
 
 /// A condition of a backend.
 struct Condition {
-    /// What the backend takes, after "takes".
+    /// What the backend supports, as the object of "supports".
     takes: &'static str,
-    /// What a case has instead; `None` where it meets the condition.
+    /// What a case has instead; `None` if it meets the condition.
     instead: fn(&AttentionCase) -> Option<String>,
 }
 
@@ -120,7 +120,7 @@ const WHOLE_CONTEXT: Condition = Condition {
     instead: |case| case.spec.window.map(|window| format!("a window of {window} tokens")),
 };
 const UNCAPPED: Condition = Condition {
-    takes: "scores without a bound",
+    takes: "unbounded scores",
     instead: |case| case.spec.soft_cap.map(|cap| format!("a soft cap of {cap}")),
 };
 const SAME_TOKENS: Condition = Condition {
@@ -129,9 +129,9 @@ const SAME_TOKENS: Condition = Condition {
 };
 const ALIGNED: Condition = Condition {
     takes: "rows and heads that begin at multiples of 16 bytes",
-    instead: |case| (!case.is_aligned).then(|| "others".into()),
+    instead: |case| (!case.is_aligned).then(|| "other offsets".into()),
 };
-// The gradients of other sizes are wrong with cuDNN 9.14.
+// cuDNN 9.14 returns wrong gradients for other sizes.
 const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
     takes: "documents with heads of a multiple of 16",
     instead: |case| {
@@ -139,10 +139,10 @@ const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
         (case.documents && !dim.is_multiple_of(16)).then(|| format!("heads of {dim}"))
     },
 };
-// The deterministic form would store the scores of each document as if it filled a sequence.
+// The deterministic form would allocate the scores of each document for a whole sequence.
 const DOCUMENTS_ARE_ATOMIC: Condition = Condition {
-    takes: "documents where `deterministic` is false",
-    instead: |case| (case.documents && case.spec.deterministic).then(|| "where it is true".into()),
+    takes: "documents with `deterministic = false`",
+    instead: |case| (case.documents && case.spec.deterministic).then(|| "`true`".into()),
 };
 const DOCUMENTS_ARE_FUSED: Condition = Condition {
     takes: "documents with queries, keys and values in one tensor",
@@ -156,12 +156,12 @@ struct Row {
     on_gpu: bool,
     /// Whether keys and values are in a paged cache, or in rows.
     cache: bool,
-    /// What a GPU must have.
+    /// The features that a GPU must have.
     needs: &'static [Feature],
     conditions: &'static [Condition],
 }
 
-/// The backends, the fastest of a device first.
+/// The backends; for each device, the fastest first.
 const TABLE: &[Row] = &[
     Row {
         backend: AttentionBackend::CuDnn,
@@ -218,7 +218,7 @@ const TABLE: &[Row] = &[
 ];
 
 impl Row {
-    /// A sentence for the first thing that `device` lacks, or the first condition that `case` does not meet.
+    /// A sentence for the first feature that `device` lacks, or the first condition that `case` does not meet.
     fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
         if let Device::Cuda(gpu) = device
             && let [lack, ..] = Capability::find(gpu.capability())?.lacks(self.needs)[..]
@@ -232,25 +232,25 @@ impl Row {
     fn unmet(&self, case: &AttentionCase) -> Option<String> {
         let unmet = |Condition { takes, instead }: &Condition| Some((*takes, instead(case)?));
         let (takes, instead) = self.conditions.iter().find_map(unmet)?;
-        Some(format!("{} takes {takes}, not {instead}", self.name))
+        Some(format!("{} supports {takes}, not {instead}", self.name))
     }
 }
 
-/// The backend of a case, and why it is this one.
+/// The backend of a case, and the reasons for the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenBackend {
     /// The backend.
     pub backend: AttentionBackend,
     /// Its name in messages.
     pub name: &'static str,
-    /// A sentence for each faster backend, with what it does not take.
+    /// For each faster backend, a sentence with the condition that the case does not meet.
     pub because: Vec<String>,
 }
 
 impl AttentionBackend {
-    /// The fastest backend of `device` that serves `case`.
+    /// The fastest backend of `device` that supports `case`.
     ///
-    /// Errors with [`Error::Value`], which says what each one does not take, if none does.
+    /// Errors with [`Error::Value`], with each backend's unmet condition, if none supports it.
     pub fn choose(device: &Device, case: &AttentionCase) -> Result<ChosenBackend> {
         let on_gpu = matches!(device, Device::Cuda(_));
         let mut because = Vec::new();

@@ -1,4 +1,4 @@
-//! Innermost loops run over contiguous memory: keys and values are transposed once per head.
+//! The CPU reference. Innermost loops run over contiguous memory, so keys and values are transposed once per head.
 
 use super::{AttentionInput, AttentionSpec, HeadView};
 use crate::Tensor;
@@ -7,7 +7,7 @@ use crate::ops::real_type;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// One head of tokens `rows`, widened: `[S, D]`.
+/// One head of the tokens `rows`, widened: `[S, D]`.
 fn head<S: Float>(view: HeadView, rows: Range<usize>, head: usize, dim: usize) -> Vec<S::Real> {
     let (x, stride) = (view.matrix.host::<S>(), view.stride());
     rows.flat_map(|t| x[t * stride + view.column + head * dim..][..dim].iter().map(|x| x.load())).collect()
@@ -18,7 +18,7 @@ fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
     (0..dim).flat_map(|d| (0..rows).map(move |t| x[t * dim + d])).collect()
 }
 
-/// For each of the `B·S` queries, the keys of its sequence that it sees.
+/// For each of the `B·S` queries, the range of visible keys in its sequence.
 fn visible_keys(input: &AttentionInput, spec: &AttentionSpec) -> Vec<Range<usize>> {
     let (queries, keys) = (input.query_len(), input.key_len());
     let document_of = |sequence: usize, position: usize| match input.cu_seqlens {
@@ -38,7 +38,7 @@ fn visible_keys(input: &AttentionInput, spec: &AttentionSpec) -> Vec<Range<usize
 }
 
 impl AttentionSpec {
-    /// The keys among those of its document, `keys`, that the query at `position` sees; an empty range if it sees none.
+    /// The visible keys of the query at `position`, among the `keys` of its document; empty if there are none.
     pub(in crate::ops) fn visible(&self, position: usize, keys: Range<usize>) -> Range<usize> {
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window)).max(keys.start);
         let end = if self.causal { keys.end.min(position + 1) } else { keys.end };
@@ -79,7 +79,7 @@ fn accumulate<R: Real>(out: &mut [R], factor: R, x: &[R]) {
     }
 }
 
-/// Softmax of scores in place; returns the log-sum-exp, −∞ of no scores.
+/// Softmax of scores in place; returns the log-sum-exp, −∞ without scores.
 pub(in crate::ops) fn softmax<R: Real>(scores: &mut [R]) -> R {
     let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a });
     let Some(largest) = largest else { return R::of(f64::NEG_INFINITY) };
@@ -208,7 +208,7 @@ fn backward<S: Float>(
             [dq, dk, dv]
         })
         .collect();
-    // Query heads of a key head follow each other in its sums.
+    // The query heads of a key head are added in order.
     let parts = [(queries, dim, group), (keys, dim, 1), (keys, value_dim, 1)];
     for (part, (view, matrix)) in input.views().into_iter().zip(input.matrix_of_views()).enumerate() {
         let (len, dim, group) = parts[part];

@@ -19,7 +19,7 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("GENERAL", "1")],
 ];
 
-/// Whether the kernels without `GENERAL` serve a call.
+/// Whether the kernels without `GENERAL` support a call.
 fn is_plain(input: &AttentionInput, spec: &AttentionSpec) -> bool {
     let one_size = spec.value_dim == spec.head_dim && input.views().iter().all(|v| v.stride() == input.q.stride());
     let unbounded = spec.causal && spec.window.is_none() && spec.soft_cap.is_none();
@@ -42,10 +42,10 @@ fn shape(input: &AttentionInput, spec: &AttentionSpec) -> AttentionShape {
     }
 }
 
-/// What cuDNN reads of documents.
+/// The boundaries of documents in the form that cuDNN reads.
 struct Documents {
     lengths: Tensor,
-    /// I64, in elements: of fused rows, of rows of the output, and of rows with a value per head.
+    /// Offsets, I64, in elements: of fused rows, of rows of the output, and of rows with one value per head.
     offsets: [Tensor; 3],
 }
 
@@ -90,7 +90,7 @@ fn shared(floats: usize) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// A kernel, and its arguments after those of its own: sizes, documents and, in the general form, the rest of the spec.
+/// A kernel, and the arguments that follow its own: sizes, documents and, in the general form, the rest of the spec.
 struct Call {
     defines: Defines,
     args: Vec<Arg>,

@@ -1,4 +1,4 @@
-//! Where the queries, keys and values of a call lie.
+//! Views of the queries, keys and values of a call.
 
 use super::AttentionSpec;
 use crate::ops::expect_compute;
@@ -32,7 +32,7 @@ impl<'a> HeadView<'a> {
     }
 }
 
-/// Queries, keys and values of `batch` sequences, and which of them see each other.
+/// Queries, keys and values of `batch` sequences, their positions and documents.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionInput<'a> {
     /// `H` heads of `D` of `B·S` tokens.
@@ -41,14 +41,14 @@ pub struct AttentionInput<'a> {
     pub k: HeadView<'a>,
     /// `H_kv` heads of `D_v` of `B·S_k` tokens.
     pub v: HeadView<'a>,
-    /// Sequences `B`, which follow each other in the rows and have the same length.
+    /// Sequences `B`, of equal length, one after the other in the rows.
     pub batch: usize,
-    /// The position of the first query of each sequence, where the first key has position 0. Not 0 where queries and keys are parts of longer
-    /// sequences.
+    /// The position of the first query of each sequence; the first key has position 0. Not 0 if queries and keys are different parts of a
+    /// sequence.
     pub first_query: usize,
     /// Boundaries of documents, I32 `[documents + 1]` on the device: document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the
-    /// `B·S_k`, and lies within one sequence. Unused entries at the end are `B·S_k`, so that one tensor of fixed capacity holds any number of
-    /// documents. A query belongs to the document of the key at its position. `None` makes each sequence one document.
+    /// `B·S_k`, all in one sequence. Unused entries at the end are `B·S_k`, so that a tensor of fixed capacity holds any number of
+    /// documents. A query belongs to the document of the key at its position. With `None`, each sequence is one document.
     pub cu_seqlens: Option<&'a Tensor>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> AttentionInput<'a> {
         self.k.matrix.shape()[0] / self.batch
     }
 
-    /// Whether queries and keys are those of the same tokens.
+    /// Whether queries and keys belong to the same tokens.
     pub(super) fn is_self_attention(&self) -> bool {
         self.first_query == 0 && self.query_len() == self.key_len()
     }
@@ -84,7 +84,7 @@ impl<'a> AttentionInput<'a> {
         [self.q, self.k, self.v]
     }
 
-    /// The matrices that views are of, each once, in the order of queries, keys and values.
+    /// The matrices of the views, each once, in the order of queries, keys and values.
     pub(super) fn matrices(&self) -> Vec<&'a Tensor> {
         let mut found: Vec<&Tensor> = Vec::new();
         for view in self.views() {
@@ -95,7 +95,7 @@ impl<'a> AttentionInput<'a> {
         found
     }
 
-    /// The index in [`AttentionInput::matrices`] of each view's.
+    /// For each view, the index of its matrix in [`AttentionInput::matrices`].
     pub(super) fn matrix_of_views(&self) -> [usize; 3] {
         let matrices = self.matrices();
         self.views().map(|view| {
@@ -148,7 +148,7 @@ impl<'a> AttentionInput<'a> {
         Ok(())
     }
 
-    /// Checks that the views of each matrix divide its columns among them, so that its gradient is complete.
+    /// Checks that the views of each matrix cover its columns exactly once, so that its gradient is complete.
     pub(super) fn check_coverage(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
         let widths = [spec.query_width(), spec.key_width(), spec.value_width()];
         for matrix in self.matrices() {
@@ -169,20 +169,20 @@ impl<'a> AttentionInput<'a> {
     }
 }
 
-/// The gradient of an [`AttentionInput`]: one tensor for each matrix that views are of, laid out like it.
+/// The gradient of an [`AttentionInput`]: one tensor per matrix of its views, with the same layout.
 #[derive(Clone, Debug)]
 pub struct AttentionGradient {
     pub(super) tensors: Vec<Tensor>,
 }
 
 impl AttentionGradient {
-    /// That of a fused projection. Panics if queries, keys and values were views of several tensors.
+    /// The gradient of a fused projection. Panics if queries, keys and values were views of several tensors.
     pub fn fused(self) -> Tensor {
         let [dqkv] = <[Tensor; 1]>::try_from(self.tensors).expect("queries, keys and values are views of one tensor");
         dqkv
     }
 
-    /// Those of the matrices, in the order in which queries, keys and values name them.
+    /// The gradients of the matrices, in the order of queries, keys and values.
     pub fn tensors(self) -> Vec<Tensor> {
         self.tensors
     }

@@ -21,11 +21,11 @@ pub(crate) use cuda::{SOURCE, VARIANTS};
 /// `o = softmax(s)·v` per head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse`, in F32 (F64 for F64).
 ///
 /// `lse = ln Σ exp(s)` over the keys that a query sees, the natural logarithm of scaled and capped scores, is `[B, H, S]`; for documents in
-/// BF16 on a GPU it is `[B·S, H]`, as cuDNN writes it. A query that sees no key has `o = 0` and `lse = −∞`. So results over parts of the keys
+/// BF16 on a GPU it is `[B·S, H]`, as cuDNN writes it. A query that sees no key has `o = 0` and `lse = −∞`. Results over parts of the keys
 /// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
 ///
-/// Errors with [`Error::Value`](crate::Error::Value) where no backend of the device serves `spec` ([`AttentionBackend::choose`]).
-/// Gemma Team 2024, arXiv:2408.00118 (soft cap); Beltagy et al. 2020, arXiv:2004.05150 (window).
+/// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma
+/// Team 2024, arXiv:2408.00118 (soft cap); Beltagy et al. 2020, arXiv:2004.05150 (window).
 pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor, Tensor)> {
     input.check("attention", spec)?;
     let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
@@ -40,10 +40,10 @@ pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor,
     Ok((o, lse))
 }
 
-/// Gradient of [`attention`] by queries, keys and values, from `d_o` and what forward returned.
+/// Gradient of [`attention`] by queries, keys and values, from `d_o` and the results of forward.
 ///
-/// With `o` and `lse` merged from several parts of the keys, the gradients by a part's keys and values are those of the whole, and the
-/// gradients by queries are to be summed over the parts. Errors as [`attention`], and where the views of a tensor leave out columns.
+/// If `o` and `lse` are merged over several parts of the keys, the gradients by a part's keys and values are final, and the gradients by
+/// queries must be summed over the parts. Errors as [`attention`], and if the views of a tensor do not cover all its columns.
 pub fn attention_backward(
     d_o: &Tensor,
     input: AttentionInput,

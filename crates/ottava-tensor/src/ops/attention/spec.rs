@@ -1,10 +1,10 @@
-//! What attention computes, apart from the sizes of a batch.
+//! The attention of a layer, apart from the sizes of a batch.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// What an attention layer computes. Attention in training ([`attention`](super::attention())) and over a cache
-/// ([`paged_attention`](crate::ops::paged_attention())) take the same one.
+/// The attention of a layer. [`attention`](super::attention()), in training, and [`paged_attention`](crate::ops::paged_attention()), over a
+/// cache, take the same spec.
 ///
 /// Positions count within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
 /// `j > i − window`. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
@@ -18,20 +18,20 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Size `D_v` of a value head, and of a head of the output.
     pub value_dim: usize,
-    /// Whether a query sees no key behind its own position.
+    /// Whether a query sees only keys up to its own position.
     pub causal: bool,
-    /// The largest number of keys that a query sees up to its own position, itself included, as `sliding_window` of Hugging Face.
+    /// The largest number of keys up to its own position that a query sees, itself included, like `sliding_window` of Hugging Face.
     pub window: Option<usize>,
     /// The bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of products of queries and keys.
     pub scale: f64,
     /// Whether the gradient is bit-identical in every run. Otherwise a GPU may use atomic additions.
     pub deterministic: bool,
 }
 
 impl AttentionSpec {
-    /// Causal attention over whole documents, of heads of `head_dim`, with scores multiplied by `1 / √head_dim`.
+    /// Causal attention without a window, with heads of `head_dim` and the scale `1 / √head_dim`.
     pub fn causal(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
         AttentionSpec {
             heads,

@@ -1,4 +1,4 @@
-//! Sums have the order of `attention/cpu.rs`, so a sequence has the same bits here and there.
+//! The CPU reference. Sums have the same order as in `attention/cpu.rs`, so both give the same bits for a sequence.
 
 use super::{KvBlocks, PagedBatch};
 use crate::element::{Float, Real, with_float};
@@ -11,7 +11,7 @@ use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The new tokens of a sequence, and where its keys and values are.
+/// The new tokens of a sequence, and the blocks of its keys and values.
 struct Sequence<'a> {
     first_token: usize,
     new: usize,
@@ -46,7 +46,7 @@ fn sequences<'a>(batch: &PagedBatch<'a>, tokens: usize, cache: &KvBlocks) -> Res
     Ok(found)
 }
 
-/// The index of a head's row of a token in `[blocks, 2, H_kv, block size]`; `part` is 0 for keys, 1 for values.
+/// The index of the row of a token and head in `[blocks, 2, H_kv, block size]`; `part` is 0 for keys, 1 for values.
 fn row_of(s: &Sequence, position: usize, block_size: usize, kv_heads: usize, part: usize, head: usize) -> usize {
     let block = s.blocks[position / block_size] as usize;
     ((block * 2 + part) * kv_heads + head) * block_size + position % block_size
@@ -167,7 +167,7 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpe
     let (size, dim) = (cache.block_size(), spec.head_dim);
     let data = cache.data.host::<C>();
     let scales = cache.scale_inv.as_ref().map(|scales| scales.host::<f32>());
-    // A product of code and scale is rounded to F32, as a kernel does it.
+    // A product of code and scale is rounded to F32, as in the kernel.
     let value = |x: C, row: usize| match scales {
         Some(scales) => R::of(f64::from(x.load().to_f64() as f32 * scales[row])),
         None => R::of(x.load().to_f64()),
@@ -190,7 +190,7 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpe
     (keys, values)
 }
 
-/// Adds attention of one query to `out`, with room for the probabilities `p` of the keys it sees.
+/// Adds attention of one query to `out`; `p` is scratch memory for the probabilities of its visible keys.
 fn attend<S: Float>(
     query: &[S],
     [keys, values]: [&[S::Real]; 2],

@@ -10,12 +10,12 @@ kernel_source!(
     needs [EarlyStart]; WARPS, SPLITS
 );
 
-/// Splits of a context at most, which bounds the memory of parts and the time of their merge.
+/// The maximum number of splits of a context, which bounds the memory of partial results and the time to merge them.
 const SPLITS: usize = 32;
-/// How often a warp of a block reads 16 or 32 tokens of the smallest split of a context, at most. Parts are written and read again in F32:
-/// 3 % of the bytes of keys and values where four query heads share 512 tokens of 128 bytes.
+/// The maximum number of times that a warp reads 16 or 32 tokens in the smallest split of a context. Partial results are written and read
+/// in F32: 3 % of the bytes of keys and values if four query heads share 512 tokens of 128 bytes.
 const MOST_ROUNDS: usize = 8;
-/// Blocks that a multiprocessor runs at once, at least.
+/// The minimum number of blocks that a multiprocessor runs at once.
 const BLOCKS: usize = 2;
 
 /// Storage types of activations and of the cache.
@@ -30,7 +30,7 @@ pub(crate) const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3")],
 ];
 
-/// Those of tensor cores, and the largest size of a head.
+/// The variants for tensor cores, and the largest head size of each.
 pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "f16"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "128")],
@@ -50,7 +50,7 @@ pub(crate) const TENSOR_CORE_VARIANTS: &[Defines] = &[
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
 
-/// The kernel of these types among `variants`, and of heads of up to `dim` for tensor cores.
+/// The kernel for these types among `variants`; for tensor cores, also for heads of up to `dim`.
 fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Option<Defines> {
     let name = |dtype| match dtype {
         DType::F32 => "f32",
@@ -71,7 +71,7 @@ fn kernel(x: DType, kv: DType, entry: &'static str) -> Result<Kernel> {
     Ok(Kernel { source: &SOURCE, defines: defines(VARIANTS, x, kv, None).ok_or_else(missing)?, entry })
 }
 
-/// The defines of tensor cores, and the size of heads that they have room for; `None` where they do not take the types or sizes.
+/// The defines for tensor cores, and the largest head size that they support; `None` if they do not support the types or sizes.
 fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<(Defines, usize)> {
     let (dim, size) = match spec.head_dim {
         0..=64 => ("64", 64),
@@ -131,7 +131,7 @@ pub(super) fn paged_attention(
     spec: &AttentionSpec,
     o: &mut Tensor,
 ) -> Result<()> {
-    // Powers of two are cheaper than powers of e.
+    // exp2 is cheaper than exp.
     let scale = (spec.scale * std::f64::consts::LOG2_E) as f32;
     let inputs = [
         Arg::Ptr(qkv.device_ptr()),
@@ -147,8 +147,8 @@ pub(super) fn paged_attention(
         // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
         return unsafe { gpu.launch_early(&kernel, [tokens as u32, spec.heads as u32, 1], THREADS, 0, &args) };
     };
-    // Columns of products are queries that share a key head: those of one new token, or of several in prompts. Heads of 256 leave no
-    // registers for more than eight.
+    // The columns of a product are queries that share a key head: of one new token in decode, of several in prefill. With heads of 256,
+    // registers suffice for eight columns.
     let (columns, entry) = match size < 256 && (group > 8 || batch.max_new > 1) {
         true => (16, "attend_2"),
         false => (8, "attend_1"),
@@ -157,11 +157,12 @@ pub(super) fn paged_attention(
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
     let most = group.div_ceil(chunks);
-    // As TILES in tensor_cores.cuh.
+    // Equal to TILES in tensor_cores.cuh.
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
     let stride = of_warp * THREADS as usize / 32;
     let splits_of = |rounds: usize| batch.max_context(cache).div_ceil(rounds * stride).clamp(1, SPLITS);
-    // Few sequences have short splits, so that all multiprocessors read; many have long ones, in one wave of blocks if that is possible.
+    // With few sequences, splits are short, so that all multiprocessors read; with many, splits are long, in one wave of blocks if
+    // possible.
     let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
     let rounds = [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS);
     let splits = splits_of(rounds);

@@ -1,4 +1,5 @@
-//! Attention of new tokens of many sequences over keys and values in blocks of a shared cache. Kwon et al. 2023, arXiv:2309.06180.
+//! Attention of new tokens of many sequences over keys and values in blocks of a shared cache (paged KV cache). Kwon et al. 2023,
+//! arXiv:2309.06180.
 
 mod cpu;
 mod cuda;
@@ -32,7 +33,7 @@ pub struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// `blocks` blocks of `block_size` tokens in type `dtype`, for attention as `spec` says.
+    /// `blocks` blocks of `block_size` tokens in type `dtype`, for attention by `spec`.
     pub fn new(
         device: &Device,
         spec: &AttentionSpec,
@@ -41,7 +42,7 @@ impl KvBlocks {
         dtype: DType,
     ) -> Result<KvBlocks> {
         let shape = [blocks, 2, spec.kv_heads, block_size, spec.head_dim];
-        // Rows that no token has written are not read. Zeros make caches comparable.
+        // Rows that no token has written are never read; zeros make caches comparable.
         let data = Tensor::zeros(device, &shape, dtype)?;
         let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
         let arrived = Tensor::zeros(device, &[blocks, counters(spec)], DType::I32)?;
@@ -65,33 +66,33 @@ impl KvBlocks {
         self.data.dtype()
     }
 
-    /// Codes and scales, or values, for comparison.
+    /// The codes and scales, or values, for comparison.
     pub fn tensors(&self) -> Vec<&Tensor> {
         std::iter::once(&self.data).chain(&self.scale_inv).collect()
     }
 }
 
-/// Which new tokens belong to which sequence, and where its keys and values are. All tensors are I32 on the device and have a capacity of
-/// `R` sequences; unused ones have no new tokens and a context of 0.
+/// The new tokens of each sequence, and the blocks of its keys and values. All tensors are I32 on the device and have a capacity of `R`
+/// sequences; unused sequences have no new tokens and a context of 0.
 #[derive(Clone, Copy)]
 pub struct PagedBatch<'a> {
     /// `[R + 1]`: sequence `r` has the new tokens `query_starts[r]..query_starts[r + 1]`. Tokens after the last one are padding.
     pub query_starts: &'a Tensor,
-    /// `[R]`: tokens of each sequence, the new ones included, which are its last.
+    /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
     pub context_lens: &'a Tensor,
     /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
     pub block_tables: &'a Tensor,
-    /// The largest number of new tokens of a sequence, which decides the kernel: 1 for decoding.
+    /// The largest number of new tokens of a sequence, which selects the kernel: 1 for decode.
     pub max_new: usize,
 }
 
 impl PagedBatch<'_> {
-    /// Sequences at most.
+    /// The maximum number of sequences.
     fn capacity(&self) -> usize {
         self.context_lens.len()
     }
 
-    /// Tokens of a sequence at most.
+    /// The maximum number of tokens of a sequence.
     fn max_context(&self, cache: &KvBlocks) -> usize {
         self.block_tables.shape()[1] * cache.block_size()
     }
@@ -136,10 +137,10 @@ fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &
 /// [`attention`](super::attention()). With a `rotation`, [`rope`](super::rope()) rotates queries and keys first, with the same bits, in the
 /// same launch.
 ///
-/// With codes, a token's key or value of one head has the scale `448 / amax`, so that no later token changes it; and `qkv` gets what the
-/// codes mean, so that attention over `qkv` and over the cache see the same.
+/// With codes, the key or value of each token and head has its own scale `448 / amax`, which no later token changes; `qkv` is overwritten
+/// with the dequantized values, so that attention over `qkv` and over the cache read the same values.
 ///
-/// Errors with [`Error::Value`] where a CPU finds an index outside of the cache; the GPU relies on the caller.
+/// On the CPU, errors with [`Error::Value`] if an index is outside the cache; the GPU does not check.
 pub fn append_kv(
     qkv: &mut Tensor,
     cache: &mut KvBlocks,
@@ -166,8 +167,8 @@ pub fn append_kv(
     }
 }
 
-/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over the tokens of their sequence up to themselves, whose keys and
-/// values [`append_kv`] has written. Rows of padding are zero.
+/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over their sequence up to and including themselves; [`append_kv`]
+/// must have written the keys and values. Padding rows are zero.
 ///
 /// Errors as [`append_kv`].
 pub fn paged_attention(qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &AttentionSpec) -> Result<Tensor> {

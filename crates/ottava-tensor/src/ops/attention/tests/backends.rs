@@ -25,7 +25,7 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
         spec
     };
     let check = |case: AttentionCase, reason: &str| {
-        assert_eq!(chosen(&gpu, &case), (AttentionBackend::Plain, format!("cuDNN takes {reason}")));
+        assert_eq!(chosen(&gpu, &case), (AttentionBackend::Plain, format!("cuDNN supports {reason}")));
     };
     check(AttentionCase { dtype: DType::F16, ..fused(&usual, false) }, "bfloat16, not float16");
     for (spec, documents, reason) in [
@@ -37,13 +37,13 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
         (with(&|s| s.value_dim = 64), false, "values of the size of keys, not values of 64 beside keys of 128"),
         (with(&|s| s.causal = false), false, "a causal mask, not attention to later tokens"),
         (with(&|s| s.window = Some(512)), false, "whole contexts, not a window of 512 tokens"),
-        (with(&|s| s.soft_cap = Some(50.0)), false, "scores without a bound, not a soft cap of 50"),
+        (with(&|s| s.soft_cap = Some(50.0)), false, "unbounded scores, not a soft cap of 50"),
         (
             with(&|s| (s.head_dim, s.value_dim) = (8, 8)),
             true,
             "documents with heads of a multiple of 16, not heads of 8",
         ),
-        (with(&|s| s.deterministic = true), true, "documents where `deterministic` is false, not where it is true"),
+        (with(&|s| s.deterministic = true), true, "documents with `deterministic = false`, not `true`"),
     ] {
         check(fused(&spec, documents), reason);
     }
@@ -56,7 +56,7 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
     );
     check(
         AttentionCase { is_aligned: false, ..of(KeySource::Separate) },
-        "rows and heads that begin at multiples of 16 bytes, not others",
+        "rows and heads that begin at multiples of 16 bytes, not other offsets",
     );
 }
 
@@ -67,15 +67,15 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     let error = |device: &Device, case: &AttentionCase| AttentionBackend::choose(device, case).unwrap_err().to_string();
     assert_eq!(
         error(&gpu, &AttentionCase::cache(&windowed, DType::BF16)),
-        "attention: no backend on NVIDIA H200 serves this model: the paged kernel takes whole contexts, not a window of 4096 tokens"
+        "attention: no backend on NVIDIA H200 serves this model: the paged kernel supports whole contexts, not a window of 4096 tokens"
     );
     let huge = AttentionSpec::causal(1, 1, 2048);
     let message = error(&gpu, &AttentionCase::fused(&huge, DType::F32, false));
     assert!(
-        message.contains("cuDNN takes bfloat16, not float32; the plain kernel takes heads of up to 1024"),
+        message.contains("cuDNN supports bfloat16, not float32; the plain kernel supports heads of up to 1024"),
         "{message}"
     );
-    // The reference takes all but a cache of two sizes.
+    // The reference supports everything except a cache with values of another size than keys.
     let (backend, because) = chosen(&Device::Cpu, &AttentionCase::cache(&windowed, DType::F64));
     assert_eq!((backend, because.as_str()), (AttentionBackend::Cpu, ""));
     let two_sizes = AttentionSpec { value_dim: 64, ..windowed };
@@ -90,6 +90,6 @@ fn a_gpu_without_what_a_kernel_needs_has_no_backend() {
     assert_eq!(chosen(&ada, &AttentionCase::fused(&usual, DType::BF16, false)).0, AttentionBackend::CuDnn);
     let error = AttentionBackend::choose(&ada, &AttentionCase::cache(&usual, DType::BF16)).unwrap_err().to_string();
     assert!(error.contains("the paged kernel needs early starts of kernels, which this GPU does not have"), "{error}");
-    // The table of backends says what the kernel says.
+    // The table of backends and the kernel need the same features.
     assert_eq!(crate::ops::paged_attention::SOURCE.needs, [crate::Feature::EarlyStart]);
 }
