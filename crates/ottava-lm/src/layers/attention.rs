@@ -26,7 +26,7 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     /// Kind and epsilon of the norms of query and key heads; `None` without norms.
     pub qk_norm: Option<(NormKind, f64)>,
-    /// Whether Q, K and V have biases.
+    /// Whether the projections to Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
@@ -38,7 +38,7 @@ pub struct AttentionConfig {
     pub std: f32,
 }
 
-/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm there.
+/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
 pub struct Attention {
     config: AttentionConfig,
     qkv: Linear, /* [(H + 2·H_kv)·D, C] */
@@ -46,7 +46,7 @@ pub struct Attention {
     output: Linear, /* [C, H·D] */
     /// Cosines and sines by position, shared by all layers; `None` without rotary positions.
     rope_table: Option<Tensor>,
-    /// Its number among the attention layers of the model, by which it finds its keys and values in a cache.
+    /// Its number among the attention layers of the model, which is its index in a cache.
     number: usize,
     spec: AttentionSpec,
 }
@@ -74,7 +74,7 @@ impl HeadNorm {
         let AttentionConfig { heads, kv_heads, head_dim, .. } = *config;
         let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
         let mut weight = |which: &str, len: usize| {
-            // A LayerNorm has a weight for each head.
+            // A LayerNorm has separate weights for each head.
             let per_head = kind == NormKind::Layer;
             let layout = if per_head { FolderLayout::Rows(len / head_dim) } else { FolderLayout::Same };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![len]) };
@@ -106,8 +106,8 @@ enum Qkv {
 }
 
 impl Attention {
-    /// An attention layer `name` with tensors called as its names say; `shared_input` is the cast of an operand that another sublayer
-    /// reads too.
+    /// An attention layer called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another
+    /// sublayer also reads.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -138,7 +138,7 @@ impl Attention {
         Ok(Attention { qkv, norm, output, config, rope_table, number, spec })
     }
 
-    /// Queries and keys are rotated.
+    /// Applies RoPE to queries and keys.
     fn rotated(&self) -> RopeLayout {
         let AttentionConfig { heads, kv_heads, head_dim, pairs, .. } = self.config;
         RopeLayout { heads: heads + kv_heads, head_dim, pairs }
@@ -165,7 +165,7 @@ impl Attention {
         Ok(qkv)
     }
 
-    /// Attention of an operand `x`: saved Q, K and V, the output, and `lse`.
+    /// Attention of an operand `x`: returns Q, K and V to save, the output, and `lse`.
     fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Option<Tensor>)> {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
@@ -182,7 +182,8 @@ impl Attention {
         Ok((qkv, o, Some(lse)))
     }
 
-    /// Attention of new tokens of many sequences to those in a cache, which they join; or of all tokens of one sequence.
+    /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
+    /// sequence.
     fn attend_paged(&self, projected: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
         let cache = &mut pass.layers[self.number];
         let mut qkv = self.normalise(projected)?;
@@ -194,7 +195,7 @@ impl Attention {
         }
     }
 
-    /// Q, K and V in backward: before the norm, if there is one, and as attention read them.
+    /// Q, K and V in backward: before the norm of heads, if there is one, and as attention read them.
     fn restore(&self, qkv: Qkv, context: &mut Context) -> Result<(Option<Tensor>, Tensor)> {
         let projected = match (qkv, &self.norm) {
             (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
@@ -237,7 +238,7 @@ impl Sublayer for Attention {
     ) -> Result<Tensor> {
         let AttentionSaved { qkv, o, lse, output } = saved.into();
         let lse = lse.expect("training attends without a cache");
-        // Q, K and V that were not saved are recomputed after the backward of `o`, so that less is in memory at once.
+        // Q, K and V that were not saved are recomputed after the backward of `o`, which lowers the peak memory.
         let (qkv, columns) = match qkv {
             Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),
             None => {

@@ -8,7 +8,7 @@ use crate::operand::ResidualGradient;
 use crate::param::Param;
 use ottava_tensor::Tensor;
 
-/// Residual branches, one after the other. Usually attention and MLP: each in a branch of its own, or both in one, beside each other.
+/// Residual branches, one after the other. Usually attention and MLP: in separate branches, or in parallel in one branch.
 pub struct Block {
     branches: Vec<Branch>,
 }
@@ -28,7 +28,7 @@ impl Block {
         Block { branches }
     }
 
-    /// `y` `[T, C]`, and what backward needs to know.
+    /// `y` `[T, C]`, and what backward needs.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
         let (mut y, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
         for branch in &self.branches {
@@ -57,12 +57,12 @@ impl Block {
         Ok(saved)
     }
 
-    /// The cast that reads the gradient by its output first.
+    /// The cast that reads the gradient by the block's output first.
     pub fn gradient(&self) -> OperandCast {
         self.branches.last().expect("a block has a branch").gradient()
     }
 
-    /// The gradient by `x` from the gradient by `y`, with its amax where the cast `next`, which reads it next, needs that.
+    /// The gradient by `x` from the gradient by `y`, with its amax if the cast `next`, which reads it, needs the amax.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -88,7 +88,7 @@ impl Block {
         self.branches.iter().for_each(|branch| branch.parameters(visit));
     }
 
-    /// [`Block::parameters`], to change them.
+    /// [`Block::parameters`], mutably.
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.branches.iter_mut().for_each(|branch| branch.parameters_mut(visit));
     }

@@ -25,7 +25,7 @@ pub struct BranchSaved {
     /// The input `[T, C]` of a branch without a norm before, if the operand is recomputed from it.
     input: Option<SavedActivation>,
     operand: SavedOperand,
-    /// Of each sublayer.
+    /// What each sublayer saved.
     sublayers: Vec<SublayerSaved>,
     after: Option<NormSaved>,
 }
@@ -36,13 +36,13 @@ impl Branch {
         Branch { before: before.into(), sublayers: vec![Box::new(sublayer)], after: None }
     }
 
-    /// The same branch with a further sublayer, which reads the same operand by the same cast.
+    /// Adds a sublayer, which reads the same operand through the same cast.
     pub fn and(mut self, sublayer: impl Sublayer + 'static) -> Branch {
         self.sublayers.push(Box::new(sublayer));
         self
     }
 
-    /// The same branch with a norm of its output, before the residual connection.
+    /// Adds a norm of the output, before the residual connection.
     pub fn normalised(self, after: Norm) -> Branch {
         Branch { after: Some(after), ..self }
     }
@@ -52,8 +52,8 @@ impl Branch {
         self.sublayers[0].input()
     }
 
-    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if that is a norm, or if several sublayers do, each by
-    /// a scale of its own.
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if a norm reads it, or several sublayers, each with its
+    /// own scale.
     pub fn gradient(&self) -> OperandCast {
         match (self.sublayers.as_slice(), &self.after) {
             ([one], None) => one.gradient(),
@@ -61,7 +61,7 @@ impl Branch {
         }
     }
 
-    /// The operand of the sublayers, and a [`BranchSaved`] without what comes after it.
+    /// The operand of the sublayers, and a [`BranchSaved`] without the parts after the operand.
     fn operand(&self, x: &Tensor, context: &mut Context) -> Result<(View, BranchSaved)> {
         let (mut before, mut input) = (None, None);
         let CastInput { rows, saved: operand } = match &self.before {
@@ -81,7 +81,7 @@ impl Branch {
     /// `y` `[T, C]`, and what backward needs.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
-        // The last linear of a sublayer adds what comes before it: the residual stream, unless a norm follows.
+        // The last linear of a sublayer adds the sum so far, which starts with the residual stream unless a norm follows.
         let mut sum = self.after.is_none().then(|| x.clone());
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
             let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;

@@ -18,13 +18,13 @@ pub struct OperandCast {
     /// `None` if no product reads codes.
     slot: Option<Slot>,
     products: [ProductPrecision; 2],
-    /// Whether the value is needed too, as for the gradient of a bias.
+    /// Whether the value is also needed, for example for the gradient of a bias.
     needs_value: bool,
-    /// Whether views of codes have the value too, for an adapter.
+    /// Whether views of codes also have the value, for an adapter.
     for_adapter: bool,
 }
 
-/// An input as fprop reads it, and what backward saves of it.
+/// The view of an input that fprop reads, and what is saved for backward.
 pub struct CastInput {
     /// Read by fprop.
     pub rows: View,
@@ -68,7 +68,7 @@ impl OperandCast {
         OperandCast { needs_value: true, for_adapter: true, ..self }
     }
 
-    /// The slot for a producer that writes codes directly; `None` if the value is needed too.
+    /// The slot for a producer that writes codes directly; `None` if the value is also needed.
     pub fn fused(&self, mode: Mode) -> Option<Slot> {
         let all_read_codes = !mode.is_high_precision() && !self.products.contains(&ProductPrecision::High);
         self.slot.filter(|_| all_read_codes && !self.needs_value)
@@ -79,12 +79,12 @@ impl OperandCast {
         self.products == products
     }
 
-    /// Whether the first product reads codes, and whether wgrad does.
+    /// Whether the first product reads codes, and whether wgrad reads codes.
     fn reads_codes(&self, mode: Mode) -> [bool; 2] {
         self.products.map(|product| product != ProductPrecision::High && !mode.is_high_precision())
     }
 
-    /// Runs an op that produces an input, and casts the input. `copies` says whether backward gets a copy.
+    /// Runs an op that produces an input, and casts the input. `copies` says whether a copy for backward is written.
     pub fn produce_input<T>(
         &self,
         copies: CodeCopies,
@@ -104,7 +104,7 @@ impl OperandCast {
         }
     }
 
-    /// Casts an input and measures it. `copies` says whether backward gets a copy.
+    /// Casts an input and measures it. `copies` says whether a copy for backward is written.
     pub fn cast_input(&self, x: Tensor, copies: CodeCopies, casts: &mut Casts) -> Result<CastInput> {
         let codes = self.quantize(&x, copies, casts)?;
         let frozen = codes.as_ref().map_or_else(FrozenScale::default, |(_, frozen)| frozen.clone());
@@ -198,8 +198,8 @@ impl OperandCast {
         }
     }
 
-    /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. The copy for wgrad is written
-    /// even if not asked for when it is the only one, since otherwise nothing would be measured.
+    /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. If only wgrad reads codes, its
+    /// copy is always written, since otherwise `x` would not be measured.
     fn quantize(
         &self,
         x: &Tensor,
@@ -216,7 +216,7 @@ impl OperandCast {
         Ok(Some((casts.quantize(slot, &frozen, x, copies)?, frozen)))
     }
 
-    /// Casts a value again that was cast before in this step, for the products that `read` codes.
+    /// Casts again a value that was already cast in this step, for the products that `read` codes.
     fn requantize(
         &self,
         x: &Tensor,
@@ -232,7 +232,7 @@ impl OperandCast {
 }
 
 impl Context<'_> {
-    /// The copies of an input whose transposed codes the producer's backward writes, as that of SwiGLU does.
+    /// The copies of an input whose transposed codes are written by the backward of its producer, for example SwiGLU.
     pub fn copies_without_transpose(&self, reader: &OperandCast) -> CodeCopies {
         if reader.fused(self.mode()).is_some() { CodeCopies::Rows } else { self.operand_copies() }
     }

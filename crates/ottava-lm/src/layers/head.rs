@@ -10,22 +10,22 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{DType, Tensor};
 
-/// The last norm, and the product that makes logits of its output. The head stays in high precision in every recipe.
+/// The last norm, and the product that computes logits. The head stays in high precision in every recipe.
 pub struct Head {
     /// Before the product.
     pub norm: Norm,
-    /// The factor of logits, by which what the product reads is multiplied: F32 `[C]`, all equal; `None` for 1.
+    /// The factor of logits, which is applied to the input of the product: F32 `[C]`, all equal; `None` for 1.
     pub scales: Option<Tensor>,
     /// `[V, C]`, unless it is the embedding's table.
     pub weight: Option<Param>,
 }
 
-/// Tokens whose logits are alive at once.
+/// Tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
 
 impl Head {
-    /// A head for `vocabulary` tokens behind a norm, whose logits are multiplied by `logit_scale`; where it is `tied`, its weight is the
-    /// table of the embedding called so.
+    /// A head for `vocabulary` tokens after a norm; logits are multiplied by `logit_scale`. If `tied`, its weight is the table of the
+    /// embedding with that name.
     pub fn new(
         build: &mut Builder,
         norm: Norm,

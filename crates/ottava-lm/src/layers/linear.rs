@@ -19,7 +19,7 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{QuantizedTensor, Tensor};
 
-/// `y = x · Wᵀ + b`;  `dx = dy · W`;  `dW += dyᵀ · x`;  `db += Σ dy`; with an adapter, what that adds to `y` and `dx`.
+/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`; an adapter adds to `y` and `dx`.
 pub struct Linear {
     weight: Param,       /* [N, K] */
     bias: Option<Param>, /* [N] */
@@ -29,20 +29,20 @@ pub struct Linear {
     gradient: OperandCast,
 }
 
-/// What a linear is built from.
+/// The configuration of a linear.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearConfig<'a> {
     /// Its name in the scaling state.
     pub name: &'a str,
-    /// The tensors that it stacks: name in the model folder, without `.weight`, and rows.
+    /// The tensors that are stacked in its weight: name in the model folder, without `.weight`, and rows.
     pub parts: &'a [(String, usize)],
-    /// Columns.
+    /// Columns of the weight.
     pub inputs: usize,
     /// Whether it has a bias.
     pub bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
-    /// Whether a model folder has its weights transposed, as those of GPT-2.
+    /// Whether a model folder stores its weight transposed, like those of GPT-2.
     pub transposed: bool,
     /// How ranks divide its weight.
     pub split: Split,
@@ -60,7 +60,7 @@ struct Parts {
 }
 
 impl LinearConfig<'_> {
-    /// Creates weight and bias, takes the recipe's decision, and records both in the description.
+    /// Creates weight and bias, applies the recipe's decision, and records them in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
         let LinearConfig { name, parts, inputs, bias, std, transposed, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
@@ -73,7 +73,7 @@ impl LinearConfig<'_> {
         };
         let weight = shards(build, "weight", Some(inputs), split)?;
         let weight = Param::matrix(build, weight, Init::Normal(std))?;
-        // Where ranks divide the inputs, their products are added before the bias.
+        // If ranks divide the inputs, their products are summed before the bias is added.
         let bias_split = if split == Split::Input { Split::None } else { split };
         let bias =
             bias.then(|| Param::new(build, shards(build, "bias", None, bias_split)?, Init::Zeros)).transpose()?;
@@ -100,7 +100,7 @@ impl LinearConfig<'_> {
 impl Linear {
     /// A linear with weights from the builder.
     ///
-    /// Errors when it shares its input with another linear that is not cast like it.
+    /// Errors if it shares its input with a linear that is not cast in the same way.
     pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
         let parts = config.build(build, false)?;
         Linear::from_parts(build, config, parts)
@@ -130,7 +130,7 @@ impl Linear {
                 );
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
-            // The gradient of a bias is a sum of the values.
+            // The gradient of a bias is a sum of unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
             if build.lora.is_some() {
                 gradient = gradient.for_adapter();
@@ -200,7 +200,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// The gradient by the output as dgrad and wgrad read it; adds to the gradient of the bias.
+    /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
     pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dy.value, bias.grad_mut()?)?;
@@ -286,7 +286,7 @@ impl Linear {
 
     /// The gradient by the input of [`Linear::forward`], without recomputation.
     ///
-    /// Errors if the input must be recomputed, since a linear does not know from what.
+    /// Errors if the input must be recomputed, since a linear does not save what it is recomputed from.
     pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
         let x = saved.into_columns().map_err(|_| {
             Error::Config("linear: its input must be recomputed, which only the layer around it can do".into())

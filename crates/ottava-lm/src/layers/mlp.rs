@@ -20,7 +20,7 @@ pub struct MlpConfig {
     pub channels: usize,
     /// Width `F` of the activation.
     pub hidden: usize,
-    /// What it computes between its linears.
+    /// The activation between its linears.
     pub activation: Activation,
     /// Whether its linears have biases.
     pub bias: bool,
@@ -37,7 +37,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// An MLP `name` with tensors called as its names say; `shared_input` is the cast of an operand that another sublayer reads too.
+    /// An MLP called `name`, with the tensor names of its config; `shared_input` is the cast of an operand that another sublayer also
+    /// reads.
     pub fn new(build: &mut Builder, name: &str, config: MlpConfig, shared_input: Option<OperandCast>) -> Result<Mlp> {
         let MlpConfig { channels, hidden, activation, bias, names, std } = config;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);

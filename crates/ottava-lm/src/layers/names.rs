@@ -7,7 +7,7 @@ pub struct Names {
     pub embedding: &'static str,
     /// The embedding of learned positions.
     pub positions: &'static str,
-    /// Before the number of a block.
+    /// The prefix before the number of a block.
     pub blocks: &'static str,
     /// The norm before attention, or before both sublayers; in a block.
     pub attention_norm: &'static str,
@@ -15,19 +15,19 @@ pub struct Names {
     pub mlp_norm: &'static str,
     /// Attention; in a block.
     pub attention: &'static str,
-    /// Q, K and V, or all of them in one; in attention.
+    /// Q, K and V, or one fused tensor; in attention.
     pub qkv: &'static [&'static str],
-    /// Their stack, in the scaling state.
+    /// The name of their stack in the scaling state.
     pub qkv_stack: &'static str,
     /// The output projection; in attention.
     pub output: &'static str,
     /// The MLP; in a block.
     pub mlp: &'static str,
-    /// What the activation reads; in the MLP.
+    /// The linears before the activation; in the MLP.
     pub gate_up: &'static [&'static str],
-    /// Their stack, in the scaling state.
+    /// The name of their stack in the scaling state.
     pub gate_up_stack: &'static str,
-    /// What reads the activation; in the MLP.
+    /// The linear after the activation; in the MLP.
     pub down: &'static str,
     /// The norm before the head.
     pub norm: &'static str,
@@ -35,7 +35,7 @@ pub struct Names {
     pub transposed: bool,
 }
 
-/// What a tensor of a decoder is for.
+/// The role of a tensor in a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The embedding of tokens.
@@ -60,9 +60,9 @@ pub enum Role {
     AttentionOutput,
     /// The norm before the MLP.
     MlpNorm,
-    /// What the activation of a gated MLP is applied to.
+    /// The gate projection, to whose output a gated MLP applies the activation.
     Gate,
-    /// What it is multiplied by, or what the activation of another MLP is applied to.
+    /// The up projection: its output is multiplied by the activated gate or, without a gate, activated.
     Up,
     /// The linear that reads the activation.
     Down,
@@ -75,7 +75,7 @@ pub enum Role {
 /// A tensor of a model folder, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRole {
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// Its block; `None` outside of blocks.
     pub block: Option<usize>,
@@ -89,7 +89,7 @@ pub const HEAD: &str = "lm_head";
 pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
 impl Names {
-    /// What the tensor called `name` is for; `None` if a decoder has none of that name.
+    /// The role of the tensor called `name`; `None` if a decoder has no tensor of that name.
     pub fn role_of(&self, name: &str) -> Option<TensorRole> {
         let (module, ending) = name.rsplit_once('.')?;
         let is_bias = match ending {
@@ -130,7 +130,7 @@ impl Names {
     }
 }
 
-/// Those of Llama, which most families have.
+/// The names of Llama, which most families use.
 pub const LLAMA: Names = Names {
     embedding: "model.embed_tokens",
     positions: "",

@@ -1,4 +1,4 @@
-//! RMSNorm or LayerNorm, whose output is written in the form that the next linears read.
+//! RMSNorm or LayerNorm, fused with the cast of their output for the linears that read it.
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use crate::context::Context;
@@ -15,7 +15,7 @@ use ottava_tensor::ops::{
 pub struct NormConfig {
     /// RMSNorm or LayerNorm.
     pub kind: NormKind,
-    /// Whether it has a bias; of LayerNorm only.
+    /// Whether it has a bias; only for LayerNorm.
     pub bias: bool,
     /// Added to the mean square or the variance.
     pub eps: f64,
@@ -127,8 +127,8 @@ impl Norm {
         self.backward_plus(dy, saved, NormBackward::default())
     }
 
-    /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if `reader`, the cast that reads it,
-    /// needs that.
+    /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if the cast that reads it, `reader`,
+    /// needs the amax.
     pub fn backward_for(
         &mut self,
         dy: &Tensor,

@@ -1,4 +1,4 @@
-//! Sublayers: what a residual branch computes of its operand.
+//! Sublayers: the functions of its operand that a residual branch computes.
 
 use super::cast::{OperandCast, SavedOperand};
 use super::{Norm, NormSaved};
@@ -11,12 +11,12 @@ use ottava_tensor::ops::SavedActivation;
 use std::any::Any;
 
 /// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch), from the first linear, which reads the operand, to
-/// the last, which adds the residual connection. One `forward` serves training, recomputation and inference: [`Context`] says which.
+/// the last, which adds the residual connection. One `forward` serves training, recomputation and inference, selected by [`Context`].
 pub trait Sublayer {
     /// The cast of the operand.
     fn input(&self) -> OperandCast;
 
-    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if several do.
+    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if several casts read it.
     fn gradient(&self) -> OperandCast;
 
     /// The function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
@@ -46,12 +46,12 @@ pub trait Sublayer {
 pub struct SublayerSaved(Box<dyn Any>);
 
 impl SublayerSaved {
-    /// Keeps `saved` for the sublayer that has made it.
+    /// Wraps what a sublayer saved.
     pub fn new<T: 'static>(saved: T) -> SublayerSaved {
         SublayerSaved(Box::new(saved))
     }
 
-    /// What the sublayer has saved. Panics if another one asks.
+    /// Returns what the sublayer saved. Panics if `T` is another type.
     pub fn into<T: 'static>(self) -> T {
         *self.0.downcast().expect("a sublayer gets back what it saved")
     }
@@ -74,8 +74,8 @@ enum Source<'a> {
 }
 
 impl<'a> BranchOperand<'a> {
-    /// The operand `saved` by forward through `cast`; it can be recomputed from what a `norm` saved, or without a norm from the `input` of the
-    /// branch.
+    /// The operand `saved` by forward through `cast`. It can be recomputed from what a `norm` saved or, without a norm, from the `input` of
+    /// the branch.
     pub(super) fn new(
         norm: Option<(&'a Norm, &'a NormSaved)>,
         input: Option<SavedActivation>,

@@ -46,12 +46,12 @@ impl ConfigFile {
         }
     }
 
-    /// A configuration that was not read from a folder, as `[model]` of a run; `path` names it in messages.
+    /// A configuration that is not from a folder, such as `[model]` of a run; `path` names it in error messages.
     pub fn from_values(path: impl Into<PathBuf>, values: Map<String, Value>) -> ConfigFile {
         ConfigFile { path: path.into(), values }
     }
 
-    /// All keys, to be written into the next folder.
+    /// All keys, to be copied to a new folder.
     pub fn values(&self) -> &Map<String, Value> {
         &self.values
     }
@@ -61,12 +61,12 @@ impl ConfigFile {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 
-    /// True when `key` is there and not null.
+    /// Whether `key` is present and not null.
     pub fn has(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(|v| !v.is_null())
     }
 
-    /// The value of a key that must be there.
+    /// The value of a required key.
     pub fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         match self.values.get(key) {
             None | Some(Value::Null) => Err(self.error(&format!("the key `{key}` is missing"))),
@@ -82,7 +82,7 @@ impl ConfigFile {
         }
     }
 
-    /// A nested object, as a file of its own for messages.
+    /// A nested object, which error messages name like a file.
     pub fn section(&self, key: &str) -> Result<Option<ConfigFile>> {
         match self.values.get(key) {
             None | Some(Value::Null) => Ok(None),

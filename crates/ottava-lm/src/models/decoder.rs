@@ -60,7 +60,7 @@ impl Decoder {
         self.stage.parameters_mut().into_iter().try_for_each(|param| param.load_whole(weights))
     }
 
-    /// Builds the parts of `span` alone, without their weights.
+    /// Builds only the layers of `span`, without their weights.
     pub fn part(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -95,21 +95,21 @@ impl Decoder {
             Purpose::Infer => MemoryPolicy::FULL,
         };
         let recompute = kept.recompute;
-        // Backward consumes at once what a recomputed block keeps.
+        // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
         let description = build.description;
         let (config, device, recipe) = (config.clone(), device.clone(), recipe.clone());
         Ok(Decoder { config, device, recipe, recompute, saved_activations, stage, scaling, description })
     }
 
-    /// What the model of these sizes is made of under `recipe`, from a dry build: nothing is allocated.
+    /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
     ///
-    /// Errors when the recipe's exceptions do not fit the model.
+    /// Errors if the recipe's exceptions match nothing in the model.
     pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
         Ok(Decoder::dry(config, recipe)?.description)
     }
 
-    /// The tensors that a folder of the model has.
+    /// The tensors of a folder of the model.
     ///
     /// Errors as [`Decoder::describe`].
     pub fn folder_tensors(config: &DecoderConfig, recipe: &Recipe) -> Result<Vec<FolderTensor>> {
@@ -133,12 +133,12 @@ impl Decoder {
         &self.recipe
     }
 
-    /// Where it lies.
+    /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What it is made of.
+    /// Its description.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -153,7 +153,7 @@ impl Decoder {
         trained(self.stage.parameters_mut())
     }
 
-    /// All parameters, those that are frozen beside adapters included.
+    /// All parameters, including frozen ones.
     pub fn all_parameters(&mut self) -> Vec<&mut Param> {
         self.stage.parameters_mut()
     }
@@ -168,16 +168,16 @@ impl Decoder {
         (trained(self.stage.parameters_mut()), &mut self.scaling)
     }
 
-    /// Casts all weights with the current scales, to be called after building and loading; updates cast the weights they make.
+    /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
     pub fn quantize_weights(&mut self) -> Result<()> {
         let (params, scaling) = (self.stage.parameters_mut(), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
         params.into_iter().try_for_each(|param| param.quantize(&mut casts))?;
-        // What they lose counts for no step, since the step before may have been another process.
+        // The losses of these casts belong to no step, since another process may have run the preceding step.
         scaling.forget_losses()
     }
 
-    /// Forward of a micro-batch without backward, as [`Stage::forward_only`]; leaves no trace in the scaling state.
+    /// Forward of a micro-batch without backward, as [`Stage::forward_only`]; does not change the scaling state.
     pub fn forward_only(
         &mut self,
         x: &Tensor,
@@ -196,7 +196,7 @@ impl Decoder {
         self.stage.forward_only(x, &mut context, units)
     }
 
-    /// Losses `[T]` of I32 `targets` `[T]` after what [`Decoder::forward_only`] returned.
+    /// Losses `[T]` of I32 `targets` `[T]` from the result of [`Decoder::forward_only`].
     ///
     /// Errors for a stage without the head.
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
@@ -221,7 +221,7 @@ impl Decoder {
         stage.forward(x, &mut context, units)
     }
 
-    /// Losses of `targets` after what [`Decoder::forward`] returned, as [`Stage::losses_and_gradient`].
+    /// Losses of `targets` from the result of [`Decoder::forward`], as [`Stage::losses_and_gradient`].
     ///
     /// Errors for a stage without the head.
     pub fn losses_and_gradient(
@@ -272,9 +272,9 @@ impl Decoder {
         specs.map(|spec| KvBlocks::block_bytes(spec, block_size, dtype)).sum()
     }
 
-    /// Makes what a token gets independent of the tokens beside it, for [`Decoder::hidden`]: where operands are scaled by the amax of their
-    /// tensor, each row gets a scale of its own, and weights keep their codes. Returns whether that was so. The model cannot be trained
-    /// afterwards.
+    /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of
+    /// their tensor get one scale per row instead; the codes of weights do not change. Returns whether there were such operands. The model
+    /// cannot be trained afterwards.
     pub fn scale_by_token(&mut self) -> Result<bool> {
         let changes = self.scaling.scale_rows();
         if changes {
@@ -283,14 +283,14 @@ impl Decoder {
         Ok(changes)
     }
 
-    /// Normalised activations `[T, C]` of the new tokens of a batch of sequences, whose keys and values join those in `cache`.
+    /// Normalised activations `[T, C]` of the new tokens of a batch of sequences; appends their keys and values to `cache`.
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
         let pass = || cache.forward(&self.stage, self.scaling.scales(), batch);
         with_constant_weights(self.device(), self.stage.blocks_are_stored(), pass)
     }
 
-    /// Logits `[S, V]` of the rows I32 `rows` `[S]` of what [`Decoder::hidden`] returned, in F32 (F64 for F64): in BF16, likely tokens
-    /// would often have equal ones.
+    /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
+    /// would often have equal logits.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || Head::logits(&x, head, Loan::none(), real_type(x.dtype()));
@@ -298,8 +298,8 @@ impl Decoder {
     }
 }
 
-/// Runs a pass of inference over weights that `are_stored`. Those that forward casts, as after training without stored codes, are not
-/// constant.
+/// Runs a pass of inference; if all weights `are_stored`, they count as constant. Weights that forward casts, as after training without
+/// stored codes, are not constant.
 fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce() -> R) -> R {
     match device {
         Device::Cuda(gpu) if are_stored => gpu.with_constant_weights(pass),
@@ -312,5 +312,5 @@ fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
 }
 
 fn no_head() -> Error {
-    Error::Model("this stage of the model has no head, and losses and logits are made by the stage that has it".into())
+    Error::Model("this stage of the model has no head; the stage with the head computes losses and logits".into())
 }

@@ -1,4 +1,4 @@
-//! What model families share.
+//! Code that model families share.
 
 use super::{ConfigFile, DecoderConfig, Quantization, RopeScaling};
 use crate::error::Result;
@@ -55,7 +55,7 @@ pub(super) fn common(file: &ConfigFile) -> Result<DecoderConfig> {
     })
 }
 
-/// Errors where a folder has weights or code that are not read.
+/// Errors if a folder has weights or code that are not read.
 pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
     if file.has("auto_map") {
         return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
@@ -63,7 +63,7 @@ pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
     Quantization::read(file).map(drop)
 }
 
-/// The GELU that `config.json` calls so.
+/// The GELU of this name in `config.json`.
 pub(super) fn gelu(name: &str) -> Option<Gelu> {
     match name {
         "gelu" => Some(Gelu::Exact),

@@ -10,7 +10,7 @@ use crate::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::ops::{AttentionSpec, KvBlocks, PagedBatch};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// Keys and values of all layers, and where the casts of inference measure.
+/// Keys and values of all layers, and the statistics that casts of inference write.
 pub struct KvCache {
     layers: Vec<KvBlocks>,
     recorder: Recorder,
@@ -21,7 +21,7 @@ pub struct KvCache {
 pub struct SequenceTokens<'a> {
     /// All tokens of the sequence so far, the new ones included.
     pub tokens: &'a [u32],
-    /// How many of them are new: the last ones.
+    /// The number of new tokens, which are the last.
     pub new: usize,
     /// The blocks of the cache that hold its tokens, in order.
     pub blocks: &'a [i32],
@@ -35,14 +35,15 @@ pub struct InferenceBatch {
     context_lens: Tensor,
     block_tables: Tensor,
     max_new: usize,
-    /// Whether it is all of one sequence, padded to a multiple of [`PREFILL_MULTIPLE`]: attention of training is prepared for each size.
+    /// Whether it is one whole sequence, padded to a multiple of [`PREFILL_MULTIPLE`] for the attention of training, which is planned for
+    /// each length.
     is_whole: bool,
 }
 
-/// Whole sequences of multiples of this have the attention of training on a GPU.
+/// On a GPU, whole sequences of a multiple of this length use the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 
-/// Rows of products for `rows` on `device`: on a GPU one of few numbers, as its products are tuned for each.
+/// The number of rows of products, padded from `rows`: on a GPU one of few numbers, since products are tuned for each.
 pub fn padded_rows(device: &Device, rows: usize) -> usize {
     match device {
         Device::Cuda(_) if rows <= PREFILL_MULTIPLE => rows.next_power_of_two(),
@@ -72,7 +73,7 @@ impl InferenceBatch {
         })
     }
 
-    /// Puts the new tokens of `sequences` in it, one sequence after the other.
+    /// Loads the new tokens of `sequences`, one sequence after the other.
     ///
     /// Panics if there is no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
@@ -109,7 +110,7 @@ impl InferenceBatch {
         let (max_new, max_blocks) = (most(|sequence| sequence.new), most(|sequence| sequence.blocks.len()));
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, max_blocks)?;
         batch.set(sequences)?;
-        // On a CPU both are the same loops.
+        // On a CPU, both kinds of attention run the same loops.
         if let ([one], Device::Cuda(_)) = (sequences, device) {
             batch.is_whole = one.new == one.tokens.len() && one.new.is_multiple_of(PREFILL_MULTIPLE);
         }

@@ -35,7 +35,7 @@ const FAMILIES: &[Family] =
 
 /// Reads the sizes of a model from its `config.json`.
 ///
-/// Errors when the architecture is unknown, a key is missing or a setting asks for something that this program does not do.
+/// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
 pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let name = file.architecture()?;
     let family = FAMILIES.iter().find(|f| f.architecture == name || f.model_type == name);

@@ -1,4 +1,4 @@
-//! Runs the blocks of a stage in forward and backward, and fetches what lies elsewhere one block ahead.
+//! Runs the blocks of a stage in forward and backward, and fetches offloaded and divided weights one block ahead.
 
 use crate::context::Context;
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::layers::Block;
 use crate::param::{Direction, Loan, Param, Units};
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
-/// Copies on their way to the device for one block: its weights, and further tensors.
+/// Transfers in progress for one block: its weights, and further tensors.
 struct Prefetch {
     loan: Loan,
     copies: Vec<Tensor>,
@@ -80,7 +80,7 @@ pub(super) struct ResidualBuffers {
 }
 
 impl ResidualBuffers {
-    /// No buffers, unless `wanted` on a GPU.
+    /// Buffers if they are `wanted` and the device is a GPU, else none.
     pub(super) fn new(wanted: bool, device: &Device) -> ResidualBuffers {
         ResidualBuffers { wanted: wanted && matches!(device, Device::Cuda(_)), free: Vec::new() }
     }

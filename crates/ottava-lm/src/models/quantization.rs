@@ -12,13 +12,13 @@ pub const MODELOPT_FILE: &str = "hf_quant_config.json";
 pub enum WeightScales {
     /// All.
     Tensor,
-    /// Those of an output.
+    /// The elements of one output (a row).
     Rows,
-    /// Those of a rectangle of this many outputs and inputs.
+    /// The elements of a rectangle of this many outputs and inputs.
     Blocks([usize; 2]),
 }
 
-/// How a folder stores weights in FP8: E4M3 codes, each a multiple of a scale that is stored beside them.
+/// How a folder stores weights in FP8: E4M3 codes, whose values are code times a stored scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// `quant_method`.
@@ -67,7 +67,7 @@ impl Quantization {
     const CACHE_SCALES: [&str; 6] =
         [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
 
-    /// What `config.json` says about FP8 weights; `None` if it says nothing.
+    /// The quantization of weights in `config.json`; `None` if it has none.
     ///
     /// Errors for other quantization, which is not read, and for settings that are not known.
     pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
@@ -85,7 +85,7 @@ impl Quantization {
         }
     }
 
-    /// [`Quantization::read`] of a model folder, where [`MODELOPT_FILE`] may say it instead.
+    /// [`Quantization::read`] of a model folder, which may have [`MODELOPT_FILE`] instead.
     pub fn of_folder(folder: &Path) -> Result<Option<Quantization>> {
         let beside = folder.join(MODELOPT_FILE);
         match Quantization::read(&ConfigFile::read(folder)?)? {
@@ -94,7 +94,7 @@ impl Quantization {
         }
     }
 
-    /// Whether a folder says anything about quantization, if only of its cache of keys and values.
+    /// Whether a folder has settings of quantization, even if only of its KV cache.
     pub fn is_stated_in(folder: &Path) -> Result<bool> {
         Ok(folder.join(MODELOPT_FILE).is_file() || ConfigFile::read(folder)?.has("quantization_config"))
     }

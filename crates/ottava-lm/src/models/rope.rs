@@ -18,18 +18,18 @@ pub struct RopeScaling {
 pub enum RopeKind {
     /// None.
     Default,
-    /// All wavelengths by one factor. Chen et al. 2023, arXiv:2306.15595.
+    /// All wavelengths are stretched by one factor. Chen et al. 2023, arXiv:2306.15595.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// Long wavelengths by a factor, short ones not at all, a ramp between: Llama 3.1.
+    /// Long wavelengths are stretched by a factor, short ones are not, with a ramp between: Llama 3.1.
     Llama3 {
         /// The factor for long wavelengths.
         factor: f64,
-        /// Wavelengths above the original context over this are long.
+        /// Wavelengths above the original context divided by this are long.
         low_freq_factor: f64,
-        /// Wavelengths below the original context over this are short.
+        /// Wavelengths below the original context divided by this are short.
         high_freq_factor: f64,
         /// The context of the model before stretching.
         original_max_positions: f64,
@@ -73,7 +73,7 @@ impl RopeScaling {
 
     /// Radians per position of each pair of a head of `dim`.
     pub fn inverse_frequencies(&self, dim: usize) -> Vec<f64> {
-        // The standard library's power differs between platforms in the last bit, which late positions magnify.
+        // The last bit of the standard library's power differs between platforms, and late positions magnify it.
         let plain = (0..dim / 2).map(|i| libm::pow(self.theta, -2.0 * i as f64 / dim as f64));
         match self.kind {
             RopeKind::Default => plain.collect(),
@@ -89,7 +89,7 @@ impl RopeScaling {
         }
     }
 
-    /// The keys of `config.json` in both spellings, for readers old and new.
+    /// The keys of `config.json` in both spellings, for old and new readers.
     pub fn write(&self, values: &mut Map<String, Value>) {
         let kind = match self.kind {
             RopeKind::Default => json!({"rope_type": "default"}),

@@ -31,7 +31,7 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     /// Size `D` of a head.
     pub head_dim: usize,
-    /// Positions the model was made for.
+    /// The maximum number of positions.
     pub max_positions: usize,
     /// Epsilon of the norms.
     pub norm_eps: f64,
@@ -49,7 +49,7 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// Tokens that attention looks back, if limited; sequences must not be longer.
+    /// The sliding window of attention, if any; sequences must not be longer.
     pub window: Option<usize>,
     /// The norms.
     pub norm: NormKind,
@@ -59,15 +59,15 @@ pub struct DecoderConfig {
     pub activation: Activation,
     /// Positions.
     pub positions: Positions,
-    /// Whether attention and MLP read one norm, beside each other.
+    /// Whether attention and MLP are parallel and read one norm.
     pub parallel: bool,
     /// The factor of logits.
     pub logit_scale: f32,
     /// Names of tensors.
     pub names: &'static Names,
-    /// A sentence for each key of `config.json` that is not followed.
+    /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
-    /// Adapters beside the linears of the blocks, which are trained instead of the model; no part of `config.json`.
+    /// Adapters of the blocks' linears, which are trained instead of the model; not part of `config.json`.
     pub lora: Option<Lora>,
 }
 

@@ -1,4 +1,4 @@
-//! A stage: some of a model's parts in a row, all of them on one device. A whole model is the stage that has all.
+//! A stage: consecutive layers of a model on one device. A whole model is a stage with all layers.
 
 use super::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use super::{DecoderConfig, Positions};
@@ -14,10 +14,10 @@ use ottava_tensor::ops::{RopePairs, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
-/// Which parts of a model a stage has.
+/// The layers of a model that a stage has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its blocks, of those that the model has.
+    /// The indices of its blocks.
     pub blocks: Range<usize>,
     /// Whether it starts with the embedding.
     pub embedding: bool,
@@ -26,36 +26,36 @@ pub struct Span {
 }
 
 impl Span {
-    /// All parts of a model with this many blocks.
+    /// All layers of a model with this many blocks.
     pub fn whole(blocks: usize) -> Span {
         Span { blocks: 0..blocks, embedding: true, head: true }
     }
 }
 
-/// Parts of a model in the order of forward.
+/// Consecutive layers of a model, in the order of forward.
 pub struct Stage {
     embedding: Option<Embedding>,
-    /// Learned positions, beside the embedding.
+    /// Learned positions, added to the embedding.
     positions: Option<Embedding>,
     blocks: Vec<Block>,
     head: Option<Head>,
     residuals: ResidualBuffers,
 }
 
-/// What a stage keeps of one micro-batch from forward to backward. Several may be in flight.
+/// What a stage saves of one micro-batch from forward to backward. Several may be in flight.
 pub struct StageSaved {
-    /// Of a stage with the embedding: what it read, I32 `[T]`.
+    /// For a stage with the embedding: its token ids, I32 `[T]`.
     ids: Option<Tensor>,
-    /// Empty where the inputs of blocks are all that is kept, in `inputs`.
+    /// Empty if only the inputs of blocks are saved, in `inputs`.
     blocks: Vec<BlockSaved>,
-    /// The inputs of the blocks in the host's memory.
+    /// The inputs of the blocks, in host memory.
     inputs: Vec<Tensor>,
-    /// Of a stage with the head.
+    /// For a stage with the head.
     norm: Option<NormSaved>,
 }
 
 impl Stage {
-    /// Builds the parts of `span`.
+    /// Builds the layers of `span`.
     pub fn new(build: &mut Builder, config: &DecoderConfig, span: &Span, rope_table: Option<&Tensor>) -> Result<Stage> {
         let (c, table) = (config, config.names.embedding);
         build.description.ignored.clone_from(&c.ignored);
@@ -93,8 +93,8 @@ impl Stage {
         &self.blocks
     }
 
-    /// Forward of a micro-batch: of I32 token ids `[T]` where the stage has the embedding, else of activations `[T, C]`. Returns
-    /// activations `[T, C]`, normalised where the stage has the head.
+    /// Forward of a micro-batch, from I32 token ids `[T]` if the stage has the embedding, else from activations `[T, C]`. Returns
+    /// activations `[T, C]`, normalised if the stage has the head.
     pub fn forward(
         &mut self,
         x: &Tensor,
@@ -139,7 +139,7 @@ impl Stage {
         }
     }
 
-    /// The rows of the embedding, where the stage has one, plus those of learned positions.
+    /// The rows of the embedding, if the stage has one, plus learned positions.
     fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
         let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?)?;
@@ -176,8 +176,8 @@ impl Stage {
         Head::losses_and_gradient(normed, weight, &loan, targets, scale).map(Some)
     }
 
-    /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by what forward returned: adds to the gradients of all parameters, and
-    /// returns the gradient by what forward read, or `None` where those were token ids.
+    /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
+    /// returns the gradient by the input of forward, or `None` if that was token ids.
     pub fn backward(
         &mut self,
         dy: Tensor,
@@ -195,7 +195,7 @@ impl Stage {
             _ => dy,
         };
         let mut dx = Some(ResidualGradient::from(dy));
-        // The gradient that leaves a block is cast first by the block before it.
+        // The preceding block casts the gradient by its output first.
         let readers: Vec<_> = self.blocks.iter().map(Block::gradient).collect();
         backward_blocks(&mut self.blocks, &inputs, context, units, |i, block, input, context, units| {
             let saved = match input {
@@ -229,7 +229,7 @@ impl Stage {
         self.units_mut().into_iter().flatten().collect()
     }
 
-    /// Whether forward of the blocks makes no weights or codes of its own.
+    /// Whether forward of the blocks reads only stored weights and codes.
     pub fn blocks_are_stored(&self) -> bool {
         let mut are_stored = true;
         self.blocks.iter().for_each(|block| block.parameters(&mut |param| are_stored &= param.is_stored()));
@@ -245,7 +245,7 @@ impl Stage {
     }
 }
 
-/// The weight of a unit of one matrix.
+/// The weight of a unit that is one matrix.
 pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
     units.start(weight.id().unit)?;
     units.fetch(&[weight], direction)

@@ -7,22 +7,22 @@ use ottava_tensor::Device;
 use ottava_tensor::ops::{AttentionBackend, AttentionCase, AttentionSpec};
 use serde::Serialize;
 
-/// The attention layers that compute the same.
+/// Attention layers with equal specs.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttentionPlan {
     /// The number of layers.
     pub count: usize,
-    /// What they compute.
+    /// Their spec.
     pub what: String,
-    /// What runs it.
+    /// Their backend.
     pub backend: String,
-    /// A sentence for each faster backend of the device, with what it does not take.
+    /// For each faster backend of the device, a sentence with the condition that the layers do not meet.
     pub because: Vec<String>,
 }
 
-/// The attention of a model, whose sequences hold `documents` or are one each: an entry for each kind of layer.
+/// The attention of a model, with or without `documents` in its sequences: an entry for each kind of layer.
 ///
-/// Errors where no backend of `device` serves a layer.
+/// Errors if no backend of `device` supports a layer.
 pub(super) fn attention(
     model: &Description,
     recipe: &Recipe,

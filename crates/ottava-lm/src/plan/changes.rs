@@ -17,7 +17,7 @@ pub enum Effect {
     SameBits,
     /// Sums are computed in another order.
     OrderOfSums,
-    /// Activations, gradients, moments or weights are rounded more.
+    /// Activations, gradients, moments or weights are stored in lower precision.
     Precision,
 }
 
@@ -34,11 +34,11 @@ impl Effect {
 /// Settings that make a run fit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Change {
-    /// The settings in the syntax of the run's file.
+    /// The settings, in the syntax of the run's file.
     pub settings: Vec<String>,
     /// The peak with them.
     pub peak_bytes: u64,
-    /// Time of a step over that without them.
+    /// Time of a step relative to a step without them.
     pub time: f64,
     /// Their effect on results.
     pub effect: Effect,
@@ -52,8 +52,8 @@ struct Level {
     apply: Box<dyn Fn(&mut ResolvedConfig)>,
 }
 
-/// Time of a step under a policy over that under [`Recompute::None`]. Llama-2-7B at 8,192 tokens in fp8-delayed on one H200, by
-/// docs/memory.md.
+/// Time of a step with a policy relative to [`Recompute::None`], from docs/memory.md: Llama-2-7B at 8,192 tokens in fp8-delayed on one
+/// H200.
 pub fn time_of(policy: Recompute) -> f64 {
     match policy {
         Recompute::None => 1.0,
@@ -69,11 +69,12 @@ const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 /// Time of a step with activations saved in FP8, relative to exact ones.
 const TIME_OF_SAVED_FP8: f64 = 1.015;
 
-/// Time of a step with half the sequences in twice the micro-batches: two steps of one sequence, minus an update, over one step of two.
+/// Relative time of a step with half the sequences in twice the micro-batches: two steps of one sequence, minus an update, divided by one
+/// step of two.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
-/// Levels of the optimizer, from the one that keeps most, with the time of a step over that at the first: Llama-2-7B at 4,096 tokens on one
-/// H200, by docs/benchmarks.md. One that keeps more than another and takes longer is not among them.
+/// Levels of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
+/// docs/benchmarks.md. Levels that take more memory and more time than another are not listed.
 const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O0, 1.0),
     (OptimizerLevel::Bf16, 0.90),
@@ -82,11 +83,11 @@ const LEVELS: [(OptimizerLevel, f64); 5] = [
     (OptimizerLevel::O2, 0.98),
 ];
 
-/// Bytes per second that copies move over the bus in each direction while they do in both: one H200 in a PCIe 5 x16 slot, by
+/// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
 /// docs/benchmarks.md.
 const BUS: f64 = 50.2e9;
 
-/// Seconds that `bytes` take over the bus.
+/// Seconds to copy `bytes` over PCIe.
 pub(super) fn bus_seconds(bytes: u64) -> f64 {
     bytes as f64 / BUS
 }
@@ -126,7 +127,7 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     Ok(shares.into_iter().map(level).collect())
 }
 
-/// The settings that can be changed, each with its values from the next one after that of `config` to the one that takes the least memory.
+/// The settings that can be changed, each with its values from the one after that of `config` to the one that takes the least memory.
 fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Level>>> {
     let (run, policy) = (&config.run, config.recompute);
     let exact = run.memory.saved_activations == SavedActivations::Exact;
@@ -188,11 +189,11 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     ])
 }
 
-/// Changes that make `config` fit `device`, the fastest first, those that lower precision last; at most three. None contains
-/// all changes of another one. Empty if nothing fits.
+/// Changes that make `config` fit `device`, the fastest first, those that lower precision last; at most three. None contains all changes of
+/// another. Empty if nothing fits.
 pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
-    // For each setting how far it is changed: 0 is not at all.
+    // For each setting, the index of its change; 0 means unchanged.
     let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
     for levels in &settings {
         choices = choices
@@ -200,7 +201,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
             .flat_map(|choice| (0..=levels.len()).map(move |level| [choice.as_slice(), &[level]].concat()))
             .collect();
     }
-    // The first is no change at all.
+    // The first choice changes nothing.
     choices.remove(0);
     let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
     let levels = |choice: &[usize]| -> Vec<&Level> {
@@ -231,7 +232,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
     let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
     for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
-        // If the largest change of this kind is too small, smaller ones are too.
+        // If the largest changes of these settings do not suffice, neither do smaller ones.
         let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
         if !with(most)?.fits {
             continue;
@@ -254,7 +255,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     Ok(found.into_iter().map(|(_, change)| change).collect())
 }
 
-/// The changes as lines of a message.
+/// The changes, as lines of a message.
 pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();

@@ -16,12 +16,12 @@ use serde::Serialize;
 /// The communication of each rank in a step after the first.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommunicationPlan {
-    /// Ranks that share the rows of a step.
+    /// The number of ranks that divide the rows of a step.
     pub ranks: usize,
     /// The stage of ZeRO.
     pub zero: Zero,
-    /// Parts of the model whose weights or gradients travel together, in the order of forward: the embedding, each block, and a head of its
-    /// own.
+    /// The units of the model, whose weights or gradients are communicated together, in the order of forward: the embedding, each block,
+    /// and an untied head.
     pub units: Vec<UnitPlan>,
     /// Micro-batches of each rank in a step.
     pub micro_batches: usize,
@@ -29,27 +29,27 @@ pub struct CommunicationPlan {
     pub tokens: u64,
     /// Calls and bytes that each rank sends, by kind of collective.
     pub traffic: Traffic,
-    /// Bytes that an update of the whole model reads and writes, beside FP8 codes.
+    /// Bytes that an update of the whole model reads and writes, without FP8 codes.
     pub update_bytes: u64,
 }
 
-/// A part of the model whose weights or gradients travel together.
+/// A unit of the model, whose weights or gradients are communicated together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UnitPlan {
     /// Bytes of the buffer that ranks gather.
     pub gathered_bytes: u64,
     /// Bytes of FP8 codes among them, which each rank transposes.
     pub transposed_bytes: u64,
-    /// Bytes of the buffer of gradients that ranks sum.
+    /// Bytes of the buffer of gradients that ranks reduce.
     pub reduced_bytes: u64,
-    /// Whether those are FP8 codes.
+    /// Whether gradients are sent as FP8 codes.
     pub codes_reduced: bool,
     /// Its share of the floating-point operations of a step.
     pub compute: f64,
 }
 
 impl CommunicationPlan {
-    /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Takes no memory there.
+    /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Allocates nothing on `device`.
     pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
         let ranks = config.run.parallel.ranks();
         if ranks <= 1 {
@@ -98,8 +98,8 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     Ok(DryStep { traffic, update_bytes: update_bytes(&mut run), units })
 }
 
-/// The parts of the model. Blocks have equal shares of its operations, and the head has those of its product; a tied one is in the last
-/// block.
+/// The units of the model. Blocks have equal shares of its operations, and an untied head has those of its product; a tied head counts in
+/// the last block.
 fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     let (partition, model) = (run.step.partition(), run.model.description());
     let head = model.head.iter().map(|head| 6.0 * (head.outputs * head.inputs) as f64).sum::<f64>();
@@ -118,7 +118,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     buffers.iter().enumerate().map(of_part).collect()
 }
 
-/// Masters and moments are read and written, gradients read, and weights written.
+/// Master weights and moments are read and written, gradients are read, and weights are written.
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };

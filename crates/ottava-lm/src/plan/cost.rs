@@ -1,7 +1,7 @@
 //! A cost model of communication: times of collectives on links, and the part that compute does not hide. Pure functions.
 //!
-//! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes a collective
-//! has a ring between nodes on 1/n of the buffer and one within nodes of n GPUs, one after the other.
+//! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes of n GPUs, a
+//! collective is a ring between nodes on 1/n of the buffer, and then a ring within nodes.
 
 use super::communication::{CommunicationPlan, UnitPlan};
 use super::memory::GPUS_PER_NODE;
@@ -34,13 +34,13 @@ impl Ring {
 /// A kind of collective: its link parameters, and its slowdown when it overlaps with products.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kind {
-    /// With nothing beside it.
+    /// Without overlap.
     pub ring: Ring,
     /// Time when it overlaps with products, relative to its time alone.
     pub beside_products: f64,
 }
 
-/// The links of a number of GPUs of a node.
+/// The links within a node, for a given number of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NodeLinks {
     /// Gathers.
@@ -92,7 +92,7 @@ impl Links {
         }
     };
 
-    /// The links within a node that a job of `ranks` has.
+    /// The links within a node for a job of `ranks` ranks.
     fn within(&self, ranks: usize) -> &NodeLinks {
         if ranks.min(self.gpus_per_node) <= 2 { &self.of_two } else { &self.of_more }
     }
@@ -108,8 +108,8 @@ impl Links {
         self.between.seconds(bytes / gpus, nodes) + kind.ring.seconds(bytes, gpus)
     }
 
-    /// Seconds of `sent.calls` equal calls, of which each of `counted` ranks sends `sent.bytes`, on `ranks` ranks. The buffers are the same
-    /// on any number of ranks.
+    /// Seconds on `ranks` ranks of `sent.calls` equal calls, in which each of `counted` ranks sent `sent.bytes` in all. Buffer sizes do not
+    /// depend on the number of ranks.
     fn seconds(&self, kind: &Kind, sent: Sent, counted: usize, ranks: usize) -> f64 {
         if sent.calls == 0 || counted <= 1 {
             return 0.0;
@@ -123,11 +123,10 @@ impl Links {
 /// Bytes per second that AdamW reads and writes on an H200: `optimizer` of `ottava bench train`, Llama-2-7B on two and on four.
 const UPDATE: f64 = 3.86e12;
 
-/// Bytes of FP8 codes per second whose transpose an H200 makes; it reads and writes twice as many (`transpose, FP8` of `ottava bench
-/// kernels`).
+/// Bytes of FP8 codes that an H200 transposes per second; it reads and writes twice as many (`transpose, FP8` of `ottava bench kernels`).
 const TRANSPOSE: f64 = 3.48e12 / 2.0;
 
-/// The share of compute that is forward: one of three products of each linear.
+/// Forward's share of compute: one of three products of each linear.
 const FORWARD: f64 = 1.0 / 3.0;
 
 /// A step on a number of ranks, each with the micro-batches of the plan.
@@ -135,7 +134,7 @@ const FORWARD: f64 = 1.0 / 3.0;
 pub struct Prediction {
     /// Ranks.
     pub ranks: usize,
-    /// Seconds of all collectives of a step, with nothing beside them.
+    /// Seconds of all collectives of a step, without overlap.
     pub communication_seconds: f64,
     /// The predicted step, if the compute time is known.
     pub step: Option<PredictedStep>,
@@ -144,7 +143,7 @@ pub struct Prediction {
 /// The time of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PredictedStep {
-    /// Seconds of communication that no compute hides.
+    /// Seconds of communication that compute does not hide.
     pub exposed_seconds: f64,
     /// Seconds by which communication slows the compute that hides it.
     pub slowdown_seconds: f64,
@@ -157,21 +156,21 @@ pub struct PredictedStep {
 /// Predicts a step of `plan` on `ranks` ranks. `compute` is the seconds that the step takes on one GPU alone, which updates the whole model;
 /// with ZeRO 1 to 3 each rank updates its share.
 ///
-/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the update before
-/// hides those of the first two units, and in each forward and backward with ZeRO 3. Codes are transposed once for each gather that a
-/// backward follows without another. Reductions run behind the last backward with ZeRO 0 and 1 and behind each with ZeRO 2 and 3. Compute
+/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update
+/// hides those of the first two units, and in each forward and backward with ZeRO 3. Codes are transposed once for each gather that is the
+/// last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute
 /// waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end.
 pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: Option<f64>) -> Prediction {
     let seconds = |kind, sent| links.seconds(kind, sent, plan.ranks, ranks);
     let (t, within) = (&plan.traffic, links.within(ranks));
     let gathers = seconds(&within.gather, t.all_gather + t.broadcast) + seconds(&within.exchange, t.all_to_all);
     let scatters = seconds(&within.reduce, t.reduce_scatter);
-    // Half of the bytes of an all-reduce are those of a reduce-scatter, half those of a gather.
+    // An all-reduce sends the bytes of a reduce-scatter and of a gather.
     let half = Sent { bytes: t.all_reduce.bytes / 2, ..t.all_reduce };
     let all_reduces = seconds(&within.reduce, half) + seconds(&within.gather, half);
     let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {
-        // One GPU alone writes codes and their transpose in its update.
+        // A single GPU writes codes and their transpose in its update.
         let codes: u64 = plan.units.iter().map(|unit| unit.transposed_bytes).sum();
         let whole = ((plan.update_bytes + 2 * codes) as f64 / UPDATE).min(alone);
         let update = match divides {

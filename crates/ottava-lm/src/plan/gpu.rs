@@ -6,7 +6,7 @@ use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::ops::kernel_support;
 use serde::Serialize;
 
-/// The part of a plan that depends on the GPU alone.
+/// The part of a plan that depends only on the GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuPlan {
     /// Its name.
@@ -15,9 +15,9 @@ pub struct GpuPlan {
     pub capability: (i32, i32),
     /// The name of its architecture.
     pub architecture: &'static str,
-    /// Whether this project's tests have run on its compute capability; what is said of others is from NVIDIA's documents.
+    /// Whether this project's tests have run on its compute capability; for others, the data are from NVIDIA's documents.
     pub is_tested: bool,
-    /// What it has beyond compute capability 8.0.
+    /// Features beyond compute capability 8.0.
     pub features: Vec<&'static str>,
     /// Scales of FP8 products.
     pub fp8_products: Vec<String>,
@@ -25,7 +25,7 @@ pub struct GpuPlan {
     pub shared_bytes: usize,
     /// Ops whose kernels all run.
     pub kernels: Vec<&'static str>,
-    /// A sentence for each op of which kernels do not run.
+    /// A sentence for each op with kernels that do not run.
     pub missing: Vec<String>,
 }
 

@@ -26,7 +26,7 @@ pub fn expect_model_fits(
     let needed = dry.tracker().expect("a device in a dry run").take_peak().bytes;
     let available = available(device);
     if needed <= available {
-        // The folder is that of the base of an adapter.
+        // The folder is the base model of an adapter.
         return FolderWeights::check(folder, &DecoderConfig { lora: None, ..sizes.clone() }, recipe);
     }
     let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);

@@ -25,7 +25,7 @@ pub struct LinearPlan {
     pub reason: String,
 }
 
-/// The linears of a model under `recipe`, the head last: a line for each name and each decision about it.
+/// The linears of a model under `recipe`, the head last: one entry per name and decision.
 pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     let mut kinds: Vec<Vec<&(LinearSite, Decision)>> = Vec::new();
     for linear in &model.linears {
@@ -52,7 +52,7 @@ pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     plans.map(wgrad).collect()
 }
 
-/// A line for each decision about the linears of one name, one per block.
+/// One entry for each decision about the linears of one name, of which each block has one.
 fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<LinearPlan> {
     let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
     for (block, (_, decision)) in blocks.iter().enumerate() {
@@ -99,7 +99,7 @@ fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<Linea
     groups.into_iter().map(plan).collect()
 }
 
-/// Ascending numbers in short: `3`, or `{0-2,7}`.
+/// Ascending numbers, abbreviated: `3`, or `{0-2,7}`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),
@@ -109,7 +109,7 @@ fn ranges(numbers: &[usize]) -> String {
     if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
-/// Codes in short: their format, and the granularity if it is finer than the tensor.
+/// A short name of codes: their format, and the granularity unless it is per tensor.
 fn operand(format: DType, granularity: Granularity) -> String {
     let format = if format == DType::E4M3 { "E4M3" } else { "E5M2" };
     match granularity {

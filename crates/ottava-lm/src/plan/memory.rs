@@ -1,4 +1,4 @@
-//! The memory of a run, from a dry run: its own code on a device that holds no data and accounts for memory.
+//! The memory of a run, from a dry run: the training code on a device without data that accounts for memory.
 
 use crate::checkpoint::{Contents, RandomWeights};
 use crate::config::ResolvedConfig;
@@ -18,7 +18,7 @@ use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// The memory that a run needs, and the memory available. Of several ranks it is that of rank 0.
+/// The memory that a run needs, and the memory available; with several ranks, that of rank 0.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
     /// Ranks of the run.
@@ -47,7 +47,7 @@ pub struct MemoryPlan {
     pub available_bytes: u64,
     /// Whether the run fits.
     pub fits: bool,
-    /// The kernels and attention passes of the run, for a GPU to prepare them ahead of the first step.
+    /// The kernels and attention passes of the run, which a GPU prepares before the first step.
     #[serde(skip)]
     pub workload: Workload,
 }
@@ -62,7 +62,7 @@ pub struct MemoryLine {
 }
 
 impl MemoryPlan {
-    /// The plan of `config` for a model of `sizes` on `device`, which may be in a dry run itself. Takes no memory there.
+    /// The plan of `config` for a model of `sizes` on `device`, which may itself be a dry run. Allocates nothing on `device`.
     pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
@@ -116,7 +116,7 @@ impl MemoryPlan {
     }
 }
 
-/// `device` in a dry run with unlimited memory, so that a run that does not fit has a plan too.
+/// `device` in a dry run with unlimited memory, so that a run that does not fit also has a plan.
 pub(super) fn unlimited(device: &Device) -> Device {
     match device {
         Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
@@ -130,10 +130,10 @@ pub(super) const GPUS_PER_NODE: usize = 8;
 /// More than any run needs.
 const UNLIMITED: usize = 1 << 50;
 
-/// Micro-batches that hold different tensors: the first creates the gradients, later ones add to them.
+/// The number of micro-batches to run: the first creates gradients, later ones add to them.
 const DISTINCT_MICRO_BATCHES: usize = 2;
 
-/// Rank 0 of the run of `config` with so many micro-batches, on a device in a dry run.
+/// Rank 0 of the run of `config` with `micro_batches` micro-batches, on a device in a dry run.
 pub(super) fn dry_run(
     config: &ResolvedConfig,
     sizes: &DecoderConfig,
@@ -157,7 +157,7 @@ struct DryRun {
     build: MemorySnapshot,
     peak: MemorySnapshot,
     save: MemorySnapshot,
-    /// Bytes of the host's memory.
+    /// Bytes of host memory.
     host: usize,
     /// As [`Contents::snapshot_bytes`].
     snapshot: [usize; 2],

@@ -1,4 +1,4 @@
-//! The mesh of a run, and which of its ranks share the scales of casts.
+//! The mesh of a run, and the ranks that share the scales of casts.
 
 use crate::config::RunConfig;
 use crate::error::Result;
@@ -6,34 +6,34 @@ use crate::param::Description;
 use ottava_tensor::comm::{Axis, MeshShape};
 use serde::Serialize;
 
-/// The axes of a run and what ranks share along them.
+/// The axes of a run, and the axes over which amaxes are reduced.
 #[derive(Clone, Debug, Serialize)]
 pub struct MeshPlan {
     /// The sizes of the axes.
     pub shape: MeshShape,
-    /// The axes of several ranks.
+    /// The axes with more than one rank.
     pub axes: Vec<AxisPlan>,
-    /// The casts of linears by kind and by the ranks that merge their amaxes.
+    /// The casts of linears, by kind and by the ranks that share their scale.
     pub amaxes: Vec<AmaxPlan>,
 }
 
-/// An axis of several ranks.
+/// An axis with more than one rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct AxisPlan {
     /// The axis.
     pub axis: Axis,
-    /// The ranks of its groups, in words.
+    /// A description of the ranks of its groups.
     pub ranks: String,
 }
 
-/// Casts whose amaxes the same ranks merge.
+/// Casts whose scale the same ranks share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AmaxPlan {
     /// The operand: `input`, `weight` or `grad_output`.
     pub cast: String,
     /// The number of casts.
     pub count: usize,
-    /// The ranks, as "data x context".
+    /// The ranks, for example "data x context".
     pub over: String,
 }
 

@@ -35,7 +35,7 @@ use serde::Serialize;
 pub struct Plan {
     /// Trained values.
     pub parameters: usize,
-    /// Values beside them that are not trained.
+    /// Frozen values.
     pub frozen: usize,
     /// Floating-point operations of forward and backward per token.
     pub flops_per_token: f64,
@@ -45,9 +45,9 @@ pub struct Plan {
     pub linears: Vec<LinearPlan>,
     /// A sentence for each reason for which linears stay in high precision.
     pub exceptions: Vec<String>,
-    /// Each kind of attention layer, and what runs it.
+    /// Each kind of attention layer, and its backend.
     pub attention: Vec<AttentionPlan>,
-    /// What settings that are `auto` have come to.
+    /// A sentence for each `auto` setting, with its resolved value.
     pub choice: Option<String>,
     /// The memory of the run.
     pub memory: MemoryPlan,

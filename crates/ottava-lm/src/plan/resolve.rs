@@ -12,19 +12,19 @@ use ottava_tensor::{Device, Error as TensorError};
 /// A run whose memory is known.
 #[derive(Clone, Debug)]
 pub struct ResolvedRun {
-    /// The settings, with the values that were chosen for those that are `auto`.
+    /// The settings, with resolved values in place of `auto`.
     pub config: ResolvedConfig,
     /// Its plan.
     pub memory: MemoryPlan,
-    /// What settings that are `auto` have come to, in words.
+    /// A sentence for each `auto` setting, with its resolved value.
     pub choice: Option<String>,
     sizes: DecoderConfig,
     device: Device,
 }
 
 impl ResolvedRun {
-    /// Plans `config` for a model of `sizes` on `device`, and takes the cheapest policy that fits where it is `auto`. Where none fits,
-    /// that which takes least.
+    /// Plans `config` for a model of `sizes` on `device`, and resolves each `auto` to the fastest policy that fits. If none fits, to the
+    /// policy that takes the least memory.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<ResolvedRun> {
         let mut search = Search::new(ResolvedConfig::fastest(config), sizes, device)?;
         if config.memory.recompute.is_none() {
@@ -45,14 +45,14 @@ impl ResolvedRun {
         Ok(ResolvedRun { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
 
-    /// Starts compiling the kernels of the run in the background, so that its first step need not wait for each in turn.
+    /// Starts to compile the kernels of the run in the background, so that the first step does not wait for each in turn.
     pub fn prepare_device(&self) {
         if let Device::Cuda(gpu) = &self.device {
             gpu.prepare(self.memory.workload.clone());
         }
     }
 
-    /// Errors when the run does not fit, with the changes that would make it.
+    /// Errors if the run does not fit, with changes that make it fit.
     pub fn expect_fit(&self) -> Result<()> {
         if self.memory.fits {
             return match self.config.async_save && !self.memory.snapshots_fit {
@@ -67,7 +67,7 @@ impl ResolvedRun {
             memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, ..
         } = self;
         let (peak, available) = (gib(*peak_bytes), gib(*available_bytes));
-        // Blocks of a pool leave gaps, which are part of what it takes.
+        // Gaps between the blocks of a pool count as taken memory.
         let gaps = match reserved_bytes > peak_bytes {
             true => format!(", {:.1} GiB with the gaps between them", gib(*reserved_bytes)),
             false => String::new(),
@@ -85,7 +85,7 @@ impl ResolvedRun {
         )))
     }
 
-    /// If `error` says that memory ran out in spite of the plan, adds planned and measured memory, and proposals that take less.
+    /// If `error` is that memory ran out although the plan fitted, adds planned and measured memory, and proposals that take less.
     pub fn explain(&self, error: Error) -> Error {
         let (Error::Tensor(TensorError::OutOfMemory { requested, free, .. }), Device::Cuda(gpu)) =
             (&error, &self.device)
@@ -114,15 +114,15 @@ impl ResolvedRun {
     }
 }
 
-/// A search for values of settings that are `auto`, one after the other.
+/// A search for the values of `auto` settings, one setting after the other.
 struct Search<'a> {
     sizes: &'a DecoderConfig,
     device: &'a Device,
-    /// With the values chosen so far.
+    /// The settings, with the values chosen so far.
     config: ResolvedConfig,
     /// Its plan.
     memory: MemoryPlan,
-    /// Why these values, a sentence each.
+    /// A sentence for each choice, with its reason.
     choices: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Search<'a> {
         Ok(Search { sizes, device, config, memory, choices: Vec::new() })
     }
 
-    /// What tensors take and what is available, in GiB.
+    /// The memory of tensors and the available memory, in GiB.
     fn peak_and_available(&self) -> (f64, f64) {
         (gib(self.memory.peak_bytes), gib(self.memory.available_bytes))
     }
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The smallest share of the blocks that fits, for the setting `key`; on a GPU that is too small, all blocks.
+    /// The smallest share of the blocks that fits, for the setting `key`; all blocks if the GPU is too small for any share.
     fn choose_share(&mut self, key: &str, share_in: fn(&mut ResolvedConfig) -> &mut f64) -> Result<()> {
         let ((peak, available), host) = (self.peak_and_available(), self.memory.host_bytes);
         if self.memory.fits || !matches!(self.device, Device::Cuda(_)) {
@@ -199,11 +199,11 @@ impl<'a> Search<'a> {
         let ResolvedConfig { run, offload_optimizer, offload_parameters, .. } = &self.config;
         let offloads = *offload_optimizer > 0.0 || *offload_parameters > 0.0 || run.memory.offload_residuals;
         if offloads && !matches!(self.device, Device::Cuda(_)) {
-            self.choices.push("offloading changes nothing on the CPU, where there is one memory".into());
+            self.choices.push("offloading has no effect on the CPU, which has only host memory".into());
         }
     }
 
-    /// Saves while training continues if there is memory for the snapshot.
+    /// Enables asynchronous saves if there is memory for the snapshot.
     fn choose_async_save(&mut self) {
         self.config.async_save = self.memory.snapshots_fit;
         if !self.memory.snapshots_fit {

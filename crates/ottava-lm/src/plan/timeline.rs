@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// The result of a collective that compute waits for.
+/// The result of a collective, for which compute waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brings {
     /// The weights of a unit.
@@ -25,13 +25,13 @@ pub(super) struct Collective {
 pub(super) struct Timeline {
     /// Time of a product that overlaps with collectives, relative to its time alone.
     products: f64,
-    /// Collectives in their order, with what is left of each.
+    /// The collectives in order, with the seconds left of each.
     collectives: VecDeque<(Brings, Collective)>,
-    /// Compute waited for a collective.
+    /// Seconds for which compute waited for collectives.
     pub exposed: f64,
-    /// By so much collectives have slowed compute down.
+    /// Seconds by which collectives slowed compute down.
     pub slowdown: f64,
-    /// Compute, with nothing beside it.
+    /// Seconds of compute, without overlap.
     pub computed: f64,
 }
 
@@ -41,12 +41,12 @@ impl Timeline {
         Timeline { products, collectives: VecDeque::new(), exposed: 0.0, slowdown: 0.0, computed: 0.0 }
     }
 
-    /// Starts a collective after those before it.
+    /// Enqueues a collective after the earlier ones.
     pub fn start(&mut self, brings: Brings, collective: Collective) {
         self.collectives.push_back((brings, collective));
     }
 
-    /// Waits for what `brings`, and for all collectives before it.
+    /// Waits for the collective with the result `brings`, and for all earlier collectives.
     pub fn wait(&mut self, brings: Brings) {
         while self.collectives.iter().any(|(other, _)| *other == brings) {
             self.exposed += self.collectives.pop_front().map_or(0.0, |(_, left)| left.seconds);
@@ -61,7 +61,7 @@ impl Timeline {
             let [collective, compute] = [left.seconds * left.beside_products, seconds * self.products];
             let both = collective.min(compute);
             self.slowdown += both - both / self.products;
-            // Decided once: differences of rounded times would end a collective whose compute has ended.
+            // This is decided once, since rounding differences could end both the collective and the compute.
             if collective > compute {
                 left.seconds -= both / left.beside_products;
                 return;

@@ -30,19 +30,19 @@ A run that does not fit its device ends this with exit code 3, and with the chea
 pub struct PlanCommand {
     /// The run's TOML file.
     config: PathBuf,
-    /// Change a setting: a dotted path, or a bare key that is unique.
+    /// Change a setting: a dotted path, or a key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// Plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show what runs on it.
+    /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show which kernels run on it.
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
-    /// Predict steps of several ranks from the milliseconds of a step with one rank's micro-batches on a single GPU.
+    /// Predict the steps of several ranks from the time in milliseconds of a step with the micro-batches of one rank on a single GPU.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
     /// Tokenize the data, as `prepare` does, and show the first ROWS rows of training: tokens that contribute to the loss are coloured, or in
@@ -57,7 +57,7 @@ pub struct PlanCommand {
     json: bool,
 }
 
-/// The most rows whose targets are counted.
+/// The maximum number of rows whose targets are counted.
 const COUNTED: u64 = 1 << 14;
 
 /// The data of a run.
@@ -71,11 +71,11 @@ struct Data {
     counted_tokens: u64,
     /// The counted tokens that contribute to the loss.
     target_tokens: u64,
-    /// Documents that are cut, since they are longer than a row.
+    /// Documents that are truncated because they are longer than a row.
     truncated: u64,
-    /// Documents that are left out, since they have no target in a row.
+    /// Documents that are skipped because no target fits in a row.
     left_out: usize,
-    /// A description of the documents that are cut or left out.
+    /// A description of the truncated and skipped documents.
     #[serde(skip)]
     fit: Option<String>,
     /// The first rows, in parts.
@@ -127,7 +127,7 @@ impl Data {
     }
 }
 
-/// The most ranks that are predicted.
+/// The largest number of ranks that is predicted.
 const MOST_RANKS: usize = 4096;
 
 /// Predictions of the cost model, and its assumptions.
@@ -208,7 +208,7 @@ impl PlanCommand {
         let edges = match Tokenizer::load(config.model.tokenizer_path()) {
             Ok(tokenizer) => tokenizer.describe_edges(),
             // Shapes alone can be planned.
-            Err(error) => format!("the tokens at the edges of documents are not known: {error}"),
+            Err(error) => format!("the tokens that begin and end documents are not known: {error}"),
         };
         let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
         let choice = self.device.unwrap_or(config.device);
@@ -217,7 +217,7 @@ impl PlanCommand {
             Device::Cuda(gpu) => Some(GpuPlan::new(gpu.model())?),
             _ => None,
         };
-        // Before the dry runs, which end where a kernel does not run.
+        // Before the dry runs, which fail if a kernel does not run.
         if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some(), self.json) {
             print_gpu(gpu);
         }
@@ -294,7 +294,7 @@ fn print(config: &RunConfig, plan: &Plan, formattings: &[Formatting], edges: &st
 }
 
 fn print_gpu(gpu: &GpuPlan) {
-    let tested = if gpu.is_tested { "tested" } else { "not tested: by NVIDIA's documents" };
+    let tested = if gpu.is_tested { "tested" } else { "not tested; from NVIDIA's documents" };
     let list = |items: &[String]| if items.is_empty() { "none".to_string() } else { items.join("; ") };
     out!(
         "GPU\n\n  {}, {}, compute capability {}.{}, {tested}",
@@ -337,10 +337,10 @@ fn print_memory(memory: &MemoryPlan) {
     line(memory.build_bytes, "while the model is built and loaded");
     line(memory.save_bytes, "while a checkpoint is saved");
     if memory.host_bytes > 0 {
-        line(memory.host_bytes, "of the host's memory, offloaded");
+        line(memory.host_bytes, "of host memory, for offloaded tensors");
     }
     if memory.snapshot_bytes > 0 {
-        line(memory.snapshot_bytes, "of the host's memory, for snapshots of checkpoints");
+        line(memory.snapshot_bytes, "of host memory, for snapshots of checkpoints");
     }
     line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
 }
@@ -363,7 +363,7 @@ fn print_communication(plan: &CommunicationPlan, overlap: &Overlap) {
         for prediction in &overlap.predictions {
             out!("  {:>10.1} ms  of communication in a step", prediction.communication_seconds * 1e3);
         }
-        out!("  --step-ms adds what is exposed, and the speed of more ranks");
+        out!("  --step-ms adds exposed communication, and the speed on more ranks");
         return;
     }
     out!(

@@ -1,4 +1,4 @@
-//! LoRA: a product of low rank beside a frozen weight. Hu et al. 2021, arXiv:2106.09685.
+//! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685.
 
 use crate::error::Result;
 use crate::param::{Builder, FolderTensor, Init, Param, Split};
@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// `y += s · (x · Aᵀ) · Bᵀ`;  `dx += s · (dy · B) · A`;  `dA += s · (dy · B)ᵀ · x`;  `dB += dyᵀ · s · (x · Aᵀ)`, in the compute type.
 ///
-/// Each part of a fused weight has an adapter of its own, as in PEFT. Those of P parts are computed as one of rank P·r: `A` is theirs
-/// stacked, and `B` is block diagonal.
+/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of P parts are computed as one of rank P·r: their `A` are
+/// stacked, and their `B` form a block-diagonal matrix.
 pub struct Adapter {
     a: Param, /* [P·r, K] */
     parts: Vec<AdapterPart>,
@@ -18,7 +18,7 @@ pub struct Adapter {
     rank: usize,
     /// `s` for each row of `a`, F32 `[P·r]`; `None` for 1.
     scales: Option<Tensor>,
-    /// The identity `[P·r, P·r]` in the compute type and in that of gradients: products with rows of it select columns.
+    /// The identity `[P·r, P·r]` in the compute type and in the type of gradients: products with its rows select columns.
     identity: [Tensor; 2],
 }
 
@@ -30,8 +30,8 @@ struct AdapterPart {
 }
 
 impl Adapter {
-    /// The adapters of a linear of `parts` (name, rows) with so many `inputs`; `None` if the builder's [`Lora`](crate::lora::Lora) has no
-    /// target among them.
+    /// The adapters of a linear of `parts` (name, rows) with `inputs` columns; `None` if none of them is a target of the builder's
+    /// [`Lora`](crate::lora::Lora).
     pub fn new(build: &mut Builder, parts: &[(String, usize)], inputs: usize) -> Result<Option<Adapter>> {
         let Some(lora) = build.lora else { return Ok(None) };
         let (mut end, mut targets) = (0, Vec::new());
@@ -50,7 +50,7 @@ impl Adapter {
         };
         let a = targets.iter().map(|(name, _)| shard(build, name, "lora_A", vec![rank, inputs]));
         let a = a.collect::<Result<_>>()?;
-        // Kaiming's uniform distribution with a = sqrt(5), as PEFT has it.
+        // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::adapter(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(name, rows)| {
             let b = vec![shard(build, name, "lora_B", vec![rows.len(), rank])?];
@@ -115,7 +115,7 @@ impl Adapter {
         }
     }
 
-    /// Whether one part is the whole linear.
+    /// Whether the linear is a single part.
     fn is_whole(&self) -> bool {
         self.parts.len() == 1 && self.parts[0].rows.len() == self.outputs
     }

@@ -1,8 +1,8 @@
 //! Smooth-SwiGLU: FP8 products of an input with scaled columns and of a weight with inversely scaled columns.
 //!
-//! `y = (x · s) · (W / s)ᵀ`, where the powers of two `s` bring the amax of each column of `x` to between one half and one. So outliers of
-//! one channel do not affect the cast of the others, and the input's amax is always in the range of the history.
-//! Fishman et al. 2024, arXiv:2409.12517, section 4.
+//! `y = (x · s) · (W / s)ᵀ`, where the powers of two `s` scale the amax of each column of `x` to between one half and one. So outliers of
+//! one channel do not affect the cast of others, and the input's amax is always within the range of the history. Fishman et al. 2024,
+//! arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
 use super::{Linear, LinearConfig, Parts};
@@ -41,7 +41,7 @@ impl Linear {
         };
         let name = config.name;
         let input = build.slots.add(format!("{name}.input"), casts.input, AmaxGroup::DATA);
-        // The scaled weight depends on the input, so no update can cast it: its cast does not belong to the parameter.
+        // The scaled weight depends on the input, so no update can cast it; its cast is not part of the parameter.
         let weight = build.slots.add(format!("{name}.weight"), casts.weight, AmaxGroup::DATA);
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, AmaxGroup::DATA);
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some());
@@ -63,7 +63,7 @@ impl SmoothCasts {
         let Context { casts: pass, loan, .. } = context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
-            // The amax of a column is one over all requests.
+            // The amax of a column is a maximum over all requests.
             columns = Tensor::from_slice(x.device(), columns.shape(), &vec![1f32; columns.len()])?;
         }
         let x = scale_columns(x, &columns)?;
@@ -77,7 +77,7 @@ impl SmoothCasts {
         Ok((y, ColumnScales { columns, input, weight }))
     }
 
-    /// Measures what [`SmoothCasts::forward`] would cast, in a step that does not smooth `x`.
+    /// Measures the tensors that [`SmoothCasts::forward`] would cast, in a step that does not smooth `x`.
     pub fn measure(self, linear: &Linear, x: &View, context: &mut Context) -> Result<()> {
         let View::Value(x) = x else { return Ok(()) };
         let Context { casts, loan, .. } = context;

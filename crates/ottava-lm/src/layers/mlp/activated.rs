@@ -77,7 +77,7 @@ impl ActivatedLinear {
     /// The operand, and what backward needs of `hidden`.
     fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(CastInput, SavedActivation)> {
         let input = self.linear.input();
-        // The activation's backward writes the transposed codes in its own pass, so forward never does.
+        // The backward kernel of the activation writes the transposed codes, so forward does not.
         let (copies, compresses) = (context.copies_without_transpose(&input), context.compresses());
         let (activated, compressed) = input.produce_input(copies, &mut context.casts, |output| {
             if compresses && !matches!(output, Output::Amax { .. }) {
@@ -92,7 +92,8 @@ impl ActivatedLinear {
         Ok((activated, compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed)))
     }
 
-    /// The gradient by `hidden`, in the views that `before` reads, the linear that computed it; adds to the gradients of this linear.
+    /// The gradient by `hidden`, in the views that `before` (the linear that computed `hidden`) reads; adds to the gradients of this
+    /// linear.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -130,7 +131,7 @@ impl ActivatedLinear {
         let dactivated = self.linear.dgrad(&rows, None, context)?;
         drop(rows);
         let (dhidden, activated) = match (operand.into_columns(), input.fused(context.mode())) {
-            // The activation's backward reads what the activation is computed from, and writes its codes in the same pass.
+            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes.
             (Err(frozen), Some(slot)) => {
                 before.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(activation_backward_to(self.activation, &dactivated, &hidden, output, activated)?)
