@@ -53,7 +53,7 @@ impl SublayerSaved {
 
     /// Returns what the sublayer saved. Panics if `T` is another type.
     pub fn into<T: 'static>(self) -> T {
-        *self.0.downcast().expect("a sublayer gets back what it saved")
+        *self.0.downcast().expect("a sublayer receives what it saved")
     }
 }
 

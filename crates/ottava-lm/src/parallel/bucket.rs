@@ -92,7 +92,7 @@ impl Bucket {
     ) -> Result<Bucket> {
         if zero > Zero::Nothing && matrices.iter().any(|param| param.placement() == Placement::Host) {
             return Err(Error::Config(
-                "`memory.offload_parameters` keeps weights in the host's memory, from where ranks do not gather them; set it to 0, or `parallel.zero` to 0".into(),
+                "`memory.offload_parameters` keeps weights in host memory, from which ranks cannot gather them; set it or `parallel.zero` to 0".into(),
             ));
         }
         let ranks = ranks.sharing(Shared::Slices);

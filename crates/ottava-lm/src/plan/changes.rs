@@ -232,7 +232,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
     let mut found: Vec<(Vec<usize>, Change)> = Vec::new();
     for alike in choices.chunk_by(|a, b| cost(a).0 == cost(b).0) {
-        // If the largest changes of these settings do not suffice, neither do smaller ones.
+        // If the largest of these changes does not fit, no smaller one does.
         let most = alike.iter().max_by_key(|choice| choice.iter().sum::<usize>()).expect("a chunk is not empty");
         if !with(most)?.fits {
             continue;

@@ -59,7 +59,7 @@ impl CommunicationPlan {
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
         let DryStep { traffic, update_bytes, units } = match micro_batches {
-            // The middle ones of a step communicate alike, and nothing that the last one does not.
+            // Every further micro-batch has the same communication: the difference between two and one.
             3.. => {
                 let (one, two) = (step(1)?, step(2)?);
                 let traffic = two.traffic + (two.traffic - one.traffic) * (micro_batches as u64 - 2);

@@ -191,7 +191,7 @@ pub fn predict(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: O
     Prediction { ranks, communication_seconds: gathers + scatters + all_reduces, step }
 }
 
-/// Forward and backward of all micro-batches, whose compute takes so many seconds alone.
+/// Simulates forward and backward of all micro-batches, whose compute takes `compute` seconds without overlap.
 fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64) -> Timeline {
     let within = links.within(ranks);
     let mut timeline = Timeline::new(within.products);

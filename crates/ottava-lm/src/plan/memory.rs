@@ -146,7 +146,7 @@ pub(super) fn dry_run(
     let size = config.run.parallel.ranks();
     let ranks = DataParallel::new(Group::dry(0, size), config.run.parallel.mesh(size)?, device)?;
     let layout = config.run.layout();
-    // The data are not read here. The capacity is that of documents of 64 tokens; it decides 4 bytes per document.
+    // The data are not read here. The capacity assumes documents of 64 tokens; each takes 4 bytes.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
     Run::new(&config, sizes, device, weights, Rc::new(ranks))?.with_documents(documents)
 }

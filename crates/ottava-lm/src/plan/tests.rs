@@ -35,7 +35,7 @@ fn block_weights() -> usize {
     model.block_linears().map(|site| site.outputs * site.inputs).sum()
 }
 
-/// Llama-2-7B as the tables of docs/benchmarks.md have it: two sequences of 4,096 tokens, all states in BF16.
+/// Llama-2-7B as in the tables of docs/benchmarks.md: two sequences of 4,096 tokens, all states in BF16.
 fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = 4096;
@@ -52,8 +52,8 @@ fn gpu(gib: f64) -> Device {
     Device::dry_gpu(GpuModel { memory: (gib * GIB) as usize, ..GpuModel::h200() })
 }
 
-/// As measured on an H200 without a plan, peak and what the pool took from the driver, in GiB with one digit. The plan has
-/// them to the digit, since it runs the same code.
+/// Peak, and memory that the pool took from the driver, measured on an H200, in GiB with one digit. The plan has the same digits, since it
+/// runs the same code.
 #[test]
 fn plans_are_what_was_measured() {
     for (recipe, recompute, weight_codes, peak, reserved) in [
@@ -226,7 +226,7 @@ fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
     assert!(error.to_string().contains(text), "{error}");
 }
 
-/// The inputs of 32 blocks leave the GPU in forward, and come back in backward one by one, while gradients of the weights become more.
+/// The inputs of 32 blocks are offloaded in forward and fetched one by one in backward, while gradients of weights accumulate.
 #[test]
 fn offloaded_residuals_leave_at_most_two_on_the_gpu() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
@@ -281,7 +281,7 @@ fn changes_that_reduce_precision_are_proposed_last() {
     let expected =
         [("memory.offload_optimizer = 0.25", Effect::SameBits), ("optimizer.level = \"bf16\"", Effect::Precision)];
     assert_eq!(found, expected);
-    // Faster, and yet the last, as the message says.
+    // Faster, but listed last, as the message says.
     assert!(changes[0].time > 1.5 && changes[1].time < 1.0, "{changes:?}");
     let heading = "Each of these changes makes it fit (the fastest first, those that lower precision last; times";
     let text = proposals(&changes);
@@ -302,7 +302,7 @@ fn changes_are_ordered_by_time_within_each_precision() {
     }
 }
 
-/// Something else takes the memory that a plan counted on: the message has both, and what would take less.
+/// Another process takes memory that the plan counted on: the message has planned and measured memory, and proposals.
 #[test]
 fn memory_that_runs_out_is_explained() {
     let device = gpu(100.0);
@@ -342,7 +342,7 @@ fn memory_that_runs_out_is_explained() {
     assert_eq!(other.to_string(), "something else");
 }
 
-/// What one of several ranks sends in each step after the first.
+/// The bytes that one of several ranks sends in each step after the first.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
     let shape = MeshShape::of_data(comm.size());
     let ranks = Rc::new(DataParallel::new(comm, shape, &Device::Cpu).unwrap());

@@ -61,7 +61,7 @@ impl Timeline {
             let [collective, compute] = [left.seconds * left.beside_products, seconds * self.products];
             let both = collective.min(compute);
             self.slowdown += both - both / self.products;
-            // This is decided once, since rounding differences could end both the collective and the compute.
+            // The comparison is made once: subtracting rounded times could end both the collective and the compute.
             if collective > compute {
                 left.seconds -= both / left.beside_products;
                 return;

@@ -22,7 +22,7 @@ impl fmt::Display for AmaxGroup {
     /// For example "data x context".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AmaxGroup::Own => f.write_str("each rank by itself"),
+            AmaxGroup::Own => f.write_str("no other ranks"),
             AmaxGroup::Over(axes) => {
                 f.write_str(&axes.iter().map(|axis| axis.as_str()).collect::<Vec<_>>().join(" x "))
             }

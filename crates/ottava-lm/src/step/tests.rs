@@ -23,7 +23,7 @@ fn store(micro_batch: usize) -> Action {
     Action::StoreLosses { micro_batch }
 }
 
-/// Why the actions of a training program are refused; empty if they are not.
+/// The reason why the actions of a training program are rejected; empty if they are accepted.
 fn problem(stages: usize, micro_batches: usize, actions: &[Action]) -> String {
     let program = Program { pass: Pass::Training, actions: actions.to_vec() };
     program.check(stages, micro_batches).map_or_else(|error| error.to_string(), |()| String::new())

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `rank` on a thread per communicator; the results in rank order.
+/// Runs `rank` on a thread per group; returns the results in rank order.
 pub(super) fn on_ranks<T: Send>(group: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
@@ -60,7 +60,7 @@ fn plain_sum<T: Float>(inputs: &[Vec<u8>], output: DType) -> Vec<u8> {
     }
 }
 
-/// What a rank got of each collective, as bytes.
+/// The results of a rank's collectives, as bytes.
 type Results = Vec<Vec<u8>>;
 
 /// Calls each collective once; `n` elements per slice.
@@ -179,7 +179,7 @@ fn a_nan_survives_the_maximum_on_any_rank() {
     }
 }
 
-/// Errors of all ranks, of which each makes one call; `odd` is told whether it is the rank that differs.
+/// The errors of all ranks, each of which makes one call; the argument of `odd` says whether its rank is the one that differs.
 fn errors(group: Vec<Group>, odd: impl Fn(&Group, bool) -> Result<()> + Sync) -> Vec<Error> {
     on_ranks(group, |comm| {
         comm.barrier("start").unwrap();
@@ -342,7 +342,7 @@ fn the_last_64_collectives_are_kept() {
     assert_eq!((recent.len(), recent[0].as_str(), recent[63].as_str()), (64, "37: barrier `36`", "100: barrier `99`"));
 }
 
-/// Reports of progress are those of the process, so both halves are one test.
+/// Progress reports belong to the process, so both halves are one test.
 #[test]
 fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
     const LIMIT: Duration = Duration::from_millis(800);
@@ -357,7 +357,7 @@ fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
                 comm.barrier("first").unwrap();
                 if comm.rank() == absent {
                     let begin = Instant::now();
-                    // It lives, and computes for ever.
+                    // It is alive, and computes forever.
                     while begin.elapsed() < LIMIT * 3 {
                         thread::sleep(LIMIT / 10);
                     }

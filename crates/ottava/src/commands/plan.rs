@@ -83,7 +83,7 @@ struct Data {
 }
 
 impl Data {
-    /// Tokenizes the data of `config`, to show so many rows.
+    /// Tokenizes the data of `config`, to show the first `rows` rows.
     fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;

@@ -1,4 +1,4 @@
-//! Which ranks merge amaxes, and that a cast with a wrong group is found.
+//! Tests which ranks share scales, and that a cast with a wrong group is detected.
 
 use super::Amaxes;
 use crate::error::Result;
@@ -21,12 +21,13 @@ const CAST: Cast = Cast {
 
 const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Tensor]);
 
-/// What a rank measures in a slot before the merge.
+/// The amax that a rank measures in a slot before the reduction.
 fn measured(rank: usize, slot: usize) -> f32 {
     ((7 * rank + 3 * slot) % 5 + 1) as f32
 }
 
-/// A step of one rank whose casts are `declared` so: its merged amaxes, the maxima that it took, and whether the comparison finds scales that differ.
+/// A step of one rank whose casts have the groups `declared`: its reduced amaxes, the number of maxima, and whether the comparison finds
+/// scales that differ.
 fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u64, Result<()>) {
     let (rank, device) = (world.rank(), Device::Cpu);
     let ranks = DataParallel::new(world, shape, &device).unwrap();

@@ -1,4 +1,4 @@
-//! Splits: who is in them, what they count, and what their calls say of faults.
+//! Splits: their ranks, their counters, and the faults of their calls.
 
 use crate::comm::call::{Call, Op};
 use crate::comm::process::tests::{tcp_group, tcp_group_within};
@@ -81,7 +81,7 @@ fn ranks_that_disagree_in_a_split_are_named_as_in_the_job() {
     for group in [threads::group(4), tcp_group(4)] {
         let errors = on_ranks(group, |world| {
             let pair = world.split("pair", world.rank() / 2, 0).unwrap();
-            // Ranks 0 and 1 wait for the other pair, whose fault is theirs, too.
+            // Ranks 0 and 1 wait for the other pair, and get its fault.
             match world.rank() {
                 3 => pair.barrier("save"),
                 2 => pair.agree("stop", &[]).map(drop),
@@ -119,7 +119,7 @@ fn a_rank_that_a_waiting_rank_waits_for_is_the_one_that_is_late() {
             let low = world.split("low", world.rank() / 2, 0).unwrap();
             let high = world.split("high", usize::from(world.rank() > 0), 0).unwrap();
             match world.rank() {
-                // Waits for rank 1, which waits for rank 2, which lives and does not come.
+                // Waits for rank 1, which waits for rank 2, which is alive and makes no call.
                 0 => low.barrier("first"),
                 1 => high.barrier("second"),
                 _ => {
@@ -158,7 +158,7 @@ fn ranks_that_wait_for_each_other_are_named() {
 fn calls_of_gpus_are_compared_in_each_group_and_between_each_pair() {
     let call = |op, elements| Call { op, name: "x".into(), dtype: Some(DType::BF16), elements };
     type Calls = fn(usize, usize) -> (Op, usize);
-    // By rank and its place in its pair: equal calls within pairs, different ones beside them.
+    // By rank and its number in its pair: equal calls within a pair, different calls in different pairs.
     let equal: [Calls; 2] = [
         |rank, _| (Op::AllGather, 8 + rank / 2),
         |rank, place| (if place == 0 { Op::Send { to: rank + 1 } } else { Op::Receive { from: rank - 1 } }, rank / 2),

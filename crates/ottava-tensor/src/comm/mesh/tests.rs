@@ -55,7 +55,7 @@ fn collectives_of_all_groups_of_a_cube_run_beside_each_other() {
         on_ranks(group, |world| {
             let mesh = Mesh::new(world, CUBE).unwrap();
             let rank = mesh.world().rank();
-            // All are started before one is waited for, and half of the ranks wait in the other order.
+            // All calls are started before any is waited for, and half of the ranks wait in reverse order.
             let mut open: Vec<_> = (sets().into_iter())
                 .map(|axes| {
                     let x = Tensor::from_slice(&Device::Cpu, &[1], &[(1 << rank) as f32]).unwrap();

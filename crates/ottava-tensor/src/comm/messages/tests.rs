@@ -90,7 +90,7 @@ fn unfit_messages_are_errors_before_anything_is_sent() {
     assert!(group.recent().is_empty());
 }
 
-/// What rank 2 of four calls, and what rank 3 must call; both in their group of two, with so many elements.
+/// The call of rank 2 of four, and the call that rank 3 must make; both in their group of two, with `elements` elements.
 type Sides = [fn(&Group, &str, usize) -> Result<()>; 2];
 
 const SEND: fn(&Group, &str, usize) -> Result<()> =
@@ -108,14 +108,14 @@ const SPLIT: fn(&Group, &str, usize) -> Result<()> =
 const SIDES: [(&str, Sides); 4] =
     [("send", [SEND, RECEIVE]), ("receive", [RECEIVE, SEND]), ("exchange", [EXCHANGE; 2]), ("split", [SPLIT; 2])];
 
-/// What rank 3 does instead of its side of a call.
+/// The behaviour of rank 3 instead of its side of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instead {
     /// Another size.
     Different,
     /// It leaves the job.
     Leaves,
-    /// It lives and calls nothing.
+    /// It is alive and makes no call.
     Sleeps,
     /// It waits for all ranks.
     Elsewhere,
@@ -196,7 +196,7 @@ fn a_partner_that_leaves_is_named_on_all_ranks() {
                     message.starts_with(&format!("rank 3 ({}) ended during ", this_process())),
                     "{what}: {message}"
                 );
-                // The sender may have gone on.
+                // The sender may have continued.
                 let during = match (rank, what) {
                     (2, "send" | "exchange") => " of group `pair` (ranks 2, 3)",
                     (2, "receive") => "receive `x` from rank 3, message 1 of group `pair` (ranks 2, 3)",

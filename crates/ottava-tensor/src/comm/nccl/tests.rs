@@ -13,7 +13,7 @@ const SLICES: [usize; 3] = [1, 1009, (1 << 18) + 16];
 /// Replays of a captured graph, each with other inputs.
 const REPLAYS: usize = 3;
 
-/// What a collective is given, by rank, round and element; sums round.
+/// The input of a collective, by rank, round and element; sums are rounded.
 fn value(rank: usize, round: usize, i: usize) -> f32 {
     let bits = ((i + 1) as u32).wrapping_mul(2_654_435_761).rotate_left(11) ^ ((7 * round + rank + 1) as u32);
     let value = f64::from(bits.wrapping_mul(2_246_822_519)) / f64::from(u32::MAX) - 0.5;
@@ -39,7 +39,7 @@ const CALLS: [(&str, Calls); 6] = [
     ("broadcast", |comm, x| comm.broadcast("x", 1, x.duplicate()?)?.wait()),
 ];
 
-/// The inputs of a rank in a round: each type that is moved, and which collectives take it.
+/// The inputs of a rank in a round: each type, and the collectives that support it.
 fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usize])> {
     let (len, float) = (2 * slice, |i| value(rank, round, i));
     const MOVED: &[usize] = &[0, 4, 5];
@@ -110,7 +110,7 @@ fn compare_all(comm: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     Ok(())
 }
 
-/// Several collectives in flight beside work of compute, whose tensors are freed and dropped early.
+/// Several collectives in flight that overlap with compute, with tensors that are freed and dropped early.
 fn overlap(comm: &Group, device: &Device) -> Result<()> {
     const N: usize = 1 << 22;
     for round in 0..20 {
@@ -157,7 +157,7 @@ fn own_gpu(group: &Group) -> Arc<CudaDevice> {
     CudaDevice::open(group.rank()).unwrap()
 }
 
-/// Whether there are two GPUs; if not, says so, or fails where they are required.
+/// Whether there are two GPUs; if not, prints this, or fails if they are required.
 fn has_two_gpus() -> bool {
     let gpus = CudaDevice::count().unwrap_or(0);
     if gpus < 2 {
@@ -183,7 +183,7 @@ fn collectives_of_two_gpus_equal_those_of_the_cpu() {
     }
 }
 
-/// Each kind of message of two ranks, of which rank 0 sends first, and a collective; what each gives this rank.
+/// Each kind of message between two ranks, in which rank 0 sends first, and a collective; returns the results of this rank.
 fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     let other = 1 - group.rank();
     let into = || Tensor::empty(x.device(), &[x.len()], x.dtype());
@@ -257,7 +257,7 @@ fn messages_in_a_split_of_two_gpus_equal_those_of_the_cpu() {
     }
 }
 
-/// Rank 1 sleeps, and lives, where rank 0 waits for its GPU, and that for a message of rank 1.
+/// Rank 1 sleeps while rank 0 waits for its GPU, which waits for a message of rank 1.
 #[test]
 #[ignore = "started by a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline"]
 fn late_process() {
@@ -289,7 +289,7 @@ fn a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline() {
     let began = std::time::Instant::now();
     for (rank, process) in ranks.iter_mut().enumerate() {
         assert_eq!(process.0.wait().unwrap().code(), Some(5), "rank {rank}");
-        // Three seconds for the GPU and two for the main thread, and the steps in which the watch looks.
+        // Three seconds for the GPU and two for the main thread, and the interval of the watch's checks.
         assert!(began.elapsed() < std::time::Duration::from_secs(15), "rank {rank}: {:?}", began.elapsed());
         let message = process.errors();
         assert!(message.contains("error: rank 0 (pid ") && message.contains(") has waited "), "{message}");

@@ -186,7 +186,7 @@ impl Gathering<'_> {
         tracing::info!("rank 0 listens at {local}{reach}, and waits for {missing}{denied}");
     }
 
-    /// Adds an authenticated process. The error is the reason why it does not belong to the group; the process is also told.
+    /// Adds an authenticated process. The error is the reason why it does not belong to the group; it is also sent to the process.
     fn add(&mut self, hello: Hello, stream: TcpStream) -> Result<(), String> {
         let (rank, limits) = (hello.rank, self.rendezvous.limits);
         let failed = |e: io::Error| format!("rank 0 cannot serve rank {rank}: {e}");

@@ -26,7 +26,7 @@ fn listener() -> (TcpListener, String) {
     (listener, address)
 }
 
-/// What each of `size` ranks gets from joining, after `change`; ranks not in `present` do not join.
+/// The results of joining for each of `size` ranks, after `change`; ranks not in `present` do not join.
 fn join_changed(
     size: usize,
     present: &[usize],
@@ -145,7 +145,7 @@ fn a_fault_that_overtakes_the_refusal_does_not_hide_it() {
     assert_eq!(message, "the reason");
 }
 
-/// A program that was asked to stop, or hears that another was.
+/// A program that was asked to stop, or is notified that another was.
 #[derive(Default)]
 struct Stopped(AtomicBool);
 
@@ -180,7 +180,7 @@ fn a_request_to_stop_reaches_all_ranks() {
 
 #[test]
 fn a_request_to_stop_ends_a_rendezvous_on_all_ranks() {
-    // Rank 3 never comes.
+    // Rank 3 never joins.
     for asked in 0..3 {
         let programs: Vec<_> = (0..3).map(|_| Arc::<Stopped>::default()).collect();
         let begin = Instant::now();
@@ -200,7 +200,7 @@ fn a_request_to_stop_ends_a_rendezvous_on_all_ranks() {
     }
 }
 
-/// Knows how rank 1 ended, or that it never came.
+/// Knows how rank 1 ended, or that it never joined.
 struct Witness(bool);
 
 impl Supervisor for Witness {

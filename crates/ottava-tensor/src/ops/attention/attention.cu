@@ -1,13 +1,13 @@
 #define INFINITY __int_as_float(0x7F800000)
-// The plain kernels: correct for every type and head size, with the scores of one query in shared memory.
-// Addresses of a head: base + row · stride + head · dim. With GENERAL they take every spec; without it causal attention of fused queries,
-// keys and values, whose names for strides, lengths and sizes of heads are one.
+// The plain kernels: correct for every type and head size, with the scores of one query in shared memory. Addresses of a head: base + row ·
+// stride + head · dim. With GENERAL they support every spec; without it, only causal attention of fused queries, keys and values, for which
+// strides, lengths and head sizes each have one common name.
 
 // Documents of a batch: document d has the tokens at[d] .. at[d + 1] of all sequences; unused entries at the end are the number of tokens.
 // Without documents, `at` is null and a sequence is one document.
 struct Documents { const int* at; int count; };
 
-// The number of the document of a token.
+// The index of a token's document.
 __device__ __forceinline__ int document_of(const Documents& documents, int token) {
     int low = 0, high = documents.count;
     while (high - low > 1) {
@@ -26,8 +26,8 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
     return documents.at ? min(keys, documents.at[document_of(documents, b * keys + i) + 1] - b * keys) : keys;
 }
 
-// SPEC: the parameters of all kernels, fields of AttentionSpec and AttentionInput; 0 stands for no window and no soft cap.
-// FIRST_KEY, END_OF_KEYS: of the keys that query i of sequence b sees. FIRST_QUERY, END_OF_QUERIES: of the queries that see key j.
+// SPEC: the parameters of all kernels, fields of AttentionSpec and AttentionInput; 0 stands for no window and no soft cap. FIRST_KEY,
+// END_OF_KEYS: the range of keys that query i of sequence b sees. FIRST_QUERY, END_OF_QUERIES: the range of queries that see key j.
 #ifdef GENERAL
 #define SPEC                                                                                                                 \
     int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale, const int *cu_seqlens, int documents, \
@@ -39,7 +39,7 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
 #define END_OF_QUERIES                                                                                              \
     min(min(seq_len, cu_seqlens ? end_of_document({cu_seqlens, documents}, b, j, key_len) - first_query : seq_len), \
         window ? j + window - first_query : seq_len)
-// The score of a product, and its derivative.
+// The score of a product of query and key, and its derivative.
 #define SCORE(PRODUCT) (soft_cap > 0.0f ? soft_cap * tanhf((PRODUCT) * scale / soft_cap) : (PRODUCT) * scale)
 #define SLOPE(SCORE) (soft_cap > 0.0f ? scale * (1.0f - (SCORE) / soft_cap * ((SCORE) / soft_cap)) : scale)
 #else
@@ -86,7 +86,7 @@ extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, c
     }
 }
 
-// The product of a query and a key of `dim` elements, and that of a gradient of the output and a value.
+// The dot products of a query and a key of `dim` elements, and of a gradient of the output and a value.
 __device__ __forceinline__ void products(const X* query, const X* key, int dim, const X* dout, const X* value, int dim_of_values,
                                          float& product, float& dp) {
 #ifdef GENERAL
@@ -175,7 +175,7 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
     }
 }
 
-// Lengths of documents, and where they begin, in elements, in tensors whose rows have `fused`, `output` and `heads` elements.
+// Lengths of documents, and their offsets in elements in tensors whose rows have `fused`, `output` and `heads` elements.
 extern "C" __global__ void document_offsets(int* lengths, long long* of_fused, long long* of_output, long long* of_rows, const int* at,
                                             int documents, int fused, int output, int heads) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i <= documents; i += gridDim.x * blockDim.x) {

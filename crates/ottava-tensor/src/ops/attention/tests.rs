@@ -91,7 +91,7 @@ fn deterministic_gradients_are_bit_identical() {
     }
 }
 
-/// On a GPU, documents of several lengths, up to a whole row, beside the plain kernels in F32; with heads that share keys or not.
+/// On a GPU, documents of several lengths, up to a whole row, compared with the plain kernels in F32; with and without shared keys.
 #[test]
 fn packed_documents_agree_across_devices() {
     for (heads, kv_heads, head_dim) in [(4, 4, 128), (4, 2, 64), (6, 1, 128)] {
@@ -114,7 +114,7 @@ fn packed_documents_agree_across_devices() {
     }
 }
 
-/// Documents of one row see what they would see as sequences of their own, forward and backward, and nothing else.
+/// Documents of one row have the same results as separate sequences, in forward and backward.
 #[test]
 fn packed_documents_equal_separate_sequences() {
     // Two rows of 10 tokens; the capacity is larger than the number of documents.
@@ -122,7 +122,7 @@ fn packed_documents_equal_separate_sequences() {
     let at: Vec<i32> = [0, 3, 4, 10, 20, 20, 20].to_vec();
     let packed = Fused::new(2, 10, 4, 2, 8);
     for dtype in [DType::F32, DType::BF16] {
-        // Of the GPU, one kernel computes both forms in F32; in BF16 whole sequences go through cuDNN.
+        // On the GPU, one kernel computes both forms in F32; in BF16, whole sequences use cuDNN.
         parity(&packed.inputs(dtype), Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 6.0 }), |x| {
             let device = x[0].device();
             let cu_seqlens = Tensor::from_slice(device, &[at.len()], &at)?;
@@ -142,7 +142,7 @@ fn packed_documents_equal_separate_sequences() {
                 assert_close(&format!("gradient of {length} tokens"), &gradient, &rows(&dqkv)?, tolerance);
                 start += length;
             }
-            // The shape of `lse` with documents is that of the backend.
+            // The shape of `lse` with documents depends on the backend.
             Ok(if dtype == DType::F32 { vec![o, lse, dqkv] } else { vec![o, dqkv] })
         });
     }

@@ -5,31 +5,31 @@
 template <class T> struct IsCodes { static const bool value = false; };
 template <> struct IsCodes<e4m3> { static const bool value = true; };
 
-// A sequence: its new tokens are `start` to `stop`, the last of `context` tokens.
+// A sequence of `context` tokens; its new tokens, the last ones, are `start` to `stop` of the batch.
 struct Place {
     int sequence, start, stop, context;
     // The number of tokens that a new token sees, itself included.
     __device__ __forceinline__ int seen_by(int token) const { return context - (stop - 1 - token); }
 };
 
-// Where new tokens belong, and where their keys and values are; fields as of PagedBatch.
+// The sequences of new tokens, and the blocks of their keys and values; fields as in PagedBatch.
 struct Batch {
     const int *query_starts, *context_lens, *block_tables;
     int sequences, max_blocks, block_size;
 
-    // Padding counts as the sequence `sequences`, without end and context.
+    // Padding belongs to the sequence number `sequences`, which has no end and no context.
     __device__ __forceinline__ Place at(int sequence) const {
         const bool padding = sequence == sequences;
         const int stop = padding ? 0 : query_starts[sequence + 1], context = padding ? 0 : context_lens[sequence];
         return {sequence, query_starts[sequence], stop, context};
     }
-    // New tokens are numbered in tiles of `together` tokens of one sequence. Numbers of several tokens per tile have gaps, so that no sum
-    // over sequences is needed to find a tile's sequence.
+    // New tokens are numbered in tiles of `together` tokens of one sequence. With several tokens per tile, tile numbers have gaps, so that
+    // finding a tile's sequence needs no sum over sequences.
     __device__ __forceinline__ static int first_tile(Place place, int together) {
         return together > 1 ? place.start / together + place.sequence : place.start;
     }
-    // The sequence of a tile, by all lanes of a warp. Lanes also read the ends and the contexts of sequences that may be it, for one round
-    // of loads instead of two.
+    // Finds the sequence of a tile, with all lanes of a warp. Lanes also read ends and contexts of the candidate sequences, which takes one
+    // round of loads instead of two.
     __device__ __forceinline__ Place find(int tile, int together) const {
         Place mine = {};
         int count = 0;
@@ -54,5 +54,5 @@ __device__ __forceinline__ float power(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// What to subtract from scores of which `largest` is the largest, or of which none is seen.
+// The value to subtract from scores with the maximum `largest`: 0 if no key is seen.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }

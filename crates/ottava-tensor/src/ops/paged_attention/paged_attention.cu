@@ -1,6 +1,6 @@
 #ifndef DIM
-// A key or value as the cache holds it, of codes multiplied by `scale`; then `x` becomes what they mean. Elements of the cache's type keep
-// their bits.
+// Converts a key or value to the type of the cache. For codes, multiplies by `scale` and sets `x` to the dequantized value; elements that
+// already have the cache's type keep their bits.
 template <class T> __device__ __forceinline__ Eight<T> stored(Eight<X>& x, float scale) {
     float values[8];
     unpack8(x, values);
@@ -20,8 +20,9 @@ template <> __device__ __forceinline__ Eight<e4m3> stored<e4m3>(Eight<X>& x, flo
     return codes;
 }
 
-// Rotates queries and keys of `qkv` in place where there are `positions`, and writes keys and values to the cache; with codes, `qkv` gets
-// what they mean. Grid (tokens, heads of `qkv` over heads of a block); 2^log2_lanes lanes share a head, each with eight pairs of it.
+// Rotates queries and keys of `qkv` in place if `positions` is given, and writes keys and values to the cache; with codes, `qkv` is
+// overwritten with the dequantized values. Grid (tokens, heads of `qkv` over heads of a block); 2^log2_lanes lanes share a head, each with
+// eight pairs of it.
 template <bool NEIGHBOURS>
 __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
                                        int heads, int kv_heads, int dim, int log2_lanes) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     const bool wide = dim % 16 == 0 && aligned(qkv, cache, table), works = head < all && pairs > 0;
     const bool turns = works && positions && head < heads + kv_heads, keeps = works && head >= heads;
     X* const from = qkv + ((u64)token * all + head) * dim + at;
-    // Angles and places are constants of a pass.
+    // Angles and positions are constant in a pass.
     const Place place = batch.find(token, 1);
     const bool stores = keeps && place.sequence < batch.sequences;
     const int part = head >= heads + kv_heads;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     if (IsCodes<KV>::value) {
         float largest = fmaxf(largest8(x[0]), largest8(x[1]));
         for (int bits = 1; bits < 1 << log2_lanes; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
-        // As `current_scale` in quantize/cpu.rs, limited to the largest float.
+        // Same as `current_scale` in quantize/cpu.rs, limited to the largest float.
         const bool usable = largest > 0.0f && largest < INFINITY;
         if (usable) scale = fminf(max_finite<e4m3>() / largest, __int_as_float(0x7F7FFFFF));
         if (stores && lane == 0) scale_inv[row] = 1.0f / scale;
@@ -91,8 +92,8 @@ __device__ __forceinline__ float value_of(KV x) {
     return values[0];
 }
 
-// Attention of one query head of one new token: other types and sizes than tensor cores take. Grid (tokens, heads), WARPS warps. A warp
-// takes 32 tokens at a time: a lane has the score of one, then channels of the weighted sum.
+// Attention of one query head of one new token, for types and sizes that tensor cores do not support. Grid (tokens, heads), WARPS warps. A
+// warp processes 32 tokens at a time: a lane computes the score of one token, then some channels of the weighted sum.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
                                                                 const int* query_starts, const int* context_lens,
                                                                 const int* block_tables, int sequences, int max_blocks,

@@ -2,9 +2,10 @@
 // two.
 //
 // Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
-// channels. A multiprocessor is limited by the bytes that it has requested, so keys and values go from global memory to registers, in
-// pieces of 16 bytes, without shared memory:
-// - A sum does not depend on its order, so the four lanes of a row of K hold neighbouring pieces of it, and Q is permuted alike.
+// channels. A multiprocessor is limited by the bytes in flight, so keys and values are loaded from global memory to registers in pieces of
+// 16 bytes, without shared memory:
+// - The order of a contraction is arbitrary, so the four lanes of a row of K hold neighbouring pieces of it, and Q has the same
+//   permutation.
 // - The accumulator of Sᵀ, as Pᵀ in 16 bits and transposed by `movmatrix`, is the second operand of Vᵀ·Pᵀ.
 // - A lane of Vᵀ holds the same piece of four tokens, whose elements it interleaves; rows of Vᵀ are the channels in that order.
 // In comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16".
@@ -28,7 +29,7 @@ __device__ __forceinline__ float log2_of(float x) {
     return y;
 }
 
-// Codes are multiplied as halves, which hold them exactly; elements as what they are.
+// Codes are multiplied as halves, which represent them exactly; other elements in their own type.
 template <class T> struct Operand { typedef T Type; };
 template <> struct Operand<e4m3> { typedef f16 Type; };
 typedef Operand<KV>::Type M;
@@ -53,10 +54,10 @@ __device__ __forceinline__ u32 halves(u32 codes) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)codes));
     return pair;
 }
-// The elements 2i and 2i + 1 of a piece.
+// Elements 2i and 2i + 1 of a piece.
 template <class T> __device__ __forceinline__ u32 pair_in(const Piece& p, int i) { return p.words[i]; }
 template <> __device__ __forceinline__ u32 pair_in<e4m3>(const Piece& p, int i) { return halves(p.words[i / 2] >> (i % 2 * 16)); }
-// The element 2i of two pieces, and the element 2i + 1.
+// Element 2i of two pieces, and element 2i + 1 of both.
 template <class T> __device__ __forceinline__ void interleave(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
     *even = __byte_perm(a.words[i], b.words[i], 0x5410);
     *odd = __byte_perm(a.words[i], b.words[i], 0x7632);
@@ -67,8 +68,8 @@ template <> __device__ __forceinline__ void interleave<e4m3>(const Piece& a, con
     *odd = halves(codes >> 16);
 }
 
-// Elements of a piece; 16-token tiles that a warp takes at once, for enough bytes in flight; pieces that a lane has of a row of K, which
-// four lanes share, and of V, which eight share; products of 16 channels that they make.
+// Elements of a piece; 16-token tiles that a warp processes at once, for enough bytes in flight; pieces of a lane in a row of K, which four
+// lanes share, and of V, which eight share; products of 16 channels with these pieces.
 #define EACH (16 / (int)sizeof(KV))
 #define TILES (DIM * (int)sizeof(KV) <= 128 ? 2 : 1)
 #define K_PIECES ((DIM / EACH + 3) / 4)
@@ -86,21 +87,21 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
-// Tokens that a block reads at a time, and those of a split of a context: a multiple of `rounds` times as many, so that there are at most
-// SPLITS splits.
+// Tokens that a block reads at a time, and tokens of a split of a context: a multiple of `rounds` times that number, so that there are at
+// most SPLITS splits.
 #define STRIDE (16 * TILES * WARPS)
 __device__ __forceinline__ int split_of(int context, int rounds) {
     const int least = rounds * STRIDE;
     return (context + least * SPLITS - 1) / (least * SPLITS) * least;
 }
 
-// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
-// A block reads one split of the context, its warps in turn. A tile that is not all of the new tokens has one split. Of tiles with several,
-// blocks write parts, and the one that is last merges them in order: `parts` [sequences, key heads · chunks, splits, columns, dim] and
-// `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the sum of powers; `arrived`
-// [blocks, key heads · chunks], at the sequence's last block, is cleared again.
-// Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
-// tiles, then further ones. The start of a block is all latency, so it divides by as little as it can where a tile is one token.
+// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns. A
+// block reads one split of the context, divided among its warps. A tile that does not contain all new tokens of its sequence has one split.
+// For tiles with several splits, blocks write partial results, and the block that finishes last merges them in order: `parts` [sequences,
+// key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the
+// sum of powers; `arrived` [blocks, key heads · chunks], at the sequence's last block, is reset to zero. Grid (tiles + sequences · (splits
+// - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all tiles, then further splits. The
+//   start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, int rounds, float scale) {
@@ -119,7 +120,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     const int rows_of_tile = min(together, stop - first), columns = rows_of_tile * count;
     if (columns <= 0) return;
 
-    // Column n is the head n % count of the token n / count, which is 0 for one token per tile.
+    // Column n is head n % count of token n / count, which is token 0 if a tile has one token.
     auto token_of = [&](int n) { return together > 1 ? n / count : 0; };
     const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
     X* const out = o + ((u64)first * heads + first_head) * dim;
@@ -134,14 +135,14 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         for_quads([&](int column, int quad) { store_column(column, quad * 4, make_float4(0, 0, 0, 0)); });
         return;
     }
-    // What the first and the last token of the tile see.
+    // The numbers of tokens that the first and the last token of the tile see.
     const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
     const int split = stop - start <= together ? split_of(place.context, rounds) : seen;
     const int splits = seen <= split ? 1 : (seen + split - 1) / split;
     const int begin = number_of_split * split, end = min(seen, begin + split), last = (end - 1) / 16 * 16;
     if (begin >= end) return;
 
-    // Of the tiles of 16 tokens that this warp takes, each lane knows the row of one; of the next 32 of them after each 32.
+    // Each lane holds the row of one of the 16-token tiles of this warp; the rows of the next 32 tiles are loaded after every 32.
     const int pieces = dim / EACH, to_values = kv_heads * batch.block_size, log2_block = __ffs(batch.block_size) - 1;
     auto rows_from = [&](int number) {
         const int i = number + lane, tile = begin + ((i / TILES * WARPS + warp) * TILES + i % TILES) * 16;
@@ -149,7 +150,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         return ((u32)block * 2 * kv_heads + kv) * batch.block_size + (position & (batch.block_size - 1));
     };
     u32 rows = rows_from(0);
-    // The row of a token of a tile; of the last one instead of those behind it.
+    // The row of a token of a tile, clamped to the last token.
     auto row_of = [&](int tile, int number, int token) {
         return __shfl_sync(FULL, rows, number % 32) + min(token, end - 1 - min(tile, last));
     };
@@ -203,7 +204,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     wait_for_predecessors();
     if (!is_old && tile < end) load_first();
 
-    // Queries, as second operand: column g of eights of columns. In halves they are divided by a power of two, so that none overflows.
+    // Queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that none overflows.
     u32 q[N][K_PIECES * EACH / 2];
     float scales[N][2];
     int limits[N][2];
@@ -240,7 +241,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         }
     }
 
-    // Of columns 2t and 2t + 1 of eights of columns: the largest score so far, the sum of this lane's powers, and weighted values.
+    // For columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and weighted values.
     float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
@@ -265,8 +266,8 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float factors[2], bases[2];
-            // The scale of a value joins the exponent of its power, so that powers times scales are at most 1 and no half underflows that
-            // counts; `largest` is of scores so raised.
+            // The scale of a value is added to the exponent of its power, so that powers times scales are at most 1 and no significant half
+            // underflows; `largest` is the maximum of these raised scores.
             float raises[TILES][2] = {};
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
@@ -329,11 +330,11 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         if (tile + STRIDE < end) load_values(tile + STRIDE, number + TILES);
     }
 
-    // The sequence's last block. Its context is read again, which costs less than a register of the loop.
+    // The sequence's last block. Its context is read again, which costs less than holding it in a register through the loop.
     int last_block = 0;
     if (splits > 1) last_block = batch.block_tables[(u64)sequence * batch.max_blocks + ((batch.context_lens[sequence] - 1) >> log2_block)];
 
-    // Warps meet in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
+    // Warps merge their results in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
     __shared__ float4 shared_out[WARPS][C][DIM / 4 + 1];
     __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
 #pragma unroll
@@ -352,7 +353,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
         }
     }
     __syncthreads();
-    // Of each column, the sum of `n` weighted values in order; stats of part s are at `s · C + column`.
+    // For each column, the sum of `n` weighted values in order; the stats of part s are at `s · C + column`.
     auto merge = [&](int n, int column, auto value_of) {
         float most = -INFINITY, sum = 0.0f;
         for (int s = 0; s < n; s++) most = fmaxf(most, shared_stats[s * C + column].x);
@@ -400,7 +401,7 @@ template <int N> __device__ __forceinline__ void attend(X* o, float* parts, floa
     });
 }
 
-// With so few registers that BLOCKS blocks run at once on a multiprocessor.
+// Limits registers so that BLOCKS blocks run at once on a multiprocessor.
 #define ATTEND(N, BLOCKS)                                                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) attend_##N(                                                \
         X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache, const float* scale_inv,                  \

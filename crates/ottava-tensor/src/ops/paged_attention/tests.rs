@@ -62,7 +62,7 @@ fn stacked(parts: &[Tensor]) -> Tensor {
     all
 }
 
-/// Prompts in chunks, then tokens one by one, beside other sequences: on the CPU each has the bits of plain attention.
+/// Prompts in chunks, then tokens one by one, in a batch with other sequences: on the CPU each is bit-identical to plain attention.
 #[test]
 fn sequences_in_pieces_equal_whole_ones() {
     let lengths = [37, 5, 70];
@@ -94,7 +94,7 @@ fn sequences_in_pieces_equal_whole_ones() {
     }
 }
 
-/// The last of `new` tokens of sequences that end at `contexts`, and two rows of padding, behind tokens that came before them.
+/// The last `new` tokens of sequences that end at `contexts`, after earlier tokens, and two rows of padding.
 fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpec, dtype: DType, kv: DType) {
     let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
     let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], dtype);
@@ -110,18 +110,18 @@ fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpe
 
 #[test]
 fn paged_attention_agrees_across_devices() {
-    // The CPU alone is compared with plain attention above.
+    // Only the CPU is compared with plain attention above.
     if gpu().is_none() {
         return;
     }
-    // Decoding over several splits, and with empty rows; prompts behind others; several new tokens of which some fit in one tile.
+    // Decode over several splits, and with empty rows; chunks of prompts; several new tokens, some of which fit in one tile.
     let cases: [(&[usize], &[usize], usize); 4] = [
         (&[700, 1, 256, 257, 90], &[1; 5], 8),
         (&[40, 300, 7], &[33, 20, 7], 3),
         (&[530, 300, 70], &[2, 0, 4], 4),
         (&[600], &[1], 1),
     ];
-    // Groups of all sizes; heads of whole pieces of four, eight or neither; more query heads than columns; what is left to CUDA cores.
+    // Groups of all sizes; head sizes divisible by four, by eight or by neither; more query heads than columns; cases for CUDA cores.
     let layouts = [
         AttentionSpec::causal(3, 3, 64),
         AttentionSpec::causal(4, 2, 80),
@@ -157,7 +157,7 @@ fn paged_attention_agrees_across_devices() {
     }
 }
 
-/// A token has the same bits alone, beside other sequences, and beside a prompt.
+/// A token has the same bits alone, in a batch with other sequences, and in a batch with a prompt.
 #[test]
 fn no_token_depends_on_other_sequences() {
     let Some(gpu) = gpu() else { return };

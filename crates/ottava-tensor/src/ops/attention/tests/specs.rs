@@ -1,5 +1,5 @@
-//! What each field of a spec and of an input means: the definition with materialised probabilities, finite differences, merged parts of the
-//! keys, and the general kernels beside the CPU.
+//! Tests of each field of a spec and of an input: against the definition with materialised probabilities, by finite differences, by merging
+//! parts of the keys, and of the general kernels against the CPU.
 
 use super::*;
 
@@ -16,7 +16,7 @@ struct Case {
 
 impl Case {
     fn new(batch: usize, queries: usize, keys: usize, first_query: usize) -> Case {
-        // Sizes differ wherever they may, so that one in the place of another is found.
+        // All sizes differ where possible, so that an exchange of two sizes is detected.
         let spec = AttentionSpec { value_dim: 5, scale: 0.7, ..AttentionSpec::causal(4, 2, 3) };
         Case { spec, batch, queries, keys, first_query, documents: &[] }
     }
@@ -156,7 +156,7 @@ fn results_over_parts_of_the_keys_merge_into_the_whole() {
     for case in [Case::new(1, 4, 7, 3), Case::new(1, 4, 7, 3).with(|spec| spec.soft_cap = Some(0.9))] {
         let x = case.inputs(DType::F64);
         let (o, lse) = case.forward(&x).unwrap();
-        // Keys 0..4 end where the second part begins, so its queries begin at the position -1 of it: two calls, without that query.
+        // Relative to the second part of the keys, its first query has position -1: so there are two calls, without that query.
         let rows = |i: usize, from, to| x[i].rows(from, to).unwrap();
         let first = [rows(0, 0, 4), rows(1, 0, 4), rows(2, 0, 4), rows(3, 0, 4)];
         let second = [rows(0, 1, 4), rows(1, 4, 7), rows(2, 4, 7), rows(3, 1, 4)];
@@ -194,7 +194,7 @@ fn results_over_parts_of_the_keys_merge_into_the_whole() {
     }
 }
 
-/// All specs on a GPU, with tensors of their own and of sizes that span blocks of threads.
+/// All specs on a GPU, with separate tensors and sizes beyond one thread block.
 #[test]
 fn every_spec_agrees_across_devices() {
     let large = |case: Case, causal| {
@@ -206,7 +206,7 @@ fn every_spec_agrees_across_devices() {
         large(Case::new(2, 300, 300, 0), true).with(|spec| (spec.window, spec.soft_cap) = (Some(70), Some(3.0))),
         large(Case::new(1, 40, 310, 270), true),
         large(documents, false).with(|spec| spec.window = Some(33)),
-        // Alone, what a model of Gemma's and one of Mistral's need.
+        // The specs of a Gemma and of a Mistral model.
         Case::new(1, 257, 257, 0)
             .with(|spec| *spec = AttentionSpec { soft_cap: Some(50.0), ..AttentionSpec::causal(2, 1, 256) }),
         Case::new(1, 257, 257, 0)
