@@ -1,7 +1,7 @@
 #define INFINITY __int_as_float(0x7F800000)
-// The plain kernels: correct for every type and head size, with the scores of one query in shared memory. Addresses of a head: base + row ·
-// stride + head · dim. With GENERAL they support every spec; without it, only causal attention of fused queries, keys and values, for which
-// strides, lengths and head sizes each have one common name.
+// The plain kernels: correct for every type and head size, with the scores of one query in shared memory.
+// Addresses of a head: base + row · stride + head · dim. With GENERAL they support every spec; without it, only causal attention of fused
+// queries, keys and values, for which strides, lengths and head sizes each have one common name.
 
 // Documents of a batch: document d has the tokens at[d] .. at[d + 1] of all sequences; unused entries at the end are the number of tokens.
 // Without documents, `at` is null and a sequence is one document.
@@ -26,8 +26,9 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
     return documents.at ? min(keys, documents.at[document_of(documents, b * keys + i) + 1] - b * keys) : keys;
 }
 
-// SPEC: the parameters of all kernels, fields of AttentionSpec and AttentionInput; 0 stands for no window and no soft cap. FIRST_KEY,
-// END_OF_KEYS: the range of keys that query i of sequence b sees. FIRST_QUERY, END_OF_QUERIES: the range of queries that see key j.
+// SPEC: the parameters of all kernels, fields of AttentionSpec and AttentionInput; 0 stands for no window and no soft cap.
+// FIRST_KEY, END_OF_KEYS: the range of keys that query i of sequence b sees. FIRST_QUERY, END_OF_QUERIES: the range of queries that see
+// key j.
 #ifdef GENERAL
 #define SPEC                                                                                                                 \
     int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale, const int *cu_seqlens, int documents, \

@@ -95,13 +95,13 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
     return (context + least * SPLITS - 1) / (least * SPLITS) * least;
 }
 
-// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns. A
-// block reads one split of the context, divided among its warps. A tile that does not contain all new tokens of its sequence has one split.
-// For tiles with several splits, blocks write partial results, and the block that finishes last merges them in order: `parts` [sequences,
-// key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest score and the
-// sum of powers; `arrived` [blocks, key heads · chunks], at the sequence's last block, is reset to zero. Grid (tiles + sequences · (splits
-// - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all tiles, then further splits. The
-//   start of a block is latency-bound, so it avoids divisions if a tile is one token.
+// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
+// A block reads one split of the context, divided among its warps. A tile that does not contain all new tokens of its sequence has one
+// split. For tiles with several splits, blocks write partial results, and the block that finishes last merges them in order: `parts`
+// [sequences, key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest
+// score and the sum of powers; `arrived` [blocks, key heads · chunks], at the sequence's last block, is reset to zero.
+// Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
+// tiles, then further splits. The start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N> __device__ __forceinline__ void attend(X* o, float* parts, float* stats, int* arrived, const X* qkv, const KV* cache,
                                                         const float* scale_inv, Batch batch, int tokens, int group, int most, int dim,
                                                         int together, int most_splits, int rounds, float scale) {
