@@ -95,7 +95,7 @@ pub struct Context<'a> {
 
 /// New tokens of many sequences, whose keys and values join those in a cache.
 pub struct PagedPass<'a> {
-    /// The cache of each attention layer, as [`Description::caches`](crate::param::Description::caches) lists them.
+    /// The cache of each attention layer, as [`Description::attention`](crate::param::Description::attention) lists them.
     pub layers: &'a mut [KvBlocks],
     /// Where the tokens belong.
     pub batch: PagedBatch<'a>,

@@ -63,6 +63,11 @@ impl Error {
     /// The exit code of a process whose group of ranks has failed.
     pub const RANKS: u8 = 5;
 
+    /// The error of ranks that must be equal and differ, as `message` says; its exit code is [`Error::RANKS`].
+    pub fn diverged(message: String) -> Error {
+        ottava_tensor::Error::Ranks { fault: ottava_tensor::RankFault::Desync, message, recent: Vec::new() }.into()
+    }
+
     /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
     ///
     /// An error of this crate inside of a system error, such as [`Error::Cancelled`], is unwrapped.

@@ -1,12 +1,12 @@
 //! An HTTP server for completions and chats, in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>) with the
 //! fields that users of vLLM send.
 //!
-//! The engine runs on a thread of its own ([`worker`]) and takes requests through a channel, so all requests share its batches
-//! ([`schedule`]). A request becomes one or several completions ([`choice`]), whose events come back through one channel and are answered
-//! in one of two forms ([`answer`]); dropping it cancels them.
+//! The engine runs on a thread of its own (`worker`) and takes requests through a channel, so all requests share its batches
+//! (`schedule`). A request becomes one or several completions (`choice`), whose events come back through one channel and are answered
+//! in one of two forms (`answer`); dropping it cancels them.
 //!
-//! Clients are not trusted. [`connections`] bounds their number and the time that they take, [`intake`] the memory of bodies, [`body`] and
-//! [`params`] the lists in them, all before work is done for them.
+//! Clients are not trusted. `connections` bounds their number and the time that they take, `intake` the memory of bodies, `body` and
+//! `params` the lists in them, all before work is done for them.
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,8 +1,8 @@
 //! The ranks of a run: agreements of all ranks, and the groups over which tensors are reduced.
 
 use crate::error::{Error, Result};
+use ottava_tensor::Device;
 use ottava_tensor::comm::{Axis, Group, Mesh, MeshShape, Stopper, Traffic};
-use ottava_tensor::{Device, RankFault};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -133,7 +133,7 @@ impl DataParallel {
             text(0),
             text(rank)
         );
-        Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
+        Err(Error::diverged(message))
     }
 
     /// The elementwise sums of `numbers` over the ranks that are `sharing` them.

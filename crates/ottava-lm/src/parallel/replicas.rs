@@ -1,11 +1,10 @@
 //! Checks that replicas of weights, optimizer states and scales are equal on all ranks.
 
 use super::{DataParallel, Partition, Shared};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::models::Decoder;
 use crate::optim::{Optimizer, optimizer_tensors};
 use crate::scaling::ScalingState;
-use ottava_tensor::RankFault;
 use ottava_tensor::ops::checksums;
 
 impl Partition {
@@ -60,6 +59,6 @@ impl DataParallel {
             replicas.ranks()[rank],
             replicas.ranks()[0]
         );
-        Err(ottava_tensor::Error::Ranks { fault: RankFault::Desync, message, recent: Vec::new() }.into())
+        Err(Error::diverged(message))
     }
 }

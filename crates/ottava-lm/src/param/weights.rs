@@ -8,7 +8,7 @@ use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled, scaled_by, spl
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
 /// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
-/// [`Weights::fill`].
+/// [`Param::load`](super::Param::load).
 pub struct Weights {
     /// The shape of the whole parameter; `value` and `master` may be a slice of it.
     shape: Vec<usize>,
@@ -57,7 +57,7 @@ impl Weights {
         self.masters
     }
 
-    /// The scope for the memory of the F32 values passed to [`Weights::fill`], which may become the master.
+    /// The scope for the memory of the F32 values passed to [`Param::load`](super::Param::load), which may become the master.
     pub(super) fn scope_of_full(&self) -> &'static str {
         if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { WEIGHTS }
     }
@@ -103,12 +103,12 @@ impl Weights {
         Ok(())
     }
 
-    /// Whether [`Weights::fill`] has been called.
+    /// Whether [`Param::load`](super::Param::load) has been called.
     pub(super) fn are_loaded(&self) -> bool {
         self.value.is_some() || self.master.is_some()
     }
 
-    /// Stores the master, if there is one, in host memory from [`Weights::fill`] on.
+    /// Stores the master, if there is one, in host memory from [`Param::load`](super::Param::load) on.
     pub fn offload_master(&mut self) {
         self.offloads_master = true;
     }

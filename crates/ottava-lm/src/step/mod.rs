@@ -209,7 +209,7 @@ impl TrainStep {
             all.iter().position(|&[_, norm]| norm != grad_norm && !(norm.is_nan() && grad_norm.is_nan()))
         {
             let (name, here, there) = ("gradient norm", grad_norm, all[rank][1]);
-            return Err(Error::NonFinite(format!(
+            return Err(Error::diverged(format!(
                 "ranks have diverged: the {name} is {here} on rank {} and {there} on rank {rank}; resume from the last checkpoint",
                 self.partition.ranks().rank()
             )));

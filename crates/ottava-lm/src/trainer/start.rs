@@ -74,7 +74,7 @@ const LOCK: &str = ".lock";
 
 /// The folder of a run, held for this process: no other one trains into it.
 ///
-/// Dropped before [`RunLock::keep`], it removes the folders that it has made, unless they hold files.
+/// Dropped before the run has started, it removes the folders that it has made, unless they hold files.
 pub struct RunLock {
     file: File,
     path: PathBuf,

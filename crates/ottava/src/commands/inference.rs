@@ -21,7 +21,7 @@ pub struct Inference {
     /// that the run kept in high precision stay in it.
     #[arg(long)]
     recipe: Option<RecipeName>,
-    /// Change a setting of [precision], as `train` does: a dotted path, or a bare key that is unique.
+    /// Change a setting of `[precision]`, as `train` does: a dotted path, or a bare key that is unique.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// A PEFT folder with an adapter of the model, or a run that trained one, for its newest checkpoint.

@@ -38,7 +38,7 @@ pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
 /// Joins the group of `rendezvous`. Returns when all ranks have joined.
 ///
 /// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks if a rank has not joined within
-/// [`Limits::join`], ends, or differs in size or identity; the message names it. A rank with a different secret is the only one to get that
+/// [`Limits::join`](super::Limits::join), ends, or differs in size or identity; the message names it. A rank with a different secret is the only one to get that
 /// error. Errors with [`Error::Io`] when rank 0 cannot listen at the address.
 pub fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let Rendezvous { rank, size, ref address, .. } = *rendezvous;
